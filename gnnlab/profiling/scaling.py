@@ -1,0 +1,337 @@
+"""How the time of a model grows: with nodes, edges, layers, encodings, degree distribution.
+
+    result = run_node_scaling(model_factory, num_nodes_list=[100, 500, 1000, 2000])
+    print(result.fit)            # t = 0.31 ms + 2.1e-05 ms x nodes^1.46 (exponent 1.21 to 1.71)
+    print(result.held_out)       # what the fit said of the largest size, and what was measured there
+
+Every sweep of sizes keeps its largest one out of the fit, predicts it, then measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import curve_fit
+from scipy.stats import t as student_t
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
+
+from . import timing
+from .context import call
+from .runtime import RuntimeStats, device_of
+
+Build = Callable[[Any], tuple[nn.Module, Any]]  # value of the parameter -> model, batch
+ModelFactory = Callable[..., nn.Module]
+
+_PE_TRANSFORMS = {
+    "lap": lambda dim: AddLaplacianEigenvectorPE(dim, attr_name="pe", is_undirected=True),
+    "rwse": lambda dim: AddRandomWalkPE(dim, attr_name="pe"),
+}
+
+
+@dataclass(frozen=True)
+class PowerFit:
+    """t(n) = offset_ms + scale_ms * n^exponent, fitted to the relative error; `exponent_ci` is its 95 % interval."""
+
+    offset_ms: float
+    scale_ms: float
+    exponent: float
+    exponent_ci: tuple[float, float]
+    residual: float  # relative standard deviation of the sizes around the curve
+    covariance: np.ndarray = field(repr=False)
+    reference: tuple[float, float] = field(repr=False)  # n and t that the parameters are scaled by
+    degrees_of_freedom: int = field(repr=False, default=1)
+
+    def predict(self, n: float) -> tuple[float, tuple[float, float]]:
+        """Time at size n in ms, and its 95 % prediction interval."""
+        parameters = self._parameters()
+        log_n = np.log(n / self.reference[0])
+        centre = float(_log_time(log_n, *parameters))
+        gradient = np.array(
+            [
+                (_log_time(log_n, *(parameters + step)) - _log_time(log_n, *(parameters - step))) / (2e-5)
+                for step in 1e-5 * np.eye(3)
+            ]
+        )
+        spread = np.sqrt(gradient @ self.covariance @ gradient + self.residual**2)
+        reach = student_t.ppf(0.975, self.degrees_of_freedom) * spread
+        t0 = self.reference[1]
+        return t0 * np.exp(centre), (t0 * float(np.exp(centre - reach)), t0 * float(np.exp(centre + reach)))
+
+    def _parameters(self) -> np.ndarray:
+        n0, t0 = self.reference
+        return np.array([self.offset_ms / t0, self.scale_ms * n0**self.exponent / t0, self.exponent])
+
+    def __str__(self) -> str:
+        low, high = self.exponent_ci
+        curve = f"t = {self.offset_ms:.3g} ms + {self.scale_ms:.3g} ms x n^{self.exponent:.2f}"
+        return f"{curve} (exponent {low:.2f} to {high:.2f})"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The largest size: predicted from the smaller ones, then measured."""
+
+    value: float
+    predicted_ms: float
+    interval_ms: tuple[float, float]
+    measured: RuntimeStats
+
+    @property
+    def inside(self) -> bool:
+        return self.interval_ms[0] <= self.measured.median <= self.interval_ms[1]
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted_ms / self.measured.median - 1
+
+    def __str__(self) -> str:
+        low, high = self.interval_ms
+        word = "inside" if self.inside else "outside"
+        return (
+            f"at {self.value:g}: predicted {self.predicted_ms:.3g} ms ({low:.3g} to {high:.3g}), "
+            f"measured {self.measured.median:.3g} ms, {word} the interval"
+        )
+
+
+@dataclass(frozen=True)
+class ScalingResult:
+    """Times over the values of one parameter. `fit` and `held_out` are None for named values (encodings, degrees)."""
+
+    parameter: str
+    parameter_values: tuple[Any, ...]
+    runtime_stats: tuple[RuntimeStats, ...]
+    fit: PowerFit | None = None
+    held_out: HeldOut | None = None
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a value, for a table or figure: parameter, value, median_ms, ci_low, ci_high, n."""
+        return [
+            {
+                "parameter": self.parameter,
+                "value": value,
+                "median_ms": stats.median,
+                "ci_low": stats.ci[0],
+                "ci_high": stats.ci[1],
+                "n": stats.num_runs,
+            }
+            for value, stats in zip(self.parameter_values, self.runtime_stats, strict=True)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"parameter": self.parameter, "points": self.rows()}
+        if self.fit:
+            out["exponent"], out["exponent_ci"] = self.fit.exponent, list(self.fit.exponent_ci)
+            out["formula"] = str(self.fit)
+        if self.held_out:
+            out["held_out"] = str(self.held_out)
+        return out
+
+
+def sweep(
+    parameter: str, values: Sequence[Any], build: Build, *, budget_s: float = 1.0, hold_out: bool = True
+) -> ScalingResult:
+    """Time the forward pass (inference mode) of `build(value)` at each value.
+
+    Numbers are fitted with a power law, the largest held out and predicted first; with fewer than four sizes there is
+    no fit and the notes say so. `budget_s` bounds each size.
+    """
+    values = tuple(values)
+    if not values:
+        raise ValueError(f"scaling over {parameter}: no values given; give at least one")
+    numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+    if numeric:
+        if min(values) <= 0 or len(set(values)) < len(values):
+            raise ValueError(f"scaling over {parameter}: {list(values)}; wanted positive values, each once")
+        values = tuple(sorted(values))
+    if not numeric or len(values) < 4:
+        notes = ("no exponent: it takes at least four sizes",) if numeric else ()
+        return ScalingResult(parameter, values, tuple(_time(build, v, budget_s) for v in values), notes=notes)
+    kept = values[:-1] if hold_out and len(values) > 4 else values
+    stats = [_time(build, v, budget_s) for v in kept]
+    fit = fit_power_law(kept, [s.median for s in stats])
+    held_out = None
+    if len(kept) < len(values):
+        predicted, interval = fit.predict(values[-1])
+        stats.append(_time(build, values[-1], budget_s))
+        held_out = HeldOut(values[-1], predicted, interval, stats[-1])
+    return ScalingResult(parameter, values, tuple(stats), fit, held_out)
+
+
+def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit:
+    """Fit offset + scale * n^exponent to the logarithm of the times, so that every size weighs the same.
+
+    From four sizes on; the intervals come from the scatter of the sizes around the curve (Student's t).
+    """
+    n, t = np.asarray(sizes, float), np.asarray(times_ms, float)
+    if len(n) < 4:
+        raise ValueError(f"{len(n)} sizes: a power law with an offset needs at least four")
+    n0, t0 = float(np.exp(np.log(n).mean())), float(np.exp(np.log(t).mean()))
+    x, y = np.log(n / n0), np.log(t / t0)
+    start = (t.min() / t0 / 2, 0.5, max(0.5, (y[-1] - y[0]) / (x[-1] - x[0])))
+    bounds = ([0, 1e-9, 0], [t.min() / t0 * 1.01, np.inf, 6])
+    found, covariance = curve_fit(_log_time, x, y, p0=start, bounds=bounds, maxfev=20_000)
+    freedom = max(1, len(n) - 3)
+    residual = float(np.sqrt(((y - _log_time(x, *found)) ** 2).sum() / freedom))
+    reach = student_t.ppf(0.975, freedom) * float(np.sqrt(max(covariance[2, 2], 0)))
+    exponent = float(found[2])
+    return PowerFit(
+        offset_ms=float(found[0] * t0),
+        scale_ms=float(found[1] * t0 / n0**exponent),
+        exponent=exponent,
+        exponent_ci=(exponent - reach, exponent + reach),
+        residual=residual,
+        covariance=covariance,
+        reference=(n0, t0),
+        degrees_of_freedom=freedom,
+    )
+
+
+def _log_time(log_n: Any, offset: float, scale: float, exponent: float) -> Any:
+    return np.log(np.maximum(offset, 0) + scale * np.exp(exponent * np.asarray(log_n)))
+
+
+def _time(build: Build, value: Any, budget_s: float) -> RuntimeStats:
+    model, batch = build(value)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            timed = timing.measure(lambda: call(model, batch), device=device_of(model), budget_s=budget_s)
+    finally:
+        model.train(was_training)
+    return RuntimeStats.of(list(timed.samples_ms))
+
+
+def generate_scaling_graphs(
+    num_nodes_list: Sequence[int], avg_degree: float = 5, feature_dim: int = 16, seed: int = 42
+) -> list[Data]:
+    """Undirected-looking random graphs, one a size: N nodes, N * avg_degree directed edges with uniform ends.
+
+    Returns Data with x (N, feature_dim) float32 and edge_index (2, E) int64.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    graphs = []
+    for n in num_nodes_list:
+        pairs = torch.randint(0, n, (2, round(n * avg_degree / 2)), generator=generator)
+        x = torch.randn(n, feature_dim, generator=generator)
+        graphs.append(Data(x=x, edge_index=torch.cat([pairs, pairs.flip(0)], dim=1)))
+    return graphs
+
+
+def run_node_scaling(
+    model_factory: ModelFactory,
+    num_nodes_list: Sequence[int] = (100, 500, 1000, 2000, 5000),
+    avg_degree: float = 5,
+    device: Any = "cpu",
+    feature_dim: int = 16,
+    budget_s: float = 1.0,
+) -> ScalingResult:
+    """`model_factory()` on random graphs of growing size at the same average degree."""
+    model = model_factory().to(device)
+
+    def build(n: int) -> tuple[nn.Module, Data]:
+        return model, generate_scaling_graphs([n], avg_degree, feature_dim)[0].to(device)
+
+    return sweep("nodes", num_nodes_list, build, budget_s=budget_s)
+
+
+def run_edge_scaling(
+    model_factory: ModelFactory,
+    num_edges_list: Sequence[int] = (1000, 2500, 5000, 10_000, 20_000),
+    num_nodes: int = 500,
+    device: Any = "cpu",
+    feature_dim: int = 16,
+    budget_s: float = 1.0,
+) -> ScalingResult:
+    """`model_factory()` on random graphs of the same nodes and growing numbers of directed edges."""
+    model = model_factory().to(device)
+
+    def build(edges: int) -> tuple[nn.Module, Data]:
+        return model, generate_scaling_graphs([num_nodes], edges / num_nodes, feature_dim)[0].to(device)
+
+    return sweep("edges", num_edges_list, build, budget_s=budget_s)
+
+
+def run_layer_scaling(
+    model_factory: ModelFactory,
+    num_layers_list: Sequence[int] = (2, 4, 6, 8, 12, 16),
+    num_nodes: int = 500,
+    device: Any = "cpu",
+    avg_degree: float = 5,
+    feature_dim: int = 16,
+    budget_s: float = 1.0,
+) -> ScalingResult:
+    """`model_factory(num_layers=...)` on one graph."""
+    graph = generate_scaling_graphs([num_nodes], avg_degree, feature_dim)[0].to(device)
+    return sweep(
+        "layers", num_layers_list, lambda n: (model_factory(num_layers=n).to(device), graph), budget_s=budget_s
+    )
+
+
+def run_pe_scaling(
+    model_factory: ModelFactory,
+    pe_configs: Sequence[Mapping[str, Any]] = (
+        {"name": "lap", "dim": 16},
+        {"name": "rwse", "dim": 16},
+        {"name": "none", "dim": 0},
+    ),
+    num_nodes: int = 500,
+    device: Any = "cpu",
+    avg_degree: float = 5,
+    feature_dim: int = 16,
+    budget_s: float = 1.0,
+) -> ScalingResult:
+    """`model_factory(pe_type=..., pe_dim=...)` with each encoding, computed beforehand and stored as `data.pe`."""
+    graph = generate_scaling_graphs([num_nodes], avg_degree, feature_dim)[0]
+
+    def build(name: str) -> tuple[nn.Module, Data]:
+        dim = dims[name]
+        transform = _PE_TRANSFORMS[name](dim) if name != "none" else Data.clone
+        return model_factory(pe_type=name, pe_dim=dim).to(device), transform(graph.clone()).to(device)
+
+    dims = {config["name"]: config["dim"] for config in pe_configs}
+    if unknown := dims.keys() - _PE_TRANSFORMS.keys() - {"none"}:
+        raise ValueError(f"positional encoding {sorted(unknown)}: known are {sorted(_PE_TRANSFORMS)} and 'none'")
+    return sweep("encoding", list(dims), build, budget_s=budget_s)
+
+
+class ScalingExperiment:
+    """All sweeps of one model factory; results by parameter in `results`."""
+
+    def __init__(self, model_factory: ModelFactory, device: Any = "cpu", **options: Any) -> None:
+        self.model_factory, self.device, self.options = model_factory, device, options
+        self.results: dict[str, ScalingResult] = {}
+
+    def run_node_scaling(self, **options: Any) -> ScalingResult:
+        return self._run(run_node_scaling, options)
+
+    def run_edge_scaling(self, **options: Any) -> ScalingResult:
+        return self._run(run_edge_scaling, options)
+
+    def run_layer_scaling(self, **options: Any) -> ScalingResult:
+        return self._run(run_layer_scaling, options)
+
+    def run_pe_scaling(self, **options: Any) -> ScalingResult:
+        return self._run(run_pe_scaling, options)
+
+    def _run(self, run: Callable[..., ScalingResult], options: Mapping[str, Any]) -> ScalingResult:
+        result = run(self.model_factory, device=self.device, **(self.options | dict(options)))
+        self.results[result.parameter] = result
+        return result
+
+    def print_summary(self) -> None:
+        for result in self.results.values():
+            print(f"{result.parameter}:")
+            for row in result.rows():
+                print(f"  {row['value']!s:>8}  {row['median_ms']:.3g} ms ({row['ci_low']:.3g} to {row['ci_high']:.3g})")
+            for line in (result.fit, result.held_out, *result.notes):
+                if line:
+                    print(f"  {line}")

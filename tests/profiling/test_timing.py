@@ -1,0 +1,219 @@
+"""Planted truth on a simulated clock: the lab sees a difference where there is one and none where there is none."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import Machine, ramp, step
+
+from gnnlab.profiling import timing
+from gnnlab.profiling.intervals import median_interval, percentile
+from gnnlab.profiling.parity import ParityError
+
+RUNS = 200
+MACHINES = {
+    "quiet": {"spread": 0.005, "spikes": 0.0},
+    "ordinary": {},
+    "noisy": {"spread": 0.08, "spikes": 0.15},
+    "slower by half in mid-run": {"drift": step(0.15, 1.5)},
+    "getting slower": {"drift": ramp(0.5, 2.0)},
+}
+
+
+def comparisons(conditions, candidate_ms, runs=RUNS):
+    for seed in range(runs):
+        machine = Machine(seed, **conditions)
+        yield timing.compare(
+            machine.form(1.0), machine.form(candidate_ms), clock=machine.clock, parity=None, seed=seed, budget_s=1.0
+        )
+
+
+@pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
+def test_a_form_against_itself_shows_no_difference_95_times_in_100(conditions):
+    assert np.mean([not c.difference_seen for c in comparisons(conditions, 1.0)]) >= 0.95
+
+
+@pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
+def test_a_form_slowed_by_a_tenth_is_found_95_times_in_100(conditions):
+    found = [c.difference_seen and c.ratio < 1 for c in comparisons(conditions, 1.1)]
+    assert np.mean(found) >= 0.95
+
+
+@pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
+def test_the_interval_of_the_ratio_holds_the_truth_95_times_in_100(conditions):
+    assert np.mean([c.ci[0] <= 1 / 1.3 <= c.ci[1] for c in comparisons(conditions, 1.3)]) >= 0.95
+
+
+def test_the_interval_of_a_single_form_holds_its_median_95_times_in_100():
+    held = []
+    for seed in range(RUNS):
+        machine = Machine(seed, spread=0.05, spikes=0.0)
+        low, high = timing.measure(machine.form(2.0), clock=machine.clock, budget_s=2.0).ci_ms
+        held.append(low <= 2.0 <= high)
+    assert np.mean(held) >= 0.95
+
+
+def test_drift_in_mid_run_is_noted_and_a_steady_machine_has_no_such_note():
+    drifting, steady = Machine(1, drift=step(0.35, 1.5)), Machine(1, spikes=0)
+    noted = timing.measure(drifting.form(1.0), clock=drifting.clock, budget_s=1.0, target=0.001)
+    silent = timing.measure(steady.form(1.0), clock=steady.clock, budget_s=1.0, target=0.001)
+    assert any("drift" in note for note in noted.notes)
+    assert not any("drift" in note for note in silent.notes)
+
+
+def test_noise_is_noted():
+    machine = Machine(2, spread=0.3)
+    timed = timing.measure(machine.form(1.0), clock=machine.clock, budget_s=0.2)
+    assert any("noisy" in note for note in timed.notes)
+    assert any("wanted" in note for note in timed.notes) and not timed.stable
+
+
+def test_sampling_stops_when_the_interval_is_narrow_enough_and_not_before():
+    quiet, noisy = Machine(3, spread=0.001, spikes=0), Machine(3, spread=0.1, spikes=0)
+    few = timing.measure(quiet.form(1.0), clock=quiet.clock, budget_s=60)
+    many = timing.measure(noisy.form(1.0), clock=noisy.clock, budget_s=60)
+    assert few.n == timing.FIRST_SAMPLES < many.n
+    assert few.stable and many.stable
+
+
+def test_the_budget_is_kept_and_one_sample_is_taken_however_small_it_is():
+    machine = Machine(4, spread=0.5)
+    timed = timing.measure(machine.form(100.0), clock=machine.clock, budget_s=1.0)
+    assert 1 <= timed.n < timing.FIRST_SAMPLES and machine.now < 3.5
+    machine = Machine(5)
+    assert timing.measure(machine.form(5000.0), clock=machine.clock, budget_s=0.1).n == 1
+
+
+def test_a_warm_up_is_waited_for():
+    machine = Machine(6, spread=0.002, spikes=0, drift=lambda t: 1 + 4 * math.exp(-t / 0.05))
+    timed = timing.measure(machine.form(1.0), clock=machine.clock, budget_s=3.0)
+    assert timed.warm_up_samples > 20 and timed.median_ms < 1.2
+    assert timed.first_call_ms > 3
+
+
+def test_short_forms_are_called_often_enough_for_the_clock_to_see_them():
+    machine = Machine(7)
+    timed = timing.measure(machine.form(1e-3), clock=machine.clock, budget_s=0.02)
+    assert 300 < timed.calls_per_sample < 1000
+    assert timed.median_ms == pytest.approx(1.05e-3, rel=0.1)
+
+
+def test_every_form_of_a_race_runs_once_in_each_round_in_varying_order():
+    machine, calls = Machine(8, spread=0.01), []
+
+    def named(name, ms):
+        run = machine.form(ms)
+        return lambda: (calls.append(name), run())[1]
+
+    race = timing.race(
+        named("base", 1), {"a": named("a", 1), "b": named("b", 2)}, clock=machine.clock, parity=None, budget_s=5
+    )
+    rounds = race["a"].n
+    tail = [tuple(calls[i : i + 3]) for i in range(len(calls) - 3 * rounds, len(calls), 3)]
+    assert all(sorted(r) == ["a", "b", "base"] for r in tail)
+    assert len(set(tail)) == 6  # every order occurs
+    assert race["b"].baseline is race["a"].baseline
+    assert race["b"].ratio == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_control_is_the_baseline_against_itself():
+    machine = Machine(9)
+    race = timing.race(machine.form(1), {"twice": machine.form(2)}, control=True, clock=machine.clock, parity=None)
+    assert list(race) == ["A/A", "twice"]
+    assert not race["A/A"].difference_seen and race["twice"].difference_seen
+
+
+def test_a_wrong_answer_is_never_timed():
+    calls = []
+    right, wrong = (lambda: torch.ones(3)), (lambda: (calls.append(1), torch.ones(3) * 1.001)[1])
+    with pytest.raises(ParityError, match=r"fast: outputs differ .* 1\.0\de-03") as error:
+        timing.race(right, {"fast": wrong})
+    assert len(calls) == 1 and "\n" not in str(error.value)
+
+
+def test_parity_is_recorded_beside_the_ratio():
+    race = timing.race(lambda: torch.ones(3), {"same": lambda: torch.ones(3) * (1 + 1e-6)}, budget_s=0.05)
+    assert race["same"].parity_error == pytest.approx(1e-6, rel=0.1)
+
+
+def test_garbage_collection_is_off_while_sampling_and_as_before_after_an_exception():
+    seen = []
+    timing.measure(lambda: seen.append(gc.isenabled()), budget_s=0.01)
+    assert seen[-1] is False and gc.isenabled()
+
+    def breaks():
+        if len(seen) > 10_000_000:
+            return
+        raise RuntimeError("in the form")
+
+    with pytest.raises(RuntimeError):
+        timing.measure(breaks)
+    assert gc.isenabled()
+
+
+def test_setup_is_not_timed_and_its_result_reaches_the_form():
+    machine, got = Machine(10, spread=0.001, spikes=0), []
+    slow_setup, form = machine.form(50), machine.form(1)
+    timed = timing.measure(
+        lambda made: (got.append(made), form())[1],
+        setup=lambda: (slow_setup(), "graph")[1],
+        clock=machine.clock,
+        budget_s=10,
+    )
+    assert timed.median_ms == pytest.approx(1, rel=0.01) and set(got) == {"graph"}
+    assert timed.calls_per_sample == 1
+
+
+def test_control_differences_are_percentages_one_a_repetition():
+    machine = Machine(11)
+    differences = timing.control_differences(machine.form(1), repeats=7, clock=machine.clock)
+    assert len(differences) == 7 and all(0 <= d < 20 for d in differences)
+
+
+def test_an_unknown_device_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="device 'tpu'"):
+        timing.measure(lambda: None, device="tpu")
+
+
+def test_a_race_without_runners_is_refused():
+    with pytest.raises(ValueError, match="no candidates"):
+        timing.race(lambda: None, {})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_work_is_waited_for():
+    a = torch.randn(4096, 4096, device="cuda")
+    one = timing.measure(lambda: a @ a, device="cuda", budget_s=0.5)
+    four = timing.measure(lambda: a @ a @ a @ a @ a, device="cuda", budget_s=0.5)
+    assert four.median_ms / one.median_ms == pytest.approx(4, rel=0.3)
+
+
+@pytest.mark.parametrize(("q", "floor"), [(90, 64), (95, 130), (99, 662)])
+def test_percentiles_need_their_samples(q, floor):
+    assert percentile(range(floor - 1), q) is None
+    assert percentile(range(floor), q) == pytest.approx(np.percentile(range(floor), q))
+
+
+def test_a_percentile_without_a_stated_floor_is_refused():
+    with pytest.raises(ValueError, match="sample floors"):
+        percentile(range(1000), 97)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=80))
+def test_the_interval_of_a_median_holds_the_median_and_stays_within_the_samples(samples):
+    low, high = median_interval(samples)
+    assert min(samples) <= low <= np.median(samples) * (1 + 1e-12) and np.median(samples) * (1 - 1e-12) <= high
+    assert high <= max(samples)
+
+
+@pytest.mark.parametrize("n", [10, 24, 60])
+def test_the_interval_of_a_median_covers_it_95_times_in_100_under_a_skewed_law(n):
+    random = np.random.default_rng(n)
+    truth = math.log(2)  # the median of the exponential law
+    held = [low <= truth <= high for low, high in (median_interval(random.exponential(size=n)) for _ in range(300))]
+    assert np.mean(held) >= 0.95
