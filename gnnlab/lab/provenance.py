@@ -44,6 +44,13 @@ def collect() -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "devices": devices(),
         "versions": versions(),
+        **state(),
+    }
+
+
+def state() -> dict[str, Any]:
+    """What of the environment changes while a notebook runs."""
+    return {
         "threads": _threads(),
         "load": [round(x, 2) for x in psutil.getloadavg()],
         "steal_percent": _steal_percent(),

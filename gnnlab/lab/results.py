@@ -7,7 +7,6 @@ published in `docs/result-file.schema.json`.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -215,6 +214,5 @@ def schema() -> dict[str, Any]:
     return ResultFile.model_json_schema()
 
 
-def finite(value: float) -> float | None:
-    """`value`, or None where JSON has no word for it."""
-    return value if math.isfinite(value) else None
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=1))

@@ -38,9 +38,10 @@ class RuntimeStats:
     median: float
     ci: tuple[float, float]  # 95 % interval of the median
     samples: tuple[float, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()  # what the reader should know: drift, noise, an interval too wide
 
     @classmethod
-    def of(cls, samples_ms: list[float]) -> RuntimeStats:
+    def of(cls, samples_ms: list[float], notes: tuple[str, ...] = ()) -> RuntimeStats:
         """Statistics of samples in ms."""
         x = np.asarray(samples_ms)
         return cls(
@@ -52,6 +53,7 @@ class RuntimeStats:
             median=float(np.median(x)),
             ci=median_interval(x),
             samples=tuple(x.tolist()),
+            notes=notes,
         )
 
     def percentile(self, q: int) -> float | None:
@@ -81,17 +83,22 @@ class RuntimeStats:
 def benchmark_function(
     fn: Callable[..., Any],
     *args: Any,
-    num_runs: int = 100,
+    num_runs: int | None = 100,
     warmup_runs: int = 10,
+    budget_s: float = 1.0,
     device: Any = "cpu",
     setup: Callable[[], Any] | None = None,
     **kwargs: Any,
 ) -> RuntimeStats:
     """Time `fn(*args, **kwargs)`: `warmup_runs` calls that do not count, then `num_runs` that do.
 
-    With `setup`, each run calls `fn(setup(), *args, **kwargs)` and the set-up is not timed. `device` is synchronized
-    around each run. For an adaptive number of runs see `timing.measure`.
+    With `num_runs=None`, `timing.measure` decides: until it is warm, then until the interval of the median is within
+    2 % or `budget_s` is spent. With `setup`, each run calls `fn(setup(), *args, **kwargs)` and the set-up is not timed.
+    `device` is synchronized around each run.
     """
+    if num_runs is None:
+        timed = timing.measure(lambda *made: fn(*made, *args, **kwargs), setup=setup, device=device, budget_s=budget_s)
+        return RuntimeStats.of(list(timed.samples_ms), timed.notes)
     if num_runs < 1 or warmup_runs < 0:
         raise ValueError(
             f"num_runs={num_runs}, warmup_runs={warmup_runs}: wanted at least 1 run and no negative warm-up"
@@ -102,18 +109,28 @@ def benchmark_function(
     return RuntimeStats.of(samples)
 
 
-def profile_forward(model: nn.Module, batch: Any, num_runs: int = 100, warmup_runs: int = 10) -> RuntimeStats:
-    """Time the forward pass in inference mode; the model's train or eval mode is left as it is."""
+def profile_forward(
+    model: nn.Module, batch: Any, num_runs: int | None = 100, warmup_runs: int = 10, **options: Any
+) -> RuntimeStats:
+    """Time the forward pass in inference mode; the model's train or eval mode is left as it is.
+
+    Options of this and the next two go to `benchmark_function`.
+    """
 
     def forward() -> Any:
         with torch.inference_mode():
             return call(model, batch)
 
-    return benchmark_function(forward, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model))
+    return benchmark_function(forward, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model), **options)
 
 
 def profile_backward(
-    model: nn.Module, batch: Any, loss_fn: Loss | None = None, num_runs: int = 100, warmup_runs: int = 10
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Loss | None = None,
+    num_runs: int | None = 100,
+    warmup_runs: int = 10,
+    **options: Any,
 ) -> RuntimeStats:
     """Time the backward pass alone: each run gets a fresh graph, whose forward pass is not timed.
 
@@ -127,6 +144,7 @@ def profile_backward(
             num_runs=num_runs,
             warmup_runs=warmup_runs,
             device=device_of(model),
+            **options,
         )
 
 
@@ -135,8 +153,9 @@ def profile_training_step(
     batch: Any,
     optimizer: torch.optim.Optimizer | None = None,
     loss_fn: Loss | None = None,
-    num_runs: int = 100,
+    num_runs: int | None = 100,
     warmup_runs: int = 10,
+    **options: Any,
 ) -> RuntimeStats:
     """Time a whole step: zero gradients, forward, loss, backward, optimizer (plain Adam unless given).
 
@@ -150,7 +169,7 @@ def profile_training_step(
             _loss(model, batch, loss_fn).backward()
             step_optimizer.step()
 
-        return benchmark_function(step, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model))
+        return benchmark_function(step, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model), **options)
 
 
 def profile_pe_computation(pe_transform: Callable[[Any], Any], data: Any, num_runs: int = 10) -> RuntimeStats:
@@ -161,19 +180,20 @@ def profile_pe_computation(pe_transform: Callable[[Any], Any], data: Any, num_ru
 class RuntimeProfiler:
     """Forward pass, backward pass and training step of one model."""
 
-    def __init__(self, model: nn.Module, device: Any = None, num_runs: int = 100, warmup_runs: int = 10) -> None:
+    def __init__(
+        self, model: nn.Module, device: Any = None, num_runs: int | None = 100, warmup_runs: int = 10, **options: Any
+    ) -> None:
         self.model = model if device is None else model.to(device)
-        self.num_runs, self.warmup_runs = num_runs, warmup_runs
+        self.options = {"num_runs": num_runs, "warmup_runs": warmup_runs} | options
 
     def profile_all(
         self, batch: Any, optimizer: torch.optim.Optimizer | None = None, loss_fn: Loss | None = None
     ) -> dict[str, RuntimeStats]:
         """Stats under "forward", "backward" and "training_step"; the last two only if there is anything to train."""
-        runs = {"num_runs": self.num_runs, "warmup_runs": self.warmup_runs}
-        stats = {"forward": profile_forward(self.model, batch, **runs)}
+        stats = {"forward": profile_forward(self.model, batch, **self.options)}
         if any(p.requires_grad for p in self.model.parameters()):
-            stats["backward"] = profile_backward(self.model, batch, loss_fn, **runs)
-            stats["training_step"] = profile_training_step(self.model, batch, optimizer, loss_fn, **runs)
+            stats["backward"] = profile_backward(self.model, batch, loss_fn, **self.options)
+            stats["training_step"] = profile_training_step(self.model, batch, optimizer, loss_fn, **self.options)
         return stats
 
 

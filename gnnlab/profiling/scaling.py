@@ -15,18 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import curve_fit
+from scipy.optimize import nnls
+from scipy.stats import f as f_distribution
 from scipy.stats import t as student_t
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
 
-from . import timing
-from .context import call
-from .runtime import RuntimeStats, device_of
+from .runtime import RuntimeStats, profile_forward
 
 Build = Callable[[Any], tuple[nn.Module, Any]]  # value of the parameter -> model, batch
 ModelFactory = Callable[..., nn.Module]
+
+_EXPONENTS = np.arange(0, 6.005, 0.01)
 
 _PE_TRANSFORMS = {
     "lap": lambda dim: AddLaplacianEigenvectorPE(dim, attr_name="pe", is_undirected=True),
@@ -43,29 +44,16 @@ class PowerFit:
     exponent: float
     exponent_ci: tuple[float, float]
     residual: float  # relative standard deviation of the sizes around the curve
-    covariance: np.ndarray = field(repr=False)
-    reference: tuple[float, float] = field(repr=False)  # n and t that the parameters are scaled by
-    degrees_of_freedom: int = field(repr=False, default=1)
+    degrees_of_freedom: int
+    plausible: np.ndarray = field(repr=False)  # (k, 3) offset, scale, exponent of every curve within the interval
 
     def predict(self, n: float) -> tuple[float, tuple[float, float]]:
-        """Time at size n in ms, and its 95 % prediction interval."""
-        parameters = self._parameters()
-        log_n = np.log(n / self.reference[0])
-        centre = float(_log_time(log_n, *parameters))
-        gradient = np.array(
-            [
-                (_log_time(log_n, *(parameters + step)) - _log_time(log_n, *(parameters - step))) / (2e-5)
-                for step in 1e-5 * np.eye(3)
-            ]
-        )
-        spread = np.sqrt(gradient @ self.covariance @ gradient + self.residual**2)
-        reach = student_t.ppf(0.975, self.degrees_of_freedom) * spread
-        t0 = self.reference[1]
-        return t0 * np.exp(centre), (t0 * float(np.exp(centre - reach)), t0 * float(np.exp(centre + reach)))
-
-    def _parameters(self) -> np.ndarray:
-        n0, t0 = self.reference
-        return np.array([self.offset_ms / t0, self.scale_ms * n0**self.exponent / t0, self.exponent])
+        """Time at size n in ms, and its 95 % prediction interval: all plausible curves, widened by the scatter."""
+        offset, scale, exponent = self.plausible.T
+        curves = offset + scale * n**exponent
+        reach = 1 + student_t.ppf(0.975, self.degrees_of_freedom) * self.residual
+        middle = self.offset_ms + self.scale_ms * n**self.exponent
+        return middle, (float(curves.min() / reach), float(curves.max() * reach))
 
     def __str__(self) -> str:
         low, high = self.exponent_ci
@@ -166,36 +154,35 @@ def sweep(
 
 
 def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit:
-    """Fit offset + scale * n^exponent to the logarithm of the times, so that every size weighs the same.
+    """Fit offset + scale * n^exponent, neither negative, so that every size weighs the same (relative errors).
 
-    From four sizes on; the intervals come from the scatter of the sizes around the curve (Student's t).
+    For each exponent from 0 to 6 the two others follow by non-negative least squares. The interval holds every exponent
+    whose sum of squares the F test does not tell from the best (a profile likelihood). From four sizes on.
     """
     n, t = np.asarray(sizes, float), np.asarray(times_ms, float)
     if len(n) < 4:
         raise ValueError(f"{len(n)} sizes: a power law with an offset needs at least four")
-    n0, t0 = float(np.exp(np.log(n).mean())), float(np.exp(np.log(t).mean()))
-    x, y = np.log(n / n0), np.log(t / t0)
-    start = (t.min() / t0 / 2, 0.5, max(0.5, (y[-1] - y[0]) / (x[-1] - x[0])))
-    bounds = ([0, 1e-9, 0], [t.min() / t0 * 1.01, np.inf, 6])
-    found, covariance = curve_fit(_log_time, x, y, p0=start, bounds=bounds, maxfev=20_000)
     freedom = max(1, len(n) - 3)
-    residual = float(np.sqrt(((y - _log_time(x, *found)) ** 2).sum() / freedom))
-    reach = student_t.ppf(0.975, freedom) * float(np.sqrt(max(covariance[2, 2], 0)))
-    exponent = float(found[2])
+    centre = float(np.exp(np.log(n).mean()))  # keeps the columns of the same magnitude
+    curves, squares = [], []
+    for exponent in _EXPONENTS:
+        columns = np.stack([1 / t, (n / centre) ** exponent / t], axis=1)
+        (offset, scale), distance = nnls(columns, np.ones_like(t))
+        curves.append((offset, scale / centre**exponent, exponent))
+        squares.append(distance**2)
+    table, squares = np.asarray(curves), np.asarray(squares)
+    best = int(squares.argmin())
+    limit = squares[best] * (1 + f_distribution.ppf(0.95, 1, freedom) / freedom) + 1e-12
+    plausible = table[squares <= limit]
     return PowerFit(
-        offset_ms=float(found[0] * t0),
-        scale_ms=float(found[1] * t0 / n0**exponent),
-        exponent=exponent,
-        exponent_ci=(exponent - reach, exponent + reach),
-        residual=residual,
-        covariance=covariance,
-        reference=(n0, t0),
+        offset_ms=float(table[best, 0]),
+        scale_ms=float(table[best, 1]),
+        exponent=float(table[best, 2]),
+        exponent_ci=(float(plausible[:, 2].min()), float(plausible[:, 2].max())),
+        residual=float(np.sqrt(squares[best] / freedom)),
         degrees_of_freedom=freedom,
+        plausible=plausible,
     )
-
-
-def _log_time(log_n: Any, offset: float, scale: float, exponent: float) -> Any:
-    return np.log(np.maximum(offset, 0) + scale * np.exp(exponent * np.asarray(log_n)))
 
 
 def _time(build: Build, value: Any, budget_s: float) -> RuntimeStats:
@@ -203,11 +190,9 @@ def _time(build: Build, value: Any, budget_s: float) -> RuntimeStats:
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
-            timed = timing.measure(lambda: call(model, batch), device=device_of(model), budget_s=budget_s)
+        return profile_forward(model, batch, num_runs=None, budget_s=budget_s)
     finally:
         model.train(was_training)
-    return RuntimeStats.of(list(timed.samples_ms))
 
 
 def generate_scaling_graphs(

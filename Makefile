@@ -1,0 +1,51 @@
+# gnnlab. `make help` lists the targets; each sets up .venv first, and only when its inputs changed.
+PYTHON ?= python3.11
+ifeq ($(shell command -v $(PYTHON) 2>/dev/null),)
+PYTHON := python3
+endif
+PARAMS ?= quick
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup run report test slow lint format lab clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## install everything into .venv
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v == (3, 11) else f"gnnlab needs Python 3.11, {sys.executable} is {v[0]}.{v[1]}; run: make PYTHON=/path/to/python3.11")'
+	@echo "setting up .venv (a minute or two, 2 GB) ..."
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[test]'
+	@touch $(READY)
+
+run: $(READY)  ## run every notebook with PARAMS (quick) and render the site
+	$(BIN)/gnnlab run --params $(PARAMS)
+
+report: $(READY)  ## render the site again from the results
+	$(BIN)/gnnlab report --params $(PARAMS)
+
+test: $(READY)  ## run pytest, nbval included
+	$(BIN)/pytest -q -m "not slow"
+
+slow: $(READY)  ## run the tests that take minutes
+	$(BIN)/pytest -q -m slow
+
+lint: $(READY)  ## check code and notebooks: ruff, and no stored outputs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/nbstripout --keep-count --verify notebooks/*.ipynb
+
+format: $(READY)  ## mend what lint complains of
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/nbstripout --keep-count notebooks/*.ipynb
+
+lab: $(READY)  ## open JupyterLab in notebooks/
+	$(BIN)/jupyter lab --notebook-dir=. notebooks/01_profile_bottlenecks.ipynb
+
+clean:  ## remove .venv and caches; outputs stay
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info

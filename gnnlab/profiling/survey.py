@@ -1,0 +1,172 @@
+"""The same profile of several workloads, as tables: what notebooks and the command line show side by side.
+
+A subject is anything with `label`, `model` and `batch`; every function here takes a list of them and gives a frame
+with the column `workload`. Models are in eval mode, without dropout and under a fixed seed while they are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+from torch import nn
+
+from . import findings as detectors
+from .context import ProfilingContext, call
+from .counting import Count, count
+from .flops import FLOPsEstimator
+from .memory import get_memory_breakdown
+from .operators import OperatorProfile, profile_operators
+from .roofline import Ceilings, bound_ms
+from .runtime import RuntimeProfiler, RuntimeStats
+
+PHASES = ("forward", "backward", "training_step")
+
+
+class Subject(Protocol):
+    label: str
+    model: nn.Module
+    batch: Any
+
+
+def times(
+    subjects: Sequence[Subject], *, num_runs: int | None = None, warmup_runs: int = 10, budget_s: float = 1.0
+) -> pd.DataFrame:
+    """Forward pass, backward pass and training step: workload, phase, median_ms, ci_low, ci_high, n, notes, stats.
+
+    `num_runs=None` samples until the interval is within 2 % or `budget_s` is spent, for each row.
+    """
+    options = {"num_runs": num_runs, "warmup_runs": warmup_runs, "budget_s": budget_s}
+    rows = []
+    for subject in subjects:
+        with ProfilingContext(subject.model):
+            stats = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
+        rows += [_time_row(subject.label, phase, stats[phase]) for phase in PHASES if phase in stats]
+    return pd.DataFrame(rows)
+
+
+def _time_row(label: str, phase: str, stats: RuntimeStats) -> dict[str, Any]:
+    low, high = stats.ci
+    return {
+        "workload": label,
+        "phase": phase.replace("_", " "),
+        "median_ms": stats.median,
+        "ci_low": low,
+        "ci_high": high,
+        "n": stats.num_runs,
+        "notes": "; ".join(stats.notes),
+        "stats": stats,
+    }
+
+
+def operators(
+    subjects: Sequence[Subject], *, runs: int = 20, trace_folder: Path | None = None
+) -> dict[str, OperatorProfile]:
+    """The operator profile of each workload, by label; traces are written as `<label>.json.gz` if a folder is given."""
+    profiles = {}
+    for subject in subjects:
+        trace = None if trace_folder is None else Path(trace_folder) / f"{_file_name(subject.label)}.json.gz"
+        with ProfilingContext(subject.model):
+            profiles[subject.label] = profile_operators(subject.model, subject.batch, runs=runs, trace=trace)
+    return profiles
+
+
+def top_operators(profiles: Mapping[str, OperatorProfile], k: int = 5) -> pd.DataFrame:
+    """The k operators with the largest share in each profile, in percent of the operators' time."""
+    frames = [profile.top(k).assign(workload=label) for label, profile in profiles.items()]
+    table = pd.concat(frames, ignore_index=True)
+    percent = {name: table[name] * 100 for name in ("share", "share_low", "share_high")}
+    return table.assign(**percent)
+
+
+def top_modules(profiles: Mapping[str, OperatorProfile], k: int = 6) -> pd.DataFrame:
+    """The k modules with the largest own share in each profile, in percent."""
+    frames = [
+        profile.modules.sort_values("share", ascending=False).head(k).assign(workload=label)
+        for label, profile in profiles.items()
+    ]
+    table = pd.concat(frames, ignore_index=True)
+    names = [path or "(the model itself)" for path in table["module"]]
+    return table.assign(module=names, **{n: table[n] * 100 for n in ("share", "share_low", "share_high")})
+
+
+def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
+    """A row for each workload and part: workload, part, mib (MiB)."""
+    rows = []
+    for subject in subjects:
+        with ProfilingContext(subject.model):
+            parts = get_memory_breakdown(subject.model, subject.batch)
+        rows += [
+            {"workload": subject.label, "part": part.replace("_", " "), "mib": size} for part, size in parts.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def counts(subjects: Sequence[Subject]) -> dict[str, Count]:
+    """What one forward pass of each workload computes and moves, by label."""
+    found = {}
+    for subject in subjects:
+        with ProfilingContext(subject.model):
+            found[subject.label] = count(subject.model, subject.batch)
+    return found
+
+
+def against_the_roof(counted: Mapping[str, Count], timed: pd.DataFrame, ceilings: Ceilings) -> pd.DataFrame:
+    """Each forward pass beside its limit on this machine.
+
+    Columns: workload, gflop, mb (10^6 bytes moved at least), flops_per_byte, measured_ms, gflop_s, bound_ms, reached
+    (share of the limit, low and high from the interval of the time), coverage (share of the bytes that were counted).
+    """
+    forward = timed[timed["phase"] == "forward"].set_index("workload")
+    rows = []
+    for label, counts_ in counted.items():
+        time = forward.loc[label]
+        bound = bound_ms(counts_, ceilings)
+        rows.append(
+            {
+                "workload": label,
+                "gflop": counts_.flops / 1e9,
+                "mb": counts_.bytes / 1e6,
+                "flops_per_byte": counts_.flops / max(counts_.bytes, 1),
+                "measured_ms": time["median_ms"],
+                "gflop_s": counts_.flops / time["median_ms"] / 1e6,
+                "bound_ms": bound,
+                "reached": bound / time["median_ms"],
+                "reached_low": bound / time["ci_high"],
+                "reached_high": bound / time["ci_low"],
+                "coverage": counts_.coverage_bytes,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def findings(subjects: Sequence[Subject]) -> pd.DataFrame:
+    """What a reader would not think to ask: workload, kind, where, sentence."""
+    rows = [
+        {"workload": subject.label, "kind": found.kind, "where": found.where, "sentence": found.sentence}
+        for subject in subjects
+        for found in detectors.inspect(subject.model, subject.batch)
+    ]
+    return pd.DataFrame(rows, columns=["workload", "kind", "where", "sentence"])
+
+
+def deterministic_share(subjects: Sequence[Subject], runs: int = 10) -> float:
+    """Share of forward passes, over all subjects, whose output is bit-equal to the first under the same seed."""
+    return sum(detectors.deterministic_share(s.model, s.batch, runs=runs) for s in subjects) / len(subjects)
+
+
+def forward_form(subject: Subject) -> Callable[[], Any]:
+    """A function without arguments that runs the subject's forward pass; its model is put into eval mode."""
+    subject.model.eval()
+    return lambda: call(subject.model, subject.batch)
+
+
+def estimated_flops(subject: Subject, num_nodes: int, num_edges: int) -> Any:
+    """The closed formulas of document 001 for a subject whose model they describe."""
+    return FLOPsEstimator(subject.model).estimate(num_nodes=num_nodes, num_edges=num_edges)
+
+
+def _file_name(label: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in label)

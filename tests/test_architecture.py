@@ -1,0 +1,140 @@
+"""The house stands as drawn: who imports whom, what is declared, what notebooks may hold."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "gnnlab"
+ALLOWED = {
+    "workloads": {"workloads"},
+    "profiling": {"profiling"},
+    "optimize": {"optimize", "workloads", "profiling"},
+    "stages": {"stages", "optimize", "workloads", "profiling"},
+    "lab": {"lab", "profiling"},
+}
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def imports(path):
+    """Absolute names of the modules that a file imports, relative ones resolved."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            module = ".".join(base + ([node.module] if node.module else []))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_imports_only_what_the_house_allows(room):
+    for path in (PACKAGE / room).rglob("*.py"):
+        for name in imports(path):
+            if name.startswith("gnnlab."):
+                assert name.split(".")[1] in ALLOWED[room] | {"__version__"}, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_every_imported_package_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.match(r"[\w-]+", d)[0].lower().replace("_", "-") for d in project["dependencies"]}
+    owners = packages_distributions()
+    for path in PACKAGE.rglob("*.py"):
+        for name in {n.split(".")[0] for n in imports(path)} - {"gnnlab", "__future__"} - sys.stdlib_module_names:
+            distributions = {d.lower().replace("_", "-") for d in owners.get(name, [name])}
+            assert distributions & declared, f"{path.relative_to(ROOT)} imports {name}, which pyproject.toml lacks"
+
+
+def test_help_answers_without_loading_anything_heavy():
+    code = (
+        "import sys, gnnlab.cli\n"
+        "try: gnnlab.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'openvino', 'papermill', 'matplotlib', 'pandas', 'numpy', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_is_thin(path):
+    cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    assert len(cells) <= 17
+    for cell in cells:
+        source = "".join(cell["source"])
+        assert len(source.splitlines()) <= 16, source
+        for node in ast.walk(ast.parse(source)):
+            assert not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.If)), source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_parameter_set_of_a_notebook_passes_its_own_check(path):
+    from gnnlab.lab import parameters
+
+    declared = parameters.declared(path)
+    sets = list(ROOT.glob(f"params/*/{path.stem}.yaml"))
+    assert ROOT / "params" / "quick" / f"{path.stem}.yaml" in sets
+    for file in sets:
+        values = parameters.check(parameters.load_yaml(file), declared)
+        assert values["output_dir"] == f"outputs/{file.parent.name}", file
+
+
+def test_conda_and_pip_install_the_same():
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
+    pip = next(d["pip"] for d in conda if isinstance(d, dict))
+    assert "--constraint constraints.txt" in pip and "--editable .[test]" in pip
+    assert "python=3.11" in conda
+
+
+def pinned():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.lower().replace("_", "-").split("==") for line in lines if "==" in line)
+
+
+def test_every_installed_package_has_the_version_that_constraints_pin():
+    """Follows the requirements of gnnlab[test] as installed here; a package missing from constraints.txt fails too."""
+    from importlib.metadata import distribution
+
+    from packaging.requirements import Requirement
+
+    pins, seen, todo = pinned(), set(), [("gnnlab", "test")]
+    while todo:
+        name, extra = todo.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        installed = distribution(name)
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key != "gnnlab":
+            assert key in {re.sub(r"[-_.]+", "-", p) for p in pins}, f"{name} is not pinned"
+            version = next(v for p, v in pins.items() if re.sub(r"[-_.]+", "-", p) == key)
+            assert installed.version.split("+")[0] == version, f"{name} {installed.version} installed, {version} pinned"
+        for text in installed.requires or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                todo += [(requirement.name, ""), *((requirement.name, e) for e in requirement.extras)]
+
+
+def test_direct_dependencies_of_the_project_are_pinned_within_their_ranges():
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = {re.sub(r"[-_.]+", "-", name): version for name, version in pinned().items()}
+    for text in project["dependencies"] + project["optional-dependencies"]["test"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), text
+
+
+def test_no_pickle_is_ever_loaded():
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pickle\.loads?\(|allow_pickle=True|weights_only=False", text), path
