@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
+from IPython import get_ipython
 from IPython.display import HTML, Markdown, display
 
 from gnnlab.profiling.intervals import median_interval
@@ -99,14 +101,27 @@ class Session:
         self.metrics[name] = quantity
         return measured
 
+    def measurements_of(self, timed: pd.DataFrame, *, device: str = "cpu") -> None:
+        """Record each row of a table of times: workload, phase and stats with `samples` (ms) and `notes`."""
+        for row in timed.itertuples():
+            name = f"{row.workload}: {row.phase}"
+            self.measurement(name, row.stats.samples, unit="ms", device=device, notes=row.stats.notes)
+
+    def metrics_of(self, table: pd.DataFrame, *, index: Sequence[str], columns: Mapping[str, str]) -> None:
+        """Record the columns named, with their units, of each row; `<column>_low` and `_high`, where there, are its
+        interval, and so are `ci_low` and `ci_high` of a table with one such column."""
+        for row in table.to_dict(orient="records"):
+            label = ", ".join(str(row[name]) for name in index)
+            for column, unit in columns.items():
+                low, high = (row.get(f"{column}_{end}", row.get(f"ci_{end}")) for end in ("low", "high"))
+                self.metric(f"{label}: {column}", row[column], unit, ci=None if low is None else (low, high))
+
     def unavailable(self, name: str, reason: str, *, device: str = "cpu", precision: str = "float32") -> None:
         """Record that something could not be measured here, and what it would need."""
         conditions = Conditions(
             processing_unit=device.upper(), device="none here", runtime="none", precision=precision, threads=1
         )
-        self.measurements.append(
-            Measurement(name=name, status="unavailable", reason=reason, conditions=conditions)
-        )
+        self.measurements.append(Measurement(name=name, status="unavailable", reason=reason, conditions=conditions))
 
     def metric(
         self,
@@ -143,13 +158,18 @@ class Session:
         """Show sentences that were computed from the numbers."""
         display(Markdown("\n\n".join(sentences)))
 
-    def show_claims(self) -> None:
-        """This notebook's rows of the ledger."""
-        rows = [
-            f"| {row.id} | {claims.format_range(row.claimed)} | {_measured(row)} | **{row.verdict.value}** | {row.why} |"
+    def claims_table(self) -> pd.DataFrame:
+        """This notebook's rows of the ledger, for a reader."""
+        return pd.DataFrame(
+            {
+                "claim": row.id,
+                "claimed": claims.format_range(row.claimed),
+                "measured here": _measured(row),
+                "verdict": row.verdict.value,
+                "why": row.why,
+            }
             for row in self.claims
-        ]
-        display(Markdown("\n".join(["| claim | claimed | measured here | verdict | why |", "|---|---|---|---|---|", *rows])))
+        )
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
         """Write the result file; returns its path. Raises `ResultError` when the disk refuses."""
@@ -170,10 +190,22 @@ class Session:
         results.write(self.path, result)
         return self.path
 
-    def skip(self, reason: str) -> Path:
-        """Write a result file that says why nothing could be measured here."""
+    def require_device(self, device: str) -> None:
+        """Go on if `device` ("cpu" or "cuda") is here; else skip the notebook and say what is missing."""
+        import torch
+
+        if device != "cpu" and not torch.cuda.is_available():
+            self.skip(f"no {device.upper()} device here: torch {torch.__version__} sees the CPU only")
+
+    def skip(self, reason: str) -> None:
+        """Write a result file that says why nothing can be measured here, and turn all later cells into nothing.
+
+        A missing device is a normal result, so the notebook comes to its end without an error (docs/decisions/0005).
+        """
         self.say(f"**Skipped:** {reason}")
-        return self.finish(Status.SKIPPED, reason)
+        self.finish(Status.SKIPPED, reason)
+        if shell := get_ipython():
+            shell.input_transformers_post.append(lambda lines: ["pass\n"])
 
 
 def need(folder: Path, notebook: str) -> ResultFile:
@@ -195,4 +227,3 @@ def _measured(row: ClaimRecord) -> str:
     value = f"{claims.format_value(row.measured)} {row.unit}"
     exact = row.ci is None or row.ci[0] == row.ci[1]
     return value if exact else f"{value} ({row.ci[0]:.4g} to {row.ci[1]:.4g}, n = {row.n})"
-

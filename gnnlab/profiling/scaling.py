@@ -30,8 +30,8 @@ ModelFactory = Callable[..., nn.Module]
 _EXPONENTS = np.arange(0, 6.005, 0.01)
 
 _PE_TRANSFORMS = {
-    "lap": lambda dim: AddLaplacianEigenvectorPE(dim, attr_name="pe", is_undirected=True),
-    "rwse": lambda dim: AddRandomWalkPE(dim, attr_name="pe"),
+    "lap": lambda dim: AddLaplacianEigenvectorPE(dim, is_undirected=True),
+    "rwse": AddRandomWalkPE,
 }
 
 
@@ -274,13 +274,19 @@ def run_pe_scaling(
     feature_dim: int = 16,
     budget_s: float = 1.0,
 ) -> ScalingResult:
-    """`model_factory(pe_type=..., pe_dim=...)` with each encoding, computed beforehand and stored as `data.pe`."""
+    """`model_factory(pe_type=..., pe_dim=...)` with each encoding, which is computed before anything is timed.
+
+    A model with a method `prepare(data)` adds its encoding itself; for others it is PyG's transform, stored under
+    PyG's names (`laplacian_eigenvector_pe`, `random_walk_pe`).
+    """
     graph = generate_scaling_graphs([num_nodes], avg_degree, feature_dim)[0]
 
     def build(name: str) -> tuple[nn.Module, Data]:
         dim = dims[name]
-        transform = _PE_TRANSFORMS[name](dim) if name != "none" else Data.clone
-        return model_factory(pe_type=name, pe_dim=dim).to(device), transform(graph.clone()).to(device)
+        model = model_factory(pe_type=name, pe_dim=max(dim, 1)).to(device)
+        own = getattr(model, "prepare", None)
+        transform = own or (_PE_TRANSFORMS[name](dim) if name != "none" else Data.clone)
+        return model, transform(graph.clone()).to(device)
 
     dims = {config["name"]: config["dim"] for config in pe_configs}
     if unknown := dims.keys() - _PE_TRANSFORMS.keys() - {"none"}:

@@ -7,9 +7,11 @@ with the column `workload`. Models are in eval mode, without dropout and under a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 from torch import nn
 
@@ -21,8 +23,18 @@ from .memory import get_memory_breakdown
 from .operators import OperatorProfile, profile_operators
 from .roofline import Ceilings, bound_ms
 from .runtime import RuntimeProfiler, RuntimeStats
+from .scaling import Build, ScalingResult, sweep
 
 PHASES = ("forward", "backward", "training_step")
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One sweep and what it was of."""
+
+    workload: str
+    parameter: str
+    result: ScalingResult
 
 
 class Subject(Protocol):
@@ -45,6 +57,19 @@ def times(
             stats = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
         rows += [_time_row(subject.label, phase, stats[phase]) for phase in PHASES if phase in stats]
     return pd.DataFrame(rows)
+
+
+def roofline_points(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `against_the_roof` as the points of a roofline figure."""
+    return pd.DataFrame(
+        {
+            "label": table["workload"],
+            "flops_per_byte": table["flops_per_byte"],
+            "gflop_s": table["gflop_s"],
+            "ci_low": table["gflop_s"] * table["reached_low"] / table["reached"],
+            "ci_high": table["gflop_s"] * table["reached_high"] / table["reached"],
+        }
+    )
 
 
 def _time_row(label: str, phase: str, stats: RuntimeStats) -> dict[str, Any]:
@@ -140,6 +165,58 @@ def against_the_roof(counted: Mapping[str, Count], timed: pd.DataFrame, ceilings
             }
         )
     return pd.DataFrame(rows)
+
+
+def sweeps(plan: Mapping[tuple[str, str], tuple[Sequence[Any], Build]], *, budget_s: float = 0.5) -> list[Swept]:
+    """Run every sweep of a plan: (workload, parameter) -> (values, builder). `budget_s` bounds each point."""
+    return [
+        Swept(workload, parameter, sweep(parameter, values, build, budget_s=budget_s))
+        for (workload, parameter), (values, build) in plan.items()
+    ]
+
+
+def sweep_points(swept: Sequence[Swept], *parameters: str) -> pd.DataFrame:
+    """The measured points of the sweeps over these parameters, one row each, with the columns of `ScalingResult.rows`
+    and `workload`."""
+    rows = [{"workload": s.workload, **row} for s in swept if s.parameter in parameters for row in s.result.rows()]
+    return pd.DataFrame(rows, columns=["workload", "parameter", "value", "median_ms", "ci_low", "ci_high", "n"])
+
+
+def sweep_curves(swept: Sequence[Swept], parameter: str, points: int = 60) -> pd.DataFrame | None:
+    """The fitted curves over `parameter` with their prediction intervals; None where nothing was fitted."""
+    rows = []
+    for s in swept:
+        if s.parameter == parameter and s.result.fit:
+            low, high = min(s.result.parameter_values), max(s.result.parameter_values)
+            for value in np.geomspace(low, high, points):
+                predicted, interval = s.result.fit.predict(value)
+                row = {"workload": s.workload, "value": value, "median_ms": predicted}
+                rows.append(row | {"ci_low": interval[0], "ci_high": interval[1]})
+    return pd.DataFrame(rows) if rows else None
+
+
+def exponents(swept: Sequence[Swept]) -> pd.DataFrame:
+    """A row for each fitted sweep: workload, parameter, exponent, ci_low, ci_high, and the held-out largest size:
+    predicted_ms, predicted_low, predicted_high, measured_ms, inside."""
+    rows = []
+    for s in swept:
+        if s.result.fit is None:
+            continue
+        low, high = s.result.fit.exponent_ci
+        row = {"workload": s.workload, "parameter": s.parameter, "exponent": s.result.fit.exponent}
+        row |= {"ci_low": low, "ci_high": high}
+        if held := s.result.held_out:
+            row |= {"held_out": held.value, "predicted_ms": held.predicted_ms}
+            row |= {"predicted_low": held.interval_ms[0], "predicted_high": held.interval_ms[1]}
+            row |= {"measured_ms": held.measured.median, "inside": held.inside}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def named_points(swept: Sequence[Swept], *parameters: str) -> pd.DataFrame:
+    """Points of sweeps over named values, with values that read by themselves: "degrees: uniform"."""
+    points = sweep_points(swept, *parameters)
+    return points.assign(value=points["parameter"] + ": " + points["value"].astype(str))
 
 
 def findings(subjects: Sequence[Subject]) -> pd.DataFrame:

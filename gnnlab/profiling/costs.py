@@ -1,0 +1,235 @@
+"""What one operator call costs: floating-point operations, and bytes that it has to read and to write.
+
+The rules, with N the number of elements:
+
+- matrix products, convolutions, attention: torch's own formulas (2 m k n for a product); attention adds 5 per score;
+- softmax 5 N, normalization 5 N, GELU and other activations built from exp 4 N (the assumptions of document 001),
+  their backward passes 4 N, 10 N and 4 N;
+- other element-wise work and reductions 1 FLOP an element; work on integers and booleans none;
+- gathering and copying none; scattering with a sum 1 for each element added;
+- views and allocations cost nothing.
+
+Bytes are the least that the operator can move: each input read once, each output written once, an expanded tensor as
+small as its source, a gather no more of its source than there is. Operators that none of the rules knows are of the
+kind `unknown`: their bytes are counted, their FLOPs are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from .dispatch import bind, name_of, tensors_in
+from .traffic import scattered, traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of one call. `matrix_flops` is the part of `flops` that is matrix products."""
+
+    kind: str
+    flops: int = 0
+    matrix_flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    working_set: int = 0  # bytes of memory touched: what is read and written in place counts once
+
+
+def cost(func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> Cost:
+    """The cost of the call `output = func(*args, **kwargs)` of an operator below autograd."""
+    kind = kind_of(func)
+    if kind == "free":
+        return Cost(kind)
+    bound = bind(func, args, kwargs)
+    sparse = any(t.layout is not torch.strided for t in tensors_in(bound))
+    if kind == "matrix":
+        matrix = _matrix_flops(func, args, kwargs, output, sparse)
+        kind = "unknown" if matrix is None else kind
+        flops = 0 if matrix is None else matrix + _beside_matrix(base_name(func), args, output)
+    else:
+        kind = "unknown" if sparse and kind != "move" else kind
+        matrix, flops = 0, 0 if kind == "unknown" else _flops(kind, base_name(func), bound, output)
+    return Cost(kind, flops, matrix or 0, *traffic(kind, func, bound, output))
+
+
+@cache
+def kind_of(func: torch._ops.OpOverload) -> str:
+    """free, fill, move, gather, scatter, bag, matrix, softmax, norm, reduce, elementwise or unknown."""
+    name = base_name(func)
+    if func.namespace in ("profiler", "prim") or func.is_view or name in _FREE:
+        return "free"
+    if func.namespace != "aten":
+        return "unknown"
+    if func.overloadpacket in flop_registry or name in _MATRIX:
+        return "matrix"
+    for kind, names in _NAMED.items():
+        if name in names:
+            return kind
+    if torch.Tag.pointwise in func.tags or name.startswith(("_foreach_", "_fused_adam", "_fused_sgd")):
+        return "elementwise"
+    return "reduce" if torch.Tag.reduction in func.tags else "unknown"
+
+
+def base_name(func: torch._ops.OpOverload) -> str:
+    """`add` for `aten::add` and `aten::add_`: in place or not, the work is the same."""
+    name = name_of(func).split("::")[1]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FREE = _words(
+    "_unsafe_view _reshape_alias view_as_real lift lift_fresh detach alias empty empty_like empty_strided new_empty "
+    "new_empty_strided _efficientzerotensor resize resize_as set split split_with_sizes unbind chunk squeeze unsqueeze "
+    "transpose t swapaxes as_strided _local_scalar_dense is_same_size _assert_async _assert_scalar is_pinned "
+    "_assert_tensor_metadata is_coalesced _nnz _dimI _dimV sparse_dim dense_dim crow_indices col_indices ccol_indices "
+    "row_indices values indices _values _indices _coalesced set_data record_stream"
+)
+_MATRIX = _words(
+    "mv addmv dot vdot _sparse_addmm _sparse_mm_reduce_impl _scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_flash_attention_for_cpu_backward"
+)
+_NAMED: dict[str, frozenset[str]] = {
+    "fill": _words(
+        "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill zero arange linspace eye "
+        "scalar_tensor tril_indices triu_indices rand rand_like randn randn_like randint randint_like randperm normal "
+        "uniform bernoulli random exponential geometric cauchy log_normal _foreach_zero"
+    ),
+    "move": _words(
+        "clone copy _to_copy _copy_from lift_fresh_copy view_copy expand_copy cat stack repeat constant_pad_nd roll "
+        "flip rot90 tril triu sort topk kthvalue unique_dim _unique2 unique_consecutive nonzero masked_select "
+        "repeat_interleave searchsorted bucketize diag_embed diagonal_scatter slice_scatter select_scatter "
+        "slice_backward select_backward diagonal_backward unfold_backward as_strided_scatter masked_scatter "
+        "_foreach_copy split_with_sizes_copy _to_dense _to_sparse _to_sparse_csr _to_sparse_csc _coalesce _pin_memory "
+        "sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe "
+        "_sparse_csr_tensor_unsafe _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo"
+    ),
+    "gather": _words("index_select index _unsafe_index gather embedding take"),
+    "scatter": _words(
+        "scatter scatter_add scatter_reduce index_add index_reduce index_put _unsafe_index_put _index_put_impl "
+        "index_copy index_fill put bincount embedding_dense_backward segment_reduce _segment_reduce_backward"
+    ),
+    "bag": _words("_embedding_bag _embedding_bag_forward_only _embedding_bag_dense_backward"),
+    "softmax": _words(
+        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax _masked_softmax"
+    ),
+    "norm": _words(
+        "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit cudnn_batch_norm "
+        "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
+        "_fused_rms_norm native_layer_norm_backward native_batch_norm_backward native_group_norm_backward "
+        "cudnn_batch_norm_backward batch_norm_backward _fused_rms_norm_backward"
+    ),
+    "reduce": _words(
+        "cumsum cumprod cummax cummin logcumsumexp argmax argmin max min norm median mode logsumexp trace isin histc "
+        "equal _foreach_norm mse_loss smooth_l1_loss huber_loss binary_cross_entropy nll_loss_forward "
+        "nll_loss2d_forward"
+    ),
+    "elementwise": _words(
+        "native_dropout native_dropout_backward elu_backward leaky_relu_backward silu_backward mish_backward "
+        "hardswish_backward hardsigmoid_backward hardtanh_backward softplus_backward softshrink_backward "
+        "log_sigmoid_forward log_sigmoid_backward glu glu_backward _prelu_kernel _prelu_kernel_backward "
+        "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
+        "nll_loss_backward nll_loss2d_backward polar complex isinf floor_divide masked_fill"
+    ),
+}
+_FROM_EXP = _words("gelu silu elu mish softplus hardswish gelu_backward silu_backward elu_backward mish_backward")
+_WEIGHTS: dict[str, dict[str, int]] = {
+    "softmax": {"_softmax_backward_data": 4, "_log_softmax_backward_data": 4},
+    "norm": {},
+    "reduce": {"mse_loss": 3, "smooth_l1_loss": 4, "huber_loss": 4},
+    "elementwise": {
+        **dict.fromkeys(_FROM_EXP | _words("softplus_backward log_sigmoid_forward log_sigmoid_backward"), 4),
+        **dict.fromkeys(_words("addcmul addcdiv lerp _foreach_addcmul _foreach_addcdiv _foreach_lerp"), 3),
+        **dict.fromkeys(_words("native_dropout native_dropout_backward"), 2),
+        **dict.fromkeys(_words("_fused_adam _fused_adamw"), 12),
+        "_fused_sgd": 4,
+    },
+}
+_DEFAULT_WEIGHT = {"softmax": 5, "norm": 5, "reduce": 1, "elementwise": 1}
+_NORM_BACKWARD_WEIGHT = 10
+_ADDING_SCATTERS = _words(
+    "scatter_add scatter_reduce index_add index_reduce embedding_dense_backward bincount segment_reduce "
+    "_segment_reduce_backward"
+)
+
+
+def _flops(kind: str, name: str, bound: Mapping[str, Any], output: Any) -> int:
+    """FLOPs of everything but matrix products."""
+    if kind in ("fill", "move", "gather"):
+        return 0
+    if kind == "bag":
+        return _bag_flops(name, bound, output)
+    if kind == "scatter":
+        adds = name in _ADDING_SCATTERS or bool(bound.get("accumulate"))
+        source = scattered(bound)
+        return source[0] if adds and source and (source[1].is_floating_point or source[1].is_complex) else 0
+    weight = _WEIGHTS[kind].get(name, _DEFAULT_WEIGHT[kind])
+    if kind == "norm" and name.endswith("_backward"):
+        weight = _NORM_BACKWARD_WEIGHT
+    first = next(iter(bound.values()), None)  # the input; a list of them for `_foreach_` and `_fused_` operators
+    if kind == "elementwise" and isinstance(output, torch.Tensor) and not isinstance(first, (list, tuple)):
+        inputs = any(t.is_floating_point() or t.is_complex() for t in tensors_in(bound))
+        return weight * output.numel() * inputs
+    return weight * sum(map(_floating, tensors_in(first)))
+
+
+def _floating(tensor: torch.Tensor | None) -> int:
+    """Elements of a floating-point or complex tensor; work on others is no floating-point operation."""
+    return tensor.numel() if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()) else 0
+
+
+def _bag_flops(name: str, bound: Mapping[str, Any], output: Any) -> int:
+    rows = bound["indices"].numel()
+    table = bound["grad"] if name.endswith("backward") else bound["weight"]
+    return rows * table.shape[-1] * (2 if isinstance(bound.get("per_sample_weights"), torch.Tensor) else 1)
+
+
+def _matrix_flops(func: Any, args: tuple, kwargs: dict, output: Any, sparse: bool) -> int | None:
+    """FLOPs of the matrix products alone; None where no formula fits (the product of two sparse matrices)."""
+    name = base_name(func)
+    if "scaled_dot_product" in name:
+        return _attention_flops(func, name, args, kwargs, output)
+    if sparse:
+        return _sparse_flops(name, args)
+    if name in ("mv", "addmv"):
+        return 2 * args[name == "addmv"].numel()
+    if name in ("dot", "vdot"):
+        return 2 * args[0].numel()
+    if func.overloadpacket in flop_registry:
+        return flop_registry[func.overloadpacket](*args, **kwargs, out_val=output)
+    return None
+
+
+def _beside_matrix(name: str, args: tuple, output: Any) -> int:
+    """FLOPs of an operator beside its matrix products: the softmax of attention, the sum with a bias."""
+    if "scaled_dot_product" in name:
+        query, key = args[1:3] if "backward" in name else args[:2]
+        return (4 if "backward" in name else 5) * prod(query.shape[:-1]) * key.shape[-2]
+    return output.numel() if name in ("addmm", "baddbmm", "addmv", "_sparse_addmm") else 0
+
+
+def _attention_flops(func: Any, name: str, args: tuple, kwargs: dict, output: Any) -> int:
+    if name == "_scaled_dot_product_flash_attention_for_cpu":
+        return sdpa_flop_count(*(t.shape for t in args[:3]))
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        return sdpa_backward_flop_count(*(t.shape for t in args[:4]))
+    return flop_registry[func.overloadpacket](*args, **kwargs, out_val=output)
+
+
+def _sparse_flops(name: str, args: tuple) -> int | None:
+    """2 FLOPs for each stored value and column: sparse times dense."""
+    left, right = args[1:3] if name in ("addmm", "_sparse_addmm") else args[:2]
+    if right.layout is torch.strided:
+        columns = right.shape[1] if right.dim() == 2 else 1
+        return 2 * left._nnz() * columns
+    if left.layout is torch.strided:
+        return 2 * right._nnz() * left.shape[0]
+    return None

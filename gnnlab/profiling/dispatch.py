@@ -1,0 +1,140 @@
+"""Watching a model at work: each operator call below autograd, and each module as it is entered and left."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+OUTSIDE = (
+    "(outside)"  # where an operator runs that no module of the model called: a loss, a backward pass, an optimizer
+)
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class Watch(TorchDispatchMode):
+    """Inside `with Watch():` each operator call is handed to `seen`, after it ran.
+
+    Composite operators arrive as the operators that they are made of, in inference mode too.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        # The C++ kernel itself: `func.decompose` prefers Python ones, which run other operators than the model does.
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        output = func(*args, **kwargs)
+        self.seen(func, args, kwargs, output)
+        return output
+
+    def seen(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> None:
+        """One call of an operator, with what it was given and what it gave back."""
+        raise NotImplementedError
+
+
+def name_of(func: torch._ops.OpOverload) -> str:
+    """The operator's name as torch.profiler prints it: `aten::mul`, without the overload."""
+    return func._schema.name
+
+
+def bind(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a call by the names that the operator's schema gives them; defaults are left out."""
+    return dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+
+
+def written(func: torch._ops.OpOverload, bound: Mapping[str, Any]) -> set[str]:
+    """The names of the given arguments that the operator writes to (`self` of `add_`, `out`)."""
+    arguments = func._schema.arguments
+    return {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.name in bound}
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists, tuples, mappings, dataclasses and PyG `Data` objects."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from tensors_in(value)
+    elif hasattr(tree, "to_dict"):  # PyG's Data, HeteroData and Batch
+        yield from tensors_in(tree.to_dict())
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        yield from tensors_in(list(vars(tree).values()))
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a tensor's elements take in memory, each once: an expanded tensor is as small as its source."""
+    if tensor.layout is torch.sparse_csr or tensor.layout is torch.sparse_bsr:
+        return sum(map(span_bytes, (tensor.crow_indices(), tensor.col_indices(), tensor.values())))
+    if tensor.layout is torch.sparse_csc or tensor.layout is torch.sparse_bsc:
+        return sum(map(span_bytes, (tensor.ccol_indices(), tensor.row_indices(), tensor.values())))
+    if tensor.layout is torch.sparse_coo:
+        return span_bytes(tensor._indices()) + span_bytes(tensor._values())
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return min(prod(sizes) * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def device_of(*things: Any) -> torch.device:
+    """The device of the first parameter, buffer or tensor found in models and batches; the CPU if there is none."""
+    for thing in things:
+        held = [*thing.parameters(), *thing.buffers()] if isinstance(thing, nn.Module) else tensors_in(thing)
+        for tensor in held:
+            return tensor.device
+    return torch.device("cpu")
+
+
+@contextmanager
+def module_hooks(
+    model: nn.Module, enter: Callable[[str, nn.Module], None], leave: Callable[[str, nn.Module], None]
+) -> Iterator[None]:
+    """Call `enter(path, module)` and `leave(path, module)` around each forward of each module.
+
+    `leave` is called when the forward fails, too. The hooks are gone after the context, whatever happened in it.
+    """
+    handles = []
+    try:
+        for path, module in model.named_modules():
+            before, after = partial(_tell, enter, path), partial(_tell, leave, path)
+            handles.append(module.register_forward_pre_hook(before, prepend=True))
+            handles.append(module.register_forward_hook(after, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tell(listener: Callable[[str, nn.Module], None], path: str, module: nn.Module, *_: Any) -> None:
+    listener(path, module)  # and nothing is returned: what a hook returns would replace the output
+
+
+class ModuleStack:
+    """Which module is at work: `with stack.following(model): ...` keeps `stack.path` up to date."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost module at work, "" for the model itself, `OUTSIDE` when none is."""
+        return self._paths[-1] if self._paths else OUTSIDE
+
+    @contextmanager
+    def following(self, model: Any) -> Iterator[None]:
+        """Follow the modules of `model`; anything that is no `nn.Module` is all outside."""
+        if not isinstance(model, nn.Module):
+            yield
+            return
+        with module_hooks(model, lambda path, _: self._paths.append(path), lambda *_: self._paths.pop()):
+            yield

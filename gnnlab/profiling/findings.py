@@ -1,0 +1,201 @@
+"""What a reader would not think to ask: outputs that do not depend on the input, arguments, buffers and parameters
+without effect, copies for nothing, forward passes that differ.
+
+    for finding in inspect(model, batch):
+        print(finding.sentence)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .context import ProfilingContext, call, set_seed, unchanged
+from .copies import needless_copies
+from .dispatch import tensors_in
+from .effects import NONE, SHAPE_ONLY, Effect, Experiment, all_rows_alike, leaves, same_bits
+
+LEAST_COPY = 1024  # bytes; smaller needless copies are not worth a sentence
+
+
+class FindingsError(ValueError):
+    """Something that cannot be inspected. The message is one line for the reader."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found: its kind, where, the numbers behind it, and a sentence for the reader.
+
+    Kinds: constant_output, shape_only, identical_rows, unused_argument, unused_buffer, unused_parameter,
+    needless_copy, nondeterministic.
+    """
+
+    kind: str
+    where: str
+    sentence: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def inspect(model: nn.Module, batch: Any) -> list[Finding]:
+    """Everything found about `model`, called with `batch` in eval mode. The model is left bit-identical.
+
+    "No effect" means that the output kept every bit when the value was changed, twice and much; buffers used in
+    training alone have none by that. Fields of a graph that are targets (`y`, masks) are not looked at.
+
+    Raises:
+        FindingsError: `model` is no `nn.Module`.
+    """
+    if not isinstance(model, nn.Module):
+        raise FindingsError(f"findings are about a torch.nn.Module, not about {type(model).__name__}")
+    with _stand_in(model) as subject, ProfilingContext(subject, disable_dropout=False):
+        found = list(_nondeterminism(subject, batch))
+        if not (found and found[0].evidence["seeded_share"] < 1):  # else every comparison would see a difference
+            found += _effects(Experiment(subject, batch))
+        return found + list(_copies(subject, batch))
+
+
+def deterministic_share(model: nn.Module, batch: Any, runs: int = 10, seed: int = 42) -> float:
+    """Share of `runs` forward passes that equal one before them bit by bit: eval mode, no dropout, the same seed."""
+    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+        raise FindingsError(f"runs must be a whole number of at least 1, not {runs!r}")
+    with ProfilingContext(model, seed=seed):
+        return _equal_share(model, batch, runs, seed)
+
+
+def _equal_share(model: nn.Module, batch: Any, runs: int, seed: int | None) -> float:
+    first, equal = None, 0
+    for _ in range(runs + 1):
+        if seed is not None:
+            set_seed(seed)
+        with torch.no_grad():
+            output = [tensor.detach().clone() for tensor in tensors_in(call(model, batch))]
+        equal += first is not None and same_bits(first, output)
+        first = output if first is None else first
+    return equal / runs
+
+
+@contextmanager
+def _stand_in(model: nn.Module) -> Iterator[nn.Module]:
+    """A copy to experiment on; where a model cannot be copied, itself, put back afterwards."""
+    try:
+        subject = copy.deepcopy(model)
+    except Exception:  # modules may refuse in any way; then experiments run on the model itself
+        with unchanged(model):
+            yield model
+        return
+    yield subject
+
+
+def _nondeterminism(model: nn.Module, batch: Any) -> Iterator[Finding]:
+    runs, name = 3, type(model).__name__
+    share, seeded = (_equal_share(model, batch, runs, seed) for seed in (None, 42))
+    if min(share, seeded) < 1:
+        how = "with the same seed they agree" if seeded == 1 else "the same seed does not change that"
+        yield Finding(
+            "nondeterministic",
+            name,
+            f"{name} in eval mode: {round((1 - min(share, seeded)) * runs)} of {runs} forward passes on the same batch "
+            f"differ from the first; {how}.",
+            {"runs": runs, "share": share, "seeded_share": seeded},
+        )
+
+
+def _effects(experiment: Experiment) -> Iterator[Finding]:
+    arguments = list(experiment.arguments())
+    yield from _constant_output(experiment, arguments)
+    shape_only = [effect for effect in arguments if effect.extent == SHAPE_ONLY]
+    yield from (_shape_only(experiment, effect) for effect in shape_only)
+    if not shape_only:
+        yield from _identical_rows(experiment)
+    for effects, kind in (
+        (arguments, "argument"),
+        (experiment.buffers(), "buffer"),
+        (experiment.parameters(), "parameter"),
+    ):
+        yield from (_unused(kind, effect) for effect in effects if effect.extent == NONE)
+
+
+def _constant_output(experiment: Experiment, arguments: list[Effect]) -> Iterator[Finding]:
+    """Nothing that goes in changes the numbers that come out."""
+    name = type(experiment.model).__name__
+    tensors = [leaf for leaf in leaves(experiment.model, experiment.batch) if isinstance(leaf.value, torch.Tensor)]
+    if any(effect.extent not in (NONE, SHAPE_ONLY) for effect in arguments):
+        return
+    if len(arguments) < len(tensors) or not experiment.output:  # some could not be varied
+        return
+    why = f"none of its {len(tensors)} input tensors has an effect" if tensors else "no tensor goes in"
+    yield Finding(
+        "constant_output",
+        name,
+        f"{name}: {why}, so in eval mode the output is a constant of the weights: computed once, it can be kept until "
+        "they change.",
+        {"input_tensors": len(tensors), "output_bytes": sum(map(_bytes, experiment.output))},
+    )
+
+
+def _shape_only(experiment: Experiment, effect: Effect) -> Finding:
+    rows, row_bytes = _rows(experiment.output)
+    return Finding(
+        "shape_only",
+        effect.name,
+        f"{effect.name}={_shown(effect.value)} sets how many rows come out, not what is in them: all {rows:,} output "
+        f"rows are identical, so computing one row of {row_bytes:,} B and broadcasting it is enough.",
+        {"rows": rows, "row_bytes": row_bytes, "shapes": effect.shapes, "tried": effect.tried},
+    )
+
+
+def _identical_rows(experiment: Experiment) -> Iterator[Finding]:
+    if experiment.output and all(map(all_rows_alike, experiment.output)):
+        rows, row_bytes = _rows(experiment.output)
+        yield Finding(
+            "identical_rows",
+            "output",
+            f"All {rows:,} output rows are identical: one row of {row_bytes:,} B, computed and broadcast, is enough.",
+            {"rows": rows, "row_bytes": row_bytes},
+        )
+
+
+def _unused(kind: str, effect: Effect) -> Finding:
+    tensor = isinstance(effect.value, torch.Tensor)
+    size = f" ({_bytes(effect.value):,} B)" if tensor else f"={_shown(effect.value)}"
+    return Finding(
+        f"unused_{kind}",
+        effect.name,
+        f"The {kind} {effect.name}{size} has no effect: in {effect.tried} other forms of it the output kept every bit.",
+        {"tried": effect.tried, "bytes": _bytes(effect.value) if tensor else 0},
+    )
+
+
+def _copies(model: nn.Module, batch: Any) -> Iterator[Finding]:
+    for found in needless_copies(model, batch):
+        if found.bytes >= LEAST_COPY:
+            others = f" and {len(found.modules) - 1} more" if len(found.modules) > 1 else ""
+            where = (found.modules[0] or type(model).__name__) + others + (f" ({found.line})" if found.line else "")
+            calls = "once" if found.calls == 1 else f"in {found.calls} calls"
+            yield Finding(
+                "needless_copy",
+                where,
+                f"{found.operator} in {where} copies {found.bytes:,} B for nothing, {calls} a forward pass: on this "
+                f"batch it {found.why}.",
+                vars(found),
+            )
+
+
+def _rows(output: list[torch.Tensor]) -> tuple[int, int]:
+    """(rows, bytes of one) of the first tensor."""
+    rows = output[0].shape[0] if output and output[0].dim() else 0
+    return rows, _bytes(output[0]) // max(rows, 1) if output else 0
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _shown(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)

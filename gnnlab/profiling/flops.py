@@ -1,0 +1,250 @@
+"""FLOPs of a graph transformer by closed formulas (document 001): an estimate before anything is built or run.
+
+    estimate = estimate_model_flops(500, 2500, hidden_dim=256, num_layers=6, num_heads=8, ffn_dim=512)
+    estimate.total                      # 5_619_424_500
+    estimate.breakdown["attention"]     # 3_171_936_000
+
+Assumptions of the document: a product of (m, k) and (k, n) is 2 m k n; softmax 5, layer norm 5 and GELU 4 an element.
+What a model really runs is counted by `counting.count`. In the formulas N are nodes, E edges, h hidden features, H
+heads, f features inside the feed-forward network, i and o features in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+SOFTMAX, LAYER_NORM, GELU = 5, 5, 4  # FLOPs an element
+
+
+class FlopsError(ValueError):
+    """Sizes, a layer type or a model that the formulas do not cover. The message is one line for the reader."""
+
+
+@dataclass(frozen=True)
+class FLOPsEstimate:
+    """FLOPs in all, for each component, and the sizes that they were computed for."""
+
+    total: int
+    breakdown: dict[str, int]
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+
+def estimate_linear_flops(in_features: int, out_features: int, batch_size: int = 1, seq_len: int = 1) -> int:
+    """2 B i o + B o for B = batch_size * seq_len rows: the product, and the bias."""
+    _check(in_features=in_features, out_features=out_features, batch_size=batch_size, seq_len=seq_len)
+    rows = batch_size * seq_len
+    return 2 * rows * in_features * out_features + rows * out_features
+
+
+def estimate_attention_flops(num_nodes: int, hidden_dim: int, num_heads: int, sparse_ratio: float = 1.0) -> int:
+    """4 lin(h, h) + P (2 h + 5 H + 2 h), with P = N^2 pairs, or the share `sparse_ratio` (0..1) of them.
+
+    Projections of query, key, value and output; scores, softmax and weighted sum over the pairs.
+    """
+    _check(num_nodes=num_nodes, hidden_dim=hidden_dim, num_heads=num_heads)
+    pairs = round(num_nodes**2 * _ratio(sparse_ratio))
+    projections = 4 * estimate_linear_flops(hidden_dim, hidden_dim, num_nodes)
+    return projections + pairs * (2 * hidden_dim + SOFTMAX * num_heads + 2 * hidden_dim)
+
+
+def estimate_mpnn_flops(
+    num_nodes: int, num_edges: int, in_features: int, out_features: int, mpnn_type: str = "gin"
+) -> int:
+    """One layer of message passing: "gin", "gcn" or "gat". Another type is a `FlopsError`, never 0.
+
+    gin: E i + lin(i, o) + lin(o, o) + N o; gcn: lin(i, o) + E o + N o; gat: lin(i, o) + 2 E o + 5 E + E o + N o.
+    """
+    _check(num_nodes=num_nodes, in_features=in_features, out_features=out_features)
+    _check(0, num_edges=num_edges)
+    formula = _MPNN.get(mpnn_type)
+    if formula is None:
+        known = ", ".join(_MPNN)
+        raise FlopsError(f"no formula for message passing of type {mpnn_type!r}; known are {known}")
+    return formula(num_nodes, num_edges, in_features, out_features)
+
+
+def _gin(nodes: int, edges: int, i: int, o: int) -> int:
+    return edges * i + estimate_linear_flops(i, o, nodes) + estimate_linear_flops(o, o, nodes) + nodes * o
+
+
+def _gcn(nodes: int, edges: int, i: int, o: int) -> int:
+    return estimate_linear_flops(i, o, nodes) + edges * o + nodes * o
+
+
+def _gat(nodes: int, edges: int, i: int, o: int) -> int:
+    return estimate_linear_flops(i, o, nodes) + 2 * edges * o + SOFTMAX * edges + edges * o + nodes * o
+
+
+_MPNN: dict[str, Callable[[int, int, int, int], int]] = {"gin": _gin, "gcn": _gcn, "gat": _gat}
+
+
+def estimate_ffn_flops(hidden_dim: int, ffn_dim: int, num_nodes: int) -> int:
+    """lin(h, f) + 4 N f + lin(f, h): two linear layers with GELU between."""
+    _check(hidden_dim=hidden_dim, ffn_dim=ffn_dim, num_nodes=num_nodes)
+    linear = estimate_linear_flops(hidden_dim, ffn_dim, num_nodes) + estimate_linear_flops(
+        ffn_dim, hidden_dim, num_nodes
+    )
+    return linear + GELU * num_nodes * ffn_dim
+
+
+def estimate_pe_flops(num_nodes: int, pe_dim: int, pe_type: str = "lap") -> int:
+    """The one-time cost of a positional encoding, computed densely; it is not part of a forward pass.
+
+    lap: 9 N^3, all eigenvectors of a symmetric matrix (Golub & Van Loan, Matrix Computations, 8.3), whatever the
+    dimension; rwse: N^2 to normalize + 2 N^3 for each of the pe_dim - 1 products; none: 0.
+    """
+    _check(num_nodes=num_nodes)
+    _check(0, pe_dim=pe_dim)
+    if pe_type == "none" or (pe_dim == 0 and pe_type in ("lap", "rwse")):
+        return 0
+    if pe_type == "lap":
+        return 9 * num_nodes**3
+    if pe_type == "rwse":
+        return num_nodes**2 + 2 * num_nodes**3 * (pe_dim - 1)
+    raise FlopsError(f"no formula for an encoding of type {pe_type!r}; known are lap, rwse, none")
+
+
+def estimate_model_flops(
+    num_nodes: int,
+    num_edges: int,
+    hidden_dim: int = 256,
+    num_layers: int = 6,
+    num_heads: int = 8,
+    ffn_dim: int = 512,
+    mpnn_type: str = "gin",
+    sparse_ratio: float = 1.0,
+    input_dim: int | None = None,
+    output_dim: int = 1,
+) -> FLOPsEstimate:
+    """One forward pass of a graph transformer: linear in, layers, linear out to `output_dim` values a node.
+
+    A layer is message passing, attention, feed-forward network and two layer norms of 5 N h. `input_dim` is
+    `hidden_dim` unless given, as in the document.
+    """
+    _check(hidden_dim=hidden_dim, num_layers=num_layers)
+    sizes = {name: value for name, value in locals().items() if name != "input_dim"}
+    sizes["input_dim"] = input_dim = hidden_dim if input_dim is None else input_dim
+    layer = {
+        "mpnn": estimate_mpnn_flops(num_nodes, num_edges, hidden_dim, hidden_dim, mpnn_type),
+        "attention": estimate_attention_flops(num_nodes, hidden_dim, num_heads, sparse_ratio),
+        "ffn": estimate_ffn_flops(hidden_dim, ffn_dim, num_nodes),
+        "layer_norm": 2 * LAYER_NORM * num_nodes * hidden_dim,
+    }
+    breakdown = {
+        "input": estimate_linear_flops(input_dim, hidden_dim, num_nodes),
+        **{name: num_layers * flops for name, flops in layer.items()},
+        "output": estimate_linear_flops(hidden_dim, output_dim, num_nodes),
+    }
+    return FLOPsEstimate(sum(breakdown.values()), breakdown, sizes)
+
+
+class FLOPsEstimator:
+    """The formulas for a model at hand, with the sizes that it tells.
+
+    A size is what was given here by keyword, else an attribute of the model of that name (`hidden_dim`, `num_layers`,
+    `num_heads`, `ffn_dim`, `mpnn_type`, or a usual alias such as `heads`), else what its layers show: the embedding
+    size, heads and number of its `nn.MultiheadAttention`, the class of its message passing, and the linear layers
+    beside the attention. Width in and out are the model's `in_features` and `out_features` (or aliases); a model
+    without them gets the document's: hidden in, 1 out.
+
+        FLOPsEstimator(model).estimate(num_nodes=500, num_edges=2500)
+        FLOPsEstimator(model, ffn_dim=512).estimate(500, 2500)      # the model does not tell its ffn_dim
+
+    Raises:
+        FlopsError: in `estimate`, for each size that was not to be found; nothing is guessed.
+    """
+
+    def __init__(self, model: nn.Module, **sizes: Any) -> None:
+        if unknown := sizes.keys() - _ALIASES.keys():
+            raise FlopsError(f"no size is called {', '.join(sorted(unknown))}; sizes are {', '.join(_ALIASES)}")
+        self.model = model
+        self.given = sizes
+
+    def estimate(self, num_nodes: int, num_edges: int, sparse_ratio: float = 1.0) -> FLOPsEstimate:
+        """FLOPs of one forward pass of this model on a graph of that size."""
+        shown = dict(_shown_by_layers(self.model))
+        found = {name: self._told(name) or shown.get(name) for name in _ALIASES}
+        if missing := [name for name in _NEEDED if found[name] is None]:
+            hint = ", ".join(f"{name}=..." for name in missing)
+            raise FlopsError(
+                f"{type(self.model).__name__} does not tell its {', '.join(missing)}: set the attribute, or give "
+                f"FLOPsEstimator(model, {hint}); for a model that is no graph transformer use counting.count"
+            )
+        sizes = {name: value for name, value in found.items() if value is not None}
+        return estimate_model_flops(num_nodes, num_edges, sparse_ratio=sparse_ratio, **sizes)
+
+    def count_parameters(self, trainable_only: bool = False) -> int:
+        """Number of parameters, shared ones once. `FlopsError` when a lazy layer has not seen its input yet."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad or not trainable_only]
+        if any(isinstance(p, UninitializedParameter) for p in parameters):
+            raise FlopsError(f"{type(self.model).__name__} has lazy layers: call the model once, then count")
+        return sum(p.numel() for p in parameters)
+
+    def _told(self, name: str) -> Any:
+        if name in self.given:
+            return self.given[name]
+        wanted = str if name == "mpnn_type" else int
+        for alias in (name, *_ALIASES[name]):
+            value = getattr(self.model, alias, None)
+            if isinstance(value, wanted) and not isinstance(value, bool):
+                return value.lower() if isinstance(value, str) else value
+        return None
+
+
+_ALIASES = {
+    "hidden_dim": ("hidden", "hidden_size", "hidden_channels", "d_model", "embed_dim"),
+    "num_layers": ("n_layers", "num_hidden_layers", "layers", "depth"),
+    "num_heads": ("heads", "n_heads", "nhead", "num_attention_heads"),
+    "ffn_dim": ("ffn", "ffn_hidden", "dim_feedforward", "intermediate_size"),
+    "mpnn_type": ("mpnn", "conv_type", "local_type", "gnn_type"),
+    "input_dim": ("in_features", "in_dim", "in_channels"),
+    "output_dim": ("out_features", "out_dim", "out_channels", "num_classes"),
+}
+_NEEDED = ("hidden_dim", "num_layers", "num_heads", "ffn_dim", "mpnn_type")
+_CONVS = {"GINConv": "gin", "GINEConv": "gin", "GCNConv": "gcn", "GATConv": "gat"}
+
+
+def _shown_by_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Sizes that all layers agree on. Attention that is called more often than it is there is not seen as such."""
+    attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    shown = {
+        "hidden_dim": {layer.embed_dim for layer in attention},
+        "num_heads": {layer.num_heads for layer in attention},
+        "num_layers": {len(attention)} if attention else set(),
+        "mpnn_type": {_CONVS[type(m).__name__] for m in model.modules() if type(m).__name__ in _CONVS},
+        "ffn_dim": {width for module in model.modules() for width in _feed_forward(module)},
+    }
+    for name, values in shown.items():
+        if len(values) == 1:
+            yield name, values.pop()
+
+
+def _feed_forward(layer: nn.Module) -> Iterator[int]:
+    """Inner width of the linear layers h -> f -> h that stand beside an attention of size h, message passing aside."""
+    attention = next((m for m in layer.children() if isinstance(m, nn.MultiheadAttention)), None)
+    if attention is None:
+        return
+    beside = [m for m in layer.children() if m is not attention and not hasattr(m, "propagate")]
+    linear = [m for child in beside for m in child.modules() if isinstance(m, nn.Linear)]
+    for first, second in pairwise(linear):
+        width = first.out_features
+        if first.in_features == second.out_features == attention.embed_dim and second.in_features == width:
+            yield width
+
+
+def _check(least: int = 1, /, **sizes: Any) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise FlopsError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def _ratio(sparse_ratio: float) -> float:
+    if isinstance(sparse_ratio, bool) or not isinstance(sparse_ratio, (int, float)) or not 0 <= sparse_ratio <= 1:
+        raise FlopsError(f"sparse_ratio must be a number from 0 to 1, not {sparse_ratio!r}")
+    return sparse_ratio

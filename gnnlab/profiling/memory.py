@@ -1,0 +1,267 @@
+"""Memory: the peak of a call, where the bytes of a model are, and what attention and encodings will take.
+
+    MemoryProfiler(model).profile_forward(batch).peak_mb
+    get_memory_breakdown(model, batch)["forward_activations"]
+
+Names are those of document 001. Its "MB" are MiB here (2**20 bytes), in every field and function. On CUDA peaks are
+the allocator's; on a CPU the tensors alive are accounted (see `accounting`), so a peak is never 0 there either.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .accounting import hold, storages, strided_storages
+from .context import call, unchanged
+from .dispatch import device_of, tensors_in
+
+MIB = 2**20
+FLOAT, INDEX = 4, 8  # bytes of float32 and int64
+
+_peak_on_cpu = 0  # bytes, the largest accounted since the last reset
+
+
+class MemoryProfileError(ValueError):
+    """A device or a size that memory cannot be measured for. The message is one line for the reader."""
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Memory of one call, in MiB.
+
+    On CUDA `peak_mb`, `allocated_mb` (at the end, the result still alive) and `reserved_mb` are the allocator's, with
+    all else that lives on the device. On a CPU they are the tensors of the model and its arguments and what the call
+    held beside them; nothing is reserved in advance, so `reserved_mb` is `allocated_mb`. `rise_mb` is the peak above
+    what was there before the call, on both.
+    """
+
+    peak_mb: float
+    allocated_mb: float
+    reserved_mb: float
+    device: str
+    rise_mb: float
+
+
+def reset_memory_stats(device: Any = None) -> None:
+    """Forget the peak so far; with no device that of the CPU and of the current CUDA device."""
+    global _peak_on_cpu
+    where = None if device is None else _device(device)
+    if where is None or where.type == "cpu":
+        _peak_on_cpu = 0
+    if torch.cuda.is_available() and (where is None or where.type == "cuda"):
+        torch.cuda.reset_peak_memory_stats(where)
+
+
+def get_peak_memory(device: Any = "cpu") -> float:
+    """The peak since the last reset, in MiB: on CUDA of everything, on a CPU of the calls measured in between.
+
+    Raises:
+        MemoryProfileError: on a CPU, when nothing was measured since: there is no peak to tell, and it was not 0.
+    """
+    where = _device(device)
+    if where.type == "cuda":
+        return torch.cuda.max_memory_allocated(where) / MIB
+    if not _peak_on_cpu:
+        raise MemoryProfileError(
+            "no memory was measured on the CPU since the reset: call profile_memory_usage or a MemoryProfiler first"
+        )
+    return _peak_on_cpu / MIB
+
+
+def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None, **kwargs: Any) -> MemoryStats:
+    """The memory of `fn(*args, **kwargs)`, called once. `device` is that of the arguments unless given.
+
+    Raises:
+        MemoryProfileError: the device is not there, or is neither a CPU nor CUDA.
+    """
+    where = device_of(fn, args, kwargs) if device is None else device
+    return _stats(lambda: fn(*args, **kwargs), _device(where), fn, args, kwargs)
+
+
+class MemoryProfiler:
+    """The memory of a model's forward pass and training step, on the device where it is.
+
+    Raises:
+        MemoryProfileError: the model is on another device than the one named.
+    """
+
+    def __init__(self, model: nn.Module, device: Any = None) -> None:
+        self.model = model
+        self.device = _model_device(model, device)
+
+    def profile_forward(self, batch: Any) -> MemoryStats:
+        """One forward pass without gradients, in the mode that the model is in."""
+
+        @torch.no_grad()
+        def forward() -> Any:
+            return call(self.model, batch)
+
+        return _stats(forward, self.device, self.model, batch)
+
+    def profile_training_step(
+        self,
+        batch: Any,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ) -> MemoryStats:
+        """Forward, loss, backward and a step of the optimizer (a new Adam unless given, its state counted).
+
+        `loss_fn(output, target)` compares with zeros; mean squared error unless given. The model, its gradients and
+        the optimizer are as before afterwards.
+        """
+        optimizer = optimizer or torch.optim.Adam(self.model.parameters())
+        loss_fn = loss_fn or nn.functional.mse_loss
+
+        def step() -> None:
+            optimizer.zero_grad()
+            output = _one_tensor(self.model, call(self.model, batch))
+            loss_fn(output, torch.zeros_like(output)).backward()
+            optimizer.step()
+
+        with unchanged(self.model, optimizer):
+            self.model.zero_grad(set_to_none=True)
+            return _stats(step, self.device, self.model, batch, list(optimizer.state.values()))
+
+
+def get_memory_breakdown(
+    model: nn.Module, batch: Any, device: Any = None, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, float]:
+    """Where the memory of a model goes, in MiB; shared storage counts once, at the first place that it fits.
+
+    - parameters, buffers, input: what is there before anything runs;
+    - forward_activations: what a forward pass keeps for the backward pass;
+    - output: what it returns, unless counted before;
+    - peak_temporary: the most that a forward pass without gradients holds at once, its output included;
+    - peak_training: the most that forward and backward pass hold at once, activations and gradients included;
+    - gradients: of the parameters that get one;
+    - optimizer: the state of `optimizer`, where one is given.
+    """
+    _model_device(model, device)
+    where = device_of(model, batch)
+    parts = {
+        "parameters": storages(list(model.parameters())),
+        "buffers": storages(list(model.buffers())),
+        "input": storages(batch),
+    }
+    with unchanged(model):
+        parts["forward_activations"] = _saved_for_backward(model, batch)
+        with torch.no_grad():
+            forward = hold(lambda: call(model, batch), where)
+        training = hold(lambda: _train_once(model, batch), where)
+    output, gradients = training.result
+    parts["output"] = storages(output)
+    known: set[int] = set()
+    sizes = {}
+    for name, found in parts.items():
+        sizes[name] = sum(size for key, size in found.items() if key not in known)
+        known |= found.keys()
+    sizes |= {"peak_temporary": forward.peak, "peak_training": training.peak}
+    sizes["gradients"] = sum(storages(gradients).values())
+    if optimizer is not None:
+        sizes["optimizer"] = sum(storages(list(optimizer.state.values())).values())
+    return {name: size / MIB for name, size in sizes.items()}
+
+
+def estimate_attention_memory(num_nodes: int, num_heads: int, hidden_dim: int, batch_size: int = 1) -> float:
+    """MiB of one attention layer that keeps its scores, float32: N^2 H scores; query, key, value and output of N h."""
+    _check(num_nodes=num_nodes, num_heads=num_heads, hidden_dim=hidden_dim, batch_size=batch_size)
+    return batch_size * FLOAT * (num_nodes**2 * num_heads + 4 * num_nodes * hidden_dim) / MIB
+
+
+def estimate_pe_storage(
+    num_nodes: int, node_pe_dim: int, relative_pe_buckets: int, sparse_ratio: float = 0.1
+) -> dict[str, float]:
+    """MiB of encodings, float32: N d for each node; N^2 b for each pair, or for the share `sparse_ratio` of the pairs.
+
+    A pair that is stored by itself also stores its two node numbers (int64).
+    """
+    _check(num_nodes=num_nodes, node_pe_dim=node_pe_dim, relative_pe_buckets=relative_pe_buckets)
+    if isinstance(sparse_ratio, bool) or not 0 <= sparse_ratio <= 1:
+        raise MemoryProfileError(f"sparse_ratio must be a number from 0 to 1, not {sparse_ratio!r}")
+    pair = FLOAT * relative_pe_buckets
+    return {
+        "node_pe": FLOAT * num_nodes * node_pe_dim / MIB,
+        "relative_pe_dense": num_nodes**2 * pair / MIB,
+        "relative_pe_sparse": round(num_nodes**2 * sparse_ratio) * (pair + 2 * INDEX) / MIB,
+    }
+
+
+def _stats(fn: Callable[[], Any], device: torch.device, *held: Any) -> MemoryStats:
+    global _peak_on_cpu
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else sum(storages(*held).values())
+    held_by_call = hold(fn, device)
+    peak, end = before + held_by_call.peak, before + held_by_call.at_end
+    reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else end
+    if device.type == "cpu":
+        _peak_on_cpu = max(_peak_on_cpu, peak)
+    return MemoryStats(peak / MIB, end / MIB, reserved / MIB, str(device), held_by_call.peak / MIB)
+
+
+def _saved_for_backward(model: nn.Module, batch: Any) -> dict[int, int]:
+    """Bytes of each storage that is kept for the backward pass when the forward pass is over."""
+    seen = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        for storage in strided_storages([tensor]):
+            seen[storage._cdata] = weakref.ref(storage)
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = call(model, batch)
+    kept = {key: reference() for key, reference in seen.items()}
+    del output  # alive until here: with it goes what it keeps
+    return {key: storage.nbytes() for key, storage in kept.items() if storage is not None}
+
+
+@torch.enable_grad()
+def _train_once(model: nn.Module, batch: Any) -> tuple[Any, list[torch.Tensor]]:
+    """(output, gradients) of one forward and backward pass; `.grad` of the parameters is not touched."""
+    output = call(model, batch)
+    ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    starts = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not ends or not starts:
+        return output, []
+    gradients = torch.autograd.grad(ends, starts, [torch.ones_like(end) for end in ends], allow_unused=True)
+    return output, [gradient for gradient in gradients if gradient is not None]
+
+
+def _one_tensor(model: nn.Module, output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    raise MemoryProfileError(
+        f"{type(model).__name__} returns {type(output).__name__}, not a tensor: a training step needs one; "
+        "wrap the model in a module that returns the tensor to train on"
+    )
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise MemoryProfileError(f"no device is called {device!r}; use cpu or cuda") from error
+    if where.type not in ("cpu", "cuda"):
+        raise MemoryProfileError(f"memory is measured on cpu and cuda, not on {where.type}")
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise MemoryProfileError(f"device {where} was asked for, but torch sees no CUDA device here; use cpu")
+    return where
+
+
+def _model_device(model: nn.Module, device: Any) -> torch.device:
+    here = device_of(model)
+    if device is not None and _device(device).type != here.type:
+        raise MemoryProfileError(
+            f"{type(model).__name__} is on {here}, not on {device}: move it there with model.to({device!r})"
+        )
+    return _device(here)
+
+
+def _check(**sizes: Any) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise MemoryProfileError(f"{name} must be a whole number of at least 0, not {value!r}")

@@ -1,0 +1,133 @@
+"""Study 2: a graph transformer of the GPS kind (Rampasek et al. 2022) on PyG's own layers, sized as in seed 001.
+
+Each layer: local message passing (GIN, GAT or GCN) and multi-head attention over all nodes of a graph, side by side,
+each with a residual and a layer norm; their sum goes through a feed-forward network with another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv, global_mean_pool
+
+from gnnlab.workloads.encodings import FIELDS, PE_TYPES, Encodings
+from gnnlab.workloads.errors import ModelError, shown
+
+MPNN_TYPES = ("gin", "gat", "gcn")
+READOUTS = ("node", "graph")
+
+
+class GraphTransformer(nn.Module):
+    """`model(data)` -> (N, out_features), or (B, out_features) with `readout="graph"` (mean over the nodes of each).
+
+    `data` is a PyG `Data` or `Batch` with `x` (N, in_features) and `edge_index`; with `pe_type` "lap" or "rwse" it
+    carries the encoding (N, pe_dim) that `model.prepare(data)` adds. Edge weights are not used. The sizes default to
+    the worked example of the seed. Raises `ModelError` for sizes that do not fit together, and in `forward` for data
+    that lacks what is needed.
+
+    >>> model = GraphTransformer.from_graph(data, num_layers=2, pe_type="rwse")
+    >>> model(model.prepare(data)).shape
+    torch.Size([1797, 1])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        hidden_dim: int = 256,
+        num_layers: int = 6,
+        num_heads: int = 8,
+        ffn_dim: int = 512,
+        mpnn_type: str = "gin",  # gin|gat|gcn
+        pe_type: str = "none",  # none|lap|rwse
+        pe_dim: int = 16,
+        out_features: int = 1,
+        readout: str = "node",  # node|graph
+        dropout: float = 0.1,
+    ):
+        super().__init__()
+        sizes = {"in_features": in_features, "hidden_dim": hidden_dim, "num_layers": num_layers}
+        sizes |= {"num_heads": num_heads, "ffn_dim": ffn_dim, "pe_dim": pe_dim, "out_features": out_features}
+        choices = {"mpnn_type": (mpnn_type, MPNN_TYPES), "pe_type": (pe_type, PE_TYPES)}
+        _check(sizes, choices | {"readout": (readout, READOUTS)})
+        if hidden_dim % num_heads:
+            raise ModelError(f"graph_transformer: hidden_dim={hidden_dim} must be a multiple of num_heads={num_heads}")
+        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise ModelError(f"graph_transformer: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
+        for name, size in sizes.items():
+            setattr(self, name, size)
+        self.mpnn_type, self.pe_type, self.readout = mpnn_type, pe_type, readout
+        self.embed = nn.Linear(in_features, hidden_dim)
+        self.embed_pe = nn.Linear(pe_dim, hidden_dim) if pe_type != "none" else None
+        self.layers = nn.ModuleList(
+            gps_layer(hidden_dim, num_heads, ffn_dim, mpnn_type, dropout) for _ in range(num_layers)
+        )
+        self.head = nn.Linear(hidden_dim, out_features)
+
+    @classmethod
+    def from_graph(cls, data: Data, **options: Any) -> GraphTransformer:
+        """A model whose input fits the features of `data`; options as in the constructor."""
+        return cls(int(data.num_features), **options)
+
+    def prepare(self, data: Data) -> Data:
+        """A copy of `data` with the encoding that this model reads: once a graph, before anything is timed."""
+        return Encodings(self.pe_type, self.pe_dim)(data)
+
+    def forward(self, data: Data) -> Tensor:
+        if data.x is None or data.x.size(-1) != self.in_features:
+            got = "none" if data.x is None else f"shape {tuple(data.x.shape)}"
+            raise ModelError(f"graph_transformer: x must have shape (N, {self.in_features}), got {got}")
+        x = self.embed(data.x)  # (N, hidden)
+        if self.embed_pe is not None:
+            x = x + self.embed_pe(self._encoding(data))
+        for layer in self.layers:
+            x = layer(x, data.edge_index, data.batch)
+        if self.readout == "graph":
+            x = global_mean_pool(x, data.batch)  # (B, hidden)
+        return self.head(x)
+
+    def _encoding(self, data: Data) -> Tensor:
+        encoding = data.get(FIELDS[self.pe_type])
+        if encoding is None or encoding.size(-1) != self.pe_dim:
+            got = "none" if encoding is None else f"one of {encoding.size(-1)} columns"
+            needed = f"the {self.pe_type} encoding of {self.pe_dim} columns"
+            raise ModelError(
+                f"graph_transformer: {needed} is needed, the graph has {got}; call model.prepare(data) first"
+            )
+        return encoding
+
+
+def gps_layer(hidden: int, heads: int, ffn: int, mpnn_type: str, dropout: float = 0.0) -> GPSConv:
+    """PyG's `GPSConv` with layer norms, and GELU in a feed-forward network of any width (PyG's own is 2 * hidden)."""
+    layer = GPSConv(
+        hidden,
+        _local(hidden, heads, mpnn_type),
+        heads=heads,
+        dropout=dropout,
+        norm="layer_norm",
+        norm_kwargs={"mode": "node"},
+        attn_type="multihead",
+    )
+    layer.mlp = nn.Sequential(
+        nn.Linear(hidden, ffn), nn.GELU(), nn.Dropout(dropout), nn.Linear(ffn, hidden), nn.Dropout(dropout)
+    )
+    return layer
+
+
+def _local(hidden: int, heads: int, mpnn_type: str) -> nn.Module:
+    if mpnn_type == "gin":
+        return GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)))
+    if mpnn_type == "gat":
+        return GATConv(hidden, hidden // heads, heads=heads)
+    return GCNConv(hidden, hidden)
+
+
+def _check(sizes: dict[str, int], choices: dict[str, tuple[str, tuple[str, ...]]]) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ModelError(f"graph_transformer: {name} must be an integer of 1 or more, got {shown(size)}")
+    for name, (given, allowed) in choices.items():
+        if given not in allowed:
+            raise ModelError(f"graph_transformer: {name} must be one of {', '.join(allowed)}, got {shown(given)}")

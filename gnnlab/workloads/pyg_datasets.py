@@ -1,0 +1,127 @@
+"""Graphs that PyG downloads: `planetoid:Cora`, `lrgb:Peptides-func`, `pyg:ClassName` and `pyg:ClassName:Name`.
+
+A data set of many graphs answers with its first; `lrgb:Peptides-func[7]` asks for another, `[0:32]` for a batch.
+PyG keeps what it fetched under `data/`, where the next call finds it. (The raw files of some data sets are pickles of
+their publishers, which PyG reads; nothing else in the lab does.)
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch_geometric import datasets
+from torch_geometric.data import Data
+
+from gnnlab.workloads.errors import GraphError, one_line, shown
+
+FAMILIES = {"planetoid": "Planetoid", "lrgb": "LRGBDataset", "pyg": None}
+NAMES = {
+    "Planetoid": ("Cora", "CiteSeer", "PubMed"),
+    "LRGBDataset": ("PascalVOC-SP", "COCO-SP", "PCQM-Contact", "Peptides-func", "Peptides-struct"),
+}
+PATIENCE_S = 30.0  # a silent network is given up after so long
+_ASKED = re.compile(r"(?P<which>[^\[\]]+)(\[(?P<first>\d{1,9})(:(?P<stop>\d{1,9}))?\])?")
+
+
+def load(spec: str, folder: Path) -> list[Data]:
+    """The graphs that `spec` asks for, downloaded into `folder` when they are not there yet.
+
+    Raises `GraphError` where the data set is unknown, has no such graph, or cannot be downloaded.
+    """
+    family, _, rest = spec.partition(":")
+    asked = _ASKED.fullmatch(rest)
+    if asked is None:
+        raise GraphError(f"{shown(spec)}: write {family}:NAME, {family}:NAME[7] or {family}:NAME[0:32]")
+    if family == "pyg":
+        class_name, _, name = asked["which"].partition(":")
+    else:
+        class_name, name = FAMILIES[family], asked["which"]
+    dataset = _fetch(class_name, _known(class_name, name), folder)
+    first = int(asked["first"] or 0)
+    stop = int(asked["stop"]) if asked["stop"] else first + 1
+    if not first < stop <= len(dataset):
+        raise GraphError(f"{shown(spec)}: {class_name} holds {len(dataset)} graphs; [first:stop] must lie within")
+    return [dataset[i] for i in range(first, stop)]
+
+
+def _known(class_name: str, name: str) -> str:
+    names = NAMES.get(class_name)
+    if names is None:
+        return name
+    matching = [known for known in names if known.lower() == name.lower()]
+    if not matching:
+        raise GraphError(f"{class_name} has no data set {shown(name)}; it has {', '.join(names)}")
+    return matching[0]
+
+
+def _fetch(class_name: str, name: str, folder: Path):
+    kind = getattr(datasets, class_name, None) if class_name in datasets.__all__ else None
+    if not inspect.isclass(kind):
+        near = difflib.get_close_matches(class_name, datasets.__all__, n=3)
+        hint = f"; near are {', '.join(near)}" if near else ""
+        raise GraphError(f"torch_geometric.datasets has no class {shown(class_name)}{hint}")
+    root = folder / f"{class_name}-{name}" if name else folder / class_name
+    if not re.fullmatch(r"[\w.-]*", name) or ".." in name:
+        raise GraphError(f"{shown(name)} is no name of a data set; letters, digits, '-', '_' and '.' are allowed")
+    arguments = _arguments(kind, class_name, name, root)
+    try:
+        with _patience(PATIENCE_S), _whole_or_not(root):
+            return kind(**arguments)
+    except OSError as error:
+        raise GraphError(
+            f"{class_name} {name} could not be downloaded ({one_line(error)}): that needs a network once, and leave to "
+            f"write to {folder}; digits, symptoms, karate, random:... and your own files need no network"
+        ) from error
+    except Exception as error:  # whatever PyG or the data set's reader raises
+        again = f"; if an earlier download broke off, delete {root} and try again" if root.exists() else ""
+        raise GraphError(f"PyG could not prepare {class_name} {name}: {one_line(error)}{again}") from error
+
+
+def _arguments(kind: type, class_name: str, name: str, root: Path) -> dict[str, str]:
+    """`root` and `name` as far as the data set takes them; what it needs beyond is an error."""
+    parameters = inspect.signature(kind).parameters
+    given = {"root": str(root)} if "root" in parameters else {}
+    if name and "name" not in parameters:
+        raise GraphError(f"{class_name} takes no name; write pyg:{class_name}")
+    given |= {"name": name} if name else {}
+    needed = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        and key not in given
+    ]
+    if needed == ["name"]:
+        raise GraphError(f"{class_name} is a family of data sets; write pyg:{class_name}:NAME")
+    if needed:
+        raise GraphError(f"{class_name} needs {', '.join(needed)}: build it yourself and pass the Data object")
+    return given
+
+
+@contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextmanager
+def _whole_or_not(root: Path) -> Iterator[None]:
+    """A download that breaks off leaves nothing that could be taken for a whole one; what was there before stays."""
+    was_there = root.exists()
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            shutil.rmtree(root, ignore_errors=True)
+        raise

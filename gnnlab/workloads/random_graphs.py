@@ -1,0 +1,145 @@
+"""`random:nodes=1000,edges=10000,degrees=powerlaw,seed=0`: graphs with an exact number of edges.
+
+Edges are directed: distinct ordered pairs of different nodes. How likely a pair is makes the degree distribution:
+
+- `uniform`: every pair alike (degrees gather round their mean).
+- `powerlaw`: as the product of its nodes' weights, the k-th of which is k^(-1/(g-1)) with g = 2.5 (Chung & Lu 2002):
+  few hubs, many leaves.
+- `clique`: only pairs inside groups of equal size (the last may be smaller), the smallest size whose groups hold that
+  many pairs; where they hold more, the excess is left out at random. Near-cliques, as in the symptom graph.
+
+Node numbers are shuffled, so that memory locality is alike in all three.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from gnnlab.workloads.errors import GraphError, shown
+
+DEGREES = ("uniform", "powerlaw", "clique")
+EXPONENT = 2.5
+MOST = {"nodes": 10_000_000, "edges": 20_000_000, "features": 100_000, "seed": 2**63 - 1}
+MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32
+DENSE = 4  # above one pair in so many, all pairs are ranked; below, pairs are drawn until enough differ
+
+
+@dataclass(frozen=True)
+class RandomSpec:
+    nodes: int
+    edges: int  # directed, exact
+    degrees: str = "uniform"  # uniform|powerlaw|clique
+    seed: int = 0
+    features: int = 16
+
+
+def parse(text: str) -> RandomSpec:
+    """Reads `nodes=...,edges=...[,degrees=...][,seed=...][,features=...]`; raises `GraphError` for anything else."""
+    given: dict[str, int | str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in RandomSpec.__dataclass_fields__:
+            near = difflib.get_close_matches(key, RandomSpec.__dataclass_fields__, n=1)
+            hint = f", did you mean {near[0]}=?" if near else ""
+            allowed = "nodes=, edges=, degrees=, seed=, features="
+            raise GraphError(f"random graph: {shown(part)} is not understood{hint}; allowed are {allowed}")
+        if key in given:
+            raise GraphError(f"random graph: {key} is given twice; give it once")
+        given[key] = value if key == "degrees" else _integer(key, value)
+    missing = [f"{key}=" for key in ("nodes", "edges") if key not in given]
+    if missing:
+        raise GraphError(f"random graph: {' and '.join(missing)} missing; write random:nodes=1000,edges=10000")
+    return _possible(RandomSpec(**given))
+
+
+def _integer(key: str, value: str) -> int:
+    low = {"nodes": 2, "edges": 1, "features": 1, "seed": 0}[key]
+    if not (value.isascii() and value.isdigit() and len(value) < 20 and low <= int(value) <= MOST[key]):
+        raise GraphError(f"random graph: {key}={shown(value)}: an integer {low}..{MOST[key]} is needed")
+    return int(value)
+
+
+def _possible(spec: RandomSpec) -> RandomSpec:
+    if spec.degrees not in DEGREES:
+        raise GraphError(f"random graph: degrees={shown(spec.degrees)}: one of {', '.join(DEGREES)} is needed")
+    most = spec.nodes * (spec.nodes - 1)
+    if spec.edges > most:
+        raise GraphError(
+            f"random graph: {spec.nodes} nodes have at most {most} directed edges, edges={spec.edges} cannot be had"
+        )
+    if spec.nodes * spec.features > MOST_NUMBERS:
+        raise GraphError(f"random graph: {spec.nodes} nodes * {spec.features} features exceed {MOST_NUMBERS} numbers")
+    return spec
+
+
+def generate(spec: RandomSpec) -> Data:
+    """`x` (N, features) standard normal, `edge_index` (2, E) by source, then target; same spec, same graph."""
+    rng = np.random.default_rng(spec.seed)
+    if spec.degrees == "clique":
+        source, target = _in_groups(spec.nodes, spec.edges, rng)
+    else:
+        power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
+        weight = np.arange(1, spec.nodes + 1, dtype=np.float64) ** -power
+        source, target = _weighted_pairs(weight, spec.edges, rng)
+    shuffled = rng.permutation(spec.nodes)
+    source, target = shuffled[source], shuffled[target]
+    order = np.lexsort((target, source))
+    x = rng.standard_normal((spec.nodes, spec.features), dtype=np.float32)
+    return Data(x=torch.from_numpy(x), edge_index=torch.from_numpy(np.stack([source[order], target[order]])))
+
+
+def _weighted_pairs(weight: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct pairs, drawn one after the other with chances proportional to the product of their nodes' weights."""
+    n = len(weight)
+    if count * DENSE >= n * (n - 1):
+        # the same draw by ranking all pairs by exponential clocks (Efraimidis & Spirakis 2006)
+        source, target = np.divmod(np.flatnonzero(~np.eye(n, dtype=bool)), n)
+        clock = rng.exponential(size=len(source)) / (weight[source] * weight[target])
+        first = np.argpartition(clock, count - 1)[:count]
+        return source[first], target[first]
+    ladder = np.cumsum(weight)
+
+    def draw(size: int) -> np.ndarray:
+        ends = np.searchsorted(ladder, rng.random((2, size)) * ladder[-1], side="right").clip(max=n - 1)
+        return (ends[0] * n + ends[1])[ends[0] != ends[1]]
+
+    return np.divmod(_first_distinct(draw, count), n)
+
+
+def _first_distinct(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
+    """The first `count` different values of an endless sequence of draws."""
+    drawn = np.empty(0, dtype=np.int64)
+    while len(drawn) < count:
+        drawn = np.concatenate([drawn, draw(count - len(drawn) + 16)])
+        drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+    return drawn[:count]
+
+
+def _in_groups(nodes: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    size = _group_size(nodes, count)
+    sizes = np.full(-(-nodes // size), size)
+    sizes[-1] = nodes - size * (len(sizes) - 1)
+    pairs = sizes * (sizes - 1)
+    kept = np.sort(rng.permutation(pairs.sum())[:count])  # positions in the list of all pairs, group after group
+    group = np.searchsorted(np.cumsum(pairs), kept, side="right")
+    place = kept - (np.cumsum(pairs) - pairs)[group]
+    source, target = np.divmod(place, sizes[group] - 1)
+    target += target >= source  # the diagonal is left out
+    return group * size + source, group * size + target
+
+
+def _group_size(nodes: int, count: int) -> int:
+    """The smallest group size k (N // k full groups and a rest) that holds `count` ordered pairs."""
+
+    def holds(k: int) -> int:
+        full, rest = divmod(nodes, k)
+        return full * k * (k - 1) + rest * (rest - 1)
+
+    # N (k - 1) bounds the pairs from above, so no smaller k can do
+    return next(k for k in range(max(2, count // nodes + 1), nodes + 1) if holds(k) >= count)

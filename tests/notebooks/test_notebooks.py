@@ -1,0 +1,85 @@
+"""Every notebook runs from top to bottom with its quick parameters, and what must not change does not change.
+
+nbval runs a copy with the parameters put in; of its cells those tagged `nbval-check-output` are compared.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import papermill
+import pytest
+
+from gnnlab.lab import parameters, results
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def prepared(notebook, tmp_path, **changes):
+    """A copy with the quick parameters, whose outputs go to `tmp_path/out`."""
+    values = parameters.load_yaml(ROOT / "params" / "quick" / f"{notebook.stem}.yaml")
+    values |= {"output_dir": str(tmp_path / "out")} | changes
+    copy = tmp_path / notebook.name
+    papermill.execute_notebook(notebook, copy, values, prepare_only=True, progress_bar=False)
+    return copy
+
+
+def nbval(notebook):
+    command = [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "-q", "-p", "no:cacheprovider"]
+    command += ["-o", "filterwarnings=", "-o", "addopts=", "-o", "timeout=600", "--nbval-cell-timeout=300"]
+    return subprocess.run(
+        [*command, str(notebook)], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTEST_ADDOPTS": ""}
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_runs_and_keeps_what_must_not_change(notebook, tmp_path):
+    done = nbval(prepared(notebook, tmp_path))
+    assert done.returncode == 0, done.stdout[-4000:]
+    result = results.read(tmp_path / "out" / f"{notebook.stem}.json")
+    assert result.status == "passed" and result.claims and result.figures
+    for figure in result.figures:
+        assert (tmp_path / "out" / figure.png).stat().st_size > 1000
+        assert figure.alt and figure.title
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_keeps_an_output_to_compare_and_no_other(notebook):
+    cells = [c for c in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    kept = [c for c in cells if c["outputs"]]
+    assert kept and all({"keep_output", "nbval-check-output"} <= set(c["metadata"].get("tags", [])) for c in kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("no_such_parameter", 1, "no_such_parameter"), ("device", "tpu", "device"), ("budget_s", -1.0, "budget_s")],
+)
+def test_a_bad_parameter_stops_papermill_alone_in_one_line_before_anything_is_measured(name, value, message, tmp_path):
+    """Without the runner, papermill lets anything through; the notebook's first cell does not."""
+    notebook = ROOT / "notebooks" / "01_profile_bottlenecks.ipynb"
+    out = tmp_path / "out.ipynb"
+    with pytest.raises(papermill.PapermillExecutionError) as error:
+        papermill.execute_notebook(
+            notebook, out, {"output_dir": str(tmp_path / "out"), name: value}, progress_bar=False, cwd=str(ROOT)
+        )
+    assert error.value.ename == "ParameterError" and message in error.value.evalue
+    assert "\n" not in error.value.evalue and not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a CUDA device here")
+def test_without_its_device_the_notebook_is_skipped_with_the_reason(tmp_path):
+    notebook = ROOT / "notebooks" / "01_profile_bottlenecks.ipynb"
+    papermill.execute_notebook(
+        notebook,
+        tmp_path / "out.ipynb",
+        {"output_dir": str(tmp_path / "out"), "device": "cuda"},
+        progress_bar=False,
+        cwd=str(ROOT),
+    )
+    result = results.read(tmp_path / "out" / "01_profile_bottlenecks.json")
+    assert result.status == "skipped" and "no CUDA device here" in result.reason
+    assert result.measurements == [] and result.metrics == {}

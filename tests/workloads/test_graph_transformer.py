@@ -1,0 +1,199 @@
+"""The graph transformer of study 2 and its encodings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GPSConv
+
+from gnnlab.workloads import graphs
+from gnnlab.workloads.encodings import FIELDS, Encodings
+from gnnlab.workloads.errors import ModelError
+from gnnlab.workloads.graph_transformer import MPNN_TYPES, READOUTS, GraphTransformer, gps_layer
+
+SMALL = {"hidden_dim": 16, "num_layers": 2, "num_heads": 4, "ffn_dim": 24, "pe_dim": 4}
+
+
+def path(nodes: int, features: int = 3) -> Data:
+    """0 - 1 - 2 - ..., both ways."""
+    steps = torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)])
+    x = torch.randn(nodes, features, generator=torch.Generator().manual_seed(nodes))
+    return Data(x=x, edge_index=torch.cat([steps, steps.flip(0)], dim=1))
+
+
+def model_for(data: Data, **options) -> GraphTransformer:
+    torch.manual_seed(0)
+    return GraphTransformer.from_graph(data, **(SMALL | options)).eval()
+
+
+@pytest.mark.parametrize("mpnn_type", MPNN_TYPES)
+@pytest.mark.parametrize("pe_type", ["none", "lap", "rwse"])
+@pytest.mark.parametrize("readout", READOUTS)
+def test_graphs_of_a_batch_are_answered_as_they_are_alone(mpnn_type, pe_type, readout):
+    alone = [path(5), path(2), path(7)]
+    model = model_for(alone[0], mpnn_type=mpnn_type, pe_type=pe_type, readout=readout, out_features=2)
+    together = model(model.prepare(Batch.from_data_list(alone)))
+    each = torch.cat([model(model.prepare(data)) for data in alone])
+    assert together.shape == ((14, 2) if readout == "node" else (3, 2))
+    torch.testing.assert_close(together, each, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mpnn_type", MPNN_TYPES)
+def test_renumbering_the_nodes_renumbers_the_answer(mpnn_type):
+    data = path(6)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    place = order.argsort()
+    model = model_for(data, mpnn_type=mpnn_type)
+    moved = Data(x=data.x[order], edge_index=place[data.edge_index])
+    torch.testing.assert_close(model(moved), model(data)[order], rtol=1e-5, atol=1e-5)
+
+
+def test_input_edges_and_encodings_all_have_an_effect():
+    data = path(6)
+    model = model_for(data, pe_type="lap")
+    prepared = model.prepare(data)
+    answer = model(prepared)
+    for field, other in (
+        ("x", data.x + 1),
+        ("edge_index", data.edge_index[:, 1:]),
+        (FIELDS["lap"], prepared[FIELDS["lap"]] + 1),
+    ):
+        changed = prepared.clone()
+        changed[field] = other
+        assert not torch.allclose(model(changed), answer)
+
+
+def test_sizes_are_those_of_the_worked_example_and_can_be_read_from_the_model():
+    model = GraphTransformer(256)
+    read = {name: getattr(model, name) for name in ("hidden_dim", "num_layers", "num_heads", "ffn_dim", "mpnn_type")}
+    assert read == {"hidden_dim": 256, "num_layers": 6, "num_heads": 8, "ffn_dim": 512, "mpnn_type": "gin"}
+    h, f = 256, 512
+    gin, attention, ffn, norms = 2 * (h * h + h), 4 * (h * h + h), 2 * h * f + f + h, 3 * 2 * h
+    assert sum(p.numel() for p in model.parameters()) == 6 * (gin + attention + ffn + norms) + h * h + h + h + 1
+
+
+def test_the_feed_forward_width_is_a_parameter_and_the_rest_is_gpsconv():
+    layer = gps_layer(8, 2, 20, "gin")
+    assert isinstance(layer, GPSConv)
+    assert [tuple(p.shape) for p in layer.mlp.parameters()] == [(20, 8), (20,), (8, 20), (8,)]
+    assert {norm.mode for norm in (layer.norm1, layer.norm2, layer.norm3)} == {"node"}
+    layer.reset_parameters()  # reaches the exchanged network too
+    assert layer(torch.ones(3, 8), torch.tensor([[0, 1], [1, 2]])).shape == (3, 8)
+
+
+def test_matrix_products_of_the_worked_example_are_those_of_its_sizes():
+    data = Data(x=torch.ones(500, 256), edge_index=torch.randint(0, 500, (2, 2500)))
+    # the plain form of attention: torch's counter does not know the fused ones of a CPU
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        GraphTransformer(256).eval()(data)
+    n, h, f = 500, 256, 512
+    linear = 2 * n * h * h
+    assert counter.get_total_flops() == linear + 6 * (6 * linear + 4 * n * n * h + 4 * n * h * f) + 2 * n * h
+
+
+def test_it_trains_and_every_parameter_gets_a_gradient():
+    data = path(6)
+    model = model_for(data, pe_type="rwse", dropout=0.5).train()
+    prepared = model.prepare(data)
+    assert not torch.equal(model(prepared), model(prepared))
+    model(prepared).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_heads": 3}, "hidden_dim=16 must be a multiple of num_heads=3"),
+        ({"hidden_dim": 0}, "hidden_dim must be an integer"),
+        ({"num_layers": 1.5}, "num_layers must be an integer"),
+        ({"ffn_dim": True}, "ffn_dim must be an integer"),
+        ({"mpnn_type": "sage"}, "gin, gat, gcn"),
+        ({"pe_type": "laplace"}, "none, lap, rwse"),
+        ({"readout": "edge"}, "node, graph"),
+        ({"dropout": 1.0}, "dropout"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options, told):
+    with pytest.raises(ModelError, match=told):
+        model_for(path(4), **options)
+
+
+def test_data_that_lacks_something_is_refused():
+    data = path(6)
+    model = model_for(data, pe_type="lap")
+    with pytest.raises(ModelError, match=r"lap encoding of 4 columns is needed, the graph has none; .*prepare"):
+        model(data)
+    with pytest.raises(ModelError, match="has one of 3 columns"):
+        model(Encodings("lap", 3)(data))
+    with pytest.raises(ModelError, match=r"x must have shape \(N, 3\), got shape \(6, 5\)"):
+        model(path(6, features=5))
+    with pytest.raises(ModelError, match="got none"):
+        model(Data(edge_index=data.edge_index, num_nodes=6))
+
+
+# --- encodings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [30, 150])  # dense, and iterative
+@pytest.mark.parametrize("kind", ["lap", "rwse"])
+def test_encodings_are_deterministic_and_leave_the_random_state_alone(kind, nodes):
+    data = graphs.load(f"random:nodes={nodes},edges={6 * nodes}")
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = Encodings(kind, 4)(data)[FIELDS[kind]]
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(12345)
+    again = Encodings(kind, 4)(data)
+    assert torch.equal(again[FIELDS[kind]], first) and FIELDS[kind] not in data
+    assert first.shape == (nodes, 4) and first.dtype == torch.float32 and first.isfinite().all()
+
+
+@pytest.mark.parametrize("nodes", [30, 150])
+def test_laplacian_encodings_are_the_eigenvectors_with_the_largest_entry_positive(nodes):
+    data = path(nodes)
+    encoding = Encodings("lap", 3)(data)[FIELDS["lap"]].double()
+    adjacency = torch.zeros(nodes, nodes, dtype=torch.float64).index_put_(
+        tuple(data.edge_index), torch.tensor(1.0).double()
+    )
+    scale = adjacency.sum(dim=1).rsqrt()
+    laplacian = torch.eye(nodes) - scale[:, None] * adjacency * scale
+    values = torch.linalg.eigvalsh(laplacian)[1:4]
+    torch.testing.assert_close(laplacian @ encoding, encoding * values, rtol=0, atol=1e-4)
+    torch.testing.assert_close(encoding.norm(dim=0), torch.ones(3).double(), rtol=0, atol=1e-4)
+    assert (encoding.gather(0, encoding.abs().argmax(dim=0, keepdim=True)) > 0).all()
+
+
+def test_random_walk_encodings_are_chances_of_return():
+    encoding = Encodings("rwse", 4)(path(3))[FIELDS["rwse"]]
+    assert encoding.tolist() == [[0, 0.5, 0, 0.5], [0, 1, 0, 1], [0, 0.5, 0, 0.5]]
+
+
+def test_encodings_do_not_depend_on_weights_or_repeated_edges():
+    data = path(5)
+    heavy = Data(edge_index=torch.cat([data.edge_index] * 2, dim=1), edge_weight=torch.rand(16) - 2, num_nodes=5)
+    for kind, field in FIELDS.items():
+        assert torch.equal(Encodings(kind, 3)(heavy)[field], Encodings(kind, 3)(data)[field])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_graphs_smaller_than_the_encoding_get_an_answer(nodes):
+    data = path(nodes) if nodes > 1 else Data(x=torch.ones(1, 3), edge_index=torch.zeros(2, 1, dtype=torch.int64))
+    for kind in ("lap", "rwse"):
+        model = model_for(data, pe_type=kind, pe_dim=16)
+        prepared = model.prepare(data)
+        assert prepared[FIELDS[kind]].shape == (nodes, 16) and model(prepared).isfinite().all()
+    assert not Encodings("lap", 16)(data)[FIELDS["lap"]][:, max(nodes - 1, 0) :].any()
+
+
+def test_no_encoding_is_a_transform_that_adds_nothing():
+    data = path(4)
+    assert Encodings("none", 16)(data).keys() == data.keys()
+
+
+@pytest.mark.parametrize(("kind", "dim"), [("laplace", 4), ("lap", 0), ("rwse", 1.5)])
+def test_unknown_encodings_are_refused(kind, dim):
+    with pytest.raises(ModelError, match=r"^encodings: "):
+        Encodings(kind, dim)

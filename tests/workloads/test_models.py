@@ -1,0 +1,277 @@
+"""`build` gives a workload that runs, or one clear line."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from gnnlab.workloads.encodings import FIELDS
+from gnnlab.workloads.errors import GraphError, ModelError
+from gnnlab.workloads.graph_transformer import GraphTransformer
+from gnnlab.workloads.models import BUILT_IN, build
+from gnnlab.workloads.symptom_gat import SEED_OPTIMIZED, SymptomGAT
+
+MINE = """
+    import torch
+    from torch import nn
+    from torch_geometric.nn import GCNConv
+
+    class Fields(nn.Module):
+        def __init__(self, data):
+            super().__init__()
+            self.conv = GCNConv(data.num_features, 4)
+            self.dropout = nn.Dropout(0.5)
+        def forward(self, x, edge_index, edge_weight=None, edge_attr=None, flag=True):
+            assert not self.training
+            return self.dropout(self.conv(x, edge_index, edge_weight))
+
+    class Whole(nn.Module):
+        def forward(self, data, verbose=False): return data.x
+
+    class Unnamed(nn.Module):
+        def forward(self, g): return g.x
+
+    class Batched(nn.Module):
+        def forward(self, batch): return batch.x
+
+    class Starred(nn.Module):
+        def forward(self, *args): return args[0].x
+
+    class Alone(nn.Module):
+        def forward(self, rows=3): return torch.ones(rows, 2)
+
+    class Features(nn.Module):
+        def forward(self, x): return x.sum(dim=0)
+
+    class Pooled(nn.Module):
+        def forward(self, x, batch, num_nodes):
+            assert batch.shape == (num_nodes,)
+            return x
+
+    class Placed(nn.Module):
+        def forward(self, x, edge_index, /): return x
+
+    class Positions(nn.Module):
+        def forward(self, x, pos, z): return x
+
+    class Fails(nn.Module):
+        def forward(self, x): return x @ torch.ones(999, 1)
+
+    class Sized(nn.Module):
+        def __init__(self, data, *, hidden_dim=8):
+            super().__init__()
+            self.lin = nn.Linear(data.num_features, hidden_dim)
+        def forward(self, x): return self.lin(x)
+
+    def make(data): return Fields(data)
+    def plain(): return Features()
+    def defaults(width=7): return nn.Linear(width, width) if width != 7 else Features()
+    def keyword(*, width=3): return Features()
+    def raises(data): raise KeyError("no such\\nthing")
+    def stops(data): raise SystemExit(3)
+    def returns(data): return "a model"
+    def needs(data, width): return Features()
+    def here(data):
+        import mine_helper
+        return Features()
+    number = 5
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The current folder holds a module `mine` of the reader's."""
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
+    (tmp_path / "mine_helper.py").write_text("")
+    (tmp_path / "mine_broken.py").write_text("def f(:\n")
+    (tmp_path / "mine_lacking.py").write_text("import no_such_package_anywhere\n")
+    (tmp_path / "mine_exits.py").write_text("import sys\nsys.exit('usage')\n")
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition("_")[0] == "mine" or name == "mine"]:
+        del sys.modules[name]
+
+
+def refused(model: object, graph="karate", **options) -> str:
+    with pytest.raises(ModelError) as caught:
+        build(model, graph, **options)
+    line = str(caught.value)
+    assert line and "\n" not in line
+    return line
+
+
+def run(workload) -> torch.Tensor:
+    """A forward as everything that measures does it."""
+    model, batch = workload.model.eval(), workload.batch
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+# --- built in --------------------------------------------------------------------------------------------------------
+
+
+def test_symptom_gat_is_asked_for_rows():
+    workload = build("symptom_gat", "symptoms")
+    assert isinstance(workload.model, SymptomGAT) and workload.batch == {"batch_size": 32}
+    assert workload.label == "symptom_gat on symptoms" and run(workload).shape == (32, 256)
+    assert build("symptom_gat", "karate", batch_size=4).batch == {"batch_size": 4}
+
+
+def test_graph_transformer_is_given_the_graph_with_its_encoding():
+    workload = build("graph_transformer", "karate", num_layers=1, hidden_dim=16, num_heads=2, pe_type="lap", pe_dim=5)
+    assert isinstance(workload.model, GraphTransformer) and isinstance(workload.batch, Data)
+    assert workload.batch[FIELDS["lap"]].shape == (34, 5) and run(workload).shape == (34, 1)
+    assert workload.label == "graph_transformer on karate"
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_seed_decides_the_weights_and_the_random_state_is_left_alone(name):
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    first, same, other = (build(name, "karate", seed=seed).model.state_dict() for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_the_optimized_form_is_built_with_the_weights_of_the_baseline():
+    eager = {key: value for key, value in SEED_OPTIMIZED.items() if key != "use_compile"}
+    pair = build("symptom_gat", "symptoms"), build("symptom_gat", "symptoms", **eager)
+    assert torch.equal(run(pair[0]), run(pair[1]))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "told"),
+    [
+        ("graph_transformr", {}, "did you mean graph_transformer?"),
+        ("", {}, "symptom_gat, graph_transformer or module:factory"),
+        (None, {}, "is no model"),
+        ("graph_transformer", {"hiden_dim": 3}, "did you mean hidden_dim?"),
+        ("graph_transformer", {"in_features": 3}, "has no option 'in_features'"),
+        ("symptom_gat", {"hidden_dim": 3}, "cached_ids, expand, use_compile"),
+        ("symptom_gat", {"batch_size": 0}, "batch_size"),
+        ("graph_transformer", {"num_heads": 7}, "multiple"),
+    ],
+)
+def test_unknown_models_and_options_are_refused(model, options, told):
+    assert told in refused(model, **options)
+
+
+def test_options_that_are_none_count_as_not_given():
+    assert build("graph_transformer", "karate", num_layers=None, hidden_dim=8).model.num_layers == 6
+
+
+@pytest.mark.parametrize("spec", ["symptom_gat", "graph_transformer", "mine:Fields", "mine:Placed", "mine:Whole"])
+def test_a_workload_moves_its_model_and_batch_and_leaves_the_graph_where_it_is(mine, spec):
+    workload = build(spec, "symptoms")
+    moved = workload.to("meta")
+    batch = moved.batch.values() if isinstance(moved.batch, dict) else moved.batch
+    batch = [value for _, value in moved.batch] if isinstance(moved.batch, Data) else batch
+    tensors = [*moved.model.state_dict().values(), *(t for t in batch if isinstance(t, torch.Tensor))]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert moved.graph.x.device.type == "cpu" and moved.label == workload.label
+
+
+def test_a_workload_describes_itself_in_sizes():
+    told = build("symptom_gat", "symptoms").describe()
+    assert {name: told[name] for name in ("nodes", "edges", "features", "parameters")} == {
+        "nodes": 58,
+        "edges": 776,
+        "features": 5,
+        "parameters": 169_856,
+    }
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "toaster", 1.5])
+def test_a_device_that_is_not_there_is_refused(device):
+    with pytest.raises(ModelError, match="cannot be used here"):
+        build("symptom_gat", "symptoms").to(device)
+
+
+def test_a_bad_graph_is_a_graph_error():
+    with pytest.raises(GraphError):
+        build("symptom_gat", "nowhere")
+
+
+# --- the reader's own ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factory", "fields"),
+    [
+        ("Fields", ["x", "edge_index", "edge_weight"]),
+        ("make", ["x", "edge_index", "edge_weight"]),
+        ("Features", ["x"]),
+        ("plain", ["x"]),
+        ("defaults", ["x"]),
+        ("keyword", ["x"]),
+        ("here", ["x"]),
+        ("Pooled", ["x", "batch", "num_nodes"]),
+        ("Alone", []),
+    ],
+)
+def test_forward_is_given_the_fields_that_it_names(mine, factory, fields):
+    workload = build(f"mine:{factory}", "symptoms")
+    assert list(workload.batch) == fields
+    assert workload.name == f"mine:{factory}" and run(workload).numel()
+
+
+@pytest.mark.parametrize("factory", ["Whole", "Unnamed", "Batched", "Starred"])
+def test_forward_is_given_the_whole_graph_where_it_names_no_field(mine, factory):
+    assert isinstance(build(f"mine:{factory}", "symptoms").batch, Data)
+
+
+def test_positional_arguments_come_as_a_tuple(mine):
+    assert [tuple(part.shape) for part in build("mine:Placed", "symptoms").batch] == [(58, 5), (2, 776)]
+
+
+def test_a_batch_of_graphs_keeps_its_own_assignment(mine):
+    pair = Batch.from_data_list([Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))] * 2)
+    assert build("mine:Pooled", pair).batch["batch"].tolist() == [0, 0, 1, 1]
+
+
+def test_the_trial_leaves_the_model_in_training_mode_and_the_path_as_it_was(mine):
+    path = list(sys.path)
+    assert all(module.training for module in build("mine:Fields", "symptoms").model.modules())
+    assert sys.path == path
+
+
+def test_options_reach_the_factory(mine):
+    assert build("mine:Sized", "karate", hidden_dim=3).model.lin.out_features == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("no_such_module_anywhere:make", r"there is no module no_such_module_anywhere"),
+        ("no_such.module:make", r"there is no module no_such\.module"),
+        ("mine_lacking:make", r"mine_lacking needs no_such_package_anywhere, which is not installed"),
+        ("mine_broken:f", r"mine_broken cannot be imported: SyntaxError"),
+        ("mine_exits:f", r"mine_exits cannot be imported: SystemExit: usage"),
+        ("mine:mke", r"module mine has no factory 'mke'; near are make"),
+        ("mine:", r"module mine has no factory ''"),
+        ("mine:number", r"number is no function or class but 5"),
+        ("mine:raises", r"mine:raises raised KeyError: 'no such\\nthing'"),
+        ("mine:stops", r"mine:stops raised SystemExit: 3"),
+        ("mine:returns", r"must return a torch.nn.Module, it returned 'a model'"),
+        ("mine:needs", r"cannot be called with the graph: missing a required argument: 'width'"),
+        ("mine:Positions", r"forward wants pos, z, which the graph lacks; it has edge_index, train_mask, x, y"),
+        ("mine:Fails", r"its forward raised RuntimeError: .*shapes cannot be multiplied"),
+        (":make", r"is no name of a module"),
+        ("C:\\models\\mine.py:make", r"is no name of a module"),
+        ("./mine.py:make", r"is no name of a module"),
+        ("a:b\nc", r"there is no module a"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said_in_one_line(mine, spec, told):
+    assert re.search(told, refused(spec))
+
+
+def test_options_that_a_factory_does_not_know_are_refused(mine):
+    assert "got an unexpected keyword argument 'hidden_dim'" in refused("mine:make", hidden_dim=3)
