@@ -19,7 +19,9 @@ def test_a_result_reads_back_as_it_was_written(tmp_path, result_file):
     result = result_file(
         metrics={"forward": Quantity(value=1.5, unit="ms", ci=(1.4, 1.6), n=30, better="lower")},
         measurements=[
-            Measurement(name="forward", quantity=Quantity(value=1.5, unit="ms"), samples=[1.4, 1.6], conditions=CONDITIONS),
+            Measurement(
+                name="forward", quantity=Quantity(value=1.5, unit="ms"), samples=[1.4, 1.6], conditions=CONDITIONS
+            ),
             Measurement(name="cuda", status="unavailable", reason="no CUDA device", conditions=CONDITIONS),
         ],
     )
@@ -68,7 +70,9 @@ def test_a_disk_that_is_full_leaves_the_earlier_file_whole_and_no_litter(tmp_pat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
 def test_the_writer_reports_a_really_full_device(monkeypatch, tmp_path):
-    monkeypatch.setattr(results.tempfile, "mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "x")))
+    monkeypatch.setattr(
+        results.tempfile, "mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "x"))
+    )
     with pytest.raises(ResultError, match="No space left"):
         results.write_json(tmp_path / "a.json", {"a": 1})
 

@@ -88,7 +88,8 @@ class Tiny(nn.Module):
     def forward(self, data):
         assert not self.training and not torch.is_grad_enabled()
         if self.pe_type != "none":
-            assert data.pe.shape == (data.num_nodes, self.pe_dim)
+            field = {"lap": "laplacian_eigenvector_pe", "rwse": "random_walk_pe"}[self.pe_type]
+            assert data[field].shape == (data.num_nodes, self.pe_dim)
         x = data.x
         for layer in self.layers:
             x = layer(x)

@@ -1,0 +1,214 @@
+"""What there is to run, in which order, and with which parameters."""
+
+import nbformat
+import pytest
+
+from gnnlab.lab import discovery
+from gnnlab.lab.discovery import Notebook, ParameterSet, RunnerError
+from gnnlab.lab.parameters import ParameterError
+
+CELL = "width: int = 8  # channels; 1..64\noutput_dir: str = 'outputs/quick'  # where results go"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    for folder in ("notebooks", "params/quick", "params/full"):
+        (tmp_path / folder).mkdir(parents=True)
+    return tmp_path
+
+
+def notebook(repository, name, source=CELL, **about):
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+    path = repository / "notebooks" / f"{name}.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"gnnlab": about} if about else {}), path)
+    return path
+
+
+def refused(function, *arguments, **options):
+    with pytest.raises((RunnerError, ParameterError)) as refusal:
+        function(*arguments, **options)
+    assert len(str(refusal.value).splitlines()) == 1
+    return str(refusal.value)
+
+
+# ---- notebooks
+
+
+def test_the_repository_is_found_from_a_folder_in_it(repository):
+    assert discovery.root(repository / "params/quick") == repository
+
+
+def test_notebooks_have_numbers_needs_and_a_time_limit(repository):
+    notebook(repository, "01_first")
+    notebook(repository, "02_second", needs=["01"], timeout_minutes=10)
+    notebook(repository, "scratch")
+    found = discovery.notebooks(repository)
+    assert list(found) == ["01", "02"]
+    assert (found["02"].name, found["02"].needs, found["02"].timeout_minutes) == ("02_second", ("01",), 10.0)
+    assert (found["01"].needs, found["01"].timeout_minutes) == ((), discovery.DEFAULT_TIMEOUT_MINUTES)
+
+
+def test_notebooks_come_after_what_they_need_and_else_by_number(repository):
+    for name, needs in {"01_a": ["04"], "02_b": [], "03_c": ["01"], "04_d": [], "05_e": ["02"]}.items():
+        notebook(repository, name, needs=needs)
+    assert list(discovery.notebooks(repository)) == ["02", "04", "01", "03", "05"]
+
+
+@pytest.mark.parametrize("word", ["01", "1", "01_first", "notebooks/01_first.ipynb"])
+def test_a_notebook_is_chosen_by_number_name_or_path(repository, word):
+    notebook(repository, "01_first")
+    assert [chosen.name for chosen in discovery.select(discovery.notebooks(repository), [word])] == ["01_first"]
+
+
+def test_the_wanted_ones_keep_their_order_and_none_wanted_is_all(repository):
+    for name in ("01_a", "02_b", "03_c"):
+        notebook(repository, name)
+    found = discovery.notebooks(repository)
+    assert [chosen.number for chosen in discovery.select(found, ["3", "1", "01"])] == ["01", "03"]
+    assert len(discovery.select(found, [])) == 3
+
+
+def test_a_notebook_that_is_not_there_is_refused_with_those_that_are(repository):
+    notebook(repository, "01_first")
+    found = discovery.notebooks(repository)
+    assert "there is no notebook '2'; there are: 01_first" in refused(discovery.select, found, ["2"])
+    assert "no notebooks" in refused(discovery.select, {}, [])
+
+
+def test_needs_that_cannot_be_met_are_refused(repository):
+    notebook(repository, "01_a", needs=["07"])
+    assert "01_a.ipynb needs notebook '07'" in refused(discovery.notebooks, repository)
+    notebook(repository, "01_a", needs=["02"])
+    notebook(repository, "02_b", needs=["01"])
+    assert "need each other" in refused(discovery.notebooks, repository)
+    notebook(repository, "01_z")
+    assert "same number" in refused(discovery.notebooks, repository)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"cells": []}',
+        '{"metadata": {"gnnlab": 5}}',
+        '{"metadata": {"gnnlab": {"needs": 4}}}',
+        '{"metadata": {"gnnlab": {"timeout_minutes": "long"}}}',
+        '{"metadata": {"gnnlab": {"timeout_minutes": 0}}}',
+        '{"metadata": {"gnnlab": {"timeout_minutes": NaN}}}',
+    ],
+)
+def test_a_damaged_notebook_is_named(repository, content):
+    (repository / "notebooks/01_first.ipynb").write_text(content)
+    assert "01_first.ipynb" in refused(discovery.notebooks, repository)
+
+
+# ---- parameter sets
+
+
+def test_a_parameter_set_is_a_name_or_a_folder(repository, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mine")
+    assert discovery.parameter_set("full", repository) == ParameterSet("full", repository / "params/full")
+    assert discovery.parameter_set(str(folder), repository) == ParameterSet(folder.name, folder)
+    assert "there is no parameter set or folder 'ful'; sets are full, quick" in refused(
+        discovery.parameter_set, "ful", repository
+    )
+    refused(discovery.parameter_set, "", repository)
+
+
+@pytest.fixture
+def chosen(repository):
+    notebook(repository, "01_first")
+    notebook(repository, "02_second", CELL + "\nrate: float = 0.1  # learning rate")
+    return list(discovery.notebooks(repository).values())
+
+
+@pytest.fixture
+def quick(repository):
+    for name in ("01_first", "02_second"):
+        (repository / f"params/quick/{name}.yaml").write_text("width: '9'")
+    return discovery.parameter_set("quick", repository)
+
+
+def test_given_parameters_are_understood_and_defaults_are_left_to_the_notebook(chosen, quick):
+    given = discovery.read_parameters(chosen, quick, [("rate", "1e-3")])
+    assert given == {"01_first": {"width": 9}, "02_second": {"width": 9, "rate": 0.001}}
+
+
+def test_an_override_goes_before_the_file(chosen, quick):
+    assert discovery.read_parameters(chosen, quick, [("width", "10")])["01_first"] == {"width": 10}
+
+
+def test_a_notebook_without_a_file_has_no_parameters(chosen, quick):
+    quick.file(chosen[0]).unlink()
+    assert discovery.read_parameters(chosen, quick)["01_first"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        ([("widht", "1")], "-p widht: unknown parameter 'widht'; did you mean 'width'?"),
+        ([("width", "1"), ("width", "2")], "-p width is given twice"),
+        ([("width", "99")], "width: got 99; allowed is a whole number from 1 to 64"),
+        ([("rate", "fast")], "rate: got 'fast'"),
+    ],
+)
+def test_a_wrong_override_is_refused(chosen, quick, overrides, part):
+    assert part in refused(discovery.read_parameters, chosen, quick, overrides)
+
+
+def test_a_wrong_file_is_named(chosen, quick):
+    quick.file(chosen[1]).write_text("widht: 5")
+    message = refused(discovery.read_parameters, chosen, quick)
+    assert "02_second.yaml: unknown parameter 'widht'; did you mean 'width'?" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("01_frist.yaml", "did you mean 01_first.yaml?"), ("02_second.yml", "02_second.yaml"), ("x.yaml", "")],
+)
+def test_a_file_that_belongs_to_no_notebook_is_refused(chosen, quick, name, hint):
+    (quick.folder / name).write_text("")
+    message = refused(discovery.read_parameters, chosen, quick)
+    assert f"{name} belongs to no notebook" in message and hint in message
+
+
+def test_files_of_notebooks_that_were_not_chosen_are_no_strays(chosen, quick):
+    assert list(discovery.read_parameters(chosen[:1], quick, every=chosen)) == ["01_first"]
+
+
+def test_a_notebook_must_declare_where_its_results_go(repository, quick):
+    path = notebook(repository, "01_first", "width: int = 8  # channels")
+    quick.file(Notebook(repository / "02_second.ipynb")).unlink()
+    assert "declares no parameter output_dir" in refused(discovery.read_parameters, [Notebook(path)], quick)
+
+
+# ---- where results go
+
+
+def test_results_go_to_the_folder_of_the_set_or_where_parameters_say(repository, quick):
+    assert discovery.output_folder(quick, [{"width": 1}], repository) == repository / "outputs/quick"
+    assert discovery.output_folder(quick, [{"output_dir": "x/y"}] * 2, repository) == repository / "x/y"
+    elsewhere = repository.parent / "elsewhere"
+    assert discovery.output_folder(quick, [{"output_dir": str(elsewhere)}], repository) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ([{"output_dir": "a"}, {"output_dir": "b"}], "different output_dir"),
+        ([{"output_dir": "a"}, {}], "different output_dir"),
+        ([{"output_dir": ""}], "holds the repository"),
+        ([{"output_dir": ".."}], "holds the repository"),
+        ([{"output_dir": "params/quick/01_first.yaml"}], "is a file"),
+    ],
+)
+def test_a_folder_that_results_cannot_go_to_is_refused(repository, quick, given, part):
+    assert part in refused(discovery.output_folder, quick, given, repository)
+
+
+def test_a_folder_of_ones_own_does_not_write_over_a_set_of_the_same_name(repository, tmp_path_factory):
+    mine = tmp_path_factory.mktemp("mine") / "quick"
+    mine.mkdir()
+    set_ = discovery.parameter_set(str(mine), repository)
+    assert "outputs/quick belongs to params/quick" in refused(discovery.output_folder, set_, [{}], repository)

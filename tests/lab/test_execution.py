@@ -1,0 +1,98 @@
+"""What is said about cells that fail. (The kernels themselves are tested with the runner.)"""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+import gnnlab
+from gnnlab.lab import execution
+from gnnlab.lab.execution import Progress, execute, one_line
+from gnnlab.lab.results import Status
+
+OURS = Path(gnnlab.__file__).parent / "workloads/graphs.py"
+
+
+def raised(ename, evalue, file=OURS):
+    traceback = [
+        "\x1b[31m---\x1b[39m",
+        f"\x1b[36mFile \x1b[39m\x1b[32m{file}:79\x1b[39m, in \x1b[36mload\x1b[39m(x)\n 77",
+    ]
+    return PapermillExecutionError(3, 4, "source", ename, evalue, [*traceback, f"{ename}: {evalue}"])
+
+
+def ending(monkeypatch, tmp_path, error, **options):
+    def stop(*arguments, **given):
+        raise error
+
+    monkeypatch.setattr(execution.papermill, "execute_notebook", stop)
+    return execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {}, root=tmp_path, timeout_s=600, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (raised("GraphError", "no edges in x.npz"), "no edges in x.npz"),
+        (raised("GraphError", "no edges", "/elsewhere/graphs.py"), "GraphError: no edges (cell [0])"),
+        (raised("ValueError", "bug of ours"), "ValueError: bug of ours (cell [0])"),
+        (raised("StopIteration", ""), "StopIteration (cell [0])"),
+        (raised("SystemExit", "3"), "sys.exit(3) in cell [0]"),
+        (raised("RuntimeError", "\x1b[31mmat1\x1b[0m\n  and mat2"), "RuntimeError: mat1 and mat2 (cell [0])"),
+        (DeadKernelError("Kernel died"), "the kernel died in cell [0]"),
+        (CellTimeoutError("no output"), "the outputs of cell [0] did not arrive (no output)"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (RuntimeError("Kernel didn't respond"), "could not be executed (RuntimeError: Kernel didn't respond)"),
+    ],
+)
+def test_each_end_has_a_reason_of_one_line(monkeypatch, tmp_path, error, reason):
+    ended = ending(monkeypatch, tmp_path, error)
+    assert ended.status is Status.FAILED
+    assert reason in ended.reason and len(ended.reason.splitlines()) == 1
+
+
+def test_a_long_reason_still_says_where(monkeypatch, tmp_path):
+    reason = ending(monkeypatch, tmp_path, raised("RuntimeError", "word " * 1000)).reason
+    assert len(reason) <= execution.LONGEST_REASON and reason.endswith("(cell [0])")
+
+
+def test_a_home_folder_that_the_traceback_shortens_is_still_ours(monkeypatch, tmp_path):
+    monkeypatch.setattr(gnnlab, "__file__", str(Path.home() / "repo/gnnlab/__init__.py"))
+    error = raised("GraphError", "no edges", "~/repo/gnnlab/workloads/graphs.py")
+    assert ending(monkeypatch, tmp_path, error).reason == "no edges"
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [(None, ""), (3, " (exit code 3)"), (-9, " (killed by the system, as when memory runs out)"), (-11, " (signal 11")],
+)
+def test_why_a_kernel_died_is_said_as_far_as_it_is_known(code, cause):
+    assert execution._cause(code).startswith(cause) and bool(execution._cause(code)) == bool(cause)
+
+
+def test_the_place_is_the_cell_and_its_heading():
+    assert Progress(cell=3, heading="Scaling").place == "cell [3], under 'Scaling'"
+
+
+def test_a_reason_is_one_line_without_colours():
+    assert one_line("\x1b[31mred\x1b[0m\n\n two") == "red two"
+    assert len(one_line("x" * 1000)) == execution.LONGEST_REASON
+
+
+def test_clean_takes_out_the_marks_of_papermill_and_leaves_the_rest(tmp_path):
+    error = nbformat.v4.new_output("error", ename="KeyError", evalue="'x'", traceback=[])
+    cells = [
+        nbformat.v4.new_markdown_cell("red", metadata={"tags": ["papermill-error-cell-tag"]}),
+        nbformat.v4.new_code_cell("x", outputs=[error]),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "out.ipynb")
+    execution.clean(tmp_path / "out.ipynb")
+    assert [cell.source for cell in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells] == ["x"]
+
+
+def test_clean_does_not_write_what_has_no_marks(tmp_path):
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x")]), tmp_path / "out.ipynb")
+    before = (tmp_path / "out.ipynb").stat().st_mtime_ns
+    execution.clean(tmp_path / "out.ipynb")
+    assert (tmp_path / "out.ipynb").stat().st_mtime_ns == before

@@ -1,0 +1,361 @@
+"""The strict check of parameters: a clear line for the reader, or values that fit; never anything else."""
+
+import json
+import math
+
+import nbformat
+import papermill
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlab.lab import parameters
+from gnnlab.lab.parameters import Parameter, ParameterError
+
+CELL = """\
+# what to profile
+graph: str = "digits"            # a built-in name, a PyG dataset or a path
+local: str = "gin"               # local message passing; gin|gat|gcn
+hidden: int = 64                 # channels of a hidden layer; 8..1024
+rate: float = 1e-3               # learning rate (0..1)
+seed: int = -1                   # of the random numbers
+
+compiled: bool = False           # also measure under torch.compile
+nodes: list[int] = [100, 500]    # graph sizes, nodes; 1..
+rates: list[float] = []          # learning rates to try, 0..1.
+kinds: list[str] = ["lap"]       # encodings, lap|rwse|none
+heads: int = 4                   # attention heads; 1|2|4|8
+output_dir: str = "outputs/x#y"  # where results go
+"""
+
+
+def notebook(path, source=CELL, tags=("parameters",)):
+    cells = [nbformat.v4.new_code_cell("a = 1"), nbformat.v4.new_code_cell(source, metadata={"tags": list(tags)})]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def declared(tmp_path_factory):
+    return parameters.declared(notebook(tmp_path_factory.mktemp("declared") / "01_x.ipynb"))
+
+
+def refused(function, *arguments):
+    """The message of the refusal, which must be one line."""
+    with pytest.raises(ParameterError) as refusal:
+        function(*arguments)
+    assert len(str(refusal.value).splitlines()) == 1
+    return str(refusal.value)
+
+
+# ---- the declaration
+
+
+def test_a_declaration_gives_name_type_default_meaning_and_limits(declared):
+    assert list(declared)[:4] == ["graph", "local", "hidden", "rate"]
+    assert declared["graph"] == Parameter("graph", "str", "digits", "a built-in name, a PyG dataset or a path")
+    assert declared["local"].choices == ("gin", "gat", "gcn")
+    assert (declared["hidden"].low, declared["hidden"].high) == (8, 1024)
+    assert declared["hidden"].meaning == "channels of a hidden layer"
+    assert (declared["rate"].low, declared["rate"].high, declared["rate"].meaning) == (0.0, 1.0, "learning rate")
+    assert (declared["nodes"].low, declared["nodes"].high) == (1, None)
+    assert declared["rates"].default == [] and declared["rates"].high == 1.0
+    assert declared["heads"].choices == (1, 2, 4, 8)
+    assert declared["seed"].default == -1
+    assert declared["output_dir"].default == "outputs/x#y"
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("x: int = open('f').read()  # m", "not a literal"),
+        ("x: int = __import__('os').system('true')  # m", "not a literal"),
+        ("x = 5  # m", "not of the form"),
+        ("import os", "not of the form"),
+        ("x: int  # m", "not of the form"),
+        ("x: dict = {}  # m", "type 'dict'"),
+        ("x: int = 5", "no comment"),
+        ("x: int = 5  # 1..9", "no comment"),
+        ("x: int = 5  # m; 6..9", "from 6 to 9"),
+        ("x: int = 5  # m; 9..6", "ends swapped"),
+        ("x: int = 5  # m; 1..9 or 2..3", "more than one"),
+        ("x: int = 5  # m; 1...", "cannot be read|does not suit"),
+        ("x: int = 5  # m; 0.5..9", "an end of the range"),
+        ("x: str = 'a'  # m; 1..9", "does not suit"),
+        ("x: bool = True  # m; a|b", "do not suit"),
+        ("x: str = 'a'  # m; b|c", "one of b, c"),
+        ("x: str = 'a'  # m; a||c", "do not suit"),
+        ("x: int = 1  # m; 1|b", "a choice"),
+        ("x: int = 2.5  # m", "a whole number"),
+        ("x: float = True  # m", "a number"),
+        ("x: float = 1e999  # m", "a number"),
+        ("x: list[int] = 5  # m", "a list of whole numbers"),
+        ("x: list[int] = [  # m\n 1]", "several lines"),
+        ("x: int = 5  # m\nx: int = 6  # m", "line 2: x is declared twice"),
+        ("%matplotlib inline", "not Python"),
+        ("x: int = (", "not Python"),
+        ("x: int = " + "-" * 5000 + "1  # m", "line 1"),
+    ],
+)
+def test_a_mistake_in_a_declaration_names_its_line(tmp_path, line, part):
+    message = refused(parameters.declared, notebook(tmp_path / "01_x.ipynb", line))
+    assert "01_x.ipynb" in message and "line" in message
+    assert any(word in message for word in part.split("|"))
+
+
+def test_a_declaration_is_read_and_not_executed(tmp_path):
+    witness = tmp_path / "executed"
+    refused(parameters.declared, notebook(tmp_path / "01_x.ipynb", f"x: int = len([open({str(witness)!r}, 'w')])  # m"))
+    assert not witness.exists()
+
+
+def test_a_notebook_without_its_one_parameters_cell_is_refused(tmp_path):
+    assert "0 code cells" in refused(parameters.declared, notebook(tmp_path / "01_x.ipynb", tags=()))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"cells": 5}', b'{"cells": [5]}', b"\xff\xfe", b'{"nbformat": 4}', b"[" * 10**5]
+)
+def test_a_file_of_another_kind_is_no_notebook(tmp_path, content):
+    (tmp_path / "01_x.ipynb").write_bytes(content)
+    assert "01_x.ipynb" in refused(parameters.declared, tmp_path / "01_x.ipynb")
+
+
+# ---- the check
+
+
+def test_defaults_are_filled_in_and_not_shared(declared):
+    values = parameters.check({"hidden": 128}, declared)
+    assert values["hidden"] == 128 and values["local"] == "gin" and list(values) == list(declared)
+    values["nodes"].append(0)
+    assert parameters.check({}, declared)["nodes"] == [100, 500]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "understood"),
+    [
+        ("rate", "1e-3", 0.001),
+        ("rate", 1, 1.0),
+        ("hidden", 64.0, 64),
+        ("hidden", "1e2", 100),
+        ("hidden", "1_000", 1000),
+        ("compiled", True, True),
+        ("nodes", (1, "2"), [1, 2]),
+        ("rates", [], []),
+        ("rates", [0, "1e-2"], [0.0, 0.01]),
+        ("graph", "a b", "a b"),
+        ("heads", "8", 8),
+    ],
+)
+def test_values_are_understood_by_their_type(declared, name, given, understood):
+    value = parameters.check({name: given}, declared)[name]
+    assert value == understood
+    assert type(value) is type(understood)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "part"),
+    [
+        ("hidden", "abc", "hidden: got 'abc'; allowed is a whole number from 8 to 1024"),
+        ("hidden", 4, "got 4; allowed is a whole number from 8 to 1024"),
+        ("hidden", 1025, "1025"),
+        ("hidden", 64.5, "64.5"),
+        ("hidden", True, "got True; allowed is a whole number"),
+        ("hidden", None, "got None"),
+        ("hidden", "010", "'010'"),
+        pytest.param("hidden", 10**5000, "too large to print", id="huge"),
+        ("seed", 2**63, "a whole number"),
+        ("rate", math.nan, "got nan"),
+        ("rate", "inf", "'inf'"),
+        ("rate", ".inf", "'.inf'"),
+        pytest.param("rate", 10**400, "allowed is a number from 0 to 1", id="large"),
+        ("compiled", 1, "true or false"),
+        ("compiled", "yes", "true or false"),
+        ("local", "gcnn", "one of gin, gat, gcn"),
+        ("graph", 5, "put it in quotes"),
+        ("graph", "\ud800", "a text"),
+        ("nodes", 5, "write [5]"),
+        ("nodes", [], "at least one"),
+        ("nodes", [1, 0], "got 0; allowed is a list of whole numbers from 1 up"),
+        ("nodes", [[1]], "got [1]"),
+        ("nodes", "5", "a list of whole numbers"),
+        ("kinds", ["lap", "x"], "got 'x'; allowed is a list of values out of: lap, rwse, none"),
+        ("graph", "a\nb" * 500 + "\x00", "a text"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_is_allowed(declared, name, given, part):
+    message = refused(parameters.check, {name: given}, declared)
+    assert message.startswith(name) and part in message and len(message) < 300
+
+
+@pytest.mark.parametrize("name", ["hiden", "Hidden", "", 5, None, ("a",)])
+def test_an_unknown_name_is_refused(declared, name):
+    assert "unknown parameter" in refused(parameters.check, {name: 1}, declared)
+
+
+def test_the_closest_name_is_named(declared):
+    assert "did you mean 'hidden'?" in refused(parameters.check, {"hiden": 64}, declared)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.complex_numbers()
+    | st.dates(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner),
+    max_leaves=5,
+)
+
+
+def fits(value, parameter):
+    kind = {"int": int, "float": float, "str": str, "bool": bool}[parameter.element]
+    items = value if parameter.is_list else [value]
+    in_range = all(parameter.low is None or parameter.low <= item <= (parameter.high or math.inf) for item in items)
+    return in_range and all(
+        type(item) is kind and (not parameter.choices or item in parameter.choices) for item in items
+    )
+
+
+@given(st.data())
+def test_any_value_is_understood_or_refused_and_never_passed_on(data):
+    declared = parameters._declarations(CELL)
+    given_ = data.draw(st.dictionaries(st.sampled_from(list(declared)), VALUES, max_size=3))
+    try:
+        values = parameters.check(given_, declared)
+    except ParameterError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert all(fits(values[name], parameter) for name, parameter in declared.items())
+        json.dumps(values, allow_nan=False)
+
+
+@given(VALUES)
+def test_anything_but_a_mapping_is_refused(given_):
+    declared = parameters._declarations(CELL)
+    if not isinstance(given_, dict):
+        refused(parameters.check, given_, declared)
+
+
+# ---- parameter files
+
+
+YAML_WORDS = st.sampled_from(
+    ["hidden", "rate: ", "nodes", ": ", "\n", "- ", "[1, 2]", "1e-3", "'", "&a ", "*a", "!!int ", "{", "\t"]
+)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=80), st.text(max_size=80).map(str.encode), st.lists(YAML_WORDS).map("".join).map(str.encode)
+    ).filter(bool)
+)
+def test_no_parameter_file_makes_anything_but_a_parameter_error(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(content)
+    try:
+        parameters.check(parameters.load_yaml(path), parameters._declarations(CELL))
+    except ParameterError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def test_a_parameter_file_is_read(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfhidden: 128\r\nrates: [1e-3, 0.5]\r\n")
+    assert parameters.load_yaml(tmp_path / "a.yaml") == {"hidden": 128, "rates": [0.001, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"a: 1\na: 2", "line 2: 'a' is given twice"),
+        (b"a: {b: 1}", "nothing nested"),
+        (b"\xff\x00", "not UTF-8"),
+        (b"#" * 10**6, "KiB"),
+        (b"PK\x03\x04rest", "line 1"),
+    ],
+)
+def test_a_bad_parameter_file_is_named(tmp_path, content, part):
+    (tmp_path / "a.yaml").write_bytes(content)
+    message = refused(parameters.load_yaml, tmp_path / "a.yaml")
+    assert str(tmp_path / "a.yaml") in message and part in message
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    assert "there is no file" in refused(parameters.load_yaml, tmp_path / "none.yaml")
+    assert "is not a file" in refused(parameters.load_yaml, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("hidden", "128", 128),
+        ("nodes", "[1, 2]", [1, 2]),
+        ("graph", "a: b", "a: b"),
+        ("graph", "5", "5"),
+        ("graph", "'quoted'", "quoted"),
+        ("graph", "", ""),
+        ("compiled", "true", True),
+        ("rate", "-1e-3", -1e-3),
+    ],
+)
+def test_a_value_on_a_command_line_is_read_by_its_type(declared, name, text, value):
+    assert parameters.parse(text, declared[name]) == value
+
+
+def test_a_bad_value_on_a_command_line_names_what_is_allowed(declared):
+    assert "nodes: got '[1,'" in refused(parameters.parse, "[1,", declared["nodes"])
+
+
+# ---- a notebook that papermill runs alone
+
+
+def executed(declared, injected=""):
+    """The namespace of a kernel after its parameter cells."""
+    namespace = {"In": ["", CELL]}
+    exec(CELL, namespace)
+    if injected:
+        namespace["In"].append(injected)
+        exec(injected, namespace)
+    return namespace
+
+
+def test_a_namespace_gives_the_declared_parameters_understood(declared):
+    values = parameters.from_namespace(executed(declared, '# Parameters\nrate = "1e-2"\nhidden = 16\n'), declared)
+    assert values["rate"] == 0.01 and values["hidden"] == 16 and values["graph"] == "digits"
+    assert list(values) == list(declared)
+
+
+def test_an_undeclared_injected_name_is_found(declared):
+    assert "did you mean 'hidden'" in refused(
+        parameters.from_namespace, executed(declared, "# Parameters\nhiden = 16\n"), declared
+    )
+
+
+def test_a_namespace_before_the_parameters_cell_is_refused(declared):
+    assert "graph has no value" in refused(parameters.from_namespace, {}, declared)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+
+
+@given(TEXTS, st.lists(st.floats(0, 1), max_size=3), st.booleans())
+def test_papermill_hands_every_checked_value_on_unchanged(text, rates, flag):
+    declared = parameters._declarations(CELL)
+    values = parameters.check({"graph": text, "rates": rates, "compiled": flag}, declared)
+    injected = papermill.translators.translate_parameters("python3", "python", values, "Parameters")
+    assert parameters.from_namespace(executed(declared, injected), declared) == values
+
+
+def test_a_description_has_a_row_for_each_parameter(declared):
+    rows = parameters.describe(declared)
+    assert [row["name"] for row in rows] == list(declared)
+    assert rows[2] == {
+        "name": "hidden",
+        "type": "int",
+        "default": "64",
+        "meaning": "channels of a hidden layer",
+        "allowed": "a whole number from 8 to 1024",
+    }

@@ -1,0 +1,391 @@
+"""The runner: what runs, what is kept, what is said; on a little repository of three notebooks."""
+
+import io
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import nbformat
+import papermill
+import psutil
+import pytest
+from rich.console import Console
+
+from gnnlab.lab import attempt, execution, freshness, results, runner
+from gnnlab.lab.parameters import ParameterError
+from gnnlab.lab.results import ResultError, Status
+from gnnlab.lab.results_folder import FolderInUseError
+from gnnlab.lab.runner import RunnerError
+
+PARAMETERS = """\
+mode: str = "pass"                  # what happens; pass|raise|refuse|exit|die|slow|silent|damage
+width: int = 8                      # channels; 1..64
+output_dir: str = "outputs/quick"   # where results go"""
+
+BODY = """\
+import os, sys, time
+from pathlib import Path
+from gnnlab.lab import parameters, results
+print("one", flush=True); print("aside", file=sys.stderr, flush=True); print(sys.executable)
+Path(output_dir, "kernel.pid").write_text(str(os.getpid()))
+def finish(status="passed", reason=None):
+    stamp = f"2026-01-02T03:04:05.{time.time_ns()}"
+    fields = dict(params_set="quick", parameters=dict(width=width), environment={}, seconds=0, started=stamp)
+    result = results.ResultFile(notebook=NAME, status=status, reason=reason, **fields)
+    results.write(Path(output_dir, NAME + ".json"), result)
+"""
+
+ACTION = """\
+match mode:
+    case "raise": finish(); raise KeyError("one\\ntwo")
+    case "refuse": parameters.check({"widht": 1}, {"width": None})
+    case "exit": finish(); sys.exit(0)
+    case "die": os._exit(3)
+    case "slow": time.sleep(600)
+    case "damage": Path(output_dir, NAME + ".json").write_text("{}")
+    case "pass": finish(*LAST)"""
+
+
+def code(source, **metadata):
+    return nbformat.v4.new_code_cell(source, metadata=metadata)
+
+
+def write_notebook(path, last=("passed",), **about):
+    cells = [
+        nbformat.v4.new_markdown_cell("# The question"),
+        code(PARAMETERS, tags=["parameters"]),
+        code(f"NAME, LAST = {path.stem!r}, {last!r}\n{BODY}"),
+        nbformat.v4.new_markdown_cell("## The answer\nin words"),
+        code(ACTION),
+    ]
+    metadata = {"gnnlab": about, "kernelspec": {"name": "julia", "display_name": "J", "language": "julia"}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
+
+
+def make_repository(root):
+    write_notebook(root / "notebooks/01_first.ipynb")
+    write_notebook(root / "notebooks/02_second.ipynb", ("skipped", "no GPU here"), needs=["01"])
+    write_notebook(root / "notebooks/03_third.ipynb", needs=["01", "02"], timeout_minutes=0.05)
+    for set_, names in {"quick": ("01_first", "02_second", "03_third"), "npu": ("02_second", "03_third")}.items():
+        for name in names:
+            (root / "params" / set_).mkdir(parents=True, exist_ok=True)
+            (root / "params" / set_ / f"{name}.yaml").write_text('width: "1e1"\n')
+    return root
+
+
+def steady(patch):
+    """Make the surroundings the same in every test, and only count the sites that are built."""
+    built = []
+    site = types.SimpleNamespace(build_site=lambda folder: built.append(folder) or folder / "index.html")
+    patch.setitem(sys.modules, "gnnlab.lab.report", site)
+    patch.setattr(freshness, "package_code", lambda: {"lab/a.py": "1"})
+    patch.setattr(freshness, "machine", lambda: {"cores": 2})
+    return built
+
+
+@pytest.fixture(autouse=True)
+def sites(monkeypatch):
+    return steady(monkeypatch)
+
+
+@pytest.fixture
+def attempted(monkeypatch):
+    """Names of the notebooks that would be run; nothing is."""
+    names = []
+
+    def pretend(notebook, *arguments, **options):
+        names.append(notebook.name)
+        return attempt.Attempt(Status.FAILED, "not really run", 1.0, None, None)
+
+    monkeypatch.setattr(attempt, "attempt", pretend)
+    return names
+
+
+def start(repository, *numbers, **options):
+    """Run, and return the outcomes by number and what was printed."""
+    console = Console(file=io.StringIO(), width=60)
+    outcomes = runner.run(numbers, root=repository, console=console, **options)
+    return {outcome.notebook[:2]: outcome for outcome in outcomes}, console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A repository after its first run: 01 passed, 02 skipped itself, 03 could not start for it."""
+    repository = make_repository(tmp_path_factory.mktemp("repository"))
+    broken = tmp_path_factory.mktemp("jupyter") / "kernels/python3/kernel.json"  # what a user may have installed
+    broken.parent.mkdir(parents=True)
+    broken.write_text('{"argv": ["/no/such/python", "{connection_file}"], "display_name": "P", "language": "python"}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(broken.parents[2]))
+        steady(patch)
+        return repository, *start(repository)
+
+
+@pytest.fixture
+def repository(ran, tmp_path):
+    """A copy of its own of the repository after the first run."""
+    return shutil.copytree(ran[0], tmp_path / "repository")
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- the first run
+
+
+def test_what_passes_or_skips_itself_leaves_results(ran):
+    repository, outcomes, _ = ran
+    folder = repository / "outputs/quick"
+    assert {number: outcome.status for number, outcome in outcomes.items()} == {
+        "01": "passed",
+        "02": "skipped",
+        "03": "skipped",
+    }
+    assert outcomes["01"].ran and outcomes["01"].out_path == folder / "01_first.ipynb"
+    assert outcomes["02"].reason == "no GPU here"
+    assert outcomes["03"].reason == "it needs 02_second, which is skipped" and not outcomes["03"].ran
+    assert sorted(contents(folder)) == [
+        "01_first.ipynb",
+        "01_first.json",
+        "02_second.ipynb",
+        "02_second.json",
+        "kernel.pid",
+        "runs.json",
+    ]
+    assert runner.exit_code(outcomes.values()) == 0
+
+
+def test_the_kernel_is_of_this_interpreter_and_its_parameters_are_understood(ran):
+    notebook = nbformat.read(ran[0] / "outputs/quick/01_first.ipynb", as_version=4)
+    streams = [output.text for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert streams == [f"one\n{sys.executable}\n", "aside\n"]
+    assert results.read(ran[0] / "outputs/quick/01_first.json").parameters == {"width": 10}
+
+
+def test_a_log_gets_one_line_at_the_start_and_one_at_the_end(ran):
+    lines = ran[2].splitlines()
+    assert [re.sub(r"[\d.]+ s", "T", line) for line in lines] == [
+        "01_first   running  first run",
+        "01_first   passed   T",
+        "02_second  running  first run",
+        "02_second  skipped  T  no GPU here",
+        "03_third   skipped  it needs 02_second, which is skipped",
+        f"report: {ran[0] / 'outputs/quick/index.html'}",
+    ]
+
+
+# ---- again
+
+
+def test_what_is_unchanged_is_not_run_again_and_says_why(repository, sites):
+    before = contents(repository)
+    outcomes, printed = start(repository)
+    assert not any(outcome.ran for outcome in outcomes.values())
+    assert re.search(
+        r"01_first +passed +unchanged since \d{4}-\d\d-\d\d \d\d:\d\d: parameters, code, inputs, versions, machine",
+        printed,
+    )
+    assert "02_second  skipped  no GPU here (unchanged since" in printed
+    assert contents(repository) == before
+    assert sites == [repository / "outputs/quick"]
+
+
+def test_what_changed_runs_again_and_is_named(repository, attempted, monkeypatch):
+    (repository / "params/quick/01_first.yaml").write_text("width: 9")
+    monkeypatch.setattr(freshness, "package_code", lambda: {"lab/a.py": "2"})
+    _, printed = start(repository, "01")
+    assert "01_first  running  runs again: parameters changed (width); code changed (lab/a.py)" in printed
+    assert attempted == ["01_first"]
+
+
+def test_what_needs_a_changed_result_runs_again(repository, attempted):
+    result = repository / "outputs/quick/01_first.json"
+    result.write_text(result.read_text().replace("2026", "2025"))
+    _, printed = start(repository, "02")
+    assert "02_second  running  runs again: inputs changed (01_first.json)" in printed
+
+
+def test_what_needs_a_failed_notebook_is_skipped(repository, attempted):
+    outcomes, _ = start(repository, "02", "01", force=True)
+    assert list(outcomes) == ["01", "02"] and attempted == ["01_first"]
+    assert outcomes["02"].reason == "it needs 01_first, which is failed"
+
+
+def test_force_runs_what_is_unchanged_and_braces_in_a_path_are_only_braces(repository):
+    overrides = [("output_dir", "outputs/a{b}"), ("mode", "exit")]
+    outcomes, printed = start(repository, "1", force=True, overrides=overrides)
+    assert outcomes["01"].status == "passed" and "running  forced" in printed
+    assert outcomes["01"].out_path == repository / "outputs/a{b}/01_first.ipynb"
+    notebook = nbformat.read(outcomes["01"].out_path, as_version=4)  # it ended with sys.exit(0) after its results
+    kinds = [output.output_type for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert kinds == ["stream", "stream"] and not any(
+        "papermill-error-cell-tag" in str(cell.metadata) for cell in notebook.cells
+    )
+
+
+# ---- failures
+
+
+def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes(repository):
+    folder = repository / "outputs/quick"
+    (folder / "01_first.html").write_text("earlier")
+    before = contents(folder)
+    outcomes, printed = start(repository, "01", overrides=[("mode", "raise")])
+
+    assert outcomes["01"].status == "failed" and runner.exit_code(outcomes.values()) == 1
+    assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [4], under 'The answer')"
+    assert f"01_first  failed   {outcomes['01'].seconds:.1f} s  KeyError" in printed
+    after = contents(folder)
+    failed = results.read(folder / "01_first.failed.json")
+    assert failed.status == "failed" and failed.reason == outcomes["01"].reason and failed.parameters["mode"] == "raise"
+    assert outcomes["01"].out_path == folder / "01_first.failed.ipynb"
+    assert {name: after[name] for name in before if name != "kernel.pid"} == {
+        name: content for name, content in before.items() if name != "kernel.pid"
+    }
+    assert set(after) - set(before) == {"01_first.failed.json", "01_first.failed.ipynb"}
+
+    outcomes, printed = start(repository, "01")
+    assert outcomes["01"].status == "passed" and "runs again: its last run did not pass" in printed
+    assert not list(folder.glob("*.failed.*"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("refuse", "unknown parameter 'widht'; did you mean 'width'?"),
+        ("die", "the kernel died in cell [4], under 'The answer' (exit code 3)"),
+        ("silent", "it ended without writing 01_first.json; its last cell has to finish the session"),
+        ("damage", "01_first.json is not a result file of this version"),
+    ],
+)
+def test_every_failure_has_a_reason_of_one_line(repository, mode, reason):
+    before = (repository / "outputs/quick/01_first.json").read_bytes()
+    outcome = start(repository, "01", overrides=[("mode", mode)])[0]["01"]
+    assert outcome.status == "failed" and reason in outcome.reason and "\n" not in outcome.reason
+    assert (repository / "outputs/quick/01_first.json").read_bytes() == before
+    assert results.read(repository / "outputs/quick/01_first.failed.json").reason == outcome.reason
+
+
+def test_a_notebook_has_one_time_limit_for_all_its_cells(repository):
+    write_notebook(repository / "notebooks/01_first.ipynb", timeout_minutes=0.05)
+    outcome = start(repository, "01", overrides=[("mode", "slow")])[0]["01"]
+    assert outcome.status == "timeout" and outcome.seconds < 60
+    assert outcome.reason.startswith("not done after 3 seconds; stopped in cell [")
+    assert results.read(repository / "outputs/quick/01_first.failed.json").status == "timeout"
+    assert results.read(repository / "outputs/quick/01_first.json").status == "passed"
+
+
+def test_a_full_disk_is_a_failure_in_one_line(repository, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(papermill, "execute_notebook", full)
+    before = (repository / "outputs/quick/01_first.json").read_bytes()
+    outcome = start(repository, "01", force=True)[0]["01"]
+    assert outcome.status == "failed" and outcome.reason.endswith("01_first.running.ipynb: No space left on device")
+    assert (repository / "outputs/quick/01_first.json").read_bytes() == before
+    monkeypatch.setattr(results.tempfile, "mkstemp", full)
+    with pytest.raises(ResultError, match="No space left on device"):
+        start(repository, "01", force=True)
+    assert (repository / "outputs/quick/01_first.json").read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals to send Ctrl-C to another process")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, sent, code):
+    folder = repository / "outputs/quick"
+    before = (folder / "01_first.json").read_bytes()
+    (folder / "kernel.pid").unlink()
+    command = [sys.executable, "-m", "gnnlab", "run", "01", "-p", "mode", "slow"]
+    process = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    limit = time.monotonic() + 60
+    while not (folder / "kernel.pid").exists() or not (folder / "kernel.pid").read_text():
+        assert time.monotonic() < limit and process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    kernel = psutil.Process(int((folder / "kernel.pid").read_text()))
+    with pytest.raises(FolderInUseError, match=f"process {process.pid} is running notebooks"):
+        start(repository, "01")
+    process.send_signal(sent)
+    printed = process.communicate(timeout=60)[0]
+    kernel.wait(timeout=30)
+
+    assert process.returncode == code and "Traceback" not in printed
+    if sent == signal.SIGINT:
+        assert printed.splitlines()[-1] == "stopped; 0 of 1 notebooks are done; run again to go on"
+        assert not list(folder.glob("*running*")) and not (folder / ".lock").exists()
+    outcomes, _ = start(repository, "03")  # takes over what a dead run held
+    assert outcomes["03"].status == "skipped" and not list(folder.glob("*running*"))
+    assert (folder / "01_first.json").read_bytes() == before
+
+
+# ---- what is asked for
+
+
+def test_a_need_without_results_is_named(repository):
+    shutil.rmtree(repository / "outputs")
+    outcomes, printed = start(repository, "02")
+    assert outcomes["02"].reason == "run 01 first: gnnlab run 01 --params quick"
+    assert not outcomes["02"].ran and "02_second  skipped  run 01 first" in printed
+
+
+def test_a_notebook_without_a_parameter_file_is_skipped(repository):
+    outcomes, _ = start(repository, "01", params_set="npu")
+    assert outcomes["01"].status == "skipped" and outcomes["01"].reason == "npu has no 01_first.yaml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "part"),
+    [
+        ([], {"overrides": [("widht", "4")]}, ParameterError, "did you mean 'width'?"),
+        ([], {"overrides": [("width", "wide")]}, ParameterError, "width: got 'wide'"),
+        ([], {"params_set": "quikc"}, RunnerError, "sets are npu, quick"),
+        (["9"], {}, RunnerError, "there is no notebook '9'"),
+        ([], {"overrides": [("output_dir", ".")]}, RunnerError, "holds the repository"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, error, part):
+    before = contents(repository)
+    with pytest.raises(error, match=re.escape(part)) as refusal:
+        start(repository, *arguments, **options)
+    assert len(str(refusal.value).splitlines()) == 1
+    assert contents(repository) == before
+
+
+def test_every_parameter_file_is_checked_before_anything_runs(repository, monkeypatch):
+    monkeypatch.setattr(execution, "execute", lambda *arguments, **options: pytest.fail("executed"))
+    shutil.rmtree(repository / "outputs")
+    (repository / "params/quick/03_third.yaml").write_text("width: 1e9")
+    with pytest.raises(ParameterError, match=r"03_third\.yaml: width: got .* from 1 to 64"):
+        start(repository)
+    assert not (repository / "outputs").exists()
+
+
+def test_a_damaged_record_is_set_aside_and_said(repository, monkeypatch):
+    folder = repository / "outputs/quick"
+    (folder / "runs.json").write_text('{"runs": 5}')
+    outcomes, printed = start(repository, "03")
+    assert outcomes["03"].status == "skipped"
+    assert "runs.json is damaged" in printed and "runs.json.damaged-1" in printed
+    assert (folder / "runs.json.damaged-1").read_text() == '{"runs": 5}'
+
+
+def test_a_terminal_shows_a_bar_and_keeps_one_line_a_notebook(repository):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    runner.run(["01"], root=repository, console=console, force=True)
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", console.file.getvalue())
+    kept = [line for line in re.split(r"[\r\n]+", plain) if "passed" in line]
+    assert len(kept) == 1 and kept[0].endswith("forced")
+    assert "4/4" in plain and "The answer" in plain
+
+
+def test_the_folder_of_results_is_found_or_its_run_is_named(repository, monkeypatch):
+    monkeypatch.chdir(repository / "notebooks")
+    assert runner.output_folder("quick") == repository / "outputs/quick"
+    with pytest.raises(RunnerError, match="gnnlab run --params npu first"):
+        runner.output_folder("npu")

@@ -1,0 +1,165 @@
+"""The profiling context gives a quiet, repeatable model and leaves no trace."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv
+
+from gnnlab.profiling.context import ContextError, ProfilingContext, call, set_seed, unchanged
+
+
+class Drops(nn.Module):
+    """Every kind of dropout: modules, attention, a PyG layer, a plain number, a list, and one that ignores eval."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.AlphaDropout(0.2))
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.4)
+        self.conv = GATConv(8, 8, dropout=0.5)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop_rates = [0.1, 0.2]
+        self.always_dropout = 0.6
+
+    def forward(self, x, edge_index):
+        x = self.norm(self.inner(x))
+        x = self.conv(x, edge_index)
+        x, _ = self.attention(x, x, x)
+        x = F.dropout(x, self.drop_rates[0], self.training)
+        return F.dropout(x, self.always_dropout, training=True)
+
+
+@pytest.fixture
+def graph():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(6, 8, generator=generator), torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
+
+
+def everything(model):
+    """All that the context promises to restore, comparable by `==`."""
+    state = np.random.get_state()
+    return (
+        [module.training for module in model.modules()],
+        (model.inner[1].p, model.inner[2].p, model.attention.dropout, model.conv.dropout),
+        (model.drop_rates, model.always_dropout),
+        [tensor.tolist() for tensor in model.state_dict().values()],
+        random.getstate(),
+        (state[0], state[1].tolist(), *state[2:]),
+        torch.get_rng_state().tolist(),
+        (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+    )
+
+
+def disturb(model, graph):
+    call(model, graph)
+    random.random(), np.random.rand(), torch.rand(1)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("eval_mode", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_as_before_after_the_context(graph, eval_mode, fails):
+    model = Drops()
+    model.inner.eval()  # mixed flags: one part in eval, the rest in training
+    before = everything(model)
+    try:
+        with ProfilingContext(model, eval_mode=eval_mode, deterministic=True):
+            disturb(model, graph)
+            if fails:
+                raise RuntimeError("in the middle")
+    except RuntimeError:
+        assert fails
+    assert everything(model) == before
+
+
+def test_it_can_be_nested(graph):
+    model = Drops()
+    context = ProfilingContext(model)
+    before = everything(model)
+    with context, context:
+        disturb(model, graph)
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize("eval_mode", [True, False])
+def test_no_dropout_is_left_in_eval_or_training_mode(graph, eval_mode):
+    model = Drops()
+    with ProfilingContext(model, eval_mode=eval_mode):
+        assert model.training is not eval_mode
+        first, second = call(model, graph), call(model, graph)
+    assert torch.equal(first, second)
+
+
+def test_dropout_stays_when_asked_for(graph):
+    model = Drops()
+    with ProfilingContext(model, disable_dropout=False):
+        assert not torch.equal(call(model, graph), call(model, graph))
+
+
+def test_the_seed_fixes_every_generator():
+    model = nn.Linear(2, 2)
+    drawn = []
+    for _ in range(2):
+        with ProfilingContext(model, seed=7):
+            drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
+    with ProfilingContext(model, seed=8):
+        assert random.random() != drawn[0][0]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "7", True])
+def test_a_seed_that_is_none_is_refused_and_nothing_changed(seed):
+    model = Drops()
+    before = everything(model)
+    with pytest.raises(ContextError, match="whole number from 0 to"):
+        ProfilingContext(model, seed=seed).__enter__()
+    with pytest.raises(ContextError):
+        set_seed(seed)
+    assert everything(model) == before
+
+
+def test_something_else_than_a_module_is_refused():
+    with pytest.raises(ContextError, match=r"needs a torch.nn.Module, not function"):
+        ProfilingContext(lambda x: x)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_training_step_inside_unchanged_never_happened(fails):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[0].weight.grad = torch.ones(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    try:
+        with unchanged(model, optimizer):
+            model(torch.randn(8, 4)).square().sum().backward()
+            optimizer.step()
+            if fails:
+                raise RuntimeError("in the middle")
+    except RuntimeError:
+        assert fails
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+    assert torch.equal(model[0].weight.grad, torch.ones(4, 4))
+    assert [parameter.grad is None for parameter in model.parameters()] == [False, True, True, True]
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_call_follows_the_batch_convention():
+    def model(a, b=0):
+        return a, b
+
+    data = Data(x=torch.ones(1, 1))
+    assert call(model, (1, 2)) == (1, 2)
+    assert call(model, [1]) == (1, 0)
+    assert call(model, {"b": 1, "a": 2}) == (2, 1)
+    assert call(model, OrderedDict(a=3)) == (3, 0)
+    assert call(model, data) == (data, 0)
+    assert call(model, 5) == (5, 0)

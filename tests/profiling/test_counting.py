@@ -1,0 +1,244 @@
+"""Counts of operators, FLOPs and bytes against numbers worked out by hand, and against torch's own counter."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from torch_geometric.nn import GATConv, GINConv, GPSConv, SAGEConv
+
+from gnnlab.profiling.counting import count
+
+N, E, FEATURES = 6, 20, 8
+
+
+@pytest.fixture
+def graph():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(N, FEATURES, generator=generator), torch.randint(N, (2, E), generator=generator)
+
+
+def row(fn, operator, *inputs):
+    """(calls, flops, bytes read, bytes written, working set) of one operator in a call of `fn`."""
+    found = {each.operator: each for each in count(fn, inputs).operators}[operator]
+    assert found.covered
+    return found.calls, found.flops, found.bytes_read, found.bytes_written, found.working_set
+
+
+x = torch.ones(10, 4)  # 160 bytes
+index = torch.tensor([0, 1, 1])  # 24 bytes
+rows = torch.ones(3, 4)  # 48 bytes
+wide = index[:, None].expand(3, 4)
+
+BY_HAND = {
+    "product": (lambda: x @ torch.ones(4, 5), "aten::mm", 2 * 10 * 4 * 5, 160 + 80, 200, 440),
+    "linear layer": (
+        lambda: F.linear(x, torch.ones(5, 4), torch.ones(5)),
+        "aten::addmm",
+        2 * 10 * 4 * 5 + 10 * 5,
+        160 + 80 + 20,
+        200,
+        460,
+    ),
+    "sum of two": (lambda: x + x.clone(), "aten::add", 40, 320, 160, 480),
+    "square reads its input once": (lambda: x * x, "aten::mul", 40, 160, 160, 320),
+    "in place touches its target once": (lambda: x.clone().add_(1), "aten::add_", 40, 160, 160, 160),
+    "an expanded input is small": (lambda: x * torch.ones(1, 4).expand(10, 4), "aten::mul", 40, 176, 160, 336),
+    "integers are no floating point": (lambda: index + 1, "aten::add", 0, 24, 24, 48),
+    "comparison": (lambda: x > 0, "aten::gt", 40, 160, 40, 200),
+    "gelu": (lambda: F.gelu(x), "aten::gelu", 4 * 40, 160, 160, 320),
+    "softmax": (lambda: x.softmax(1), "aten::_softmax", 5 * 40, 160, 160, 320),
+    "layer norm": (
+        lambda: F.layer_norm(x, (4,), torch.ones(4), torch.ones(4)),
+        "aten::native_layer_norm",
+        5 * 40,
+        160 + 32,
+        160 + 80,
+        432,
+    ),
+    "sum": (lambda: x.sum(), "aten::sum", 40, 160, 4, 164),
+    "gather of few rows": (lambda: x[index], "aten::index", 0, 48 + 24, 48, 120),
+    "gather of many rows": (
+        lambda: x.index_select(0, torch.zeros(50, dtype=torch.long)),
+        "aten::index_select",
+        0,
+        160 + 400,
+        800,
+        1360,
+    ),
+    "embedding": (lambda: F.embedding(index, x), "aten::embedding", 0, 48 + 24, 48, 120),
+    "scatter add in place": (
+        lambda: x.clone().scatter_add_(0, wide, rows),
+        "aten::scatter_add_",
+        12,
+        48 + 24 + 48,
+        48,
+        48 + 24 + 48,
+    ),
+    "index add": (lambda: x.index_add(0, index, rows), "aten::index_add", 12, 160 + 24 + 48, 160, 392),
+    "index put that sums": (
+        lambda: x.clone().index_put_((index,), rows, accumulate=True),
+        "aten::index_put_",
+        12,
+        48 + 24 + 48,
+        48,
+        120,
+    ),
+    "index put that does not": (
+        lambda: x.clone().index_put_((index,), rows),
+        "aten::index_put_",
+        0,
+        48 + 24 + 48,
+        48,
+        120,
+    ),
+    "copy": (lambda: torch.empty(10, 4).copy_(x), "aten::copy_", 0, 160, 160, 320),
+    "conversion": (lambda: x.half(), "aten::_to_copy", 0, 160, 80, 240),
+    "fill": (lambda: torch.zeros_like(x), "aten::zeros_like", 0, 0, 160, 160),
+    "cat": (lambda: torch.cat([x, rows]), "aten::cat", 0, 208, 208, 416),
+    "weighted bag": (
+        lambda: F.embedding_bag(index, x, torch.tensor([0]), mode="sum", per_sample_weights=torch.ones(3)),
+        "aten::_embedding_bag_forward_only",
+        2 * 12,
+        48 + 24 + 8 + 12,
+        16 + 8 + 8,  # the bag, and two tables of bookkeeping
+        124,
+    ),
+    "out": (lambda: torch.add(x, x, out=torch.empty(10, 4)), "aten::add", 40, 160, 160, 320),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_an_operator_costs_what_is_worked_out_by_hand(case):
+    fn, operator, *expected = BY_HAND[case]
+    assert row(fn, operator) == (1, *expected)
+
+
+def test_views_and_allocations_cost_nothing_and_are_covered():
+    counted = count(
+        lambda: (x.view(4, 10).t()[1:].unsqueeze(0).expand(3, 9, 4), torch.empty(3), x.split(2), x.detach())
+    )
+    assert (counted.flops, counted.bytes, counted.coverage_calls, counted.uncovered) == (0, 0, 1.0, [])
+    assert counted.calls >= 7
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_products_count_stored_values_only():
+    matrix = torch.zeros(50, 50)
+    matrix[0, :7] = 1
+    dense = torch.ones(50, 3)
+    for sparse in (matrix.to_sparse_csr(), matrix.to_sparse_coo()):
+        assert count(lambda s=sparse: s @ dense).matrix_flops == 2 * 7 * 3
+
+
+def test_unknown_operators_are_listed_and_lower_the_coverage():
+    symmetric = torch.eye(4)
+    counted = count(lambda: torch.linalg.eigh(symmetric)[0] + 1)
+    assert counted.uncovered == ["aten::_linalg_eigh"]
+    assert counted.coverage_calls == 0.5
+    assert 0 < counted.coverage_bytes < 1
+    assert count(lambda: None).coverage_calls == 1.0
+
+
+def models():
+    mlp = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES))
+    return {
+        "gat": GATConv(FEATURES, 4, heads=2),
+        "sage": SAGEConv(FEATURES, FEATURES),
+        "gps": GPSConv(FEATURES, GINConv(mlp), heads=2),
+    }
+
+
+@pytest.mark.parametrize("name", ["gat", "sage", "gps"])
+@pytest.mark.parametrize("training", [False, True])
+def test_graph_layers_and_their_training_steps_are_covered_whole(graph, name, training):
+    model = models()[name].train(training)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(*inputs):
+        model(*inputs).square().mean().backward()
+        optimizer.step()
+
+    counted = count(step, graph, model=model) if training else count(model, graph)
+    assert counted.uncovered == []
+    assert counted.coverage_calls == counted.coverage_bytes == 1.0
+    assert counted.flops > counted.matrix_flops > 0
+
+
+def test_matrix_products_agree_with_torch_s_own_counter(graph):
+    model = nn.ModuleList(models().values())
+    model.forward = lambda x, edges: [layer(x, edges) for layer in model]
+    with FlopCounterMode(display=False) as torch_s, torch.no_grad():
+        model.train()(*graph)
+    attention = 4 * N * N * FEATURES  # torch's counter does not know the CPU kernel of attention
+    assert count(model, graph).matrix_flops == torch_s.get_total_flops() + attention
+
+
+def test_the_two_products_of_the_symptom_gat_are_19_005_440():
+    edges = torch.randint(58, (2, 776))
+    table = torch.ones(58, 64)
+    first, second = GATConv(64, 128, heads=4), GATConv(512, 256)
+    counted = count(lambda: second(F.elu(first(table, edges)), edges))
+    assert counted.matrix_flops == 19_005_440
+    assert counted.flops > counted.matrix_flops
+
+
+def test_attention_in_eval_mode_is_taken_apart_and_says_so():
+    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True).eval()
+    tokens = torch.ones(1, 5, 8)
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    counted = count(layer, (tokens,))
+    assert torch.backends.mha.get_fastpath_enabled() == enabled
+    products = 4 * 2 * 5 * 8 * 8 + 2 * 2 * 5 * 5 * 8 + 2 * 2 * 5 * 8 * 16
+    assert counted.matrix_flops == products
+    assert counted.coverage_calls == 1.0
+    assert "attention" in counted.notes[0]
+
+
+def test_inference_mode_counts_as_no_grad_does(graph):
+    model = GPSConv(FEATURES, SAGEConv(FEATURES, FEATURES), heads=2).eval()
+
+    def inference(*inputs):
+        with torch.inference_mode():
+            return model(*inputs)
+
+    assert count(inference, graph, model=model).to_dict() == count(model, graph).to_dict()
+
+
+def test_modules_add_up_to_the_whole(graph):
+    model = nn.Sequential(nn.Linear(8, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
+    counted = count(lambda x: model(x).sum().backward(), graph[:1], model=model)
+    table = counted.modules().set_index("module")
+    assert table.self_flops.sum() == counted.flops
+    assert table.self_bytes.sum() == counted.bytes
+    assert table.flops["1"] == table.flops["1.0"] + table.flops["1.1"]
+    assert table.flops["1.1"] == 2 * N * 4 * 2 + N * 2
+    assert table["class"]["1"] == "Sequential"
+    assert table.flops["(outside)"] > 0  # the loss and the backward pass
+    assert table.flops[""] == counted.flops - table.flops["(outside)"]
+
+
+def test_hooks_and_switches_are_gone_after_an_exception():
+    class Breaks(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("broken")
+
+    model = nn.Sequential(nn.Linear(4, 4), Breaks())
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(RuntimeError, match="broken"):
+        count(model, (x,))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert torch.backends.mha.get_fastpath_enabled() == enabled
+
+
+def test_it_goes_to_json_and_to_a_table(graph):
+    counted = count(models()["gat"], graph)
+    assert json.loads(json.dumps(counted.to_dict()))["flops"] == counted.flops
+    table = counted.frame()
+    assert table.calls.sum() == counted.calls
+    assert (table.bytes_read + table.bytes_written).sum() == counted.bytes
+    assert (table.bytes_read + table.bytes_written).is_monotonic_decreasing

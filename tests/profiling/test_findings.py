@@ -1,0 +1,261 @@
+"""Planted flaws are found, sound models raise nothing, and what was inspected keeps every bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv
+
+from gnnlab.profiling import findings
+from gnnlab.profiling.effects import all_rows_alike, leaves, same_bits
+from gnnlab.profiling.findings import FindingsError, deterministic_share, inspect
+
+X = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+EDGES = torch.randint(300, (2, 900), generator=torch.Generator().manual_seed(1))
+
+
+def module(forward, **members):
+    """A module whose forward is the given function of (self, ...), with these members."""
+    kind = type("Toy", (nn.Module,), {"forward": forward})
+    made = kind()
+    for name, value in members.items():
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            made.register_buffer(name, value)
+        else:
+            setattr(made, name, value)
+    return made
+
+
+def kinds(model, batch):
+    return [(finding.kind, finding.where) for finding in inspect(model, batch)]
+
+
+def only(model, batch):
+    (finding,) = inspect(model, batch)
+    return finding
+
+
+@pytest.mark.parametrize("layer", [GATConv(8, 4, heads=2), GCNConv(8, 4), nn.TransformerEncoderLayer(8, 2, 16)])
+def test_a_sound_layer_raises_nothing_but_what_its_library_copies(layer):
+    batch = (X,) if isinstance(layer, nn.TransformerEncoderLayer) else (X, EDGES)
+    assert {kind for kind, _ in kinds(layer, batch)} <= {"needless_copy"}
+
+
+def test_a_model_without_a_tensor_input_and_with_equal_rows():
+    model = module(lambda self, batch_size: self.row.weight.tanh().repeat(batch_size, 1), row=nn.Linear(64, 1))
+    found = {finding.kind: finding for finding in inspect(model, {"batch_size": 32})}
+    assert found.keys() == {"constant_output", "shape_only", "unused_parameter", "needless_copy"}
+    assert found["constant_output"].evidence == {"input_tensors": 0, "output_bytes": 32 * 256}
+    assert found["shape_only"].where == "batch_size"
+    assert "computing one row of 256 B and broadcasting it is enough" in found["shape_only"].sentence
+    assert found["unused_parameter"].where == "row.bias"
+    assert found["needless_copy"].evidence["bytes"] == 31 * 256
+    assert "copies 7,936 B for nothing" in found["needless_copy"].sentence
+
+
+def test_rows_that_are_alike_although_something_goes_in():
+    model = module(lambda self, x: x.mean(0, keepdim=True).expand(5, -1))
+    assert only(model, (X,)).kind == "identical_rows"
+    assert only(model, (X,)).evidence == {"rows": 5, "row_bytes": 32}
+
+
+def test_inputs_without_effect_make_the_output_a_constant():
+    model = module(lambda self, x, edges: self.bias * 2, bias=nn.Parameter(torch.arange(3.0)))
+    assert kinds(model, (X, EDGES)) == [
+        ("constant_output", "Toy"),
+        ("unused_argument", "x"),
+        ("unused_argument", "edges"),
+    ]
+
+
+def test_an_argument_without_effect_is_told_by_name():
+    model = module(lambda self, x, edge_weight=None, scale=1.0, flag=False: x * 2)
+    assert kinds(model, {"x": X, "edge_weight": torch.ones(900), "flag": True, "scale": 2.0}) == [
+        ("unused_argument", "edge_weight"),
+        ("unused_argument", "flag"),
+        ("unused_argument", "scale"),
+    ]
+
+
+def test_fields_of_a_graph_are_arguments_but_targets_are_not():
+    model = module(lambda self, data: self.conv(data.x, data.edge_index), conv=GCNConv(8, 4))
+    data = Data(x=X, edge_index=EDGES, edge_weight=torch.rand(900), y=torch.zeros(300), train_mask=torch.ones(300) > 0)
+    found = [each for each in kinds(model, data) if each[0] != "needless_copy"]
+    assert found == [("unused_argument", "data.edge_weight")]
+
+
+def test_a_value_that_the_model_refuses_has_an_effect():
+    def forward(self, x, size):
+        if size != 4:
+            raise ValueError("size must be 4")
+        return x * 2
+
+    assert kinds(module(forward), (X, 4)) == []
+
+
+def test_buffers_and_parameters_without_effect():
+    model = module(
+        lambda self, x: self.used(x) + 0 * self.times_zero,
+        used=nn.Linear(8, 8),
+        never=nn.Linear(8, 8),
+        times_zero=nn.Parameter(torch.ones(8)),
+        frozen=nn.Parameter(torch.ones(3), requires_grad=False),
+        table=torch.arange(6),
+        counter=torch.tensor(0),
+    )
+    assert kinds(model, (X,)) == [
+        ("unused_buffer", "table"),
+        ("unused_parameter", "times_zero"),
+        ("unused_parameter", "frozen"),
+        ("unused_parameter", "never.weight"),
+        ("unused_parameter", "never.bias"),
+    ]
+
+
+def test_a_parameter_with_no_gradient_here_but_an_effect_is_not_told():
+    model = module(lambda self, x: (x > self.threshold).float(), threshold=nn.Parameter(torch.zeros(8)))
+    assert kinds(model, (X,)) == []
+    stopped = module(lambda self, x: x * self.scale.detach(), scale=nn.Parameter(torch.ones(8)))
+    assert kinds(stopped, (X,)) == []
+
+
+NEEDLESS = {
+    "repeat": (lambda self, x: x[:1].repeat(300, 1) + x, 299 * 32),
+    "an expanded view written out": (lambda self, x: x[:1].expand(300, 8).contiguous() + x, 299 * 32),
+    "a clone": (lambda self, x: x.clone() + 1, 9600),
+    "a conversion to what it is": (lambda self, x: x.to(torch.float32, copy=True) + 1, 9600),
+    "a lookup of all": (lambda self, x: x.index_select(0, torch.arange(300)) + 1, 9600),
+    "an index of all": (lambda self, x: x[torch.arange(300)] + 1, 9600),
+    "an embedding of all": (lambda self, x: nn.functional.embedding(torch.arange(300), x) + 1, 9600),
+    "a mask of all": (lambda self, x: x[torch.ones(300, dtype=torch.bool)] + 1, 9600),
+    "cat of one": (lambda self, x: torch.cat([x, x[:0]]) + 1, 9600),
+}
+
+
+@pytest.mark.parametrize("case", NEEDLESS)
+def test_copies_for_nothing_are_found_with_their_bytes_and_their_line(case):
+    forward, size = NEEDLESS[case]
+    finding = only(module(forward), (X,))
+    assert (finding.kind, finding.evidence["bytes"], finding.evidence["calls"]) == ("needless_copy", size, 1)
+    assert finding.where.startswith("Toy (test_findings.py:")
+
+
+def test_copies_at_one_line_are_one_finding():
+    inner = lambda self, x: x.clone() + 1  # noqa: E731
+    model = nn.Sequential(module(inner), module(inner), module(inner))
+    finding = only(model, (X,))
+    assert finding.where.startswith("0 and 2 more (test_findings.py:")
+    assert finding.evidence["bytes"] == 3 * 9600
+    assert "in 3 calls" in finding.sentence
+
+
+NEEDED = {
+    "a clone that is written to": lambda self, x: x.clone().add_(1),
+    "a clone whose source is written to": lambda self, x: (lambda kept, own: kept + own.add_(1))(
+        (own := x * 2).clone(), own
+    ),
+    "a copy that is handed out": lambda self, x: (x.clone(), x.sum()),
+    "rows that are written to": lambda self, x: x[:1].repeat(300, 1).mul_(x),
+    "another layout": lambda self, x: x.t().contiguous() + 1,
+    "another type": lambda self, x: x.double() + 1,
+    "some rows": lambda self, x: x[torch.arange(299)] + 1,
+    "another order": lambda self, x: x[torch.arange(300).flip(0)] + 1,
+    "a mask of most": lambda self, x: x[torch.arange(300) > 0] + 1,
+    "cat of two": lambda self, x: torch.cat([x, x[:1]]) + 1,
+    "less than a sentence's worth": lambda self, x: x + x[:1, :1].repeat(30, 8).sum(),
+}
+
+
+@pytest.mark.parametrize("case", NEEDED)
+def test_copies_that_are_needed_are_not_told(case):
+    assert kinds(module(NEEDED[case]), (X,)) == []
+
+
+def test_outputs_that_differ_by_themselves():
+    model = module(lambda self, x: x + torch.rand(8))
+    found = only(model, (X,))
+    assert found.kind == "nondeterministic"
+    assert (found.evidence["share"], found.evidence["seeded_share"]) == (0, 1)
+    assert "with the same seed they agree" in found.sentence
+    assert deterministic_share(model, (X,)) == 1
+
+
+def test_outputs_that_differ_in_spite_of_the_seed():
+    calls = []
+
+    def forward(self, x, unused):
+        calls.append(1)
+        return x + len(calls)
+
+    model = module(forward)
+    assert kinds(model, (X, X)) == [("nondeterministic", "Toy")]  # and no word on `unused`: nothing can be told
+    assert "the same seed does not change that" in inspect(model, (X, X))[0].sentence
+    assert deterministic_share(model, (X, X), runs=4) == 0
+
+
+def test_dropout_does_not_count_against_determinism():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    assert deterministic_share(model, (X,)) == 1
+    assert model.training
+    with pytest.raises(FindingsError, match="runs must be"):
+        deterministic_share(model, (X,), runs=0)
+
+
+@pytest.mark.parametrize("copyable", [True, False])
+def test_the_model_keeps_every_bit(monkeypatch, copyable):
+    if not copyable:
+        monkeypatch.setattr(findings.copy, "deepcopy", lambda _: 1 / 0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)).train()
+    model[1].eval()
+    model.register_buffer("unused", torch.arange(5))
+    model[0].weight.grad = torch.ones(8, 8)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    flags, random_state = [each.training for each in model.modules()], torch.get_rng_state()
+    x = X.clone()
+    assert ("unused_buffer", "unused") in kinds(model, (x,))
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert [each.training for each in model.modules()] == flags
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.equal(model[0].weight.grad, torch.ones(8, 8))
+    assert model[3].weight.grad is None
+    assert torch.equal(x, X)
+    assert not any(each._forward_hooks for each in model.modules())
+
+
+def test_findings_go_to_json():
+    model = module(lambda self, n: self.row.repeat(n, 1), row=nn.Parameter(torch.ones(1, 100)))
+    assert json.dumps([vars(finding) for finding in inspect(model, (9,))])
+
+
+def test_something_else_than_a_module_is_refused():
+    with pytest.raises(FindingsError, match="not about function"):
+        inspect(lambda x: x, (X,))
+
+
+def test_leaves_have_names_and_are_replaced_alone():
+    def model(a, b, *more):
+        return a
+
+    batch = (1, {"x": X, "y": [2.0, None]}, 3, "text")
+    found = {leaf.name: leaf for leaf in leaves(model, batch)}
+    assert list(found) == ["a", "b['x']", "b['y'][0]", "argument 3"]
+    changed = found["b['y'][0]"].rebuilt(7.0)
+    assert changed[1]["y"] == [7.0, None]
+    assert (changed[0], changed[2], changed[3]) == (1, 3, "text")
+    assert batch[1]["y"] == [2.0, None]
+
+
+def test_bits_are_compared_and_not_values():
+    nan = torch.tensor([float("nan")])
+    assert same_bits([nan], [nan.clone()])
+    assert not same_bits([torch.tensor(0.0)], [torch.tensor(-0.0)])
+    assert not same_bits([torch.zeros(2)], [torch.zeros(2, 1)])
+    assert not same_bits([torch.zeros(2)], [torch.zeros(2, dtype=torch.int32)])
+    assert same_bits([torch.zeros(3, 2).t()], [torch.zeros(2, 3)])
+    assert all_rows_alike(torch.ones(3, 2))
+    assert not all_rows_alike(torch.ones(1, 2))
+    assert not all_rows_alike(torch.tensor(1.0))

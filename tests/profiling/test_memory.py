@@ -1,0 +1,277 @@
+"""Memory against planted truth: what is held at once is known to the byte."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv
+
+from gnnlab.profiling import memory
+from gnnlab.profiling.accounting import LiveTensors, hold, storages
+from gnnlab.profiling.memory import (
+    MIB,
+    MemoryProfileError,
+    MemoryProfiler,
+    estimate_attention_memory,
+    estimate_pe_storage,
+    get_memory_breakdown,
+    get_peak_memory,
+    profile_memory_usage,
+    reset_memory_stats,
+)
+
+CPU = torch.device("cpu")
+KB = 1024  # bytes of 256 floats
+SCALARS = 64  # bytes that torch may take for moments to wrap a Python number
+
+
+def floats(kib):
+    return torch.empty(256 * kib)
+
+
+def chain():
+    a = floats(10)  # 10
+    b = a + a  # 10 + 10, the peak
+    del a
+    return b.mul_(2).view(2, -1)  # in place and views: nothing
+
+
+def keeps_five():
+    return [floats(3) for _ in range(5)]
+
+
+def slice_keeps_its_whole():
+    return floats(100)[:256]
+
+
+def out_of_nothing():
+    result = torch.empty(0)
+    torch.add(source, source, out=result)
+    return result
+
+
+def from_numbers():
+    return torch.tensor([1.0] * 256)
+
+
+def temporaries_in_a_row():
+    for _ in range(4):
+        floats(7)
+    return floats(2)
+
+
+def in_inference_mode():
+    with torch.inference_mode():
+        return nn.functional.linear(source.view(16, 16), source.view(16, 16)).relu_()
+
+
+source = torch.ones(256)
+PLANTED = {  # what is called: KiB at the peak, KiB at the end
+    chain: (20, 10),
+    keeps_five: (15, 15),
+    slice_keeps_its_whole: (100, 100),
+    out_of_nothing: (1, 1),
+    from_numbers: (1, 1),
+    temporaries_in_a_row: (7, 2),
+    in_inference_mode: (1, 1),
+    lambda: source.view(4, 64).t().detach(): (0, 0),
+    lambda: source.add_(0): (0, 0),
+    lambda: None: (0, 0),
+}
+
+
+@pytest.mark.parametrize("fn", PLANTED, ids=lambda fn: fn.__name__)
+def test_live_tensors_are_accounted_to_the_byte(fn):
+    peak, end = PLANTED[fn]
+    with LiveTensors() as live:
+        result = fn()
+        assert (live.peak, live.now) == (peak * KB, end * KB)
+    del result
+    gc.collect()
+    assert live.now == 0
+
+
+@pytest.mark.parametrize("fn", PLANTED, ids=lambda fn: fn.__name__)
+def test_the_whole_measurement_agrees(fn):
+    peak, end = PLANTED[fn]
+    held = hold(fn, CPU)
+    assert peak * KB <= held.peak <= peak * KB + SCALARS
+    assert held.at_end == end * KB
+
+
+def test_sparse_tensors_count_their_indices_and_values():
+    indices, values = torch.zeros(1, 64, dtype=torch.long), torch.zeros(64, 3)
+    tensor = torch.sparse_coo_tensor(indices, values, (9, 3), check_invariants=False)
+    assert sum(storages([tensor]).values()) == 64 * 8 + 64 * 3 * 4
+
+
+def test_what_a_backward_pass_keeps_and_frees_is_accounted():
+    weight = torch.ones(256, requires_grad=True)
+    with LiveTensors() as live:
+        first = (weight * 2).exp()  # 1 KiB that exp keeps, once its input is gone
+        loss = first.sum()
+        assert live.now == KB + 4
+        del first
+        assert live.now == KB + 4
+        loss.backward()
+        assert live.now == KB + 4  # the activation went, the gradient came
+        weight.grad = None
+        assert live.now == 4
+
+
+def test_memory_inside_a_kernel_counts():
+    nodes, hidden, heads = 200, 32, 4
+    layer = nn.MultiheadAttention(hidden, heads, batch_first=True).eval()
+    x = torch.ones(1, nodes, hidden)
+    with torch.no_grad():
+        layer(x, x, x)
+        held = hold(lambda: layer(x, x, x, need_weights=False), CPU)
+    assert held.peak > nodes**2 * heads * 4  # the fused kernel keeps all its scores, in no tensor to be seen
+
+
+def test_stats_count_the_arguments_once_and_what_the_call_adds():
+    x = floats(4)
+    stats = profile_memory_usage(lambda a, b: a + b, x, x.view(2, -1)[0].repeat(2))
+    assert stats.device == "cpu"
+    assert stats.peak_mb == pytest.approx((4 + 4 + 4) * KB / MIB)
+    assert stats.rise_mb == pytest.approx(4 * KB / MIB)
+    assert stats.allocated_mb == stats.reserved_mb == pytest.approx(12 * KB / MIB)
+
+
+class TwoLayers(nn.Module):
+    """(64, 16) -> (64, 32) -> ReLU -> (64, 4), with a buffer that does nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.register_buffer("table", torch.zeros(256))
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+
+def test_a_model_s_breakdown_is_what_is_worked_out_by_hand():
+    model = TwoLayers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(64, 16)).sum().backward()
+    optimizer.step()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    grads = [p.grad.clone() for p in model.parameters()]
+    parts = get_memory_breakdown(model, (torch.ones(64, 16),), "cpu", optimizer)
+    numbers = {name: round(value * MIB) for name, value in parts.items()}
+    weights = 4 * (16 * 32 + 32 + 32 * 4 + 4)
+    inner, outer = 64 * 32 * 4, 64 * 4 * 4
+    assert numbers == {
+        "parameters": weights,
+        "buffers": 1024,
+        "input": 64 * 16 * 4,
+        "forward_activations": inner,  # ReLU's result: its own and the next layer's, once
+        "output": outer,
+        "peak_temporary": 2 * inner,  # both sides of ReLU
+        "peak_training": numbers["peak_training"],
+        "gradients": weights,
+        "optimizer": weights,
+    }
+    assert numbers["peak_training"] >= inner + 2 * outer + 4 * (32 * 4 + 4)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), grads, strict=True))
+
+
+def test_shared_weights_and_inputs_count_once():
+    layer = nn.Linear(8, 8, bias=False)
+    model = nn.Sequential(layer, layer)
+    x = torch.ones(4, 8)
+    parts = get_memory_breakdown(model, (x,))
+    assert parts["parameters"] * MIB == 8 * 8 * 4
+    assert parts["forward_activations"] * MIB == 4 * 8 * 4  # the middle; the input is counted as input
+
+
+def test_a_model_without_anything_to_train_has_no_gradients():
+    parts = get_memory_breakdown(nn.ReLU(), (floats(1),))
+    assert parts["gradients"] == parts["parameters"] == parts["forward_activations"] == 0
+    assert parts["output"] * MIB == KB
+
+
+def test_no_mode_and_no_running_statistic_is_changed():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
+    before = model[0].running_mean.clone()
+    get_memory_breakdown(model, (torch.randn(8, 4),))
+    assert model.training
+    assert torch.equal(model[0].running_mean, before)
+
+
+@dataclass
+class Boxed:
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"data": x}, Boxed, lambda x: Data(x=x)])
+def test_inputs_are_found_wherever_they_are(wrap):
+    model = nn.Identity()
+    model.forward = lambda data: data
+    assert get_memory_breakdown(model, wrap(floats(2)))["input"] * MIB == 2 * KB
+
+
+def test_a_forward_pass_is_never_0_and_a_training_step_takes_more():
+    model = GATConv(16, 8, heads=2)
+    batch = (torch.randn(50, 16), torch.randint(50, (2, 200)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    profiler = MemoryProfiler(model, "cpu")
+    forward, step = profiler.profile_forward(batch), profiler.profile_training_step(batch)
+    assert 0 < forward.rise_mb < step.rise_mb
+    assert forward.peak_mb > sum(p.numel() * 4 for p in model.parameters()) / MIB
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_training_step_leaves_a_used_optimizer_as_it_was():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.ones(3, 4)
+    model(x).sum().backward()
+    optimizer.step()
+    before = [value.clone() for state in optimizer.state.values() for value in state.values()]
+    MemoryProfiler(model).profile_training_step((x,), optimizer)
+    after = [value for state in optimizer.state.values() for value in state.values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_peak_since_the_reset_is_the_largest_and_not_0_when_nothing_ran():
+    reset_memory_stats()
+    with pytest.raises(MemoryProfileError, match="no memory was measured on the CPU since the reset"):
+        get_peak_memory("cpu")
+    profile_memory_usage(lambda: floats(8))
+    profile_memory_usage(lambda: floats(2))
+    assert get_peak_memory(CPU) == pytest.approx(8 * KB / MIB)
+    reset_memory_stats("cpu")
+    assert memory._peak_on_cpu == 0
+
+
+def test_devices_that_are_not_there_are_named():
+    with pytest.raises(MemoryProfileError, match="no device is called 'gpu'"):
+        profile_memory_usage(lambda: None, device="gpu")
+    with pytest.raises(MemoryProfileError, match="not on meta"):
+        MemoryProfiler(nn.Linear(1, 1, device="meta"))
+    if not torch.cuda.is_available():
+        with pytest.raises(MemoryProfileError, match="torch sees no CUDA device"):
+            MemoryProfiler(nn.Linear(1, 1), "cuda")
+
+
+def test_the_estimates_to_the_digit():
+    assert round(estimate_attention_memory(1000, 8, 256), 3) == 34.424
+    assert estimate_attention_memory(1000, 8, 256, batch_size=3) == 3 * estimate_attention_memory(1000, 8, 256)
+    storage = estimate_pe_storage(1000, 32, 16, 0.1)
+    assert {name: round(value, 4) for name, value in storage.items()} == {
+        "node_pe": 0.1221,
+        "relative_pe_dense": 61.0352,
+        "relative_pe_sparse": 7.6294,
+    }
+    with pytest.raises(MemoryProfileError, match="num_heads must be a whole number"):
+        estimate_attention_memory(1000, 8.0, 256)
+    with pytest.raises(MemoryProfileError, match="sparse_ratio"):
+        estimate_pe_storage(1000, 32, 16, 10)

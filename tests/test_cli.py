@@ -1,0 +1,256 @@
+"""The command line: what it passes on, what it prints, how it exits."""
+
+import io
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import nbformat
+import pytest
+from rich.table import Table
+
+import gnnlab
+from gnnlab import cli
+from gnnlab.lab import claims, compare, discovery, runner
+from gnnlab.lab.parameters import ParameterError
+from gnnlab.lab.results import Status
+
+HEAVY = (
+    "torch",
+    "torch_geometric",
+    "numpy",
+    "pandas",
+    "scipy",
+    "matplotlib",
+    "openvino",
+    "papermill",
+    "pydantic",
+    "rich",
+    "yaml",
+)
+
+
+def said(capsys, *arguments):
+    """Exit code, standard output and standard error of a command."""
+    code = cli.main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with one notebook and results of it, to be in."""
+    parameters = "hidden: int = 64  # channels of a layer; 8..1024\nodd: str = '[/b]'  # [red]not markup[/red]\n"
+    parameters += "output_dir: str = 'outputs/quick'  # where results go"
+    cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
+    for folder in ("notebooks", "params/quick", "params/full", "outputs/quick"):
+        (tmp_path / folder).mkdir(parents=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "notebooks/01_first.ipynb")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the runner is asked for; it answers with the statuses in `.answer`."""
+    request = types.SimpleNamespace(answer=["passed"])
+
+    def run(numbers, params_set, **options):
+        request.numbers, request.params_set, request.options = numbers, params_set, options
+        return [runner.Outcome("01_first", Status(status), None, 1.0, None) for status in request.answer]
+
+    monkeypatch.setattr(runner, "run", run)
+    return request
+
+
+# ---- the command itself
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["profile", "--help"], ["--version"], []])
+def test_help_loads_nothing_heavy(arguments):
+    code = f"import sys; from gnnlab.cli import main; code = main({arguments!r}); print(*sys.modules); sys.exit(code)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert not set(HEAVY) & set(ended.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("command", ["run", "report", "claims", "compare", "params", "profile"])
+def test_every_command_has_help_with_examples(capsys, command):
+    code, out, _ = said(capsys, command, "--help")
+    assert code == 0 and f"examples:\n  gnnlab {command}" in out
+    assert command in said(capsys, "--help")[1]
+
+
+def test_python_m_gnnlab_is_the_command():
+    ended = subprocess.run([sys.executable, "-m", "gnnlab", "--version"], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, f"gnnlab {gnnlab.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["nope"], "invalid choice: 'nope'"),
+        (["run", "--forc"], "--forc"),
+        (["run", "-p", "width"], "expected 2 arguments"),
+        (["profile", "--num_nodes", "0"], "'0' is not a whole number above 0"),
+        (["profile", "--profile", "speed"], "invalid choice: 'speed'"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line(capsys, arguments, part):
+    code, out, err = said(capsys, *arguments)
+    assert code == 2 and out == "" and len(err.splitlines()) == 1
+    assert err.startswith("gnnlab") and part in err and "--help" in err
+
+
+def test_bad_input_is_one_line_and_exit_code_2(capsys, monkeypatch):
+    def refuse(*arguments, **options):
+        raise ParameterError("width: got 'wide'; allowed is a whole number")
+
+    monkeypatch.setattr(runner, "run", refuse)
+    assert said(capsys, "run") == (2, "", "gnnlab: width: got 'wide'; allowed is a whole number\n")
+
+
+def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(runner, "run", lambda *arguments, **options: int("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main(["run"])
+
+
+def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    assert said(capsys, "run") == (130, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe without a reader is another error on Windows")
+def test_a_pipe_without_a_reader_is_no_traceback():
+    read, write = os.pipe()
+    os.close(read)
+    command = "from gnnlab import cli; cli._parser = lambda: type('P', (), {'parse_args': lambda s, a: type('A', (), "
+    command += "{'command': lambda s, a: print('x' * 10**6) or 0})()})(); raise SystemExit(cli.main())"
+    ended = subprocess.run([sys.executable, "-c", command], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+# ---- the commands
+
+
+def test_run_passes_on_what_is_asked(asked):
+    assert (
+        cli.main(["run", "01", "2", "--params", "full", "--force", "-p", "rate", "-1e-3", "-p", "sizes", "[-1, 2]"])
+        == 0
+    )
+    assert (asked.numbers, asked.params_set) == (["01", "2"], "full")
+    assert asked.options == {"force": True, "overrides": [("rate", "-1e-3"), ("sizes", "[-1, 2]")]}
+
+
+def test_run_without_more_is_every_notebook_with_quick_parameters(asked):
+    assert cli.main(["run"]) == 0
+    assert (asked.numbers, asked.params_set, asked.options) == ([], "quick", {"force": False, "overrides": []})
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"), [(["passed", "skipped"], 0), (["passed", "failed"], 1), (["timeout"], 1), ([], 0)]
+)
+def test_run_exits_with_1_when_a_notebook_failed_or_timed_out(asked, statuses, code):
+    asked.answer = statuses
+    assert cli.main(["run"]) == code
+
+
+def test_run_in_no_repository_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(discovery, "__file__", str(tmp_path / "gnnlab/lab/discovery.py"))
+    code, _, err = said(capsys, "run")
+    assert code == 2 and "holds notebooks/ and params/" in err
+
+
+def test_report_renders_the_site_and_prints_its_page(capsys, repository, monkeypatch):
+    site = types.SimpleNamespace(build_site=lambda folder: folder / "index.html")
+    monkeypatch.setitem(sys.modules, "gnnlab.lab.report", site)
+    monkeypatch.setattr(gnnlab.lab, "report", site, raising=False)
+    assert said(capsys, "report") == (0, f"{repository / 'outputs/quick/index.html'}\n", "")
+
+
+def test_report_of_what_never_ran_names_the_run(capsys, repository):
+    code, _, err = said(capsys, "report", "--params", "full")
+    assert code == 2 and "run gnnlab run --params full first" in err
+
+
+def test_claims_prints_the_ledger_as_a_table_and_as_json(capsys, repository, monkeypatch):
+    monkeypatch.setattr(claims, "table", lambda folder: f"table of {folder.name}")
+    monkeypatch.setattr(claims, "ledger_json", lambda folder: f"JSON of {folder.name}")
+    assert said(capsys, "claims") == (0, "table of quick\n", "")
+    assert said(capsys, "claims", "--json") == (0, "JSON of quick\n", "")
+
+
+def test_a_character_that_the_terminal_does_not_know_is_no_error(repository, monkeypatch):
+    monkeypatch.setattr(claims, "table", lambda folder: "±5 % ☃")
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    assert cli.main(["claims"]) == 0
+    assert narrow.buffer.getvalue().decode("cp1252").split() == ["±5", "%", "?"]
+
+
+def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, monkeypatch):
+    found = types.SimpleNamespace(to_json=lambda: "JSON")
+    compared = []
+    monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
+    monkeypatch.setattr(compare, "render", lambda comparison: "table")
+    (repository / "elsewhere").mkdir()
+    assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
+    assert said(capsys, "compare", "elsewhere", "quick", "--json") == (0, "JSON\n", "")
+    assert compared[0] == (repository / "outputs/quick", Path("elsewhere"))
+
+
+def test_a_table_is_not_cut_to_a_narrow_page_in_a_file(capsys, repository, monkeypatch):
+    table = Table("wide")
+    table.add_row("x" * 120)
+    monkeypatch.setattr(claims, "table", lambda folder: table)
+    assert "x" * 120 in said(capsys, "claims")[1]
+
+
+def test_compare_with_a_folder_that_is_not_there_says_so(capsys, repository):
+    code, _, err = said(capsys, "compare", "quick", "nowhere")
+    assert code == 2 and "'nowhere'" in err and len(err.splitlines()) == 1
+
+
+def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
+    code, out, _ = said(capsys, "params", "01")
+    assert code == 0 and "01_first" in out
+    assert "a whole number from 8 to 1024" in out and "[/b]" in out and "[red]not markup[/red]" in out
+    code, _, err = said(capsys, "params", "07")
+    assert code == 2 and "there is no notebook '07'" in err
+
+
+def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
+    given = []
+    monkeypatch.setitem(
+        sys.modules, "gnnlab.profile_command", types.SimpleNamespace(run=lambda a: given.append(a) or 0)
+    )
+    monkeypatch.setattr(gnnlab, "profile_command", sys.modules["gnnlab.profile_command"], raising=False)
+    sizes = ["--hidden_dim", "512", "--num-layers", "12", "--num_nodes", "1000", "--ffn-dim", "64", "--num_heads", "2"]
+    assert (
+        cli.main(
+            ["profile", "--model", "m:f", "--dataset", "karate", *sizes, "--profile", "runtime", "flops", "--json"]
+        )
+        == 0
+    )
+    (a,) = given
+    assert (a.model, a.graph, a.profile, a.json) == ("m:f", "karate", ["runtime", "flops"], "-")
+    assert (a.hidden_dim, a.num_layers, a.num_nodes, a.ffn_dim, a.num_heads) == (512, 12, 1000, 64, 2)
+    assert (a.batch_size, a.num_runs, a.device) == (None, 100, "cpu")
+
+
+def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypatch):
+    (tmp_path / "repository/gnnlab/lab").mkdir(parents=True)
+    (tmp_path / "repository/notebooks").mkdir()
+    (tmp_path / "repository/params").mkdir()
+    monkeypatch.setattr(discovery, "__file__", str(tmp_path / "repository/gnnlab/lab/discovery.py"))
+    monkeypatch.chdir(Path(tmp_path.anchor))
+    assert runner.root() == (tmp_path / "repository").resolve()
