@@ -210,7 +210,7 @@ def _saved_for_backward(model: nn.Module, batch: Any) -> dict[int, int]:
     def note(tensor: torch.Tensor) -> torch.Tensor:
         for storage in strided_storages([tensor]):
             seen[storage._cdata] = weakref.ref(storage)
-        return tensor
+        return tensor.detach()  # a saved result would hold itself, through the graph that leads to it
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = call(model, batch)

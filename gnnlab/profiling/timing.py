@@ -11,32 +11,32 @@ block medians agree; sample until the interval is narrow enough or the budget is
 
 from __future__ import annotations
 
-import gc
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import psutil
 
-from .intervals import median_interval, order_interval, percentile
+from .intervals import median_interval, percentile
 from .parity import RTOL_FLOAT32, require_equal
+from .sampling import (
+    FIRST_SAMPLES,
+    TARGET,
+    Clock,
+    Sampler,
+    half_width,
+    noise_notes,
+    notes_on,
+    quiet,
+    steal_note,
+    steal_s,
+    wanted_samples,
+)
 
 Form = Callable[[], Any]
-Clock = Callable[[], float]  # seconds
-
-TARGET = 0.02  # half-width of the interval over the median
-SHORTEST_SAMPLE_S = 5e-4  # shorter forms are called several times a sample, so that the clock's grain vanishes
-FIRST_SAMPLES = 24
-MOST_SAMPLES = 2000
-_WARM_BLOCK = 5
 _WARM_SHARE = 0.3  # of the budget
-_DRIFT = 0.05
-_NOISY = 0.10
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Timing:
     @property
     def stable(self) -> bool:
         """Is the interval of the median within the target (2 % unless told)?"""
-        return _half_width(self.median_ms, self.ci_ms) <= self.target
+        return half_width(self.median_ms, self.ci_ms) <= self.target
 
     @property
     def mean_ms(self) -> float:
@@ -118,7 +118,7 @@ class Comparison:
 
     @property
     def stable(self) -> bool:
-        return _half_width(self.ratio, self.ci) <= self.target
+        return half_width(self.ratio, self.ci) <= self.target
 
     @property
     def sentence(self) -> str:
@@ -144,17 +144,17 @@ def measure(
     With `setup`, each sample is one call `form(setup())` and the set-up is not timed (a backward pass needs a new
     graph). `device` is synchronized around each sample. `clock` is for tests.
     """
-    run = _Sampler(form, setup, device, clock)
-    with _quiet():
+    run = Sampler(form, setup, device, clock)
+    with quiet():
         deadline = clock() + budget_s
         warm_up, warm = run.warm_up(clock() + _WARM_SHARE * budget_s)
-        steal = _steal_s()
+        steal = steal_s()
         started = clock()
         samples: list[float] = []
-        while (wanted := _wanted(samples, target)) > len(samples) and (not samples or clock() < deadline):
+        while (wanted := wanted_samples(samples, target)) > len(samples) and (not samples or clock() < deadline):
             while len(samples) < wanted and (not samples or clock() < deadline):
                 samples.append(run.sample_ms())
-        notes = _notes(samples, target, budget_s, warm) + _steal_note(steal, clock() - started)
+        notes = notes_on(samples, target, budget_s, warm) + steal_note(steal, clock() - started)
     return Timing(tuple(samples), run.calls, warm_up, run.first_call_ms, target, notes)
 
 
@@ -168,8 +168,8 @@ def sample(
     clock: Clock = time.perf_counter,
 ) -> list[float]:
     """ms of each of `runs` single calls after `warm_up` that do not count; a fixed number, where one is asked for."""
-    run = _Sampler(form, setup, device, clock, single=True)
-    with _quiet():
+    run = Sampler(form, setup, device, clock, single=True)
+    with quiet():
         for _ in range(warm_up):
             run.sample_ms()
         return [run.sample_ms() for _ in range(runs)]
@@ -203,22 +203,22 @@ def race(
     if not candidates:
         raise ValueError("race: no candidates; give at least one, or control=True for the noise floor alone")
     errors = _parity_errors(baseline, candidates, parity)
-    forms = [_Sampler(form, None, device, clock) for form in (baseline, *candidates.values())]
+    forms = [Sampler(form, None, device, clock) for form in (baseline, *candidates.values())]
     order = np.random.default_rng(seed)
-    with _quiet():
+    with quiet():
         deadline = clock() + budget_s
         share = _WARM_SHARE * budget_s / len(forms)
         warm = [form.warm_up(clock() + share) for form in forms]
-        steal = _steal_s()
+        steal = steal_s()
         started = clock()
         rounds: list[list[float]] = []
         while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and (not rounds or clock() < deadline):
             while len(rounds) < wanted and (not rounds or clock() < deadline):
                 rounds.append(_round(forms, order))
-        stolen = _steal_note(steal, clock() - started)
+        stolen = steal_note(steal, clock() - started)
     table = np.asarray(rounds)  # (rounds, forms), ms
     timings = [
-        Timing(tuple(column), form.calls, n, form.first_call_ms, target, _notes(column, target, budget_s, is_warm))
+        Timing(tuple(column), form.calls, n, form.first_call_ms, target, notes_on(column, target, budget_s, is_warm))
         for form, column, (n, is_warm) in zip(forms, table.T.tolist(), warm, strict=True)
     ]
     return {
@@ -228,7 +228,7 @@ def race(
             tuple((table[:, 0] / table[:, i]).tolist()),
             target,
             errors.get(name),
-            _ratio_notes(table[:, 0] / table[:, i], target, budget_s) + stolen,
+            noise_notes(table[:, 0] / table[:, i], target, budget_s) + stolen,
         )
         for i, name in enumerate(candidates, start=1)
     }
@@ -243,63 +243,18 @@ def control_differences(form: Form, *, repeats: int = 130, budget_s: float = 0.2
     ]
 
 
-def synchronizer(device: Any) -> Callable[[], None]:
-    """A function that waits until `device` has done its work; on a CPU there is nothing to wait for."""
-    kind = str(device).split(":")[0]
-    if kind == "cpu":
-        return lambda: None
-    import torch
-
-    module = getattr(torch, kind, None)
-    if module is None or not hasattr(module, "synchronize"):
-        raise ValueError(f"device {device!r}: cannot wait for it; torch knows cpu, cuda, mps and xpu")
-    return module.synchronize
-
-
-class _Sampler:
-    """One form, ready to be sampled: synchronized, and called often enough per sample for the clock."""
-
-    def __init__(
-        self, form: Callable[..., Any], setup: Callable[[], Any] | None, device: Any, clock: Clock, single: bool = False
-    ) -> None:
-        self.form, self.setup, self.clock = form, setup, clock
-        self.synchronize = synchronizer(device)
-        self.calls = 1
-        if single:
-            return
-        self.first_call_ms = self.sample_ms()
-        if setup is None:
-            one_call_s = min(self.sample_ms() for _ in range(3)) / 1e3
-            self.calls = max(1, min(10_000, math.ceil(SHORTEST_SAMPLE_S / max(one_call_s, 1e-9))))
-
-    def sample_ms(self) -> float:
-        """ms per call."""
-        arguments = () if self.setup is None else (self.setup(),)
-        form, calls = self.form, range(self.calls)
-        self.synchronize()
-        start = self.clock()
-        for _ in calls:
-            form(*arguments)
-        self.synchronize()
-        return (self.clock() - start) * 1e3 / self.calls
-
-    def warm_up(self, deadline: float) -> tuple[int, bool]:
-        """Run until two blocks in a row have the same median within 2 %; returns samples spent, and whether they do."""
-        before, spent = math.inf, 0
-        while self.clock() < deadline or spent == 0:
-            median = float(np.median([self.sample_ms() for _ in range(_WARM_BLOCK)]))
-            spent += _WARM_BLOCK
-            if abs(median - before) <= TARGET * median:
-                return spent, True
-            before = median
-        return spent, False
-
-
-def _round(forms: Sequence[_Sampler], order: np.random.Generator) -> list[float]:
+def _round(forms: Sequence[Sampler], order: np.random.Generator) -> list[float]:
     times = [0.0] * len(forms)
     for i in order.permutation(len(forms)):
         times[i] = forms[i].sample_ms()
     return times
+
+
+def _wanted_rounds(rounds: Sequence[Sequence[float]], target: float) -> int:
+    if len(rounds) < FIRST_SAMPLES:
+        return FIRST_SAMPLES
+    table = np.asarray(rounds)
+    return max(wanted_samples(table[:, 0] / table[:, i], target) for i in range(1, table.shape[1]))
 
 
 def _parity_errors(baseline: Form, candidates: Mapping[str, Form], tolerance: float | None) -> dict[str, float]:
@@ -311,87 +266,3 @@ def _parity_errors(baseline: Form, candidates: Mapping[str, Form], tolerance: fl
         for name, form in candidates.items()
         if form is not baseline
     }
-
-
-def _half_width(median: float, ci: tuple[float, float]) -> float:
-    return (ci[1] - ci[0]) / 2 / median if median > 0 else math.inf
-
-
-def _wanted(samples: Sequence[float], target: float) -> int:
-    """How many samples the interval needs, planned from the spread so far.
-
-    Looking at the interval after every few samples and stopping when it is narrow makes it too narrow, so the number
-    is planned from the interquartile range, at few looks: each look at least doubles what it looks at or ends it.
-    """
-    n = len(samples)
-    if n < FIRST_SAMPLES:
-        return FIRST_SAMPLES
-    median = float(np.median(samples))
-    if _half_width(median, order_interval(samples)) <= target:
-        return n
-    q1, q3 = np.quantile(samples, [0.25, 0.75])
-    sigma = (q3 - q1) / 1.349 / median
-    planned = math.ceil(1.25 * (1.2533 * 1.96 * sigma / target) ** 2)
-    return min(MOST_SAMPLES, max(planned, 2 * n)) if n < MOST_SAMPLES else n
-
-
-def _wanted_rounds(rounds: Sequence[Sequence[float]], target: float) -> int:
-    if len(rounds) < FIRST_SAMPLES:
-        return FIRST_SAMPLES
-    table = np.asarray(rounds)
-    return max(_wanted(table[:, 0] / table[:, i], target) for i in range(1, table.shape[1]))
-
-
-def _notes(samples: Sequence[float], target: float, budget_s: float, warm: bool) -> tuple[str, ...]:
-    notes = () if warm else ("block medians still differed when the warm-up time was spent",)
-    return notes + _drift_note(samples) + _noise_notes(samples, target, budget_s)
-
-
-def _ratio_notes(ratios: Sequence[float], target: float, budget_s: float) -> tuple[str, ...]:
-    return _noise_notes(ratios, target, budget_s)
-
-
-def _noise_notes(samples: Sequence[float], target: float, budget_s: float) -> tuple[str, ...]:
-    median = float(np.median(samples))
-    q1, q3 = np.quantile(samples, [0.25, 0.75])
-    notes = []
-    if median > 0 and (q3 - q1) / median > _NOISY:
-        notes.append(f"noisy: half of the samples spread over {(q3 - q1) / median:.0%} of the median")
-    half = _half_width(median, order_interval(samples))
-    if half > target:
-        notes.append(f"interval is ±{half:.1%} after {len(samples)} samples in {budget_s:g} s, wanted ±{target:.0%}")
-    return tuple(notes)
-
-
-def _drift_note(samples: Sequence[float]) -> tuple[str, ...]:
-    third = len(samples) // 3
-    if third < 5:
-        return ()
-    first, last = samples[:third], samples[-third:]
-    (low_1, high_1), (low_2, high_2) = order_interval(first), order_interval(last)
-    change = float(np.median(last) / np.median(first)) - 1
-    if abs(change) > _DRIFT and (low_2 > high_1 or high_2 < low_1):
-        return (f"drift: the last third of the samples took {change:+.0%} against the first",)
-    return ()
-
-
-def _steal_s() -> float:
-    """CPU seconds that the hypervisor gave to others, all cores; 0 where the system does not tell."""
-    return getattr(psutil.cpu_times(), "steal", 0.0)
-
-
-def _steal_note(before: float, seconds: float) -> tuple[str, ...]:
-    share = (_steal_s() - before) / max(seconds, 1e-9) / (psutil.cpu_count() or 1)
-    return (f"the hypervisor took {share:.0%} of this machine's time meanwhile",) if share > 0.02 else ()
-
-
-@contextmanager
-def _quiet():
-    """No garbage collection while sampling."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
