@@ -77,6 +77,12 @@ def test_help_loads_nothing_heavy(arguments):
     assert not set(HEAVY) & set(ended.stdout.splitlines()[-1].split())
 
 
+def test_notebooks_are_read_and_validated_without_what_loads_for_seconds():
+    code = "import sys; from gnnlab import cli; cli._load_jupyter_fast(); import nbformat; "
+    code += "nbformat.validate(nbformat.v4.new_notebook()); sys.exit('lark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize("command", ["run", "report", "claims", "compare", "params", "profile"])
 def test_every_command_has_help_with_examples(capsys, command):
     code, out, _ = said(capsys, command, "--help")

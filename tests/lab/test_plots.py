@@ -105,6 +105,14 @@ def test_no_two_texts_overlap_and_none_leaves_the_figure(operators: pd.DataFrame
             assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, f"{text!r} leaves the figure"
 
 
+@pytest.mark.parametrize("word", ["W" * 30, "i" * 30, "symptom_gat"])
+def test_a_title_is_wrapped_to_the_width_of_the_figure(operators: pd.DataFrame, word: str) -> None:
+    figure = bars(operators, title=" ".join([word] * 6))
+    box = dict(boxes(figure))[figure.get_suptitle()]
+    assert box.x1 <= figure.bbox.x1
+    assert figure.get_suptitle().split() == [word] * 6
+
+
 def test_long_labels_are_wrapped_and_leave_room_for_the_bars(operators: pd.DataFrame) -> None:
     figure = bars(operators)
     figure.draw_without_rendering()

@@ -380,3 +380,17 @@ def test_the_drawn_interval_lies_as_the_numbers_do() -> None:
 def test_every_verdict_and_status_has_a_word_and_a_symbol_of_its_own() -> None:
     assert set(ledger_view.VERDICTS) == set(Verdict) and set(report.STATUSES) == set(results.Status)
     assert len({badge.symbol for badge in ledger_view.VERDICTS.values()}) == 6
+
+
+def test_links_lead_where_they_did_from_the_notebooks_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs" / "quick"
+    for name in ("notebooks", "params", "outputs/quick"):
+        (tmp_path / name).mkdir(parents=True)
+    links = ["../docs/measuring.md", "02_optimize_gnn.ipynb", "#here", "https://example.org/a", "mailto:a@example.org"]
+    cell = v4.new_markdown_cell(" ".join(f"[x]({link})" for link in links))
+    nbformat.write(v4.new_notebook(cells=[cell]), folder / "01_profile_bottlenecks.ipynb")
+    result("01_profile_bottlenecks", folder)
+    page = report.render_notebook(folder / "01_profile_bottlenecks.ipynb", folder / "01_profile_bottlenecks.json")
+    article = page.read_text(encoding="utf-8").split("<article>")[1].split("</article>")[0]
+    found = [attributes["href"] for tag, attributes in Tags(article).found if tag == "a"]
+    assert found == ["../../docs/measuring.md", "02_optimize_gnn.html", *links[2:]]

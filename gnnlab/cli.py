@@ -1,0 +1,308 @@
+"""The command `gnnlab`. Heavy packages load inside the command that needs them, so `gnnlab --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from . import __version__
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+WIDTH_IN_A_FILE = 160  # columns of a table that goes to a file or a pipe
+PROFILES = ("runtime", "memory", "flops", "scaling", "operators")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 1 a notebook failed, 2 bad input, 130 stopped by Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a Windows code page knows few characters
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as ended:  # argparse has printed the help, or what is wrong
+        return int(ended.code or OK)
+    try:
+        code = arguments.command(arguments)
+        sys.stdout.flush()
+        return code
+    except ValueError as error:
+        if not type(error).__module__.startswith("gnnlab"):
+            raise
+        print(f"gnnlab: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has gone; whatever is left has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and takes -1e-3 for a number."""
+
+    def __init__(self, **options):
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse knows -1 and -.5 alone
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="gnnlab",
+        description="What a graph neural network costs on your machine, and what makes it faster: measured.",
+        epilog="Start with `gnnlab run`, then open outputs/quick/index.html. `gnnlab COMMAND --help` shows examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"gnnlab {__version__}")
+    parser.set_defaults(command=lambda arguments: parser.print_help() or OK)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    for add in (_add_run, _add_report, _add_claims, _add_compare, _add_params, _add_profile):
+        add(commands)
+    return parser
+
+
+def _command(commands, name: str, does: str, function, *, more: str = "", examples: str = "") -> _Parser:
+    """A command whose help says what it does, then more of it, then examples."""
+    parser = commands.add_parser(
+        name,
+        help=does,
+        description=f"{does[0].upper()}{does[1:]}.{more and chr(10) * 2}{more}",
+        epilog=f"examples:\n{examples}" if examples else None,
+    )
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _add_params_set(parser: _Parser) -> None:
+    parser.add_argument(
+        "--params",
+        metavar="SET",
+        default="quick",
+        help="parameter set: quick, full, gpu, npu, or a folder of YAML files named as the notebooks (default: quick)",
+    )
+
+
+# ---- run ------------------------------------------------------------------------------------------------------------
+
+
+def _add_run(commands) -> None:
+    parser = _command(
+        commands,
+        "run",
+        "run notebooks and render the site of their results",
+        _run,
+        more="Notebooks run in the order of their needs, and only where parameters, code, inputs, versions or machine\n"
+        "have changed since their last run. A failure leaves earlier results in place.",
+        examples="  gnnlab run                                   every notebook, small\n"
+        "  gnnlab run 01 --params full                  one notebook at full size\n"
+        "  gnnlab run 01 -p graph my_graph.npz -p model my_models:make_gat\n"
+        "  gnnlab run --params ~/my-params --force      parameters of your own, whatever has changed",
+    )
+    parser.add_argument("notebooks", nargs="*", metavar="NN", help="numbers of notebooks, as 01 (default: all)")
+    _add_params_set(parser)
+    parser.add_argument("--force", action="store_true", help="run what is unchanged, too")
+    parser.add_argument(
+        "-p",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        dest="overrides",
+        help="set one parameter in the notebooks that have it; lists as '[1, 2]' (`gnnlab params` shows them)",
+    )
+
+
+def _run(arguments) -> int:
+    _load_jupyter_fast()
+    from .lab import runner
+
+    overrides = [tuple(pair) for pair in arguments.overrides]
+    outcomes = runner.run(arguments.notebooks, arguments.params, force=arguments.force, overrides=overrides)
+    return runner.exit_code(outcomes)
+
+
+# ---- report, claims, compare ----------------------------------------------------------------------------------------
+
+
+def _add_report(commands) -> None:
+    parser = _command(
+        commands,
+        "report",
+        "render the site of the results that are there, without running anything",
+        _report,
+        examples="  gnnlab report\n  gnnlab report --params full",
+    )
+    _add_params_set(parser)
+
+
+def _report(arguments) -> int:
+    _load_jupyter_fast()
+    from .lab import report, runner
+
+    print(report.build_site(runner.output_folder(arguments.params)))
+    return OK
+
+
+def _add_claims(commands) -> None:
+    parser = _command(
+        commands,
+        "claims",
+        "print the ledger: what was claimed, what was measured here, the verdict",
+        _claims,
+        examples="  gnnlab claims\n  gnnlab claims --params full --json > ledger.json",
+    )
+    _add_params_set(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _claims(arguments) -> int:
+    from .lab import claims, runner
+
+    folder = runner.output_folder(arguments.params)
+    _show(claims.ledger_json(folder)) if arguments.json else _show(claims.table(folder))
+    return OK
+
+
+def _add_compare(commands) -> None:
+    parser = _command(
+        commands,
+        "compare",
+        "compare two runs: the change of every metric with its interval",
+        _compare,
+        more="A and B are folders of results, single result files, or names of parameter sets. It says when machine,\n"
+        "versions, parameters or commit differ.",
+        examples="  gnnlab compare outputs/quick ~/yesterday/quick\n  gnnlab compare quick full --json",
+    )
+    parser.add_argument("a", metavar="A", help="the run to compare with")
+    parser.add_argument("b", metavar="B", help="the run to compare")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _compare(arguments) -> int:
+    from .lab import compare
+
+    comparison = compare.compare(_results(arguments.a), _results(arguments.b))
+    _show(comparison.to_json() if arguments.json else compare.render(comparison))
+    return OK
+
+
+def _results(word: str) -> Path:
+    """A folder or file of results, or the folder of a parameter set."""
+    from .lab import runner
+
+    path = Path(word).expanduser()
+    return path if path.exists() else runner.output_folder(word)
+
+
+# ---- params ---------------------------------------------------------------------------------------------------------
+
+
+def _add_params(commands) -> None:
+    parser = _command(
+        commands,
+        "params",
+        "show the parameters of notebooks: name, type, default, meaning, what is allowed",
+        _params,
+        examples="  gnnlab params 01",
+    )
+    parser.add_argument("notebooks", nargs="*", metavar="NN", help="numbers of notebooks, as 01 (default: all)")
+
+
+def _params(arguments) -> int:
+    from rich.table import Table
+    from rich.text import Text
+
+    from .lab import discovery, parameters
+
+    notebooks = discovery.select(discovery.notebooks(discovery.root()), arguments.notebooks)
+    for notebook in notebooks:
+        rows = parameters.describe(parameters.declared(notebook.path))
+        table = Table(title=notebook.name, title_justify="left", box=None, pad_edge=False)
+        for column in ("name", "type", "default", "meaning", "allowed"):
+            table.add_column(column, overflow="fold", no_wrap=column in ("name", "type"))
+        for row in rows:
+            table.add_row(*map(Text, row.values()))
+        _show(table)
+    return OK
+
+
+# ---- profile --------------------------------------------------------------------------------------------------------
+
+
+def _add_profile(commands) -> None:
+    parser = _command(
+        commands,
+        "profile",
+        "profile one model on one graph: time, memory, FLOPs, scaling, operators",
+        _profile,
+        more="Built-in models are symptom_gat and graph_transformer; a model of your own is module:factory, where\n"
+        "factory(data) returns a torch module. A graph is a built-in name (symptoms, digits, karate), a PyG dataset\n"
+        "(planetoid:Cora), random:nodes=1000,edges=5000, or a file (.npz, GraphML, edge-list CSV).",
+        examples="  gnnlab profile --model graph_transformer --profile runtime memory flops\n"
+        "  gnnlab profile --model graph_transformer --hidden_dim 512 --num_layers 12 --num_nodes 1000\n"
+        "  gnnlab profile --model my_models:make_gat --graph my_graph.npz --profile runtime operators\n"
+        "  gnnlab profile --model symptom_gat --graph symptoms --json profile.json",
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", default="graph_transformer", help="a built-in name or module:factory (%(default)s)")
+    what.add_argument("--graph", "--dataset", default=None, help="the graph (default: digits)")
+    what.add_argument(
+        "--profile",
+        nargs="+",
+        choices=PROFILES,
+        default=["runtime", "memory", "flops"],
+        metavar="WHAT",
+        help=f"any of {', '.join(PROFILES)} (runtime memory flops)",
+    )
+    size = parser.add_argument_group("size of a built-in model, and of the graph")
+    for name, help_ in (
+        ("hidden_dim", "channels of a hidden layer"),
+        ("num_layers", "layers"),
+        ("num_heads", "attention heads"),
+        ("ffn_dim", "channels inside the feed-forward network"),
+        ("num_nodes", "nodes of a random graph, instead of --graph"),
+        ("batch_size", "rows of a batch, where the model has one"),
+    ):
+        size.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=_count, metavar="N", help=help_)
+    how = parser.add_argument_group("how")
+    how.add_argument("--num_runs", "--num-runs", type=_count, default=100, metavar="N", help="runs (%(default)s)")
+    how.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    how.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, or to the terminal without one"
+    )
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _profile(arguments) -> int:
+    from . import profile_command
+
+    return profile_command.run(arguments)
+
+
+def _load_jupyter_fast() -> None:
+    """Spare this process a parser of internationalized web addresses: jsonschema, which validates notebooks, loads it
+    where it is installed, for seconds, and does without it where it is not. No notebook holds such addresses.
+    """
+    sys.modules.setdefault("rfc3987_syntax", None)
+
+
+def _show(what: object) -> None:
+    """Print text as it is, and anything else as rich renders it."""
+    if isinstance(what, str):
+        print(what)
+        return
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_A_FILE
+    Console(width=wide).print(what)

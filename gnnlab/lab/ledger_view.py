@@ -1,0 +1,166 @@
+"""The ledger as a reader sees it: numbers in words, a badge for the verdict, the interval against the claimed band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .claims import METRICS, Entry, format_range, format_value
+from .results import ClaimRecord, Verdict
+
+_UNITS = {  # unit of the record -> factor and what a reader sees behind the number
+    "x": (1, "×"),
+    "share": (100, " %"),
+    "%": (1, " %"),
+    "count": (1, ""),
+    "difference": (1, ""),
+}
+BAR_WIDTH = 176  # pixels of the drawn interval
+
+
+@dataclass(frozen=True)
+class Badge:
+    """Word, symbol and CSS class of a verdict or a status: colour alone never carries it."""
+
+    word: str
+    symbol: str
+    css: str
+
+
+VERDICTS = {
+    Verdict.REPRODUCED: Badge("reproduced", "✓", "good"),
+    Verdict.EXCEEDED: Badge("exceeded", "▲", "best"),
+    Verdict.WEAKER: Badge("weaker", "▽", "fair"),
+    Verdict.REFUTED: Badge("refuted", "✕", "bad"),
+    Verdict.INCONCLUSIVE: Badge("inconclusive", "≈", "open"),
+    Verdict.UNTESTABLE: Badge("untestable here", "○", "none"),
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A drawn interval: places in pixels from the left, and the same in words."""
+
+    band: tuple[float, float] | None  # left, width
+    interval: tuple[float, float] | None  # left, right
+    value: float | None
+    neutral: float | None
+    words: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the ledger in a reader's words. `order` holds what its columns sort by, "" first."""
+
+    record: ClaimRecord
+    badge: Badge
+    claimed: str
+    measured: str
+    interval: str
+    bar: Bar | None
+    href: str | None
+    note: str | None
+    order: dict[str, float | str]
+
+
+def row(record: ClaimRecord, link: Callable[[ClaimRecord], str | None], notes: Mapping[str, str] | None = None) -> Row:
+    """The row of `record`; `link` gives the address of its figure, `notes` a remark by notebook number."""
+    factor, suffix = _unit(record.unit)
+    claimed = _scaled(record.claimed, factor)
+    measured = None if record.measured is None else record.measured * factor
+    ci = _scaled(record.ci, factor)
+    exact = ci is None or ci[0] == ci[1]
+    return Row(
+        record=record,
+        badge=VERDICTS[record.verdict],
+        claimed=claimed_text(record),
+        measured="" if measured is None else number(measured, ci) + suffix,
+        interval="" if exact or measured is None else f"{number(ci[0], ci)} to {number(ci[1], ci)}{suffix}",
+        bar=interval_bar(claimed, measured, ci, neutral=1.0 if record.unit == "x" else None, suffix=suffix),
+        href=link(record),
+        note=(notes or {}).get(record.notebook),
+        order={
+            "verdict": list(Verdict).index(record.verdict),
+            "claimed": next((end for end in record.claimed or () if end is not None), ""),
+            "measured": "" if record.measured is None else record.measured,
+            "n": record.n,
+        },
+    )
+
+
+def claimed_text(claim: ClaimRecord | Entry) -> str:
+    """The claimed range with its unit, or "some gain" where no number was named."""
+    factor, suffix = _unit(claim.unit if isinstance(claim, ClaimRecord) else METRICS[claim.metric].unit)
+    text = format_range(_scaled(claim.claimed, factor))
+    return text if claim.claimed is None else text + suffix
+
+
+def number(value: float, ci: tuple[float | None, float | None] | None = None) -> str:
+    """`value` with as many digits as its interval is worth: those of the half-width, one more when it begins with 1."""
+    if ci is None or ci[0] is None or ci[1] is None or ci[0] == ci[1]:
+        return format_value(value)
+    half_width = (ci[1] - ci[0]) / 2
+    digits = -math.floor(math.log10(half_width)) + (half_width / 10 ** math.floor(math.log10(half_width)) < 2)
+    return f"{value:,.{min(max(digits, 0), 6)}f}"
+
+
+def _unit(unit: str) -> tuple[float, str]:
+    return _UNITS.get(unit, (1, f" {unit}" if unit else ""))
+
+
+def _scaled(pair: tuple[float | None, float | None] | None, factor: float) -> tuple[float | None, float | None] | None:
+    return None if pair is None else tuple(None if end is None else end * factor for end in pair)
+
+
+def interval_bar(
+    claimed: tuple[float | None, float | None] | None,
+    measured: float | None,
+    ci: tuple[float, float] | None,
+    *,
+    neutral: float | None = None,
+    suffix: str = "",
+) -> Bar | None:
+    """Where interval, value and claimed band lie in a picture of `BAR_WIDTH` pixels; None without a number.
+
+    An open end of the band runs out of the picture. `neutral` is the value of no effect. The axis is logarithmic for
+    ratios (those have a neutral value) that span more than a factor of 3.
+    """
+    ends = [end for end in (*(claimed or ()), *(ci or ()), measured) if end is not None]
+    if not ends:
+        return None
+    if neutral is not None:
+        ends.append(neutral)
+    place = _axis(min(ends), max(ends), log=neutral is not None)
+    band, interval, words = None, None, []
+    if measured is not None:
+        words.append(f"measured {number(measured, ci)}{suffix}")
+        if ci is not None and ci[1] > ci[0]:
+            interval = place(ci[0]), place(ci[1])
+            words.append(f"95 % interval {number(ci[0], ci)} to {number(ci[1], ci)}{suffix}")
+    if claimed is not None:
+        left, right = place(claimed[0], 0), place(claimed[1], BAR_WIDTH)
+        width = max(right - left, 3)
+        band = (left + right - width) / 2, width
+        words.append(f"claimed {format_range(claimed)}{suffix}")
+    return Bar(
+        band=band,
+        interval=interval,
+        value=None if measured is None else place(measured),
+        neutral=None if neutral is None else place(neutral),
+        words=", ".join(words),
+    )
+
+
+def _axis(low: float, high: float, *, log: bool) -> Callable[..., float]:
+    """A function from values to pixels, with room on both sides; `None` goes where its second argument says."""
+    log = log and low > 0 and high / low > 3
+    scale = math.log if log else float
+    start, span, room = scale(low), scale(high) - scale(low), 16
+
+    def place(value: float | None, otherwise: float = 0) -> float:
+        if value is None:
+            return otherwise
+        return room + (BAR_WIDTH - 2 * room) * ((scale(value) - start) / span if span > 0 else 0.5)
+
+    return place

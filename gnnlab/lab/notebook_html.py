@@ -1,0 +1,154 @@
+"""The cells of an executed notebook as HTML that loads nothing and runs nothing.
+
+nbconvert walks the cells with the template `templates/cells`. Escaping is on there, so that a string is markup only
+where a filter says so; tables and Markdown pass `sanitize.clean`.
+"""
+
+from __future__ import annotations
+
+import copy
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from markupsafe import Markup, escape
+from nbconvert.exporters import HTMLExporter
+from nbconvert.filters.ansi import ansi2html
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+from traitlets.config import Config
+
+from .results import FigureRecord
+from .sanitize import clean
+
+TEMPLATES = Path(__file__).parent / "templates"
+MAX_STREAM = 200_000  # characters of one printed output; beyond it the page says how much was left out
+_SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
+_LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json"]
+_DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
+_TITLE = re.compile(r"^#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+
+
+class NotebookError(ValueError):
+    """An executed notebook that cannot be read. The message is one line for the reader."""
+
+
+@dataclass
+class Cells:
+    """The rendered cells of a notebook, and its headings of level 2 as (id, text)."""
+
+    html: Markup
+    headings: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    """Read an executed notebook; `NotebookError` says in one line what is wrong with the file."""
+    path = Path(path)
+    try:
+        notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+        nbformat.validate(notebook)
+    except FileNotFoundError:
+        raise NotebookError(f"no notebook {path}; run it again: gnnlab run {path.name[:2]}") from None
+    except (OSError, ValueError, KeyError, AttributeError, nbformat.ValidationError) as error:
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise NotebookError(f"{path} is not a readable notebook ({reason}); run it again") from None
+    return notebook
+
+
+def title(notebook: nbformat.NotebookNode) -> str | None:
+    """The first heading of level 1."""
+    texts = (_TITLE.search(cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
+    return next((found[1] for found in texts if found), None)
+
+
+def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord], base: str | None = None) -> Cells:
+    """The cells as HTML. `figures` are those of the result file, by name: they get links to their PNG and SVG.
+
+    `base` is where the notebooks lie as seen from the page ("../../notebooks"): relative links start there.
+    """
+    headings: list[tuple[str, str, int]] = []
+    exporter = HTMLExporter(
+        template_name="cells",
+        extra_template_basedirs=[str(TEMPLATES)],
+        filters={
+            "clean": clean,
+            "markdown": lambda source, attachments: _markdown(source, _Renderer(headings, attachments, base)),
+            "code": code,
+            "ansi": lambda text: Markup(ansi2html(_shortened(text))),
+        },
+        config=Config({"NbConvertBase": {"display_data_priority": [*_SHOWN, *_LEFT_OUT]}}),
+    )
+    exporter.environment.autoescape = True
+    html, _ = exporter.from_notebook_node(_prepared(notebook), resources={"figures": figures})
+    return Cells(Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
+
+
+def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A copy without its title and the cells that the page shows elsewhere, and without outputs tagged away."""
+    notebook = copy.deepcopy(notebook)
+    notebook.metadata.pop("widgets", None)
+    kept, titled = [], False
+    for cell in notebook.cells:
+        tags = set(cell.metadata.get("tags", []))
+        if cell.cell_type == "markdown" and not titled:
+            cell.source, titled = _TITLE.subn("", cell.source, count=1)
+        if tags & _DROPPED_TAGS or not cell.source.strip():
+            continue
+        if "remove-output" in tags:
+            cell.outputs = [output for output in cell.get("outputs", []) if output.output_type == "error"]
+        kept.append(cell)
+    notebook.cells = kept
+    return notebook
+
+
+class _Renderer(IPythonRenderer):
+    """Markdown with headings to link to and links that lead where they did from the notebook's own folder.
+
+    Formulas stay the TeX they are: typesetting them needs a fetched script.
+    """
+
+    def __init__(self, headings: list[tuple[str, str, int]], attachments: Mapping[str, Any], base: str | None) -> None:
+        super().__init__(escape=False, exclude_anchor_links=True, attachments=dict(attachments))
+        self.headings, self.base = headings, base
+
+    def link(self, text: str, url: str, title: str | None = None) -> str:
+        if re.fullmatch(r"\d\d_\w+\.ipynb(#.*)?", url):  # another notebook: its report lies beside this one
+            url = url.replace(".ipynb", ".html", 1)
+        elif self.base and not re.match(r"[\w+.-]+:|[/#]", url):
+            url = posixpath.normpath(posixpath.join(self.base, url))
+        return super().link(text, url, title)
+
+    def heading(self, text: str, level: int, **attributes: Any) -> str:
+        plain = Markup(text).striptags()
+        anchor = "s-" + (re.sub(r"\W+", "-", plain.lower()).strip("-") or "section")
+        while anchor in {known for known, _, _ in self.headings}:
+            anchor += "-"
+        self.headings.append((anchor, plain, level))
+        return f'<h{level} id="{anchor}">{text}</h{level}>\n'
+
+    def inline_math(self, body: str) -> str:
+        return f'<code class="math">{escape(body)}</code>'
+
+    def block_math(self, body: str) -> str:
+        return f'<pre class="math">{escape(body.strip())}</pre>'
+
+
+def _markdown(source: str, renderer: _Renderer) -> Markup:
+    return clean(MarkdownWithMath(renderer=renderer).render(source))
+
+
+def code(source: str) -> Markup:
+    """Python as highlighted HTML, for inside a `<pre>`."""
+    return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_STREAM:
+        return text
+    return f"{text[:MAX_STREAM]}\n... {len(text) - MAX_STREAM:,} more characters; the notebook file holds them"

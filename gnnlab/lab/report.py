@@ -1,0 +1,248 @@
+"""The site of an output folder: a report for each notebook, and a front page with the ledger first.
+
+JSON is the truth, HTML is rendered from it and from the executed notebooks: `NN_name.json` + `NN_name.ipynb` ->
+`NN_name.html`, and all of them -> `claims.json` + `index.html`. A page holds its pictures, loads nothing from the
+network, and its content policy lets no script run but the one that the page comes with.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from . import claims, discovery, environment_view, ledger_view, results
+from .ledger_view import Badge
+from .results import ClaimRecord, FigureRecord, ResultFile, Status
+
+TEMPLATES = Path(__file__).parent / "templates"
+STATUSES = {
+    Status.PASSED: Badge("passed", "✓", "good"),
+    Status.FAILED: Badge("failed", "✕", "bad"),
+    Status.TIMEOUT: Badge("timeout", "◷", "bad"),
+    Status.SKIPPED: Badge("skipped", "○", "none"),
+}
+DAMAGED = Badge("unreadable", "!", "bad")
+
+
+class ReportError(ValueError):
+    """A report that cannot be rendered. The message is one line for the reader."""
+
+
+@dataclass
+class Entry:
+    """A notebook on the front page: its last good result, the run that failed since, and what could not be read."""
+
+    stem: str  # "01_profile_bottlenecks"
+    result: ResultFile | None = None
+    failure: ResultFile | None = None
+    problems: list[str] = field(default_factory=list)
+    title: str = ""
+    page: str | None = None  # NN_name.html, where there is one
+    failure_page: str | None = None
+
+    @property
+    def number(self) -> str:
+        return self.stem[:2]
+
+    @property
+    def badge(self) -> Badge:
+        shown = self.failure or self.result
+        return STATUSES[shown.status] if shown else DAMAGED
+
+
+def environment_card(environment: Mapping[str, Any]) -> str:
+    """The environment of a run as a small HTML card that also looks right inside JupyterLab, light and dark."""
+    return _templates().get_template("environment_card.html.j2").render(rows=environment_view.rows(environment))
+
+
+def render_notebook(executed_ipynb: Path, result_json: Path) -> Path:
+    """Write the report of one executed notebook beside it, whole or not at all; returns the path of the HTML.
+
+    Raises `ResultError` or `NotebookError` when one of the two cannot be read, `ResultError` when writing fails.
+    """
+    from . import notebook_html
+
+    executed_ipynb, result = Path(executed_ipynb), results.read(result_json)
+    notebook = notebook_html.read(executed_ipynb)
+    figures = {figure.name: figure for figure in result.figures}
+    cells = notebook_html.render(notebook, figures, _notebooks_seen_from(executed_ipynb.parent))
+    html = _page(
+        "report.html.j2",
+        title=notebook_html.title(notebook) or _spoken(executed_ipynb.stem),
+        result=result,
+        status=STATUSES[result.status],
+        cells=cells,
+        rows=[ledger_view.row(record, lambda r: f"#fig-{r.figure}" if r.figure else None) for record in result.claims],
+        parameters=_parameter_rows(executed_ipynb, result),
+        machine=environment_view.machine(result.environment),
+    )
+    path = executed_ipynb.with_suffix(".html")
+    results.write_atomically(path, lambda file: file.write(html))
+    return path
+
+
+def build_site(out_dir: Path) -> Path:
+    """Render what is stale in `out_dir`, then `claims.json` and `index.html`; returns the path of the front page.
+
+    What cannot be read is said on the page, in a line for each, and everything else is rendered. Raises `ReportError`
+    when there is no such folder, `ResultError` when writing fails.
+    """
+    out_dir = Path(out_dir)
+    if not out_dir.is_dir():
+        raise ReportError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
+    entries = [_entry(out_dir, stem) for stem in _stems(out_dir)]
+    ledger = claims.ledger(out_dir)
+    results.write_json(out_dir / "claims.json", ledger.to_dict())
+    older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
+    rows = [ledger_view.row(record, lambda r: _figure_link(r, entries), older) for record in ledger.rows]
+    newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
+    html = _page(
+        "index.html.j2",
+        title="gnnlab",
+        folder=out_dir.name,
+        rows=rows,
+        counts=[(badge, sum(row.badge is badge for row in rows)) for badge in ledger_view.VERDICTS.values()],
+        missing=[(entry, ledger_view.claimed_text(entry)) for entry in ledger.missing],
+        entries=entries,
+        thumbnails={e.stem: _thumbnail(out_dir, e.result) for e in entries if e.result},
+        environment=newest.environment if newest else None,
+        machine=environment_view.machine(newest.environment) if newest else None,
+        machines=sorted({environment_view.machine(e.result.environment) for e in entries if e.result}),
+        newest=newest,
+    )
+    path = out_dir / "index.html"
+    results.write_atomically(path, lambda file: file.write(html))
+    return path
+
+
+def _notebooks_seen_from(folder: Path) -> str | None:
+    """The repository's folder of notebooks as a relative address, or None where there is none to reach."""
+    try:
+        return Path(os.path.relpath(discovery.root(folder) / "notebooks", folder.resolve())).as_posix()
+    except ValueError:  # no repository (RunnerError), or on another drive
+        return None
+
+
+def _stems(out_dir: Path) -> list[str]:
+    names = {path.name.removesuffix(".json").removesuffix(".failed") for path in out_dir.glob("[0-9][0-9]_*.json")}
+    return sorted(names)
+
+
+def _entry(out_dir: Path, stem: str) -> Entry:
+    entry = Entry(stem=stem, title=_spoken(stem))
+    entry.result, entry.page = _rendered(out_dir, stem, entry)
+    entry.failure, entry.failure_page = _rendered(out_dir, f"{stem}.failed", entry)
+    return entry
+
+
+def _rendered(out_dir: Path, name: str, entry: Entry) -> tuple[ResultFile | None, str | None]:
+    """The result `name`.json and the name of its page, rendered when it is older than what it is made from."""
+    from . import notebook_html
+
+    result_path, notebook_path, page = (out_dir / f"{name}{suffix}" for suffix in (".json", ".ipynb", ".html"))
+    if not result_path.exists():
+        return None, None
+    try:
+        result = results.read(result_path)
+    except results.ResultError as error:
+        entry.problems.append(_without(out_dir, error))
+        return None, None
+    try:
+        entry.title = notebook_html.title(notebook_html.read(notebook_path)) or entry.title
+        if _stale(page, [result_path, notebook_path]):
+            render_notebook(notebook_path, result_path)
+    except notebook_html.NotebookError as error:
+        entry.problems.append(_without(out_dir, error))
+        return result, None
+    return result, page.name
+
+
+def _without(out_dir: Path, error: Exception) -> str:
+    """The message with file names as they are in the folder of the page."""
+    return str(error).replace(f"{out_dir}{os.sep}", "")
+
+
+def _stale(page: Path, sources: list[Path]) -> bool:
+    """Is `page` missing, or older than its sources or than the code that renders?"""
+    if not page.exists():
+        return True
+    code = [path for path in TEMPLATES.rglob("*") if path.is_file()] + list(Path(__file__).parent.glob("*.py"))
+    return page.stat().st_mtime < max(path.stat().st_mtime for path in [*sources, *code])
+
+
+def _figure_link(record: ClaimRecord, entries: list[Entry]) -> str | None:
+    """The place in a report that shows the claim: its figure, else the report itself."""
+    entry = next((e for e in entries if e.result and e.page and record in e.result.claims), None)
+    if entry is None:
+        return None
+    return f"{entry.page}#fig-{record.figure}" if record.figure else entry.page
+
+
+def _thumbnail(out_dir: Path, result: ResultFile) -> tuple[FigureRecord, str] | None:
+    """The key figure of a result (else its first) and its PNG as a data address; None where there is no such file."""
+    figure = next((f for f in result.figures if f.key), result.figures[0] if result.figures else None)
+    if figure is None:
+        return None
+    path = (out_dir / figure.png).resolve()
+    if path.suffix != ".png" or not path.is_relative_to(out_dir.resolve()) or not path.is_file():
+        return None
+    return figure, "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _parameter_rows(notebook: Path, result: ResultFile) -> list[tuple[str, Any, str]]:
+    """(name, value, meaning) of each parameter; the meaning comes from the notebook's own `parameters` cell."""
+    from . import parameters
+
+    try:
+        declared = parameters.declared(notebook)
+    except parameters.ParameterError:
+        declared = {}
+    return [(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()]
+
+
+def _spoken(stem: str) -> str:
+    return stem.removesuffix(".failed")[3:].replace("_", " ").capitalize()
+
+
+def _page(template: str, **content: Any) -> str:
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return _templates().get_template(template).render(script=script, script_hash=digest, now=now, **content)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    """Templates with escaping on; `style` and `script` of the page are files beside them."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["moment"] = _moment
+    environment.filters["minutes"] = _minutes
+    environment.globals["environment_rows"] = environment_view.rows
+    return environment
+
+
+def _moment(started: str) -> str:
+    """An ISO 8601 moment as a reader writes it; what is no moment stays as it is."""
+    try:
+        return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return started
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

@@ -1,0 +1,220 @@
+"""Runs notebooks through papermill: in dependency order, with strict parameters, and only those that have to run.
+
+    outcomes = run(["01"], "quick")
+
+What ran and passed lies whole in `outputs/<set>`; a failure, a timeout, Ctrl-C or a kill leaves earlier results as they
+were. papermill alone gives the same notebook: the runner adds convenience, never a meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from . import discovery, freshness, parameters, results
+from .discovery import Notebook, ParameterSet, RunnerError, root
+from .live import Bar, Live, duration
+from .results import Status
+from .results_folder import only_run
+
+__all__ = ["Outcome", "RunnerError", "exit_code", "output_folder", "root", "run"]
+
+ALL_PARTS = ", ".join(freshness.PARTS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a notebook ended. `out_path` is the executed notebook, of a failed run too; None where none was written."""
+
+    notebook: str
+    status: Status
+    reason: str | None
+    seconds: float
+    out_path: Path | None
+    ran: bool = True  # False: its earlier results still hold, or it was skipped before it started
+
+
+@dataclass
+class _Job:
+    """What the notebooks of one run share."""
+
+    root: Path
+    set: ParameterSet
+    folder: Path
+    given: Mapping[str, dict[str, Any] | None]
+    every: Mapping[str, Notebook]
+    live: Live
+    force: bool
+    runs: freshness.Runs
+    shared: freshness.Fingerprint
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+def run(
+    numbers: Sequence[str] = (),
+    params_set: str = "quick",
+    *,
+    force: bool = False,
+    overrides: Sequence[tuple[str, str]] = (),
+    root: Path | None = None,
+    console: Console | None = None,
+) -> list[Outcome]:
+    """Run the notebooks `numbers` (none: all) with a parameter set, then render the site of its results.
+
+    Every parameter file is checked before anything executes or is written: `ParameterError` or `RunnerError`, one line.
+    Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
+    `force`. `overrides` are (name, text) pairs as from a command line. Ctrl-C keeps what is done and passes through.
+    """
+    base = root.resolve() if root else discovery.root()
+    every = discovery.notebooks(base)
+    chosen = discovery.select(every, numbers)
+    set_ = discovery.parameter_set(params_set, base)
+    given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
+    folder = discovery.output_folder(set_, [values for values in given.values() if values is not None], base)
+    live = Live(console, max(len(notebook.name) for notebook in chosen))
+    with only_run(folder):
+        runs, damage = freshness.read_runs(folder)
+        if damage:
+            live.say(damage)
+        job = _Job(base, set_, folder, given, every, live, force, runs, freshness.surroundings())
+        try:
+            for notebook in chosen:
+                job.outcomes.append(_settle(notebook, job))
+        except KeyboardInterrupt:
+            live.say(f"stopped; {len(job.outcomes)} of {len(chosen)} notebooks are done; run again to go on")
+            raise
+        live.say(f"report: {_render(folder)}")
+    return job.outcomes
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """1 when a notebook failed or timed out, else 0."""
+    return int(any(outcome.status in (Status.FAILED, Status.TIMEOUT) for outcome in outcomes))
+
+
+def output_folder(params_set: str, root: Path | None = None) -> Path:
+    """The folder of the results of a parameter set; raises `RunnerError` where nothing has been run with it."""
+    base = root.resolve() if root else discovery.root()
+    set_ = discovery.parameter_set(params_set, base)
+    files = [set_.file(notebook) for notebook in discovery.notebooks(base).values()]
+    given = [parameters.load_yaml(file) for file in files if file.exists()]
+    folder = discovery.output_folder(set_, given, base)
+    if not folder.is_dir():
+        raise RunnerError(f"there are no results in {folder}; run gnnlab run --params {params_set} first")
+    return folder
+
+
+# ---- one notebook ---------------------------------------------------------------------------------------------------
+
+
+def _settle(notebook: Notebook, job: _Job) -> Outcome:
+    """Skip a notebook, keep its earlier results, or run it; and print its line."""
+    why = ""
+    outcome = _skipped(notebook, job)
+    if outcome is None:
+        values = _values(notebook, job)
+        fingerprint = _fingerprint(notebook, values, job)
+        before = job.runs.runs.get(notebook.name)
+        why = _why(notebook, before, fingerprint, job)
+        outcome = _unchanged(notebook, before, job) if before and not why else None
+    if outcome is None:
+        with job.live.running(notebook.name, why) as bar:
+            outcome = _run(notebook, values, fingerprint, job, bar)
+    took = duration(outcome.seconds) if outcome.ran else ""
+    job.live.ended(notebook.name, outcome.status, took, outcome.reason or "", why=why)
+    return outcome
+
+
+def _why(notebook: Notebook, before: freshness.Run | None, now: freshness.Fingerprint, job: _Job) -> str:
+    """Why a notebook runs, as it is printed; empty when its earlier results still hold."""
+    if job.force:
+        return "forced"
+    if (job.folder / f"{notebook.name}.failed.json").exists():
+        return "runs again: its last run did not pass"
+    if before is None:
+        return "first run"
+    changed = freshness.why_again(notebook.name, job.folder, before, now)
+    return f"runs again: {changed}" if changed else ""
+
+
+def _skipped(notebook: Notebook, job: _Job) -> Outcome | None:
+    """Why a notebook cannot run: no parameter file, or a need without results."""
+    if job.given[notebook.name] is None:
+        file = job.set.file(notebook)
+        return _not_run(notebook, f"{file.parent.name} has no {file.name}")
+    done = {outcome.notebook: outcome for outcome in job.outcomes}
+    for number in notebook.needs:
+        need = job.every[number]
+        outcome = done.get(need.name)
+        if outcome is not None and outcome.status is not Status.PASSED:
+            return _not_run(notebook, f"it needs {need.name}, which is {outcome.status}")
+        if outcome is None and not _has_passed(need, job.folder):
+            wanted = job.set.name if job.set.folder.parent == job.root / "params" else job.set.folder
+            return _not_run(notebook, f"run {number} first: gnnlab run {number} --params {wanted}")
+    return None
+
+
+def _unchanged(notebook: Notebook, before: freshness.Run, job: _Job) -> Outcome:
+    reason = f"unchanged since {before.when}: {ALL_PARTS}"
+    if before.reason:
+        reason = f"{before.reason} ({reason})"
+    path = job.folder / f"{notebook.name}.ipynb"
+    return Outcome(notebook.name, Status(before.status), reason, before.seconds, path, ran=False)
+
+
+def _not_run(notebook: Notebook, reason: str) -> Outcome:
+    return Outcome(notebook.name, Status.SKIPPED, reason, 0.0, None, ran=False)
+
+
+def _run(
+    notebook: Notebook, values: dict[str, Any], fingerprint: freshness.Fingerprint, job: _Job, bar: Bar
+) -> Outcome:
+    """Run a notebook, and record what it was made from when its results stand."""
+    from .attempt import attempt  # Jupyter, heavy
+
+    made = attempt(
+        notebook,
+        values,
+        ["output_dir", *(name for name in job.given[notebook.name] if name != "output_dir")],
+        root=job.root,
+        folder=job.folder,
+        set_name=job.set.name,
+        on_progress=lambda progress: bar.show(progress.done, progress.total, progress.heading),
+    )
+    if made.result is not None:
+        path = job.folder / f"{notebook.name}.json"
+        job.runs.runs[notebook.name] = freshness.record(made.result, path, fingerprint, made.seconds)
+        freshness.write_runs(job.folder, job.runs)
+    return Outcome(notebook.name, made.status, made.reason, made.seconds, made.out_path)
+
+
+def _values(notebook: Notebook, job: _Job) -> dict[str, Any]:
+    """Every parameter of a notebook, and where its results go."""
+    below = job.folder.is_relative_to(job.root)
+    folder = job.folder.relative_to(job.root) if below else job.folder
+    given = {"output_dir": folder.as_posix(), **job.given[notebook.name]}
+    return parameters.check(given, parameters.declared(notebook.path))
+
+
+def _fingerprint(notebook: Notebook, values: dict[str, Any], job: _Job) -> freshness.Fingerprint:
+    needs = [job.folder / f"{job.every[number].name}.json" for number in notebook.needs]
+    return freshness.fingerprint(notebook.path, values, needs, job.shared, root=job.root, folder=job.folder)
+
+
+def _has_passed(notebook: Notebook, folder: Path) -> bool:
+    try:
+        return results.read(folder / f"{notebook.name}.json").status is Status.PASSED
+    except results.ResultError:
+        return False
+
+
+def _render(folder: Path) -> Path:
+    from .report import build_site  # nbconvert, heavy
+
+    page = build_site(folder)
+    here = Path.cwd()
+    return page.relative_to(here) if page.is_relative_to(here) else page

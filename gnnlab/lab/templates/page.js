@@ -1,0 +1,53 @@
+"use strict";
+// The ledger sorts by its columns and filters by verdict; a report opens and closes all its code. Without this script
+// the page is whole: the table in its own order, each code cell behind a fold of its own.
+(() => {
+  const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+
+  for (const table of all("table.ledger")) {
+    const body = table.tBodies[0];
+    const value = (row, index) => {
+      const text = row.cells[index].dataset.sort;
+      if (text === "") return -Infinity;
+      return Number.isNaN(Number(text)) ? text : Number(text);
+    };
+    for (const head of all("th[data-key]", table)) {
+      const button = head.querySelector("button");
+      button.disabled = false;
+      button.addEventListener("click", () => {
+        const direction = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
+        all("th", table).forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", direction);
+        const sign = direction === "ascending" ? 1 : -1;
+        const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+        const sorted = [...body.rows].sort((a, b) => sign * order(value(a, head.cellIndex), value(b, head.cellIndex)));
+        body.append(...sorted);
+      });
+    }
+  }
+
+  const chips = all(".chip");
+  const rows = all("table.ledger tbody tr");
+  const status = document.querySelector(".count");
+  for (const chip of chips) {
+    chip.disabled = chip.querySelector("b").textContent === "0";
+    chip.addEventListener("click", () => {
+      chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") !== "true"));
+      const wanted = chips.filter((c) => c.getAttribute("aria-pressed") === "true").map((c) => c.dataset.verdict);
+      rows.forEach((row) => { row.hidden = wanted.length > 0 && !wanted.includes(row.dataset.verdict); });
+      status.textContent = wanted.length > 0 ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} shown` : "";
+    });
+  }
+
+  const button = document.querySelector(".switch");
+  const code = all("details.code");
+  if (button && code.length > 0) {
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      const open = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(open));
+      button.textContent = open ? "Hide code" : "Show code";
+      code.forEach((cell) => { cell.open = open; });
+    });
+  }
+})();
