@@ -127,11 +127,19 @@ def _change(notebook: str, metric: str, a: Quantity, b: Quantity) -> Change:
     else:
         scale, neutral, change = "difference", 0.0, b.value - a.value
         ci = _interval(ends_a, ends_b)
+    note = "" if a.origin == b.origin else f"A is {a.origin.value}, B is {b.origin.value}"
+    if _lone(a) or _lone(b):
+        word = "unknown: a single sample has no interval"
+        return Change(notebook, metric, a.unit, a.value, b.value, scale, change, None, word, note)
     word = "no difference seen"
     if change != neutral and not ci[0] <= neutral <= ci[1]:
         word = _WORDS[a.better if a.better == b.better else "neither", 1 if change > neutral else -1]
-    note = "" if a.origin == b.origin else f"A is {a.origin.value}, B is {b.origin.value}"
     return Change(notebook, metric, a.unit, a.value, b.value, scale, change, ci, word, note)
+
+
+def _lone(quantity: Quantity) -> bool:
+    """Is it one measured sample, whose "interval" is itself? An exact value, a count, has none at all."""
+    return quantity.n == 1 and quantity.ci is not None and quantity.ci[0] == quantity.ci[1]
 
 
 def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:

@@ -90,11 +90,29 @@ def scale(axis: Axis, log: bool, values: np.ndarray, pad: float | None = None) -
         (ax.set_xlim if is_x else ax.set_ylim)(low, high)
 
 
-def categories(ax: Axes, labels: Sequence[str]) -> None:
-    """Labels down the y axis, the first on top, long ones wrapped."""
-    wrapped = ["\n".join(textwrap.fill(part, LABEL_CHARACTERS) for part in str(t).split("\n")) for t in labels]
-    ax.set_yticks(range(len(labels)), wrapped)
-    ax.set_ylim(len(labels) - 0.45, -0.55)
+def stacked(labels: Sequence[str], counts: Sequence[int]) -> tuple[list[float], list[float], float]:
+    """Room for `counts` bars at each label and for the label itself, one unit a bar.
+
+    Returns where the first bar of each label lies, the middle of each label, and the units needed in all.
+    """
+    starts, centres, top = [], [], 0.0
+    for text, count in zip(labels, counts, strict=True):
+        height = max(count, 0.75 * (wrapped(text).count("\n") + 1)) + 0.45
+        centres.append(top + height / 2 - 0.5)
+        starts.append(centres[-1] - (count - 1) / 2)
+        top += height
+    return starts, centres, top
+
+
+def wrapped(text: str) -> str:
+    """`text` in lines short enough for a label; its own line breaks stay."""
+    return "\n".join(textwrap.fill(part, LABEL_CHARACTERS) for part in str(text).split("\n"))
+
+
+def categories(ax: Axes, labels: Sequence[str], at: Sequence[float] | None = None, units: float | None = None) -> None:
+    """Labels down the y axis, the first on top, long ones wrapped; `at` their places, one apart unless given."""
+    ax.set_yticks(range(len(labels)) if at is None else at, [wrapped(text) for text in labels])
+    ax.set_ylim((len(labels) if units is None else units) - 0.45, -0.55)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color=GRID, lw=0.7)
@@ -197,7 +215,7 @@ def place_labels(fig: Figure, ax: Axes, xs: Sequence[float], ys: Sequence[float]
     taken += [text.get_window_extent(renderer) for text in ax.texts]
     for spot, text in zip(spots, texts, strict=True):
         lead = {"arrowstyle": "-", "color": MUTED, "lw": 0.6, "shrinkB": 4}
-        words, at = textwrap.fill(text, LABEL_CHARACTERS), ax.transData.inverted().transform(spot)
+        words, at = wrapped(text), ax.transData.inverted().transform(spot)
         written = note(ax, words, at, (0, 0), ha="center", arrowprops=lead)
         size = _extent(written, renderer)
         offsets = list(_around(size, pixel))

@@ -80,11 +80,12 @@ def bars(
     look_of, sources = looks(groups), origins(frame, origin)
     if frame.duplicated([y, hue] if hue else [y]).any():
         raise PlotError(f"column {y!r} names a bar twice; one row for each bar, or a hue that tells them apart")
-    thickness = 0.76 / len(groups)
-    fig, ax = new_figure(title, max(2.4, 1.5 + len(labels) * max(0.34, 0.2 * len(groups))))
+    ranks = {label: [g for g in groups if g in members] for label, members in _members(frame, y, hue).items()}
+    starts, centres, units = axes_of.stacked(labels, [len(ranks[label]) for label in labels])
+    fig, ax = new_figure(title, max(2.2, 1.5 + units * (0.2 if hue else 0.27)))
     for (_, row), source in zip(frame.iterrows(), sources, strict=True):
         group = row[hue] if hue else None
-        place = labels.index(row[y]) + (groups.index(group) - (len(groups) - 1) / 2) * thickness
+        place = starts[labels.index(row[y])] + ranks[row[y]].index(group)
         colour, _, hatch = look_of[group]
         if pd.isna(row[x]):
             axes_of.note(ax, "no value", (0, place), (4, 0), xycoords=ax.get_yaxis_transform(), color=MUTED)
@@ -92,17 +93,25 @@ def bars(
         measured = source is Origin.MEASURED
         face = colour if measured else SURFACE
         edge = SURFACE if measured else colour
-        ax.barh(place, row[x], thickness * 0.94, color=face, edgecolor=edge, lw=0.8, hatch=HATCHES.get(source, hatch))
+        ax.barh(place, row[x], 0.92, color=face, edgecolor=edge, lw=0.8, hatch=HATCHES.get(source, hatch))
         end = axes_of.whisker(ax, row, x, ci_low, ci_high, place)
         star = "" if measured else STAR
         axes_of.note(ax, axes_of.number(row[x]) + star, (end, place), (4, 0))
-    axes_of.categories(ax, labels)
+    axes_of.categories(ax, labels, centres, units)
     axes_of.scale(ax.xaxis, log, frame[[c for c in (x, ci_low, ci_high) if c]].to_numpy(dtype=float))
     ax.set_xlabel(axes_of.label(x_label or x, unit))
     ax.margins(x=0.12)
     handles = [Patch(label=str(g), facecolor=c, hatch=h, edgecolor=SURFACE) for g, (c, _, h) in look_of.items() if hue]
     legend(fig, handles + origin_handles(sources))
     return fig
+
+
+def _members(frame: pd.DataFrame, y: str, hue: str | None) -> dict[str, set[str | None]]:
+    """Which groups have a bar at each label; the only group of a plain bar chart is None."""
+    found: dict[str, set[str | None]] = {}
+    for label, group in zip(frame[y], frame[hue] if hue else [None] * len(frame), strict=True):
+        found.setdefault(label, set()).add(group)
+    return found
 
 
 @styled
@@ -265,7 +274,9 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
     look_of, sources = list(zip(COLOURS, MARKERS, strict=True)), origins(points, origin)
     for place, ((_, row), source) in enumerate(zip(points.iterrows(), sources, strict=True)):
         colour, marker = look_of[place % len(look_of)]
-        ends = [[row.gflop_s - row.ci_low], [row.ci_high - row.gflop_s]] if len(interval) == 2 else None
+        ends = None
+        if len(interval) == 2:
+            ends = [[max(0.0, row.gflop_s - row.ci_low)], [max(0.0, row.ci_high - row.gflop_s)]]
         measured = source is Origin.MEASURED
         look = {"marker": marker, "ms": 6, "mfc": colour} if measured else {"marker": "*", "ms": 10, "mfc": SURFACE}
         ax.errorbar(row.flops_per_byte, row.gflop_s, yerr=ends, color=colour, capsize=2.5, zorder=3, **look)

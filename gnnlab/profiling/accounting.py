@@ -36,7 +36,6 @@ class Held:
 
 def hold(fn: Callable[[], Any], device: torch.device) -> Held:
     """Call `fn` and say what it held at once on `device`; for a call on a CPU its tensors must be on that CPU."""
-    gc.collect()  # garbage of earlier work must not die in the middle
     return _hold_on_cuda(fn, device) if device.type == "cuda" else _hold_on_cpu(fn)
 
 
@@ -98,6 +97,7 @@ def strided_storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedS
 
 
 def _hold_on_cuda(fn: Callable[[], Any], device: torch.device) -> Held:
+    gc.collect()  # garbage of earlier work must not die in the middle
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

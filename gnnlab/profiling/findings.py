@@ -45,6 +45,7 @@ class Finding:
 def inspect(model: nn.Module, batch: Any) -> list[Finding]:
     """Everything found about `model`, called with `batch` in eval mode. The model is left bit-identical.
 
+    A compiled model is looked at in its eager form: what is found is in the model, not in the compiler.
     "No effect" means that the output kept every bit when the value was changed, twice and much; buffers used in
     training alone have none by that. Fields of a graph that are targets (`y`, masks) are not looked at.
 
@@ -53,7 +54,9 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
     """
     if not isinstance(model, nn.Module):
         raise FindingsError(f"findings are about a torch.nn.Module, not about {type(model).__name__}")
-    with _stand_in(model) as subject, ProfilingContext(subject, disable_dropout=False):
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, _stand_in(model) as subject, ProfilingContext(subject, disable_dropout=False):
         found = list(_nondeterminism(subject, batch))
         if not (found and found[0].evidence["seeded_share"] < 1):  # else every comparison would see a difference
             found += _effects(Experiment(subject, batch))

@@ -64,7 +64,7 @@ def machine(ceilings: Ceilings) -> str:
 
 def times(timed: pd.DataFrame) -> str:
     """How forward pass, backward pass and training step relate, and which rows are not stable."""
-    wide = timed.pivot(index="workload", columns="phase", values="median_ms")
+    wide = timed.pivot(index="workload", columns="phase", values="median_ms").reindex(timed["workload"].unique())
     parts = [f"{label}: forward {row['forward']:.3g} ms" + _training(row) for label, row in wide.iterrows()]
     unstable = timed[timed["notes"].str.contains("wanted")]
     trust = "Every interval is within 2 %." if unstable.empty else _unstable(unstable)
@@ -124,7 +124,7 @@ def modules(top: pd.DataFrame) -> str:
 
 def memory(parts: pd.DataFrame) -> str:
     """What of the memory is weights, and what training needs beside them."""
-    wide = parts.pivot(index="workload", columns="part", values="mib")
+    wide = parts.pivot(index="workload", columns="part", values="mib").reindex(parts["workload"].unique())
     return (
         "; ".join(
             f"{label}: {row['parameters']:.3g} MiB of parameters, {row['forward activations']:.3g} MiB kept for the "

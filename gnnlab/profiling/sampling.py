@@ -17,8 +17,10 @@ from .intervals import order_interval
 Clock = Callable[[], float]  # seconds
 
 TARGET = 0.02  # half-width of the interval over the median
+LEAST_SAMPLES = 6  # the extremes of six samples are the fewest that a 95 % interval of a median can be made of
 FIRST_SAMPLES = 24
 MOST_SAMPLES = 2000
+SLOW_CALL_S = 0.1  # a call that long needs no repetition within a sample
 SHORTEST_SAMPLE_S = 5e-4  # shorter forms are called several times a sample, so that the clock's grain vanishes
 _WARM_BLOCK = 5
 _DRIFT = 0.05
@@ -50,7 +52,7 @@ class Sampler:
         if single:
             return
         self.first_call_ms = self.sample_ms()
-        if setup is None:
+        if setup is None and self.first_call_ms < 1e3 * SLOW_CALL_S:
             one_call_s = min(self.sample_ms() for _ in range(3)) / 1e3
             self.calls = max(1, min(10_000, math.ceil(SHORTEST_SAMPLE_S / max(one_call_s, 1e-9))))
 
@@ -69,8 +71,13 @@ class Sampler:
         """Run until two blocks in a row have the same median within 2 %; returns samples spent, and whether they do."""
         before, spent = math.inf, 0
         while self.clock() < deadline or spent == 0:
-            median = float(np.median([self.sample_ms() for _ in range(_WARM_BLOCK)]))
-            spent += _WARM_BLOCK
+            block = [self.sample_ms()]
+            while len(block) < _WARM_BLOCK and self.clock() < deadline:
+                block.append(self.sample_ms())
+            spent += len(block)
+            if len(block) < _WARM_BLOCK:
+                break
+            median = float(np.median(block))
             if abs(median - before) <= TARGET * median:
                 return spent, True
             before = median
@@ -113,7 +120,7 @@ def noise_notes(samples: Sequence[float], target: float, budget_s: float) -> tup
     if median > 0 and (q3 - q1) / median > _NOISY:
         notes.append(f"noisy: half of the samples spread over {(q3 - q1) / median:.0%} of the median")
     half = half_width(median, order_interval(samples))
-    if half > target:
+    if half > target or len(samples) < FIRST_SAMPLES:
         notes.append(f"interval is ±{half:.1%} after {len(samples)} samples in {budget_s:g} s, wanted ±{target:.0%}")
     return tuple(notes)
 

@@ -23,6 +23,7 @@ from .intervals import median_interval, percentile
 from .parity import RTOL_FLOAT32, require_equal
 from .sampling import (
     FIRST_SAMPLES,
+    LEAST_SAMPLES,
     TARGET,
     Clock,
     Sampler,
@@ -65,7 +66,7 @@ class Timing:
     @property
     def stable(self) -> bool:
         """Is the interval of the median within the target (2 % unless told)?"""
-        return half_width(self.median_ms, self.ci_ms) <= self.target
+        return self.n >= LEAST_SAMPLES and half_width(self.median_ms, self.ci_ms) <= self.target
 
     @property
     def mean_ms(self) -> float:
@@ -118,7 +119,7 @@ class Comparison:
 
     @property
     def stable(self) -> bool:
-        return half_width(self.ratio, self.ci) <= self.target
+        return self.n >= LEAST_SAMPLES and half_width(self.ratio, self.ci) <= self.target
 
     @property
     def sentence(self) -> str:
@@ -141,6 +142,8 @@ def measure(
 ) -> Timing:
     """Time one form until the interval of its median is within `target` or `budget_s` seconds are spent.
 
+    Six samples are taken in any case, the fewest that a 95 % interval can be made of.
+
     With `setup`, each sample is one call `form(setup())` and the set-up is not timed (a backward pass needs a new
     graph). `device` is synchronized around each sample. `clock` is for tests.
     """
@@ -151,8 +154,8 @@ def measure(
         steal = steal_s()
         started = clock()
         samples: list[float] = []
-        while (wanted := wanted_samples(samples, target)) > len(samples) and (not samples or clock() < deadline):
-            while len(samples) < wanted and (not samples or clock() < deadline):
+        while (wanted := wanted_samples(samples, target)) > len(samples) and _goes_on(samples, clock() < deadline):
+            while len(samples) < wanted and _goes_on(samples, clock() < deadline):
                 samples.append(run.sample_ms())
         notes = notes_on(samples, target, budget_s, warm) + steal_note(steal, clock() - started)
     return Timing(tuple(samples), run.calls, warm_up, run.first_call_ms, target, notes)
@@ -212,8 +215,8 @@ def race(
         steal = steal_s()
         started = clock()
         rounds: list[list[float]] = []
-        while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and (not rounds or clock() < deadline):
-            while len(rounds) < wanted and (not rounds or clock() < deadline):
+        while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and _goes_on(rounds, clock() < deadline):
+            while len(rounds) < wanted and _goes_on(rounds, clock() < deadline):
                 rounds.append(_round(forms, order))
         stolen = steal_note(steal, clock() - started)
     table = np.asarray(rounds)  # (rounds, forms), ms
@@ -241,6 +244,11 @@ def control_differences(form: Form, *, repeats: int = 130, budget_s: float = 0.2
         abs(race(form, {}, control=True, budget_s=budget_s, seed=i, **options)["A/A"].ratio - 1) * 100
         for i in range(repeats)
     ]
+
+
+def _goes_on(samples: Sequence[Any], in_time: bool) -> bool:
+    """Within the budget, and beyond it up to the fewest samples that make an interval."""
+    return in_time or len(samples) < LEAST_SAMPLES
 
 
 def _round(forms: Sequence[Sampler], order: np.random.Generator) -> list[float]:

@@ -127,6 +127,15 @@ def test_a_seed_that_is_none_is_refused_and_nothing_changed(seed):
     assert everything(model) == before
 
 
+def test_a_model_that_cannot_be_switched_over_is_put_back():
+    model = Drops()
+    model.eval = lambda: 1 / 0
+    before = everything(model)
+    with pytest.raises(ZeroDivisionError):
+        ProfilingContext(model).__enter__()
+    assert everything(model) == before
+
+
 def test_something_else_than_a_module_is_refused():
     with pytest.raises(ContextError, match=r"needs a torch.nn.Module, not function"):
         ProfilingContext(lambda x: x)

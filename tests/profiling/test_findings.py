@@ -99,11 +99,12 @@ def test_a_value_that_the_model_refuses_has_an_effect():
 
 def test_buffers_and_parameters_without_effect():
     model = module(
-        lambda self, x: self.used(x) + 0 * self.times_zero,
+        lambda self, x: self.used(x + self.shift) + 0 * self.times_zero,
         used=nn.Linear(8, 8),
         never=nn.Linear(8, 8),
         times_zero=nn.Parameter(torch.ones(8)),
         frozen=nn.Parameter(torch.ones(3), requires_grad=False),
+        shift=torch.ones(8),
         table=torch.arange(6),
         counter=torch.tensor(0),
     )
@@ -224,6 +225,20 @@ def test_the_model_keeps_every_bit(monkeypatch, copyable):
     assert model[3].weight.grad is None
     assert torch.equal(x, X)
     assert not any(each._forward_hooks for each in model.modules())
+
+
+@pytest.mark.parametrize("copyable", [True, False])
+def test_a_model_that_counts_its_calls_is_put_back(monkeypatch, copyable):
+    if not copyable:
+        monkeypatch.setattr(findings.copy, "deepcopy", lambda _: 1 / 0)
+    model = module(lambda self, x: x + 0 * self.calls.add_(1), calls=torch.zeros(8))
+    assert kinds(model, (X,)) == [("unused_buffer", "calls")]
+    assert torch.equal(model.calls, torch.zeros(8))
+
+
+def test_a_compiled_model_is_looked_at_in_its_eager_form():
+    model = torch.compile(module(lambda self, x: x * 2, unused=torch.ones(3)), backend=lambda *_: 1 / 0)
+    assert kinds(model, (X,)) == [("unused_buffer", "unused")]
 
 
 def test_findings_go_to_json():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 
 import pytest
@@ -92,7 +91,6 @@ def test_live_tensors_are_accounted_to_the_byte(fn):
         result = fn()
         assert (live.peak, live.now) == (peak * KB, end * KB)
     del result
-    gc.collect()
     assert live.now == 0
 
 
@@ -189,6 +187,17 @@ def test_shared_weights_and_inputs_count_once():
     parts = get_memory_breakdown(model, (x,))
     assert parts["parameters"] * MIB == 8 * 8 * 4
     assert parts["forward_activations"] * MIB == 4 * 8 * 4  # the middle; the input is counted as input
+
+
+def test_what_a_dropped_branch_kept_is_not_an_activation():
+    model = nn.Linear(4, 4)
+
+    def forward(x):
+        (nn.functional.linear(x, model.weight) * 2).exp().sum()  # nobody takes the result
+        return nn.functional.linear(x, model.weight)
+
+    model.forward = forward
+    assert get_memory_breakdown(model, (torch.ones(8, 4),))["forward_activations"] == 0
 
 
 def test_a_model_without_anything_to_train_has_no_gradients():
