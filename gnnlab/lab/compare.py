@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import environment_view, results
+from .claims import format_value
 from .results import Quantity, ResultFile
 
 NOT_INTERLEAVED = (
@@ -217,8 +218,8 @@ def _cells(change: Change) -> tuple[str, ...]:
     exact = change.ci is None or change.ci[0] == change.ci[1]
     return (
         f"{change.notebook[:2]} {change.metric}",
-        f"{change.a:,.5g}{unit}",
-        f"{change.b:,.5g}{unit}",
+        format_value(change.a) + unit,
+        format_value(change.b) + unit,
         "" if change.change is None else f"{change.change:{form}}",
         "" if exact else f"{change.ci[0]:{form}} to {change.ci[1]:{form}}",
     )

@@ -12,6 +12,7 @@ Everything stays in memory until `finish`; the file is written whole or not at a
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,8 @@ from gnnlab.profiling.intervals import median_interval
 
 from . import claims, discovery, parameters, plots, provenance, report, results
 from .results import ClaimRecord, Conditions, FigureRecord, Measurement, Quantity, ResultFile, Status
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # PyG loads tqdm's notebook bars; none are used here
 
 
 def begin(notebook: str, namespace: Mapping[str, Any]) -> Session:
@@ -108,11 +111,15 @@ class Session:
             self.measurement(name, row.stats.samples, unit="ms", device=device, notes=row.stats.notes)
 
     def metrics_of(self, table: pd.DataFrame, *, index: Sequence[str], columns: Mapping[str, str]) -> None:
-        """Record the columns named, with their units, of each row; `<column>_low` and `_high`, where there, are its
-        interval, and so are `ci_low` and `ci_high` of a table with one such column."""
+        """Record the columns named, with their units, of each row that has a value.
+
+        `<column>_low` and `_high`, where there, are its interval; so are `ci_low` and `ci_high`.
+        """
         for row in table.to_dict(orient="records"):
             label = ", ".join(str(row[name]) for name in index)
             for column, unit in columns.items():
+                if pd.isna(row[column]):
+                    continue
                 low, high = (row.get(f"{column}_{end}", row.get(f"ci_{end}")) for end in ("low", "high"))
                 self.metric(f"{label}: {column}", row[column], unit, ci=None if low is None else (low, high))
 
@@ -157,6 +164,11 @@ class Session:
     def say(self, *sentences: str) -> None:
         """Show sentences that were computed from the numbers."""
         display(Markdown("\n\n".join(sentences)))
+
+    def bullets(self, rows: pd.DataFrame, *columns: str) -> None:
+        """Show rows as a list, one item each, its columns joined by colons."""
+        items = [f"- {': '.join(str(row[c]) for c in columns)}" for _, row in rows.iterrows()]
+        display(Markdown("\n".join(items) or "Nothing was found."))
 
     def claims_table(self) -> pd.DataFrame:
         """This notebook's rows of the ledger, for a reader."""

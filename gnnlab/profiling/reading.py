@@ -5,7 +5,7 @@ Each function takes a table and returns one or two sentences (a figure's title: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -65,10 +65,10 @@ def machine(ceilings: Ceilings) -> str:
 def times(timed: pd.DataFrame) -> str:
     """How forward pass, backward pass and training step relate, and which rows are not stable."""
     wide = timed.pivot(index="workload", columns="phase", values="median_ms").reindex(timed["workload"].unique())
-    parts = [f"{label}: forward {row['forward']:.3g} ms" + _training(row) for label, row in wide.iterrows()]
+    parts = [f"{label}: forward {_number(row['forward'])} ms{_training(row)}" for label, row in wide.iterrows()]
     unstable = timed[timed["notes"].str.contains("wanted")]
     trust = "Every interval is within 2 %." if unstable.empty else _unstable(unstable)
-    return f"{'; '.join(parts)}. {trust}"
+    return f"{_items(parts)}\n\n{trust}"
 
 
 def _training(row: pd.Series) -> str:
@@ -89,10 +89,10 @@ def times_title(timed: pd.DataFrame) -> str:
     forward = timed[timed["phase"] == "forward"].sort_values("median_ms")
     first, last = forward.iloc[0], forward.iloc[-1]
     if len(forward) == 1:
-        return f"{first['workload']}: a forward pass takes {first['median_ms']:.3g} ms"
+        return f"{first['workload']}: a forward pass takes {_number(first['median_ms'])} ms"
     return (
-        f"A forward pass takes {first['median_ms']:.3g} ms ({first['workload']}) "
-        f"to {last['median_ms']:.3g} ms ({last['workload']})"
+        f"A forward pass takes {_number(first['median_ms'])} ms ({first['workload']}) "
+        f"to {_number(last['median_ms'])} ms ({last['workload']})"
     )
 
 
@@ -106,7 +106,7 @@ def operators(profiles: Mapping[str, OperatorProfile]) -> str:
             f"{label}: {top['operator']} takes {top['share']:.0%} of the operators' time "
             f"({top['share_low']:.0%} to {top['share_high']:.0%}); {outside:.0%} of the run is Python and dispatch"
         )
-    return "; ".join(parts) + "."
+    return _items(parts)
 
 
 def operators_title(profiles: Mapping[str, OperatorProfile]) -> str:
@@ -119,35 +119,33 @@ def operators_title(profiles: Mapping[str, OperatorProfile]) -> str:
 def modules(top: pd.DataFrame) -> str:
     """The module of each workload that keeps most time to itself."""
     first = top.groupby("workload", sort=False).first()
-    return "; ".join(f"{label}: {row['module']} keeps {row['share']:.0f} %" for label, row in first.iterrows()) + "."
+    return _items(f"{label}: {row['module']} keeps {row['share']:.0f} % of the time" for label, row in first.iterrows())
 
 
 def memory(parts: pd.DataFrame) -> str:
     """What of the memory is weights, and what training needs beside them."""
     wide = parts.pivot(index="workload", columns="part", values="mib").reindex(parts["workload"].unique())
-    return (
-        "; ".join(
-            f"{label}: {row['parameters']:.3g} MiB of parameters, {row['forward activations']:.3g} MiB kept for the "
-            f"backward pass ({row['forward activations'] / row['parameters']:.1f} times the parameters)"
-            for label, row in wide.iterrows()
-        )
-        + "."
+    return _items(
+        f"{label}: {_number(row['parameters'])} MiB of parameters, {_number(row['forward activations'])} MiB kept for the "
+        f"backward pass ({row['forward activations'] / row['parameters']:.1f} times the parameters)"
+        for label, row in wide.iterrows()
     )
 
 
 def memory_title(parts: pd.DataFrame) -> str:
     largest = parts.loc[parts["mib"].idxmax()]
-    return f"Most memory at once: {largest['mib']:.3g} MiB ({largest['workload']}, {largest['part']})"
+    return f"Most memory at once: {_number(largest['mib'])} MiB ({largest['workload']}, {largest['part']})"
 
 
 def roof(table: pd.DataFrame) -> str:
     """How far each forward pass is from the limit of this machine."""
     parts = [
         f"{row['workload']} takes {1 / row['reached']:.1f} times its roofline time "
-        f"({row['bound_ms']:.3g} of {row['measured_ms']:.3g} ms)"
+        f"({_number(row['bound_ms'])} of {_number(row['measured_ms'])} ms)"
         for _, row in table.iterrows()
     ]
-    return f"{'; '.join(parts)}. {table['coverage'].min():.0%} of the bytes or more are of operators that are covered."
+    covered = table["coverage"].min()
+    return f"{_items(parts)}\n\nThe operators that were counted move at least {covered:.1%} of the bytes."
 
 
 def roof_title(table: pd.DataFrame) -> str:
@@ -159,21 +157,24 @@ def roof_title(table: pd.DataFrame) -> str:
 
 def scaling(found: pd.DataFrame) -> str:
     """The exponents, and whether the held-out size came out as predicted."""
-    parts = [
-        f"{row['workload']} grows with {row['parameter']}^{row['exponent']:.2f} "
-        f"({row['ci_low']:.2f} to {row['ci_high']:.2f})"
-        for _, row in found.iterrows()
-    ]
+    parts = [_growth(row) for _, row in found.iterrows()]
     if not parts:
         return "Too few sizes for an exponent: it takes four, and a fifth to test the prediction."
     tested = found.dropna(subset=["inside"]) if "inside" in found else found.iloc[:0]
     inside = int(tested["inside"].sum()) if len(tested) else 0
-    check = f" The largest size was left out and predicted: {inside} of {len(tested)} lie inside their interval."
-    return f"{'; '.join(parts)}." + (check if len(tested) else "")
+    check = f"The largest size was left out and predicted: {inside} of {len(tested)} lie inside their interval."
+    return _items(parts) + (f"\n\n{check}" if len(tested) else "")
+
+
+def _growth(row: pd.Series) -> str:
+    if pd.isna(row["exponent"]):
+        return f"how {row['workload']} grows with {row['parameter']} these sizes do not tell"
+    interval = f"{row['ci_low']:.2f} to {row['ci_high']:.2f}"
+    return f"{row['workload']} grows with {row['parameter']}^{row['exponent']:.2f} ({interval})"
 
 
 def scaling_title(found: pd.DataFrame, parameter: str) -> str:
-    rows = found[found["parameter"] == parameter] if len(found) else found
+    rows = found[(found["parameter"] == parameter) & found["exponent"].notna()] if len(found) else found
     if not len(rows):
         return f"Time of a forward pass over {parameter}"
     return "Time grows with " + ", ".join(
@@ -188,3 +189,13 @@ def named_title(points: pd.DataFrame) -> str:
     spread = points.groupby(["workload", "parameter"])["median_ms"].agg(lambda t: t.max() / t.min())
     (workload, parameter), factor = spread.idxmax(), spread.max()
     return f"{parameter.capitalize()} changes the time by up to {factor:.2f} times ({workload})"
+
+
+def _items(parts: Iterable[str]) -> str:
+    """A Markdown list."""
+    return "\n".join(f"- {part}" for part in parts)
+
+
+def _number(value: float) -> str:
+    """Three digits, and never an exponent where a reader expects a number."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

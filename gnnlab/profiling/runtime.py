@@ -9,7 +9,6 @@ the backward pass alone, and beside mean and standard deviation stand the median
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ import torch
 from torch import nn
 
 from . import timing
-from .context import call
+from .context import call, unchanged
+from .dispatch import device_of
 from .intervals import median_interval, percentile
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -137,7 +137,7 @@ def profile_backward(
     `loss_fn(output, target)` compares with zeros of the output's shape; mean squared error unless given.
     Gradients that the model had are put back.
     """
-    with _kept_gradients(model):
+    with _without_gradients(model):
         return benchmark_function(
             lambda loss: loss.backward(),
             setup=lambda: _loss(model, batch, loss_fn),
@@ -161,7 +161,7 @@ def profile_training_step(
 
     The weights, buffers and gradients that the model had are put back, so profiling does not train it.
     """
-    with _kept_state(model, optimizer), _kept_gradients(model):
+    with _without_gradients(model, optimizer):
         step_optimizer = optimizer or torch.optim.Adam(model.parameters())
 
         def step() -> None:
@@ -197,13 +197,6 @@ class RuntimeProfiler:
         return stats
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's first parameter or buffer; a model without any is on the CPU."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
-
-
 def _loss(model: nn.Module, batch: Any, loss_fn: Loss | None) -> torch.Tensor:
     output = call(model, batch)
     if not isinstance(output, torch.Tensor):
@@ -216,28 +209,8 @@ def _loss(model: nn.Module, batch: Any, loss_fn: Loss | None) -> torch.Tensor:
 
 
 @contextmanager
-def _kept_gradients(model: nn.Module) -> Iterator[None]:
-    """Put the gradients back that the model had."""
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-    try:
+def _without_gradients(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
+    """Start without gradients; afterwards weights, gradients and the optimizer's state are as before."""
+    with unchanged(model, optimizer):
+        model.zero_grad(set_to_none=True)
         yield
-    finally:
-        for name, p in model.named_parameters():
-            p.grad = gradients[name]
-
-
-@contextmanager
-def _kept_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Put parameters, buffers and the optimizer's state back as they were."""
-    tensors = [*model.parameters(), *model.buffers()]
-    before = [t.detach().clone() for t in tensors]
-    optimizer_before = copy.deepcopy(optimizer.state_dict()) if optimizer else None
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-        if optimizer:
-            optimizer.load_state_dict(optimizer_before)

@@ -47,6 +47,12 @@ class PowerFit:
     degrees_of_freedom: int
     plausible: np.ndarray = field(repr=False)  # (k, 3) offset, scale, exponent of every curve within the interval
 
+    @property
+    def identified(self) -> bool:
+        """Do the sizes tell the exponent? Not where its interval reaches the end of what was tried, or spans 2."""
+        low, high = self.exponent_ci
+        return high < _EXPONENTS[-1] and high - low < 2
+
     def predict(self, n: float) -> tuple[float, tuple[float, float]]:
         """Time at size n in ms, and its 95 % prediction interval: all plausible curves, widened by the scatter."""
         offset, scale, exponent = self.plausible.T
@@ -57,6 +63,8 @@ class PowerFit:
 
     def __str__(self) -> str:
         low, high = self.exponent_ci
+        if not self.identified:
+            return "the sizes do not tell an exponent: noise, or too narrow a range"
         curve = f"t = {self.offset_ms:.3g} ms + {self.scale_ms:.3g} ms x n^{self.exponent:.2f}"
         return f"{curve} (exponent {low:.2f} to {high:.2f})"
 
@@ -116,7 +124,8 @@ class ScalingResult:
     def to_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"parameter": self.parameter, "points": self.rows()}
         if self.fit:
-            out["exponent"], out["exponent_ci"] = self.fit.exponent, list(self.fit.exponent_ci)
+            if self.fit.identified:
+                out["exponent"], out["exponent_ci"] = self.fit.exponent, list(self.fit.exponent_ci)
             out["formula"] = str(self.fit)
         if self.held_out:
             out["held_out"] = str(self.held_out)

@@ -186,7 +186,7 @@ def sweep_curves(swept: Sequence[Swept], parameter: str, points: int = 60) -> pd
     """The fitted curves over `parameter` with their prediction intervals; None where nothing was fitted."""
     rows = []
     for s in swept:
-        if s.parameter == parameter and s.result.fit:
+        if s.parameter == parameter and s.result.fit and s.result.fit.identified:
             low, high = min(s.result.parameter_values), max(s.result.parameter_values)
             for value in np.geomspace(low, high, points):
                 predicted, interval = s.result.fit.predict(value)
@@ -196,14 +196,15 @@ def sweep_curves(swept: Sequence[Swept], parameter: str, points: int = 60) -> pd
 
 
 def exponents(swept: Sequence[Swept]) -> pd.DataFrame:
-    """A row for each fitted sweep: workload, parameter, exponent, ci_low, ci_high, and the held-out largest size:
-    predicted_ms, predicted_low, predicted_high, measured_ms, inside."""
+    """A row for each fitted sweep: workload, parameter, exponent, ci_low, ci_high (None where the sizes do not tell
+    it), and the held-out largest size: predicted_ms, predicted_low, predicted_high, measured_ms, inside."""
     rows = []
     for s in swept:
         if s.result.fit is None:
             continue
-        low, high = s.result.fit.exponent_ci
-        row = {"workload": s.workload, "parameter": s.parameter, "exponent": s.result.fit.exponent}
+        fit = s.result.fit
+        low, high = fit.exponent_ci if fit.identified else (None, None)
+        row = {"workload": s.workload, "parameter": s.parameter, "exponent": fit.exponent if fit.identified else None}
         row |= {"ci_low": low, "ci_high": high}
         if held := s.result.held_out:
             row |= {"held_out": held.value, "predicted_ms": held.predicted_ms}

@@ -78,6 +78,11 @@ def test_the_word_follows_the_interval_and_the_direction(tmp_path: Path, a: Quan
     assert change(tmp_path, a, b).word == word
 
 
+def test_of_a_single_sample_no_change_is_told(tmp_path: Path) -> None:
+    found = change(tmp_path, time(10, ci=(10, 10), n=1), time(20, 0.1))
+    assert (found.change, found.ci, found.word) == (2.0, None, "unknown: a single sample has no interval")
+
+
 def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squares(tmp_path: Path) -> None:
     a = time(10, ci=(9.0, 12.0))
     b = time(20, ci=(16.0, 25.0))
@@ -170,12 +175,26 @@ def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path: Path) -> None:
-    a = write(tmp_path / "a", {"forward": time(10, 0.1), "odd": time(1), "[red]x": time(1, origin="simulated")})
-    b = write(tmp_path / "b", {"forward": time(8, 0.1), "odd": time(1, unit="s"), "[red]x": time(2)}, params_set="full")
+    count = Quantity(value=169856, unit="count")
+    a = write(
+        tmp_path / "a",
+        {"forward": time(10, 0.1), "parameters": count, "odd": time(1), "[red]x": time(1, origin="simulated")},
+    )
+    b = write(
+        tmp_path / "b",
+        {"forward": time(8, 0.1), "parameters": count, "odd": time(1, unit="s"), "[red]x": time(2)},
+        params_set="full",
+    )
     found = compare.compare(a, b)
     data = json.loads(found.to_json())
-    assert [c["word"] for c in data["changes"]] == ["better", "not comparable because units differ", "worse"]
+    assert [c["word"] for c in data["changes"]] == [
+        "better",
+        "no difference seen",
+        "not comparable because units differ",
+        "worse",
+    ]
     text = printed(found)
+    assert text.count("169,856") == 2
     assert "forward" in text and "0.8" in text and "better" in text
     assert "parameter set: quick | full" in text
     assert "[red]x" in text and "A is simulated, B is measured" in text

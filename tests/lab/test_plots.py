@@ -278,3 +278,11 @@ def test_empty_tables_and_impossible_ceilings_are_refused(operators: pd.DataFram
 )
 def test_numbers_on_axes_are_those_of_a_reader(value: float, text: str) -> None:
     assert plot_axes.number(value) == text
+
+
+def test_a_bar_whose_group_stands_alone_lies_at_its_label(operators: pd.DataFrame) -> None:
+    frame = operators.assign(model=["gat", "gat", "gat", "transformer"])
+    axes = bars(frame, hue="model").axes[0]
+    drawn = [bar for container in axes.containers if not hasattr(container, "has_xerr") for bar in container]
+    middles = [bar.get_y() + bar.get_height() / 2 for bar in drawn]
+    assert middles == pytest.approx(list(axes.get_yticks()))

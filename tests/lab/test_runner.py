@@ -302,8 +302,13 @@ def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, 
     folder = repository / "outputs/quick"
     before = (folder / "01_first.json").read_bytes()
     (folder / "kernel.pid").unlink()
-    command = [sys.executable, "-m", "gnnlab", "run", "01", "-p", "mode", "slow"]
-    process = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    listens = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background does not
+    )
+    main = f"{listens}; from gnnlab import cli; raise SystemExit(cli.main(['run', '01', '-p', 'mode', 'slow']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", main], cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     limit = time.monotonic() + 60
     while not (folder / "kernel.pid").exists() or not (folder / "kernel.pid").read_text():
         assert time.monotonic() < limit and process.poll() is None, process.stdout.read()

@@ -11,6 +11,8 @@ from torch import nn
 
 from gnnlab.profiling import reading, survey
 from gnnlab.profiling.roofline import Ceilings
+from gnnlab.profiling.runtime import RuntimeStats
+from gnnlab.profiling.scaling import HeldOut, ScalingResult, fit_power_law
 
 
 @dataclass
@@ -84,19 +86,42 @@ def test_the_roofline_time_is_a_share_of_the_measured_one(subjects, timed):
     assert (points["ci_low"] <= points["gflop_s"]).all() and (points["gflop_s"] <= points["ci_high"]).all()
 
 
-def test_sweeps_give_points_curves_and_exponents():
+def swept(parameter, values, times_ms):
+    stats = tuple(RuntimeStats.of([ms] * 24) for ms in times_ms)
+    fit = fit_power_law(values[:-1], times_ms[:-1]) if parameter == "nodes" else None
+    held_out = HeldOut(values[-1], *fit.predict(values[-1]), stats[-1]) if fit else None
+    return survey.Swept("dense", parameter, ScalingResult(parameter, tuple(values), stats, fit, held_out))
+
+
+def test_every_sweep_of_a_plan_is_run():
     def build(n):
         return nn.Linear(n, n), torch.randn(8, n)
 
-    plan = {("dense", "width"): ([8, 16, 32, 64, 128], build), ("dense", "kind"): (["a", "b"], lambda _: build(8))}
-    swept = survey.sweeps(plan, budget_s=0.02)
-    assert len(survey.sweep_points(swept, "width")) == 5
-    assert list(survey.named_points(swept, "kind")["value"]) == ["kind: a", "kind: b"]
-    exponents = survey.exponents(swept)
-    assert len(exponents) == 1 and exponents["held_out"][0] == 128
-    curve = survey.sweep_curves(swept, "width")
-    assert (curve["ci_low"] <= curve["median_ms"]).all() and survey.sweep_curves(swept, "kind") is None
-    assert "width^" in reading.scaling(exponents) and "of 1 lie inside" in reading.scaling(exponents)
+    plan = {("dense", "nodes"): ([8, 16, 32], build), ("dense", "kind"): (["a", "b"], lambda _: build(8))}
+    done = survey.sweeps(plan, budget_s=0.02)
+    assert [(s.workload, s.parameter) for s in done] == list(plan)
+    assert len(survey.sweep_points(done, "nodes")) == 3
+    assert list(survey.named_points(done, "kind")["value"]) == ["kind: a", "kind: b"]
+
+
+def test_sweeps_give_points_curves_and_exponents():
+    n = np.array([100, 200, 400, 800, 1600])
+    done = [swept("nodes", n, 0.1 + n**1.5 / 1000), swept("kind", ["a", "b"], [1.0, 2.0])]
+    exponents = survey.exponents(done)
+    assert len(exponents) == 1 and exponents["held_out"][0] == 1600 and exponents["inside"][0]
+    assert exponents["exponent"][0] == pytest.approx(1.5, abs=0.02)
+    curve = survey.sweep_curves(done, "nodes")
+    assert (curve["ci_low"] <= curve["median_ms"]).all() and survey.sweep_curves(done, "kind") is None
+    assert "nodes^1.50" in reading.scaling(exponents) and "1 of 1 lie inside" in reading.scaling(exponents)
+
+
+def test_an_exponent_that_the_sizes_do_not_tell_is_not_printed():
+    n = np.array([100, 200, 400, 800, 1600])
+    noise = [swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))]
+    exponents = survey.exponents(noise)
+    assert exponents["exponent"].isna().all() and survey.sweep_curves(noise, "nodes") is None
+    assert "these sizes do not tell" in reading.scaling(exponents)
+    assert reading.scaling_title(exponents, "nodes") == "Time of a forward pass over nodes"
 
 
 def test_memory_names_its_parts(subjects):
@@ -121,6 +146,11 @@ def test_sentences_carry_the_numbers_of_their_tables(timed, profiles):
     assert "wide: forward" in reading.times(timed) and "training step" in reading.times(timed)
     assert "%" in reading.operators(profiles) and "aten::" in reading.operators_title(profiles)
     assert "100 GB/s" in reading.machine(CEILINGS) and "32 KiB" in reading.machine(CEILINGS)
+
+
+@pytest.mark.parametrize(("value", "text"), [(1256.3, "1,256"), (99.99, "100"), (12.345, "12.3"), (0.00123, "0.00123")])
+def test_numbers_read_without_exponents(value, text):
+    assert reading._number(value) == text
 
 
 def test_rows_that_are_not_stable_are_said_to_be():
