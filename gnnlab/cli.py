@@ -101,7 +101,7 @@ def _add_run(commands) -> None:
         "have changed since their last run. A failure leaves earlier results in place.",
         examples="  gnnlab run                                   every notebook, small\n"
         "  gnnlab run 01 --params full                  one notebook at full size\n"
-        "  gnnlab run 01 -p graph my_graph.npz -p model my_models:make_gat\n"
+        "  gnnlab run 01 -p graphs '[my_graph.npz]' -p models '[my_models:make_gat]'\n"
         "  gnnlab run --params ~/my-params --force      parameters of your own, whatever has changed",
     )
     parser.add_argument("notebooks", nargs="*", metavar="NN", help="numbers of notebooks, as 01 (default: all)")

@@ -74,7 +74,11 @@ def bars(
 
     `hue` groups the bars, `ci_low` and `ci_high` name the columns of the interval's ends, `origin` the column of
     origins. A missing value (NaN) is shown as "no value", never as a bar of length 0. Raises `PlotError`.
+    Columns named ci_low and ci_high are the interval unless others are named.
     """
+    ci_low, ci_high = (
+        name or (end if end in frame else None) for name, end in ((ci_low, "ci_low"), (ci_high, "ci_high"))
+    )
     axes_of.check(frame, [x, y, hue, ci_low, ci_high, origin], numeric=[x, ci_low, ci_high], positive=log)
     labels, groups = list(dict.fromkeys(frame[y])), list(dict.fromkeys(frame[hue])) if hue else [None]
     look_of, sources = looks(groups), origins(frame, origin)
@@ -120,12 +124,12 @@ def lines(
     *,
     x: str,
     y: str,
-    hue: str,
-    ci_low: str,
-    ci_high: str,
     x_label: str,
     y_label: str,
     title: str,
+    hue: str = "workload",
+    ci_low: str = "ci_low",
+    ci_high: str = "ci_high",
     origin: str | None = None,
     logx: bool = False,
     logy: bool = False,

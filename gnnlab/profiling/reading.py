@@ -125,11 +125,12 @@ def modules(top: pd.DataFrame) -> str:
 def memory(parts: pd.DataFrame) -> str:
     """What of the memory is weights, and what training needs beside them."""
     wide = parts.pivot(index="workload", columns="part", values="mib").reindex(parts["workload"].unique())
-    return _items(
-        f"{label}: {_number(row['parameters'])} MiB of parameters, {_number(row['forward activations'])} MiB kept for the "
-        f"backward pass ({row['forward activations'] / row['parameters']:.1f} times the parameters)"
-        for label, row in wide.iterrows()
-    )
+    return _items(_held(label, row["parameters"], row["forward activations"]) for label, row in wide.iterrows())
+
+
+def _held(label: str, parameters: float, kept: float) -> str:
+    factor = f" ({kept / parameters:.1f} times the parameters)" if parameters else ""
+    return f"{label}: {_number(parameters)} MiB of parameters, {_number(kept)} MiB kept for the backward pass{factor}"
 
 
 def memory_title(parts: pd.DataFrame) -> str:

@@ -102,8 +102,7 @@ def top_operators(profiles: Mapping[str, OperatorProfile], k: int = 5) -> pd.Dat
     """The k operators with the largest share in each profile, in percent of the operators' time."""
     frames = [profile.top(k).assign(workload=label) for label, profile in profiles.items()]
     table = pd.concat(frames, ignore_index=True)
-    percent = {name: table[name] * 100 for name in ("share", "share_low", "share_high")}
-    return table.assign(**percent)
+    return _in_percent(table)
 
 
 def top_modules(profiles: Mapping[str, OperatorProfile], k: int = 6) -> pd.DataFrame:
@@ -114,7 +113,13 @@ def top_modules(profiles: Mapping[str, OperatorProfile], k: int = 6) -> pd.DataF
     ]
     table = pd.concat(frames, ignore_index=True)
     names = [path or "(the model itself)" for path in table["module"]]
-    return table.assign(module=names, **{n: table[n] * 100 for n in ("share", "share_low", "share_high")})
+    return _in_percent(table.assign(module=names))
+
+
+def _in_percent(table: pd.DataFrame) -> pd.DataFrame:
+    """Shares in percent, and their intervals under the names that figures take."""
+    table = table.rename(columns={"share_low": "ci_low", "share_high": "ci_high"})
+    return table.assign(**{name: table[name] * 100 for name in ("share", "ci_low", "ci_high")})
 
 
 def memory(subjects: Sequence[Subject]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gnnlab.workloads import models
 from gnnlab.workloads.models import Workload
+from gnnlab.workloads.random_graphs import DEGREES
 
 Build = Callable[[Any], tuple[Any, Any]]  # value of the parameter -> model, batch
 Plan = dict[tuple[str, str], tuple[Sequence[Any], Build]]
@@ -31,7 +32,7 @@ def scaling_plan(
     edges: Sequence[int],
     layers: Sequence[int],
     encodings: Sequence[str],
-    degrees: Sequence[str],
+    degrees: Sequence[str] = DEGREES,
     average_degree: int = 5,
     device: str = "cpu",
     batch_size: int = 32,

@@ -296,32 +296,39 @@ def test_a_full_disk_is_a_failure_in_one_line(repository, monkeypatch):
     assert (repository / "outputs/quick/01_first.json").read_bytes() == before
 
 
+@pytest.fixture
+def slow_run(repository):
+    """Another process that runs notebook 01, which sleeps, and the process of its kernel."""
+    pid = repository / "outputs/quick/kernel.pid"
+    pid.unlink()
+    main = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # it is off in the background
+    main += "from gnnlab import cli; raise SystemExit(cli.main(['run', '01', '-p', 'mode', 'slow']))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", main], cwd=repository, **pipes)
+    try:
+        limit = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()):
+            assert process.poll() is None and time.monotonic() < limit, "the notebook did not start"
+            time.sleep(0.05)
+        yield process, psutil.Process(int(pid.read_text()))
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals to send Ctrl-C to another process")
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, sent, code):
-    folder = repository / "outputs/quick"
+@pytest.mark.parametrize(("sent", "code"), [("SIGINT", 130), ("SIGKILL", -9)])
+def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, slow_run, sent, code):
+    folder, (process, kernel) = repository / "outputs/quick", slow_run
     before = (folder / "01_first.json").read_bytes()
-    (folder / "kernel.pid").unlink()
-    listens = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background does not
-    )
-    main = f"{listens}; from gnnlab import cli; raise SystemExit(cli.main(['run', '01', '-p', 'mode', 'slow']))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", main], cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    limit = time.monotonic() + 60
-    while not (folder / "kernel.pid").exists() or not (folder / "kernel.pid").read_text():
-        assert time.monotonic() < limit and process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
-    kernel = psutil.Process(int((folder / "kernel.pid").read_text()))
     with pytest.raises(FolderInUseError, match=f"process {process.pid} is running notebooks"):
         start(repository, "01")
-    process.send_signal(sent)
+    process.send_signal(getattr(signal, sent))
     printed = process.communicate(timeout=60)[0]
     kernel.wait(timeout=30)
 
     assert process.returncode == code and "Traceback" not in printed
-    if sent == signal.SIGINT:
+    if sent == "SIGINT":
         assert printed.splitlines()[-1] == "stopped; 0 of 1 notebooks are done; run again to go on"
         assert not list(folder.glob("*running*")) and not (folder / ".lock").exists()
     outcomes, _ = start(repository, "03")  # takes over what a dead run held
