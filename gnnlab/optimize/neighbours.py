@@ -1,0 +1,327 @@
+"""Who sends to whom, prepared once: the edges of a graph sorted by target, for sums over neighbours.
+
+    neighbours = Neighbours.prepare(edge_index, num_nodes)
+    aggregation.mean(x, neighbours)
+
+Sorting costs more than a sum over neighbours does, so it is done once for a graph. What is derived from it (the
+transpose for backward passes, the graph with self-loops, the graph of attention heads) is made when first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnlab.optimize.errors import OptimizeError
+
+_INT32 = 2**31 - 1
+
+
+class Neighbours:
+    """The edges of one graph in compressed rows (CSR), one row a target. Immutable; made by `Neighbours.prepare`.
+
+    `rowptr` (N + 1): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E): their sources; `row` (E):
+    their targets; `order` (E): where the edge stands in `edge_index`, None where edges were added. int32 where all
+    numbers fit, else int64; `order` is always int64. `present` (E) or None: 0 for edges that do not count.
+    """
+
+    def __init__(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        row: Tensor,
+        order: Tensor | None,
+        num_sources: int,
+        *,
+        self_loops: bool = False,
+        present: Tensor | None = None,
+        identity: tuple | None = None,
+    ) -> None:
+        self.rowptr, self.col, self.row, self.order, self.present = rowptr, col, row, order, present
+        self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
+        self.self_loops = self_loops
+        self._identity = identity
+        self._derived: dict[Any, Any] = {}
+
+    @classmethod
+    def prepare(
+        cls, edge_index: Tensor, num_nodes: int, *, num_sources: int | None = None, self_loops: bool = False
+    ) -> Neighbours:
+        """Sort `edge_index` (2, E), int64 or int32, sources in row 0, by target.
+
+        `num_nodes` targets; `num_sources` sources, as many as targets unless told. `self_loops`: every node gets
+        exactly one self-loop, whatever it had, as `GATConv(add_self_loops=True)` has it.
+
+        Raises:
+            OptimizeError: `edge_index` has another shape or type, or names a node that there is not.
+        """
+        check_kind(edge_index, num_nodes)
+        sources = num_nodes if num_sources is None else num_sources
+        if self_loops and sources != num_nodes:
+            raise OptimizeError(f"self-loops need as many sources as targets, not {sources} and {num_nodes}")
+        if torch.compiler.is_compiling():
+            return _traced(edge_index, num_nodes, sources, self_loops)
+        with torch.inference_mode(False):  # what is kept must serve training, too
+            edge_index = edge_index.detach().clone() if edge_index.is_inference() else edge_index.detach()
+            _check_range(edge_index, num_nodes, sources)
+            identity = fingerprint(edge_index)
+            if self_loops:
+                edge_index = _with_self_loops(edge_index[:, edge_index[0] != edge_index[1]], num_nodes)
+            return _sorted(edge_index, num_nodes, sources, self_loops=self_loops, identity=identity)
+
+    @property
+    def num_edges(self) -> int:
+        return self.col.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.col.device
+
+    @property
+    def degree(self) -> Tensor:
+        """Edges that end at each target, (N,)."""
+        return self.rowptr.diff()
+
+    @property
+    def offsets(self) -> Tensor:
+        """`rowptr` as int64."""
+        return self._once("offsets", self.rowptr.long)
+
+    @property
+    def edge_index(self) -> Tensor:
+        """The edges as they were given, int64 (2, E), added self-loops behind; those of a traced graph sorted."""
+        return self._once("edge_index", self._edge_index)
+
+    @property
+    def transposed(self) -> Neighbours:
+        """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
+        return self._once("transposed", self._transposed)
+
+    @property
+    def mean_weight(self) -> Tensor:
+        """1 / degree of its target for each edge, float64 (E,)."""
+        return self._once("mean_weight", lambda: 1 / self.degree.double().index_select(0, self.row))
+
+    def looped(self) -> Neighbours:
+        """The graph in which every node has exactly one self-loop."""
+        return self if self.self_loops else self._once("looped", self._looped)
+
+    def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
+        """`heads` copies of the graph in one: node i of head h is number i * heads + h.
+
+        The edges of each (target, head) stand together, so that one sum over neighbours serves all heads, with x of
+        shape (N, heads * C) seen as (N * heads, C). `shared`: the heads read the same sources, x of shape (N, F).
+        """
+        return self if heads == 1 else self._once((heads, shared), lambda: _heads(self, heads, shared))
+
+    @property
+    def counts(self) -> Tensor:
+        """How many edges go from j to i, float64 (targets, sources): dense, for small graphs."""
+        return self._once("counts", self._counts)
+
+    @property
+    def log_counts(self) -> Tensor:
+        """log of `counts`, what a softmax over all nodes adds to its scores; 0 for targets without edges."""
+        return self._once("log_counts", lambda: self.counts.log().masked_fill(self.lonely, 0))
+
+    @property
+    def lonely(self) -> Tensor:
+        """Targets without edges, bool (N, 1)."""
+        return self._once("lonely", lambda: self.counts.sum(1, keepdim=True) == 0)
+
+    @property
+    def mean_matrix(self) -> Tensor:
+        """`counts` with rows of sum 1, or 0 where there are no edges."""
+        return self._once("mean_matrix", lambda: self.counts / self.counts.sum(1, keepdim=True).clamp(min=1))
+
+    @property
+    def occupied(self) -> tuple[Tensor, Neighbours]:
+        """(targets that have edges, int64 (K,); the neighbours of these alone)."""
+        return self._once("occupied", self._occupied)
+
+    def cast(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
+        return self._once((name, dtype), lambda: getattr(self, name).to(dtype))
+
+    def to(self, device: torch.device | str) -> Neighbours:
+        """The same graph on another device; itself where it is there already."""
+        device = torch.device(device)
+        if device == self.device or (device.type == self.device.type and device.index is None):
+            return self
+        moved = [None if t is None else t.to(device) for t in (self.rowptr, self.col, self.row, self.order)]
+        present = None if self.present is None else self.present.to(device)
+        options = {"self_loops": self.self_loops, "present": present, "identity": self._identity}
+        return Neighbours(*moved, self.num_sources, **options)
+
+    def matches(self, edge_index: Tensor) -> bool:
+        """Is this the graph that it was made from? Reads all edges, so it costs about as much as copying them."""
+        return self._identity is not None and self._identity == fingerprint(edge_index)
+
+    def require(self, edge_index: Tensor) -> None:
+        """`OptimizeError` unless it was made from this `edge_index`."""
+        if not self.matches(edge_index):
+            raise OptimizeError(
+                f"the neighbours were prepared for another graph of {self.num_nodes} nodes, not for this edge_index "
+                f"of shape {tuple(edge_index.shape)}; prepare them again with Neighbours.prepare"
+            )
+
+    def require_features(self, x: Tensor) -> None:
+        """`OptimizeError` unless `x` is (num_sources, F), floating, on the same device."""
+        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+            given = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise OptimizeError(f"x must be a floating-point tensor (nodes, features), not {given}")
+        if x.shape[0] != self.num_sources:
+            raise OptimizeError(
+                f"x has {x.shape[0]} rows, the neighbours were prepared for {self.num_sources} nodes; "
+                "prepare them for this graph with Neighbours.prepare"
+            )
+        if x.device != self.device:
+            raise OptimizeError(f"x is on {x.device}, the neighbours on {self.device}; move them with .to({x.device})")
+
+    def __repr__(self) -> str:
+        kind = str(self.col.dtype).removeprefix("torch.")
+        return f"Neighbours(nodes={self.num_nodes}, edges={self.num_edges}, {kind}, {self.device})"
+
+    def __deepcopy__(self, memo: dict) -> Neighbours:
+        return self  # immutable
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._derived:
+            if torch.compiler.is_compiling():
+                return make()  # nothing of a trace may be kept
+            with torch.inference_mode(False):  # what is kept must serve training, too
+                self._derived[key] = make()
+        return self._derived[key]
+
+    def _edge_index(self) -> Tensor:
+        edges = torch.stack([self.col, self.row]).long()
+        if self.order is None:
+            return edges
+        return torch.empty_like(edges).index_copy_(1, self.order, edges)
+
+    def _transposed(self) -> Neighbours:
+        flipped = torch.stack([self.row, self.col]).long()
+        return _sorted(flipped, self.num_sources, self.num_nodes)
+
+    def _looped(self) -> Neighbours:
+        edges = torch.stack([self.col, self.row]).long()
+        if torch.compiler.is_compiling():
+            return _traced(edges, self.num_nodes, self.num_sources, True)
+        if self.num_sources != self.num_nodes:
+            raise OptimizeError(f"self-loops need as many sources as targets: {self.num_sources}, {self.num_nodes}")
+        looped = _with_self_loops(edges[:, edges[0] != edges[1]], self.num_nodes)
+        return _sorted(looped, self.num_nodes, self.num_nodes, self_loops=True, identity=self._identity)
+
+    def _counts(self) -> Tensor:
+        kind = {"dtype": torch.float64, "device": self.device}
+        ones = torch.ones(self.num_edges, **kind) if self.present is None else self.present.double()
+        flat = torch.zeros(self.num_nodes * self.num_sources, **kind)
+        flat = flat.index_add(0, self.row.long() * self.num_sources + self.col, ones)
+        return flat.view(self.num_nodes, self.num_sources)
+
+    def _occupied(self) -> tuple[Tensor, Neighbours]:
+        targets = self.degree.nonzero().view(-1)
+        number = torch.zeros(self.num_nodes, dtype=self.row.dtype, device=self.device)
+        number[targets] = torch.arange(targets.shape[0], dtype=self.row.dtype, device=self.device)
+        rowptr = torch.cat([self.rowptr[:-1].index_select(0, targets), self.rowptr[-1:]])
+        row = number.index_select(0, self.row)
+        return targets, Neighbours(rowptr, self.col, row, self.order, self.num_sources, self_loops=self.self_loops)
+
+
+def check_kind(edge_index: Tensor, num_nodes: int) -> None:
+    if not isinstance(edge_index, Tensor) or edge_index.layout is not torch.strided:
+        kind = f"a {edge_index.layout} tensor" if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise OptimizeError(f"edge_index must be a dense tensor (2, edges), not {kind}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise OptimizeError(f"edge_index must have shape (2, edges), not {tuple(edge_index.shape)}")
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise OptimizeError(f"edge_index must be int64 or int32, not {edge_index.dtype}")
+    if num_nodes < 0:
+        raise OptimizeError(f"num_nodes must be 0 or more, not {num_nodes}")
+
+
+def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
+    if edge_index.shape[1] == 0:
+        return
+    low, high = torch.stack(edge_index.aminmax(dim=1)).tolist()
+    for name, least, most, count in zip(("source", "target"), low, high, (num_sources, num_nodes), strict=True):
+        if least < 0 or most >= count:
+            wrong = least if least < 0 else most
+            raise OptimizeError(f"edge_index names {name} {wrong}, allowed are 0..{count - 1} of {count} nodes")
+
+
+def fingerprint(edge_index: Tensor) -> tuple[int, int]:
+    """(number of edges, a sum over all of them that depends on their order)."""
+    source, target = edge_index.detach().long()
+    place = torch.arange(1, source.shape[0] + 1, device=source.device)
+    mixed = (source + 1) * 0x1E3779B97F4A7C15 + (target + 1) * 0x2545F4914F6CDD1D
+    mixed = (mixed ^ (mixed >> 29)) * (place * 2 + 1)
+    return source.shape[0], int((mixed ^ (mixed >> 31)).sum())
+
+
+def _with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+    loops = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
+    return torch.cat([edge_index, loops.expand(2, -1)], dim=1)
+
+
+def index_type(num_nodes: int, num_edges: int) -> torch.dtype:
+    """int32 where nodes and edges can be numbered in it: half the bytes of int64 to read."""
+    return torch.int32 if max(num_nodes, num_edges) < _INT32 else torch.int64
+
+
+def _sorted(
+    edge_index: Tensor, num_nodes: int, num_sources: int, *, self_loops: bool = False, **options: Any
+) -> Neighbours:
+    kind = index_type(max(num_nodes, num_sources), edge_index.shape[1])
+    target, order = edge_index[1].sort(stable=True)
+    nodes = torch.arange(num_nodes + 1, device=target.device, dtype=target.dtype)
+    rowptr = torch.searchsorted(target.contiguous(), nodes).to(kind)
+    col = edge_index[0].index_select(0, order).to(kind)
+    kept = None if self_loops else order
+    return Neighbours(rowptr, col, target.to(kind), kept, num_sources, self_loops=self_loops, **options)
+
+
+def _traced(edge_index: Tensor, num_nodes: int, num_sources: int, self_loops: bool) -> Neighbours:
+    """The same for torch.export and torch.compile, where no shape may depend on the edges' values.
+
+    Self-loops that are there already stay, and do not count.
+    """
+    if not self_loops:
+        return _sorted(edge_index, num_nodes, num_sources)
+    fresh = torch.arange(edge_index.shape[1] + num_nodes, device=edge_index.device) >= edge_index.shape[1]
+    edges = _with_self_loops(edge_index, num_nodes)
+    counts = (edges[0] != edges[1]) | fresh
+    order = edges[1].argsort(stable=True)
+    found = _sorted(edges.index_select(1, order), num_nodes, num_sources, self_loops=True)
+    found.present = counts.index_select(0, order)
+    return found
+
+
+def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
+    sources = neighbours.num_sources * (1 if shared else heads)
+    kind = index_type(max(neighbours.num_nodes * heads, sources), neighbours.num_edges * heads)
+    start, row, col = neighbours.offsets, neighbours.row.long(), neighbours.col.long()
+    degree = start.diff()
+    head = torch.arange(heads, device=row.device)
+    # edge k of target i, the p-th of its degree[i], goes to start[i] * heads + h * degree[i] + p
+    place = torch.arange(row.shape[0], device=row.device) - start.index_select(0, row)
+    first = (start[:-1] * heads)[:, None] + head * degree[:, None]  # (N, heads)
+    at = (first.index_select(0, row) + place[:, None]).view(-1)
+
+    def spread(values: Tensor) -> Tensor:
+        return torch.empty_like(at, dtype=values.dtype).index_copy(0, at, values.reshape(-1))
+
+    sent = col[:, None].expand(-1, heads) if shared else col[:, None] * heads + head
+    present = None if neighbours.present is None else spread(neighbours.present[:, None].expand(-1, heads))
+    return Neighbours(
+        torch.cat([first.view(-1), start[-1:] * heads]).to(kind),
+        spread(sent).to(kind),
+        spread(row[:, None] * heads + head).to(kind),
+        None,
+        sources,
+        self_loops=True,
+        present=present,
+    )

@@ -1,0 +1,288 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.utils import scatter
+
+from gnnlab.optimize import aggregation, neighbours
+from gnnlab.optimize.aggregation import FORMS, edge_products, mean, weighted_sum
+from gnnlab.optimize.errors import OptimizeError
+from gnnlab.optimize.graph_cache import GraphCache
+from gnnlab.optimize.neighbours import Neighbours
+
+# the reader is told once that torch's sparse CSR tensors are in beta
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+
+
+@st.composite
+def graphs(draw, most_nodes=8, most_edges=24):
+    """(edge_index, num_nodes): isolated nodes, edges twice and self-loops come by themselves."""
+    nodes = draw(st.integers(1, most_nodes))
+    pairs = st.tuples(st.integers(0, nodes - 1), st.integers(0, nodes - 1))
+    edges = draw(st.lists(pairs, max_size=most_edges))
+    return torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(), nodes
+
+
+def pyg_sum(x, edge_index, weight, nodes):
+    return scatter(x[edge_index[0]] * weight.view(-1, 1), edge_index[1], dim=0, dim_size=nodes, reduce="sum")
+
+
+def random_graph(nodes=40, edges=200, seed=0):
+    return torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 5))
+def test_every_form_gives_the_sum_of_pyg(graph, width):
+    edge_index, nodes = graph
+    x = torch.randn(nodes, width, dtype=torch.float64)
+    weight = torch.rand(edge_index.shape[1], dtype=torch.float64)
+    prepared = Neighbours.prepare(edge_index, nodes)
+    for weights, used in ((weight, weight), (None, torch.ones_like(weight))):
+        expected = pyg_sum(x, edge_index, used, nodes)
+        for name, form in FORMS.items():
+            if width and edge_index.shape[1]:
+                torch.testing.assert_close(
+                    form(x, prepared, weights), expected, msg=lambda m, name=name: f"{name}: {m}"
+                )
+        torch.testing.assert_close(weighted_sum(x, prepared, weights), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_gradients_are_those_of_pyg(graph):
+    edge_index, nodes = graph
+    x = torch.randn(nodes, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(edge_index.shape[1], dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(nodes, 3, dtype=torch.float64)
+    got = torch.autograd.grad(weighted_sum(x, Neighbours.prepare(edge_index, nodes), weight), (x, weight), upstream)
+    expected = torch.autograd.grad(pyg_sum(x, edge_index, weight, nodes), (x, weight), upstream)
+    torch.testing.assert_close(got, expected)
+
+
+def test_gradients_pass_gradcheck_without_weights_and_for_the_mean():
+    prepared = Neighbours.prepare(torch.tensor([[0, 0, 1, 2, 2], [1, 1, 1, 0, 3]]), 5)
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: weighted_sum(x, prepared), (x,))
+    assert torch.autograd.gradcheck(lambda x: mean(x, prepared), (x,))
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs())
+def test_the_mean_is_that_of_pyg_and_zero_without_edges(graph):
+    edge_index, nodes = graph
+    x = torch.randn(nodes, 3)
+    expected = scatter(x[edge_index[0]], edge_index[1], dim=0, dim_size=nodes, reduce="mean")
+    torch.testing.assert_close(mean(x, Neighbours.prepare(edge_index, nodes)), expected)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 3])
+def test_a_graph_without_edges_gives_zeros(nodes):
+    prepared = Neighbours.prepare(torch.empty(2, 0, dtype=torch.int64), nodes)
+    x = torch.randn(nodes, 4, requires_grad=True)
+    out = weighted_sum(x, prepared, torch.empty(0, requires_grad=True))
+    assert torch.equal(out, torch.zeros(nodes, 4)) and torch.equal(mean(x, prepared), out)
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.zeros(nodes, 4))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+def test_other_precisions_stay_within_their_rounding(dtype, error):
+    edge_index = random_graph()
+    x, weight = torch.randn(40, 7).to(dtype), torch.rand(200).to(dtype)
+    got = weighted_sum(x, Neighbours.prepare(edge_index, 40), weight)
+    expected = pyg_sum(x.double(), edge_index, weight.double(), 40)
+    assert got.dtype is dtype
+    assert (got.double() - expected).abs().max() <= error * expected.abs().max()
+
+
+def test_edge_products_in_many_pieces_are_the_same(monkeypatch):
+    prepared = Neighbours.prepare(random_graph(), 40)
+    a, b = torch.randn(40, 6), torch.randn(40, 6)
+    whole = edge_products(a, b, prepared)
+    monkeypatch.setattr(aggregation, "CHUNK_NUMBERS", 50)
+    torch.testing.assert_close(edge_products(a, b, prepared), whole)
+    torch.testing.assert_close(whole, (a[prepared.row] * b[prepared.col]).sum(1))
+
+
+def test_sources_may_be_others_than_targets():
+    edge_index = torch.tensor([[0, 6, 6], [1, 0, 1]])
+    prepared = Neighbours.prepare(edge_index, 2, num_sources=7)
+    x = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(weighted_sum(x, prepared), torch.stack([x[6], x[0] + x[6]]))
+    assert torch.autograd.gradcheck(lambda x: weighted_sum(x, prepared), (x,))
+
+
+def test_a_strided_x_and_frozen_weights_are_understood():
+    edge_index = random_graph()
+    x = torch.randn(12, 40).t().requires_grad_()
+    weight = torch.rand(200)
+    out = weighted_sum(x, Neighbours.prepare(edge_index, 40), weight)
+    torch.testing.assert_close(out, pyg_sum(x, edge_index, weight, 40))
+    out.sum().backward()
+    assert x.grad is not None
+
+
+def test_indices_are_int32_until_they_no_longer_fit():
+    prepared = Neighbours.prepare(random_graph(), 40)
+    assert prepared.col.dtype is prepared.rowptr.dtype is torch.int32
+    assert neighbours.index_type(2**31 - 2, 10) is torch.int32
+    assert neighbours.index_type(2**31 - 1, 10) is torch.int64
+    assert neighbours.index_type(10, 2**31 - 1) is torch.int64
+
+
+def test_int64_indices_give_the_same(monkeypatch):
+    edge_index = random_graph()
+    x, weight = torch.randn(40, 5, requires_grad=True), torch.rand(200, requires_grad=True)
+    short = weighted_sum(x, Neighbours.prepare(edge_index, 40), weight)
+    monkeypatch.setattr(neighbours, "_INT32", 39)
+    long = Neighbours.prepare(edge_index, 40)
+    assert long.col.dtype is long.heads(2).col.dtype is torch.int64
+    torch.testing.assert_close(weighted_sum(x, long, weight), short)
+    weighted_sum(x, long, weight).sum().backward()
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(), st.integers(1, 3))
+def test_heads_sum_each_head_by_itself(graph, heads):
+    edge_index, nodes = graph
+    prepared = Neighbours.prepare(edge_index, nodes)
+    x = torch.randn(nodes, heads, 2)
+    expected = torch.stack([weighted_sum(x[:, h].contiguous(), prepared) for h in range(heads)], dim=1)
+    got = aggregation.weighted_sum_sorted(x.view(-1, 2), prepared.heads(heads), None)
+    torch.testing.assert_close(got.view(nodes, heads, 2), expected)
+    one = torch.randn(nodes, 2)
+    shared = aggregation.weighted_sum_sorted(one, prepared.heads(heads, shared=True), None)
+    torch.testing.assert_close(shared.view(nodes, heads, 2), weighted_sum(one, prepared)[:, None].expand(-1, heads, -1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs())
+def test_self_loops_are_one_a_node_whatever_was_there(graph):
+    edge_index, nodes = graph
+    for looped in (
+        Neighbours.prepare(edge_index, nodes, self_loops=True),
+        Neighbours.prepare(edge_index, nodes).looped(),
+    ):
+        dense = torch.zeros(nodes, nodes, dtype=torch.float64)
+        dense.index_put_((looped.row.long(), looped.col.long()), torch.ones(looped.num_edges).double(), accumulate=True)
+        expected = torch.zeros(nodes, nodes, dtype=torch.float64)
+        ones = torch.ones(edge_index.shape[1], dtype=torch.float64)
+        expected.index_put_((edge_index[1], edge_index[0]), ones, accumulate=True).fill_diagonal_(1)
+        assert torch.equal(dense, expected) and torch.equal(looped.counts, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs())
+def test_neighbours_give_the_edges_back_as_they_were_given(graph):
+    edge_index, nodes = graph
+    prepared = Neighbours.prepare(edge_index.int(), nodes)
+    assert torch.equal(prepared.edge_index, edge_index) and prepared.matches(edge_index)
+    assert torch.equal(prepared.degree.long(), torch.bincount(edge_index[1], minlength=nodes))
+    targets, occupied = prepared.occupied
+    assert torch.equal(targets, torch.unique(edge_index[1]))
+    x = torch.randn(nodes, 2)
+    torch.testing.assert_close(weighted_sum(x, occupied), weighted_sum(x, prepared)[targets])
+
+
+def test_another_graph_of_the_same_size_is_refused():
+    edge_index = random_graph()
+    prepared = Neighbours.prepare(edge_index, 40)
+    prepared.require(edge_index.clone())
+    other = edge_index.clone()
+    other[0, 17] = (other[0, 17] + 1) % 40
+    reordered = edge_index[:, torch.arange(200).roll(1)]
+    for wrong in (other, reordered, edge_index.flip(0), edge_index[:, :-1]):
+        with pytest.raises(OptimizeError, match="another graph of 40 nodes"):
+            prepared.require(wrong)
+
+
+def test_the_graph_moves_to_a_device_as_a_whole():
+    prepared = Neighbours.prepare(random_graph(), 40)
+    assert prepared.to("cpu") is prepared and copy.deepcopy(prepared) is prepared
+    moved = prepared.to("meta")
+    assert {moved.rowptr.device.type, moved.col.device.type, moved.row.device.type, moved.order.device.type} == {"meta"}
+    with pytest.raises(OptimizeError, match=r"x is on cpu, the neighbours on meta"):
+        weighted_sum(torch.randn(40, 3), moved)
+
+
+@pytest.mark.parametrize(
+    ("edge_index", "nodes", "message"),
+    [
+        (torch.tensor([[0, 3], [1, 1]]), 3, "names source 3, allowed are 0..2"),
+        (torch.tensor([[0, 1], [1, -1]]), 3, "names target -1"),
+        (torch.tensor([0, 1]), 3, r"shape \(2, edges\), not \(2,\)"),
+        (torch.zeros(3, 2, dtype=torch.int64), 3, "shape"),
+        (torch.zeros(2, 2), 3, "int64 or int32, not torch.float32"),
+        ([[0], [1]], 3, "not list"),
+        (torch.zeros(2, 2, dtype=torch.int64).to_sparse(), 3, "dense tensor"),
+        (torch.zeros(2, 0, dtype=torch.int64), -1, "num_nodes must be 0 or more"),
+    ],
+)
+def test_edges_that_are_none_are_refused_in_one_line(edge_index, nodes, message):
+    with pytest.raises(OptimizeError, match=message) as error:
+        Neighbours.prepare(edge_index, nodes)
+    assert "\n" not in str(error.value)
+
+
+def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
+    prepared = Neighbours.prepare(random_graph(), 40)
+    x, weight = torch.randn(40, 3), torch.rand(200)
+    wrong = [
+        ((torch.randn(41, 3), prepared), "x has 41 rows, the neighbours were prepared for 40 nodes"),
+        ((torch.randn(40), prepared), "x must be"),
+        ((torch.zeros(40, 3, dtype=torch.int64), prepared), "x must be"),
+        (("x", prepared), "x must be"),
+        ((x, prepared, weight[:-1]), "weight must have shape"),
+        ((x, prepared, weight.double()), "make them alike"),
+        ((x, prepared.looped(), torch.rand(prepared.looped().num_edges)), "weights belong to the edges given"),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(OptimizeError, match=message) as error:
+            weighted_sum(*arguments)
+        assert "\n" not in str(error.value)
+    with pytest.raises(OptimizeError, match="self-loops need as many"):
+        Neighbours.prepare(random_graph(), 40, num_sources=41, self_loops=True)
+
+
+def test_a_cache_prepares_a_graph_once_and_notices_changes():
+    cache, edge_index = GraphCache(), random_graph()
+    first = cache.get(edge_index, 40)
+    assert cache.get(edge_index, 40) is first and cache.get(edge_index.clone(), 40) is first
+    assert cache.get(first, 40) is first
+    assert cache.get(edge_index, 40) is first
+    edge_index[0, 0] = (edge_index[0, 0] + 1) % 40  # in place: same object, same memory
+    second = cache.get(edge_index, 40)
+    assert second is not first and torch.equal(second.edge_index, edge_index)
+    assert cache.get(edge_index, 41).num_nodes == 41
+    edge_index.set_(random_graph(seed=5))
+    assert cache.get(edge_index, 40).matches(edge_index)
+    assert len(copy.deepcopy(cache)) == 0
+
+
+def test_a_cache_keeps_only_so_many_graphs_and_no_edge_index_alive():
+    import weakref
+
+    cache, edge_index = GraphCache(size=2), random_graph()
+    watched = weakref.ref(edge_index)
+    cache.get(edge_index, 40)
+    for seed in (1, 2, 3):
+        cache.get(random_graph(seed=seed), 40)
+    del edge_index
+    assert len(cache) == 2 and watched() is None
+
+
+def test_a_graph_prepared_in_inference_mode_serves_training():
+    with torch.inference_mode():
+        inside = random_graph()
+        cache = GraphCache()
+        prepared = cache.get(inside, 40)
+        assert cache.get(inside, 40) is prepared
+        mean(torch.randn(40, 3), prepared), prepared.looped().heads(2).transposed
+    x = torch.randn(40, 3, requires_grad=True)
+    mean(x, prepared).sum().backward()
+    weight = torch.rand(200, requires_grad=True)
+    weighted_sum(x, prepared, weight).sum().backward()
+    assert weight.grad is not None

@@ -1,0 +1,276 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+from gnnlab.optimize.edge_softmax import edge_softmax
+from gnnlab.optimize.errors import OptimizeError
+from gnnlab.optimize.layers import FastGATConv, FastSAGEConv
+from gnnlab.optimize.neighbours import Neighbours
+
+FORMS = ("bag", "dense")
+GATS = [
+    {},
+    {"heads": 3},
+    {"heads": 2, "concat": False},
+    {"heads": 2, "bias": False, "negative_slope": 0.05},
+    {"heads": 2, "add_self_loops": False},
+    {"heads": 3, "concat": False, "add_self_loops": False, "bias": False},
+    {"negative_slope": -0.5},
+]
+SAGES = [
+    {},
+    {"root_weight": False},
+    {"normalize": True},
+    {"project": True},
+    {"bias": False},
+    {"aggr": "add", "root_weight": False, "bias": False},
+    {"aggr": "sum", "project": True, "normalize": True},
+]
+WIDTHS = [(3, 5), (5, 3), (4, 4)]
+
+
+@st.composite
+def graphs(draw, most_nodes=7, most_edges=20):
+    nodes = draw(st.integers(1, most_nodes))
+    pairs = st.tuples(st.integers(0, nodes - 1), st.integers(0, nodes - 1))
+    edges = draw(st.lists(pairs, max_size=most_edges))
+    return torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(), nodes
+
+
+def both(conv, form="bag"):
+    """A layer of PyG and its fast form, each with parameters of its own, float64."""
+    conv = conv.double()
+    for parameter in conv.parameters():
+        torch.nn.init.normal_(parameter)
+    kind = FastGATConv if isinstance(conv, GATConv) else FastSAGEConv
+    return conv, kind.from_pyg(copy.deepcopy(conv), form)
+
+
+def agree(conv, fast, edge_index, nodes, graph=None):
+    """The same outputs, and the same gradients of x and all parameters."""
+    x = torch.randn(nodes, conv.in_channels, dtype=torch.float64)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected, got = conv(a, edge_index), fast(b, edge_index if graph is None else graph)
+    torch.testing.assert_close(got, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(b, edge_index), expected)
+    upstream = torch.randn_like(expected)
+    names = [name for name, _ in conv.named_parameters()]
+    assert names == [name for name, _ in fast.named_parameters()]
+    left = torch.autograd.grad(expected, [a, *conv.parameters()], upstream, allow_unused=True)
+    right = torch.autograd.grad(got, [b, *fast.parameters()], upstream, allow_unused=True)
+    for name, one, other in zip(["x", *names], left, right, strict=True):
+        one, other = (torch.zeros(()) if g is None else g for g in (one, other))
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-9), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", GATS, ids=str)
+@settings(max_examples=6, deadline=None)
+@given(graphs(), st.sampled_from(WIDTHS))
+def test_gat_gives_outputs_and_gradients_of_pyg(options, form, graph, widths):
+    agree(*both(GATConv(*widths, **options), form), *graph)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", SAGES, ids=str)
+@settings(max_examples=6, deadline=None)
+@given(graphs(), st.sampled_from(WIDTHS))
+def test_sage_gives_outputs_and_gradients_of_pyg(options, form, graph, widths):
+    agree(*both(SAGEConv(*widths, **options), form), *graph)
+
+
+def random_graph(nodes=200, edges=900, seed=0):
+    return torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("conv", [GATConv(6, 4, heads=2), SAGEConv(6, 8)], ids=["gat", "sage"])
+def test_float32_on_a_larger_graph_is_within_1e_5(conv):
+    edge_index, x = random_graph(), torch.randn(200, 6)
+    fast = (FastGATConv if isinstance(conv, GATConv) else FastSAGEConv).from_pyg(conv)
+    expected, got = conv(x, edge_index), fast(x, Neighbours.prepare(edge_index, 200))
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert fast.lin_l.weight is conv.lin_l.weight if isinstance(conv, SAGEConv) else fast.att_src is conv.att_src
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0, 1e5])
+def test_the_softmax_holds_at_any_spread_of_scores(form, scale):
+    edge_index, x = random_graph(40, 160), torch.randn(40, 4)
+    conv = GATConv(4, 4, heads=2)
+    with torch.no_grad():
+        conv.att_src.mul_(scale)
+        conv.att_dst.mul_(scale)
+        truth = copy.deepcopy(conv).double()(x.double(), edge_index)
+        got = FastGATConv.from_pyg(conv, form)(x, edge_index)
+    assert torch.isfinite(got).all()
+    # float32 scores of size s err by s * 1e-7, and weights with them
+    assert (got - truth).abs().max() <= max(1e-5, scale * 1e-5) * truth.abs().max() if scale < 1e4 else True
+
+
+def test_one_far_source_does_not_starve_the_others():
+    """A bound over all sources, instead of the largest of each target, would leave targets 1 and 2 with 0 / 0."""
+    neighbours = Neighbours.prepare(torch.tensor([[0, 1, 2, 2], [0, 1, 1, 2]]), 3)
+    source, target = torch.tensor([500.0, -200.0, -201.0]), torch.zeros(3)
+    weight = edge_softmax(source, target, neighbours, 1.0)
+    expected = torch.tensor([1.0, *torch.tensor([-200.0, -201.0]).softmax(0), 1.0])
+    torch.testing.assert_close(weight, expected)
+
+
+def test_dropout_drops_edges_in_training_only():
+    edge_index, x = random_graph(20, 200), torch.ones(20, 4)
+    conv = GATConv(4, 8, heads=2, dropout=0.5, bias=False)
+    fast = FastGATConv.from_pyg(conv)
+    torch.testing.assert_close(fast.eval()(x, edge_index), conv.eval()(x, edge_index))
+    torch.manual_seed(0)
+    runs = torch.stack([fast.train()(x, edge_index) for _ in range(150)])
+    assert runs.std(dim=0).min() > 0
+    assert (runs.mean(dim=0) - conv(x, edge_index)).abs().max() < 0.2 * conv(x, edge_index).abs().max()
+
+
+def test_training_moves_the_weights_as_with_pyg():
+    edge_index, x = random_graph(), torch.randn(200, 6, dtype=torch.float64)
+    losses = []
+    for layer in both(GATConv(6, 4, heads=2)):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = layer(x, edge_index).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+def test_a_changed_edge_index_is_noticed():
+    edge_index, x = random_graph(), torch.randn(200, 6)
+    conv = SAGEConv(6, 8)
+    fast = FastSAGEConv.from_pyg(conv)
+    fast(x, edge_index)
+    edge_index[:, 3:9] = 0
+    torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
+
+
+def test_bf16_is_within_one_percent_and_gives_float32_back():
+    edge_index, x = random_graph(), torch.randn(200, 32)
+    conv = SAGEConv(32, 32)
+    expected, got = conv(x, edge_index), FastSAGEConv.from_pyg(conv, precision="bfloat16")(x, edge_index)
+    assert got.dtype is torch.float32
+    assert (got - expected).abs().max() <= 0.02 * expected.abs().max()
+    got.sum().backward()
+
+
+def test_layers_copy_and_load_the_checkpoints_of_pyg():
+    edge_index, x = random_graph(), torch.randn(200, 6)
+    conv, other = GATConv(6, 4, heads=2), GATConv(6, 4, heads=2)
+    fast = FastGATConv.from_pyg(conv)
+    fast(x, edge_index)
+    copied = copy.deepcopy(fast)
+    assert copied.lin.weight is not fast.lin.weight and len(copied.graphs) == 0
+    copied.load_state_dict(other.state_dict())
+    torch.testing.assert_close(copied(x, edge_index), other(x, edge_index))
+
+
+@pytest.mark.parametrize("kind", ["gat", "gat, wide", "sage"])
+def test_layers_export_with_plain_edges(kind):
+    conv = {"gat": GATConv(4, 8, heads=2), "gat, wide": GATConv(8, 4, heads=2), "sage": SAGEConv(4, 8)}[kind]
+    fast = (FastSAGEConv if kind == "sage" else FastGATConv).from_pyg(conv).eval()
+    edge_index, x = random_graph(30, 90), torch.randn(30, conv.in_channels)  # some self-loops and edges twice
+    program = torch.export.export(fast, (x, edge_index)).module()
+    torch.testing.assert_close(program(x, edge_index), conv(x, edge_index))
+    other = random_graph(30, 90, seed=1)
+    torch.testing.assert_close(program(x, other), conv(x, other))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "prepared"), [("gat", True), ("sage", False)])
+def test_layers_compile_and_train_compiled(kind, prepared):
+    conv = GATConv(4, 8, heads=2) if kind == "gat" else SAGEConv(4, 8)
+    fast = (FastSAGEConv if kind == "sage" else FastGATConv).from_pyg(copy.deepcopy(conv))
+    edge_index, x = random_graph(30, 90), torch.randn(30, 4)
+    graph = Neighbours.prepare(edge_index, 30) if prepared else edge_index
+    compiled = torch.compile(fast)
+    torch.testing.assert_close(compiled(x, graph), conv(x, edge_index))
+    compiled(x, graph).square().sum().backward()
+    conv(x, edge_index).square().sum().backward()
+    for (name, one), other in zip(conv.named_parameters(), fast.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-3, atol=1e-4), name
+
+
+class Mine(GATConv):
+    pass
+
+
+def hooked():
+    conv = SAGEConv(4, 4)
+    conv.register_message_forward_hook(lambda *_: None)
+    return conv
+
+
+def cut():
+    conv = GATConv(4, 4)
+    conv.lin.weight = torch.nn.Parameter(torch.zeros(4, 3))
+    return conv
+
+
+@pytest.mark.parametrize(
+    ("conv", "message"),
+    [
+        (GATConv(4, 4, edge_dim=2), "edge_dim=2"),
+        (GATConv(4, 4, residual=True), "residual=True"),
+        (GATConv((4, 4), 4), "bipartite"),
+        (GATConv(-1, 4), "call it once"),
+        (GATConv(4, 4, aggr="max"), "aggr='max'"),
+        (GATConv(4, 4, flow="target_to_source"), "flow="),
+        (Mine(4, 4), "Mine"),
+        (GCNConv(4, 4), "it is a GCNConv"),
+        (torch.nn.Linear(4, 4), "it is a Linear"),
+        (cut(), r"another shape than \(4, 4\)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_gat_that_has_no_fast_form_is_refused_in_one_line(conv, message):
+    with pytest.raises(OptimizeError, match=message) as error:
+        FastGATConv.from_pyg(conv)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("conv", "message"),
+    [
+        (SAGEConv(4, 4, aggr="max"), "aggr='max'"),
+        (SAGEConv(4, 4, aggr="lstm"), "aggr='lstm'"),
+        (SAGEConv((4, 4), 4), "bipartite"),
+        (SAGEConv(-1, 4), "call it once"),
+        (hooked(), "hooks"),
+        (GATConv(4, 4), "it is a GATConv"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_sage_that_has_no_fast_form_is_refused_in_one_line(conv, message):
+    with pytest.raises(OptimizeError, match=message) as error:
+        FastSAGEConv.from_pyg(conv)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_arguments_are_refused_in_one_line():
+    edge_index, x = random_graph(), torch.randn(200, 6)
+    gat, sage = FastGATConv.from_pyg(GATConv(6, 4)), FastSAGEConv.from_pyg(SAGEConv(6, 4))
+    calls = [
+        (lambda: gat(x[:, :5], edge_index), r"x must be a tensor \(nodes, 6\), not \(200, 5\)"),
+        (lambda: sage((x, x), edge_index), "not tuple"),
+        (lambda: gat(x, Neighbours.prepare(edge_index, 201)), "x has 200 rows"),
+        (lambda: gat(x[:100], edge_index), "allowed are 0..99"),
+        (lambda: gat(x, edge_index, return_attention_weights=True), "returns no attention weights"),
+        (lambda: sage(x, edge_index, size=(200, 200)), "takes no size"),
+        (lambda: FastGATConv.from_pyg(GATConv(6, 4), "fast"), "form 'fast': one of auto, bag, dense"),
+        (lambda: FastSAGEConv.from_pyg(SAGEConv(6, 4), precision="int8"), "precision 'int8'"),
+    ]
+    for call, message in calls:
+        with pytest.raises(OptimizeError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)

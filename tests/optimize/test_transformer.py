@@ -1,0 +1,163 @@
+"""The fast graph transformer is the model on PyG's layers: outputs, gradients, dropout, batches."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Batch, Data
+
+from gnnlab.optimize.transformer import FastGraphTransformer, TransformerError
+from gnnlab.profiling.parity import relative_error, require_equal
+from gnnlab.workloads.graph_transformer import GraphTransformer
+
+SMALL = {"hidden_dim": 16, "num_layers": 2, "num_heads": 4, "ffn_dim": 24}
+
+
+def graph(nodes=7, edges=15, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    index = torch.randint(0, nodes, (2, edges), generator=random)
+    return Data(x=torch.randn(nodes, 5, generator=random), edge_index=index)
+
+
+def model(seed=0, **options):
+    torch.manual_seed(seed)
+    return GraphTransformer(5, **(SMALL | options)).eval()
+
+
+def batch(sizes):
+    return Batch.from_data_list([graph(n, 2 * n, seed=i) for i, n in enumerate(sizes)])
+
+
+@pytest.mark.parametrize("mpnn_type", ["gin", "gat", "gcn"])
+@pytest.mark.parametrize("readout", ["node", "graph"])
+def test_outputs_are_the_originals(mpnn_type, readout):
+    original = model(mpnn_type=mpnn_type, readout=readout)
+    fast = FastGraphTransformer.from_model(original)
+    with torch.inference_mode():
+        require_equal(original(graph()), fast(graph()))
+        require_equal(original(batch((3, 5, 5))), fast(batch((3, 5, 5))))
+
+
+@settings(max_examples=15, deadline=None)
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6))
+def test_graphs_of_a_batch_do_not_see_each_other(sizes):
+    fast = FastGraphTransformer.from_model(model())
+    with torch.inference_mode():
+        together = fast(batch(sizes))
+        alone = [fast(g) for g in batch(sizes).to_data_list()]
+        require_equal(torch.cat(alone), together)
+        require_equal(model()(batch(sizes)), together)
+
+
+def test_gradients_are_the_originals():
+    original = model().double()
+    fast = FastGraphTransformer.from_model(copy.deepcopy(original))
+    data = batch((4, 6, 6))
+    data.x = data.x.double()
+    original(data).square().sum().backward()
+    fast(data).square().sum().backward()
+    expected, got = dict(original.named_parameters()), dict(fast.named_parameters())
+    assert expected.keys() == got.keys()
+    largest = max(p.grad.abs().max() for p in expected.values())
+    for name in expected:
+        assert (expected[name].grad - got[name].grad).abs().max() < 1e-12 * largest, name
+
+
+def test_training_draws_the_same_dropout_masks():
+    original = model(dropout=0.3).train()
+    fast = FastGraphTransformer.from_model(original)
+    torch.manual_seed(1)
+    expected = original(graph())
+    torch.manual_seed(1)
+    require_equal(expected, fast(graph()))
+
+
+@pytest.mark.parametrize("pe_type", ["lap", "rwse"])
+def test_encodings_are_read_as_by_the_original(pe_type):
+    original = model(pe_type=pe_type, pe_dim=3)
+    data = original.prepare(graph(9, 30))
+    with torch.inference_mode():
+        require_equal(original(data), FastGraphTransformer.from_model(original)(data))
+    with pytest.raises(TransformerError, match=f"the {pe_type} encoding of 3 columns is needed"):
+        FastGraphTransformer.from_model(original)(graph())
+
+
+def test_edges_that_change_in_place_are_prepared_again():
+    original, data = model(), graph()
+    fast = FastGraphTransformer.from_model(original)
+    with torch.no_grad():
+        before = fast(data)
+        data.edge_index[0] = (data.edge_index[0] + 1) % 7
+        require_equal(original(data), fast(data))
+        assert relative_error(before, fast(data)) > 1e-3
+
+
+def test_what_was_prepared_in_inference_mode_still_trains():
+    fast, data = FastGraphTransformer.from_model(model()), graph()
+    with torch.inference_mode():
+        fast(data)
+    fast(data).sum().backward()
+
+
+def test_graphs_without_edges_or_with_one_node_work():
+    original = model()
+    fast = FastGraphTransformer.from_model(original)
+    with torch.inference_mode():
+        for data in (graph(4, 0), graph(1, 0), graph(1, 2)):
+            require_equal(original(data), fast(data))
+
+
+def test_a_bias_that_forbids_other_nodes_leaves_each_node_to_itself():
+    """Attention within single nodes of a batch is what a bias of -inf off the diagonal must give."""
+    fast = FastGraphTransformer.from_model(model())
+    data = graph(5, 0)
+    bias = torch.full((1, 5, 5), float("-inf")).diagonal_scatter(torch.zeros(1, 5), dim1=1, dim2=2)
+    alone = Batch.from_data_list([Data(x=row[None], edge_index=data.edge_index) for row in data.x])
+    with torch.inference_mode():
+        require_equal(fast(alone), fast(data, bias=bias))
+        require_equal(fast(data), fast(data, bias=torch.full((4, 5, 5), 3.0)))
+        pair = Batch.from_data_list([data, data])
+        require_equal(torch.cat([fast(alone)] * 2), fast(pair, bias=[bias, bias]))
+
+
+def test_weights_are_shared():
+    original = model()
+    fast = FastGraphTransformer.from_model(original)
+    assert list(fast.state_dict()) == list(original.state_dict())
+    with torch.no_grad():
+        original.layers[0].attn.in_proj_weight.mul_(2)
+        require_equal(original(graph()), fast(graph()))
+
+
+@pytest.mark.parametrize(
+    ("data", "bias", "message"),
+    [
+        (
+            Data(x=torch.ones(3, 4), edge_index=torch.zeros(2, 1, dtype=torch.long)),
+            None,
+            r"\(N, 5\), got shape \(3, 4\)",
+        ),
+        (Data(x=torch.ones(3, 5), edge_index=torch.tensor([[0], [3]])), None, "names node 3, the graph has 3"),
+        (
+            Data(x=torch.ones(2, 5), edge_index=torch.zeros(2, 1, dtype=torch.long), batch=torch.tensor([1, 0])),
+            None,
+            "batch must be sorted",
+        ),
+        (graph(), torch.zeros(1, 6, 6), r"bias of graph 0 must have shape \(heads or 1, 7, 7\), got \(1, 6, 6\)"),
+        (batch((2, 3)), [torch.zeros(1, 2, 2)], "1 given, one a graph is needed, the batch has 2"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(data, bias, message):
+    with pytest.raises(TransformerError, match=message):
+        FastGraphTransformer.from_model(model())(data, bias)
+
+
+def test_another_model_is_refused():
+    with pytest.raises(TransformerError, match="a GraphTransformer is needed, got Linear"):
+        FastGraphTransformer.from_model(torch.nn.Linear(2, 2))
+    odd = model()
+    odd.layers[1].norm2 = torch.nn.Identity()
+    with pytest.raises(TransformerError, match="layer 1: all three norms"):
+        FastGraphTransformer.from_model(odd)
