@@ -214,12 +214,8 @@ def race(
         warm = [form.warm_up(clock() + share) for form in forms]
         steal = steal_s()
         started = clock()
-        rounds: list[list[float]] = []
-        while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and _goes_on(rounds, clock() < deadline):
-            while len(rounds) < wanted and _goes_on(rounds, clock() < deadline):
-                rounds.append(_round(forms, order))
+        table = _rounds(forms, order, target, deadline, clock)
         stolen = steal_note(steal, clock() - started)
-    table = np.asarray(rounds)  # (rounds, forms), ms
     timings = [
         Timing(tuple(column), form.calls, n, form.first_call_ms, target, notes_on(column, target, budget_s, is_warm))
         for form, column, (n, is_warm) in zip(forms, table.T.tolist(), warm, strict=True)
@@ -237,18 +233,41 @@ def race(
     }
 
 
-def control_differences(form: Form, *, repeats: int = 130, budget_s: float = 0.2, **options: Any) -> list[float]:
-    """What an A/A control reports, `repeats` times over: |ratio - 1| in percent, one a comparison."""
-    options = {"parity": None, **options}
-    return [
-        abs(race(form, {}, control=True, budget_s=budget_s, seed=i, **options)["A/A"].ratio - 1) * 100
-        for i in range(repeats)
-    ]
+def control_differences(
+    form: Form,
+    *,
+    repeats: int = 130,
+    device: Any = "cpu",
+    target: float = TARGET,
+    budget_s: float = 0.2,
+    clock: Clock = time.perf_counter,
+) -> list[float]:
+    """What an A/A control reports, `repeats` times over: |ratio - 1| in percent, one a comparison.
+
+    Each comparison is sampled as `race` does, within `budget_s`; all share one warm-up.
+    """
+    forms = [Sampler(form, None, device, clock) for _ in range(2)]
+    order = np.random.default_rng(0)
+    with quiet():
+        forms[0].warm_up(clock() + 1.0)
+        collected = [_rounds(forms, order, target, clock() + budget_s, clock) for _ in range(repeats)]
+    return [abs(float(np.median(rounds[:, 0] / rounds[:, 1])) - 1) * 100 for rounds in collected]
 
 
 def _goes_on(samples: Sequence[Any], in_time: bool) -> bool:
     """Within the budget, and beyond it up to the fewest samples that make an interval."""
     return in_time or len(samples) < LEAST_SAMPLES
+
+
+def _rounds(
+    forms: Sequence[Sampler], order: np.random.Generator, target: float, deadline: float, clock: Clock
+) -> np.ndarray:
+    """(rounds, forms) ms per call: rounds until the interval of every ratio is narrow enough or the time is over."""
+    rounds: list[list[float]] = []
+    while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and _goes_on(rounds, clock() < deadline):
+        while len(rounds) < wanted and _goes_on(rounds, clock() < deadline):
+            rounds.append(_round(forms, order))
+    return np.asarray(rounds)
 
 
 def _round(forms: Sequence[Sampler], order: np.random.Generator) -> list[float]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from gnnlab.workloads import models
+from gnnlab.workloads.graph_transformer import PE_TYPES
 from gnnlab.workloads.models import Workload
 from gnnlab.workloads.random_graphs import DEGREES
 
@@ -31,7 +32,7 @@ def scaling_plan(
     nodes: Sequence[int],
     edges: Sequence[int],
     layers: Sequence[int],
-    encodings: Sequence[str],
+    encodings: Sequence[str] = PE_TYPES,
     degrees: Sequence[str] = DEGREES,
     average_degree: int = 5,
     device: str = "cpu",
