@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -68,6 +69,7 @@ class Ladder:
     modes: Sequence[str] = (SEED_MODE,)
     seed: int = 0
     fresh: bool = False
+    device: str = "cpu"
     costs: dict[str, CompileCost] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -99,8 +101,9 @@ class Ladder:
         """Every rung against the baseline at each batch size; `budget_s` seconds a batch size, for all rungs.
 
         Columns: rung, batch, ratio, ci_low, ci_high (latency, above 1 is faster), n (rounds), parity_error,
-        throughput_ratio (of calls finished in the same time, from the mean), latency_ms, baseline_ms, notes. The rung
-        "A/A" is the baseline against itself. `options` go to `timing.race`.
+        throughput_ratio (of calls finished in the same time, from the mean), latency_ms, baseline_ms, notes, and
+        rounds (n, 2): ms of the baseline and of the rung in each round. The rung "A/A" is the baseline against itself.
+        `options` go to `timing.race`.
         """
         if not batch_sizes or any(type(b) is not int or b < 1 for b in batch_sizes):
             raise LadderError(f"batch_sizes must be integers of 1 or more, got {list(batch_sizes)}")
@@ -109,7 +112,7 @@ class Ladder:
         for batch in batch_sizes:
             forms = {name: _at(rung, batch) for name, rung in rungs.items()}
             baseline = forms.pop(BASELINE)
-            results = race(baseline, forms, control=control, budget_s=budget_s, **options)
+            results = race(baseline, forms, control=control, budget_s=budget_s, device=self.device, **options)
             rows += [_row(name, batch, comparison) for name, comparison in results.items()]
         return pd.DataFrame(rows)
 
@@ -138,7 +141,7 @@ class Ladder:
     def _new(self, **options: bool) -> SymptomGAT:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return SymptomGAT.from_graph(self.graph, **options).eval()
+            return SymptomGAT.from_graph(self.graph, **options).eval().to(self.device)
 
     def _compile(self, name: str, model: SymptomGAT, mode: str) -> None:
         from torch._inductor.utils import fresh_cache
@@ -222,4 +225,5 @@ def _row(name: str, batch: int, comparison: Comparison) -> dict[str, Any]:
         "latency_ms": candidate.median_ms,
         "baseline_ms": baseline.median_ms,
         "notes": "; ".join(comparison.notes),
+        "rounds": np.column_stack([baseline.samples_ms, candidate.samples_ms]),
     }

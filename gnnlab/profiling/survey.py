@@ -116,6 +116,13 @@ def top_modules(profiles: Mapping[str, OperatorProfile], k: int = 6) -> pd.DataF
     return _in_percent(table.assign(module=names))
 
 
+def modules_table(top: pd.DataFrame) -> pd.DataFrame:
+    """`top_modules` for a reader: one column for share and interval, indexed by workload and module."""
+    share = [f"{r.share:.0f} % ({r.ci_low:.0f} to {r.ci_high:.0f})" for r in top.itertuples()]
+    table = top.assign(**{"own ms": top["self_ms"].round(3), "share of the time": share})
+    return table.set_index(["workload", "module"])[["class", "own ms", "share of the time"]]
+
+
 def _in_percent(table: pd.DataFrame) -> pd.DataFrame:
     """Shares in percent, and their intervals under the names that figures take."""
     table = table.rename(columns={"share_low": "ci_low", "share_high": "ci_high"})
