@@ -1,6 +1,16 @@
 """Fixtures that several test modules share."""
 
+import sys
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how busy the machine is must not decide a test
+settings.register_profile("lab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lab")
+
+# jsonschema loads this grammar for nbformat, seconds for each process, and nothing here checks an IRI
+sys.modules.setdefault("rfc3987_syntax", None)
 
 
 @pytest.fixture
