@@ -5,7 +5,8 @@ Each function takes a table and returns one or two sentences (a figure's title: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,25 +14,32 @@ import pandas as pd
 from .intervals import percentile, statistic_interval
 from .operators import OperatorProfile
 from .roofline import Ceilings, size_text
+from .timing import Control
 
 
-def control(differences: Sequence[float]) -> dict[str, float | tuple[float, float] | None]:
+def control(run: Control) -> dict[str, Any]:
     """The 95th percentile of what an A/A control reported (percent), with its interval; None below 130 repetitions."""
-    p95 = percentile(differences, 95)
-    interval = None if p95 is None else statistic_interval(lambda x, axis: np.percentile(x, 95, axis=axis), differences)
-    return {"median": float(np.median(differences)), "p95": p95, "ci": interval, "n": len(differences)}
+    p95 = percentile(run.differences, 95)
+    interval = None
+    if p95 is not None:
+        interval = statistic_interval(lambda x, axis: np.percentile(x, 95, axis=axis), run.differences)
+    found = {"p95": p95, "ci": interval, "n": len(run.differences)}
+    return found | {"median": float(np.median(run.differences)), "pairs": float(np.median(run.pairs))}
 
 
-def control_title(found: Mapping[str, float]) -> str:
+def control_title(found: Mapping[str, Any]) -> str:
     if found["p95"] is None:
         return f"The same form against itself differs by {found['median']:.2f} % (median of {found['n']})"
     return f"The same form against itself differs by less than {found['p95']:.2g} % in 95 of 100 comparisons"
 
 
-def control_why(found: Mapping[str, float]) -> str:
+def control_why(found: Mapping[str, Any]) -> str:
     if found["p95"] is None:
         return f"{found['n']} comparisons do not support a 95th percentile; it takes 130"
-    return f"{found['n']} comparisons of one form with itself; their median difference is {found['median']:.2f} %"
+    return (
+        f"{found['n']} comparisons of one form with itself, of {found['pairs']:.0f} pairs each (median); half of them "
+        f"report less than {found['median']:.2f} %, and more pairs would report less"
+    )
 
 
 def deterministic(share: float) -> str:

@@ -131,6 +131,14 @@ class Comparison:
         return f"{word} ({interval})"
 
 
+@dataclass(frozen=True)
+class Control:
+    """A/A comparisons: what each reported, |ratio - 1| in percent, and of how many pairs."""
+
+    differences: tuple[float, ...]
+    pairs: tuple[int, ...]
+
+
 def measure(
     form: Form,
     *,
@@ -241,8 +249,8 @@ def control_differences(
     target: float = TARGET,
     budget_s: float = 0.2,
     clock: Clock = time.perf_counter,
-) -> list[float]:
-    """What an A/A control reports, `repeats` times over: |ratio - 1| in percent, one a comparison.
+) -> Control:
+    """What an A/A control reports, `repeats` times over.
 
     Each comparison is sampled as `race` does, within `budget_s`; all share one warm-up.
     """
@@ -251,7 +259,8 @@ def control_differences(
     with quiet():
         forms[0].warm_up(clock() + 1.0)
         collected = [_rounds(forms, order, target, clock() + budget_s, clock) for _ in range(repeats)]
-    return [abs(float(np.median(rounds[:, 0] / rounds[:, 1])) - 1) * 100 for rounds in collected]
+    differences = [abs(float(np.median(rounds[:, 0] / rounds[:, 1])) - 1) * 100 for rounds in collected]
+    return Control(tuple(differences), tuple(len(rounds) for rounds in collected))
 
 
 def _goes_on(samples: Sequence[Any], in_time: bool) -> bool:

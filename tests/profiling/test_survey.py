@@ -13,6 +13,7 @@ from gnnlab.profiling import reading, survey
 from gnnlab.profiling.roofline import Ceilings
 from gnnlab.profiling.runtime import RuntimeStats
 from gnnlab.profiling.scaling import HeldOut, ScalingResult, fit_power_law
+from gnnlab.profiling.timing import Control
 
 
 @dataclass
@@ -162,9 +163,10 @@ def test_rows_that_are_not_stable_are_said_to_be():
 
 
 def test_the_95th_percentile_of_the_control_needs_130_comparisons():
-    few, many = reading.control(np.linspace(0, 1, 129)), reading.control(np.linspace(0, 1, 130))
+    few, many = (reading.control(Control(tuple(np.linspace(0, 1, n)), (24,) * n)) for n in (129, 130))
     assert few["p95"] is None and "it takes 130" in reading.control_why(few)
     assert many["p95"] == pytest.approx(0.95) and many["ci"][0] < 0.95 < many["ci"][1]
+    assert "of 24 pairs each" in reading.control_why(many)
     assert "0.95 %" in reading.control_title(many) and "(median of 129)" in reading.control_title(few)
 
 

@@ -172,10 +172,15 @@ def test_setup_is_not_timed_and_its_result_reaches_the_form():
     assert timed.calls_per_sample == 1
 
 
-def test_control_differences_are_percentages_one_a_repetition():
-    machine = Machine(11)
-    differences = timing.control_differences(machine.form(1), repeats=7, clock=machine.clock)
-    assert len(differences) == 7 and all(0 <= d < 20 for d in differences)
+def test_a_control_reports_a_percentage_for_each_comparison_and_more_pairs_report_less():
+    def control(target):
+        machine = Machine(11, spikes=0)
+        return timing.control_differences(machine.form(1), repeats=40, clock=machine.clock, target=target, budget_s=5)
+
+    few, many = control(0.5), control(0.005)
+    assert len(few.differences) == len(few.pairs) == 40 and set(few.pairs) == {timing.FIRST_SAMPLES}
+    assert np.median(many.pairs) > 4 * timing.FIRST_SAMPLES
+    assert 0 < np.median(many.differences) < np.median(few.differences) < 5
 
 
 def test_an_unknown_device_is_refused_in_one_line():
