@@ -44,6 +44,7 @@ METRICS = {
     "minutes": Metric("min", "lower"),
     "percent": Metric("%", "lower"),
 }
+NO_EFFECT_WITHIN = 0.05  # a gain without a number is refuted by an interval that stays below this much of a gain
 EXACT_TOO_WIDE = 0.2  # an interval wider than this share of an exact claim cannot confirm it
 
 
@@ -98,7 +99,8 @@ def verdict(metric: str, claimed: tuple[float | None, float | None] | None, ci: 
 
     reproduced: the interval meets the range. exceeded: it lies beyond the range on the better side. weaker: on the
     worse side, yet clear of no effect. refuted: no effect or the wrong direction; of an exact claim, any other value.
-    inconclusive: the interval meets the range and also no effect; of an exact claim, it is wider than 20 % of it.
+    inconclusive: the interval holds no effect and reaches more than half of the way to the range, or meets it; of an
+    exact claim, it is wider than 20 % of it.
     """
     kind = METRICS[metric]
     low, high = ci
@@ -122,14 +124,23 @@ def verdict(metric: str, claimed: tuple[float | None, float | None] | None, ci: 
         return Verdict.INCONCLUSIVE if no_effect and claim_low > kind.neutral else Verdict.REPRODUCED
     if low > claim_high:
         return Verdict.EXCEEDED
-    return Verdict.REFUTED if no_effect else Verdict.WEAKER
+    if not no_effect:
+        return Verdict.WEAKER
+    return Verdict.INCONCLUSIVE if high > _half_way(kind.neutral, claim_low) else Verdict.REFUTED
+
+
+def _half_way(neutral: float, claim_low: float) -> float:
+    """Between no effect and the claim: of ratios the geometric mean."""
+    return math.sqrt(neutral * claim_low) if neutral > 0 else (neutral + claim_low) / 2
 
 
 def _without_number(kind: Metric, low: float, high: float) -> Verdict:
-    """A gain claimed without a number: is there one? An interval that holds no effect has not shown any."""
+    """A gain claimed without a number: is there one, or is the interval narrow enough to say that there is none?"""
     if kind.neutral is None:
         raise ClaimError("a claim without a number needs a metric that has a 'no effect'")
-    return Verdict.REPRODUCED if low > kind.neutral else Verdict.REFUTED
+    if low > kind.neutral:
+        return Verdict.REPRODUCED
+    return Verdict.INCONCLUSIVE if high > kind.neutral + NO_EFFECT_WITHIN else Verdict.REFUTED
 
 
 def _open(claimed: tuple[float | None, float | None]) -> Range:

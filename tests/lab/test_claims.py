@@ -25,7 +25,8 @@ REFUTED, INCONCLUSIVE, UNTESTABLE = Verdict.REFUTED, Verdict.INCONCLUSIVE, Verdi
         ("ratio", (1.41, 1.45), (1.4501, 1.6), EXCEEDED),
         ("ratio", (1.41, 1.45), (1.2, 1.4099), WEAKER),
         ("ratio", (1.41, 1.45), (1.0001, 1.2), WEAKER),
-        ("ratio", (1.41, 1.45), (1.0, 1.2), REFUTED),  # holds no effect
+        ("ratio", (1.44, 1.5), (1.0, 1.2), REFUTED),  # holds no effect, and stays within half of the way (1.2)
+        ("ratio", (1.44, 1.5), (1.0, 1.2001), INCONCLUSIVE),  # holds no effect, and reaches further
         ("ratio", (1.41, 1.45), (0.8, 0.9), REFUTED),  # the wrong direction
         ("ratio", (1.41, 1.45), (1.0, 1.41), INCONCLUSIVE),  # meets the range and no effect
         ("ratio", (1.41, 1.45), (0.5, 3.0), INCONCLUSIVE),
@@ -41,19 +42,23 @@ REFUTED, INCONCLUSIVE, UNTESTABLE = Verdict.REFUTED, Verdict.INCONCLUSIVE, Verdi
         ("ratio", (1, 1), (0.5, 1.5), INCONCLUSIVE),
         # a gain without a number
         ("ratio", None, (1.001, 1.1), REPRODUCED),
-        ("ratio", None, (1.0, 1.1), REFUTED),
+        ("ratio", None, (1.0, 1.05), REFUTED),  # no gain, or hardly any
+        ("ratio", None, (1.0, 1.0501), INCONCLUSIVE),
+        ("ratio", None, (0.15, 3.7), INCONCLUSIVE),
         ("ratio", None, (0.8, 0.9), REFUTED),
         # goals
         ("ratio", (5, None), (5.1, 5.3), REPRODUCED),
         ("ratio", (5, None), (4.0, 5.0), REPRODUCED),
         ("ratio", (5, None), (4.0, 4.99), WEAKER),
-        ("ratio", (5, None), (0.9, 4.0), REFUTED),
+        ("ratio", (5, None), (0.9, 2.2), REFUTED),
+        ("ratio", (5, None), (0.9, 4.0), INCONCLUSIVE),  # too wide to tell weaker from nothing
         ("ratio", (5, None), (0.9, 6.0), INCONCLUSIVE),
         ("percent", (None, 1.5), (0.5, 1.0), REPRODUCED),
         ("percent", (None, 1.5), (1.5, 2.0), REPRODUCED),
         ("percent", (None, 1.5), (1.51, 2.0), WEAKER),
         ("share", (0.8, None), (0.7, 0.79), WEAKER),
-        ("share", (0.8, None), (0.0, 0.1), REFUTED),
+        ("share", (0.8, None), (0.0, 0.4), REFUTED),
+        ("share", (0.8, None), (0.0, 0.41), INCONCLUSIVE),
         # smaller is better
         ("hours", (3, 4.5), (3.2, 3.3), REPRODUCED),
         ("hours", (3, 4.5), (0.01, 0.02), EXCEEDED),
