@@ -12,6 +12,7 @@ the benefit of the doubt: compiled code has no graph to record there either.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -120,7 +121,7 @@ class Ladder:
         """Columns as in `CompileCost`; with a table of `climb` also saved_ms and paid_after.
 
         `saved_ms` is the median saving a call over the batch sizes; `paid_after` the number of calls after which the
-        compile time is earned back, NaN where nothing is saved.
+        compile time is earned back, NaN where no saving is seen: where the interval of some batch size holds 1.
         """
         self.rungs()
         rows = []
@@ -129,7 +130,8 @@ class Ladder:
             if climbed is not None:
                 part = climbed[climbed["rung"] == name]
                 row["saved_ms"] = float((part["baseline_ms"] - part["latency_ms"]).median())
-                row["paid_after"] = paid_after(cost.seconds, row["saved_ms"])
+                seen = bool((part["ci_low"] > 1).all())
+                row["paid_after"] = paid_after(cost.seconds, row["saved_ms"]) if seen else math.nan
             rows.append(row)
         return pd.DataFrame(rows)
 

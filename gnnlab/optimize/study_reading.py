@@ -122,7 +122,7 @@ def compile_costs(costs: pd.DataFrame) -> str:
         return "Nothing was compiled."
     parts = []
     for row in costs.to_dict("records"):
-        paid = "nothing is saved a call, so it never pays"
+        paid = "no saving a call was seen at every batch size, so nothing says that it pays"
         if np.isfinite(row["paid_after"]):
             paid = f"it has paid after {row['paid_after']:,.0f} calls"
         hits = row["cache_hits"]

@@ -62,11 +62,14 @@ def test_compile_costs_are_set_against_what_a_call_saves(graph):
     ladder.costs["compile"] = CompileCost(
         seconds=2.0, graphs=3, graph_breaks=1, cache_hits=0, shared=False, reasons=("x",)
     )
-    climbed = pd.DataFrame({"rung": "compile", "baseline_ms": [1.0, 1.2, 1.1], "latency_ms": [0.8, 0.9, 0.9]})
+    times = {"rung": "compile", "baseline_ms": [1.0, 1.2, 1.1], "latency_ms": [0.8, 0.9, 0.9]}
+    climbed = pd.DataFrame(times | {"ci_low": [1.1, 1.2, 1.1]})
     (row,) = ladder.compile_costs(climbed).to_dict("records")
     assert row["saved_ms"] == pytest.approx(0.2)
     assert row["paid_after"] == pytest.approx(10_000)
     assert row["graph_breaks"] == 1 and row["reasons"] == "x"
+    (row,) = ladder.compile_costs(climbed.assign(ci_low=[1.1, 0.99, 1.1])).to_dict("records")
+    assert math.isnan(row["paid_after"])  # at one batch size no saving is seen
 
 
 def test_what_saves_nothing_never_pays():
