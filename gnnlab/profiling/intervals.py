@@ -1,7 +1,7 @@
 """Intervals of medians: what every figure of the lab carries.
 
 A percentile bootstrap of a median covers less than it says when there are few samples, and less again when sampling
-stops as soon as the interval looks narrow (92 % instead of 95 % in the simulations of `tests/profiling`). So the
+stops as soon as the interval looks narrow (90 to 92 % instead of 95 % when it was tried on planted noise). So the
 bootstrap interval is widened to the distribution-free interval of the order statistics, taken at 98 %; together they
 cover at least 95 % under every noise that the tests plant. The record of the choice: docs/decisions/0003.
 """
