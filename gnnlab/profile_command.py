@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gnnlab.lab import results
+from gnnlab import safe_files
 from gnnlab.profiling import scaling
 from gnnlab.profiling.context import ProfilingContext
 from gnnlab.profiling.counting import count
@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> int:
     elif arguments.json == "-":
         print(json.dumps(report, indent=2))
     else:
-        results.write_json(Path(arguments.json), report)
+        safe_files.write_json(Path(arguments.json), report)
         print(f"wrote {arguments.json}", file=sys.stderr)
     return 0
 

@@ -24,8 +24,8 @@ from papermill.execute import ERROR_MARKER_TAG
 from traitlets import default
 
 import gnnlab
+from gnnlab import safe_files
 
-from . import results
 from .results import Status
 
 START_TIMEOUT_S = 120  # of a kernel; a virus scanner may read every file of the environment first
@@ -126,7 +126,7 @@ def clean(written: Path) -> None:
         cell.metadata.papermill["exception"] = notebook.metadata.papermill["exception"] = None
     if exits or len(cells) < len(notebook.cells):
         notebook.cells = cells
-        results.write_atomically(written, lambda file: nbformat.write(notebook, file))
+        safe_files.write_atomically(written, lambda file: nbformat.write(notebook, file))
 
 
 def _is_quiet_exit(output: nbformat.NotebookNode) -> bool:

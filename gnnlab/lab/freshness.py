@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 import gnnlab
+from gnnlab import safe_files
 
 from . import results
 
@@ -75,8 +76,8 @@ def read_runs(folder: Path) -> tuple[Runs, str | None]:
 
 
 def write_runs(folder: Path, runs: Runs) -> None:
-    """Write the record, atomically. Raises `ResultError`."""
-    results.write_json(folder / RUNS, runs.model_dump(mode="json"))
+    """Write the record, atomically. Raises `FileError`."""
+    safe_files.write_json(folder / RUNS, runs.model_dump(mode="json"))
 
 
 def record(result: results.ResultFile, path: Path, fingerprint: Fingerprint, seconds: float) -> Run:

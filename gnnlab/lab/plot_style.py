@@ -20,7 +20,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from .results import FigureRecord, Origin, write_atomically
+from gnnlab.safe_files import write_atomically
+
+from .results import FigureRecord, Origin
 
 SURFACE, INK, MUTED = "#fcfcfc", "#1d2126", "#646b75"
 CLAIMED, GRID = "#c9ced6", "#e4e6ea"
@@ -73,7 +75,7 @@ def save(fig: MatplotlibFigure, name: str, *, title: str, alt: str, folder: Path
     """Write `figures/<name>.png` (2x) and `.svg` under `folder`, each whole or not at all.
 
     `alt` describes the figure to who does not see it, in at least 20 characters; `title` states the finding. Both are
-    written into the SVG too. `key` marks the figure that the front page shows. Raises `PlotError`, `ResultError`.
+    written into the SVG too. `key` marks the figure that the front page shows. Raises `PlotError`, `FileError`.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise PlotError(f"figure name {name!r}: use letters, digits, '_' and '-' only; it becomes a file name")

@@ -19,6 +19,8 @@ from typing import Any
 
 import jinja2
 
+from gnnlab import safe_files
+
 from . import claims, discovery, environment_view, ledger_view, results
 from .ledger_view import Badge
 from .results import ClaimRecord, FigureRecord, ResultFile, Status
@@ -67,7 +69,7 @@ def environment_card(environment: Mapping[str, Any]) -> str:
 def render_notebook(executed_ipynb: Path, result_json: Path) -> Path:
     """Write the report of one executed notebook beside it, whole or not at all; returns the path of the HTML.
 
-    Raises `ResultError` or `NotebookError` when one of the two cannot be read, `ResultError` when writing fails.
+    Raises `ResultError` or `NotebookError` when one of the two cannot be read, `FileError` when writing fails.
     """
     from . import notebook_html
 
@@ -86,7 +88,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path) -> Path:
         machine=environment_view.machine(result.environment),
     )
     path = executed_ipynb.with_suffix(".html")
-    results.write_atomically(path, lambda file: file.write(html))
+    safe_files.write_atomically(path, lambda file: file.write(html))
     return path
 
 
@@ -94,14 +96,14 @@ def build_site(out_dir: Path) -> Path:
     """Render what is stale in `out_dir`, then `claims.json` and `index.html`; returns the path of the front page.
 
     What cannot be read is said on the page, in a line for each, and everything else is rendered. Raises `ReportError`
-    when there is no such folder, `ResultError` when writing fails.
+    when there is no such folder, `FileError` when writing fails.
     """
     out_dir = Path(out_dir)
     if not out_dir.is_dir():
         raise ReportError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
     entries = [_entry(out_dir, stem) for stem in _stems(out_dir)]
     ledger = claims.ledger(out_dir)
-    results.write_json(out_dir / "claims.json", ledger.to_dict())
+    safe_files.write_json(out_dir / "claims.json", ledger.to_dict())
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
     rows = [ledger_view.row(record, lambda r: _figure_link(r, entries), older) for record in ledger.rows]
     newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
@@ -120,7 +122,7 @@ def build_site(out_dir: Path) -> Path:
         newest=newest,
     )
     path = out_dir / "index.html"
-    results.write_atomically(path, lambda file: file.write(html))
+    safe_files.write_atomically(path, lambda file: file.write(html))
     return path
 
 

@@ -184,7 +184,7 @@ class Session:
         )
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
-        """Write the result file; returns its path. Raises `ResultError` when the disk refuses."""
+        """Write the result file; returns its path. Raises `FileError` when the disk refuses."""
         result = ResultFile(
             notebook=self.notebook,
             params_set=self.folder.name,

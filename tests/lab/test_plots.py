@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from gnnlab.lab import plot_axes, plots
-from gnnlab.lab.results import ResultError
+from gnnlab.safe_files import FileError
 
 TITLE = "mm takes a third of the forward pass of symptom_gat on digits, and the next four operators another third of it"
 ALT = "Horizontal bars of the share of CPU time by operator; mm leads with 31 %."
@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_the_earlier_figure(
     record = plots.save(bars(operators), "operators", title=TITLE, alt=ALT, folder=tmp_path)
     before = (tmp_path / record.png).read_bytes()
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(ResultError, match="No space left"):
+    with pytest.raises(FileError, match="No space left"):
         plots.save(bars(operators[:1]), "operators", title=TITLE, alt=ALT, folder=tmp_path)
     assert (tmp_path / record.png).read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["operators.png", "operators.svg"]

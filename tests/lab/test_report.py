@@ -18,6 +18,7 @@ from nbformat import v4
 from gnnlab.lab import claims, ledger_view, notebook_html, plots, report, results
 from gnnlab.lab.results import ClaimRecord, FigureRecord, ResultFile, Verdict
 from gnnlab.lab.sanitize import clean
+from gnnlab.safe_files import FileError
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "</style><script>alert(3)</script>"]
 ENVIRONMENT = {
@@ -298,7 +299,7 @@ def test_a_full_disk_leaves_the_old_report(finished: Path, monkeypatch: pytest.M
     html = finished / "01_profile_bottlenecks.html"
     before = html.read_bytes()
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(results.ResultError, match="No space left on device"):
+    with pytest.raises(FileError, match="No space left on device"):
         report.render_notebook(html.with_suffix(".ipynb"), html.with_suffix(".json"))
     assert html.read_bytes() == before and not list(finished.glob(".*.tmp"))
 

@@ -15,11 +15,13 @@ import psutil
 import pytest
 from rich.console import Console
 
+from gnnlab import safe_files
 from gnnlab.lab import attempt, execution, freshness, results, runner
 from gnnlab.lab.parameters import ParameterError
-from gnnlab.lab.results import ResultError, Status
+from gnnlab.lab.results import Status
 from gnnlab.lab.results_folder import FolderInUseError
 from gnnlab.lab.runner import RunnerError
+from gnnlab.safe_files import FileError
 
 PARAMETERS = """\
 mode: str = "pass"                  # what happens; pass|raise|refuse|exit|die|slow|silent|damage
@@ -290,8 +292,8 @@ def test_a_full_disk_is_a_failure_in_one_line(repository, monkeypatch):
     outcome = start(repository, "01", force=True)[0]["01"]
     assert outcome.status == "failed" and outcome.reason.endswith("01_first.running.ipynb: No space left on device")
     assert (repository / "outputs/quick/01_first.json").read_bytes() == before
-    monkeypatch.setattr(results.tempfile, "mkstemp", full)
-    with pytest.raises(ResultError, match="No space left on device"):
+    monkeypatch.setattr(safe_files.tempfile, "mkstemp", full)
+    with pytest.raises(FileError, match="No space left on device"):
         start(repository, "01", force=True)
     assert (repository / "outputs/quick/01_first.json").read_bytes() == before
 
