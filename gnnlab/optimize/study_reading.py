@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.optimize.study import BASELINE, CONTROL, SAME, Gain, geometric_mean, rounds_of
+from gnnlab.optimize.study import BASELINE, CONTROL, SAME, Conditions, Gain, geometric_mean, rounds_of
 from gnnlab.optimize.swap import SwapReport
 from gnnlab.profiling.roofline import Ceilings, size_text
 
@@ -191,6 +191,14 @@ def roof_table(roof: pd.DataFrame) -> pd.DataFrame:
     return wide.loc[list(first.index)].round(3)
 
 
+def conditions_line(installed: Conditions, ours: Conditions, precision: str) -> str:
+    """Under what each side runs."""
+    line = f"PyG runs as it is installed ({installed}), the fast forms under: {ours}"
+    if precision == "auto":
+        line += "; products are relaxed for them, size by size, where that is faster and still float32-exact"
+    return f"{line}."
+
+
 def conditions_table(table: pd.DataFrame) -> pd.DataFrame:
     """For a reader: the fast form over PyG as installed and over PyG under the same conditions, with its accuracy."""
     rows = table.to_dict("records")
@@ -234,10 +242,19 @@ def goals_twice(rows: Sequence[tuple[str, pd.DataFrame, str]], catalogue: Mappin
                     "at least": catalogue[id].claimed[0],
                     "over PyG as installed": gain_text(installed),
                     "over PyG, same conditions": gain_text(same),
+                    "ours under": under(table, form),
                     "sizes": installed.sizes,
                 }
             )
     return pd.DataFrame(found)
+
+
+def under(table: pd.DataFrame, form: str) -> str:
+    """The conditions of a form over its sizes: "2 threads, medium", or how many sizes had which."""
+    counts = table.loc[(table["form"] == form) & table["ratio"].notna(), "conditions"].value_counts()
+    if len(counts) == 1:
+        return str(counts.index[0])
+    return "; ".join(f"{text} at {count} of {counts.sum()} sizes" for text, count in counts.items())
 
 
 def swap_rows(report: SwapReport) -> pd.DataFrame:

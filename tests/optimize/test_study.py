@@ -1,5 +1,6 @@
 """The glue of notebook 02 on planted truth: means, intervals, conditions put back, verdicts that follow the table."""
 
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from gnnlab.optimize.study import (
     combinations,
     geometric_mean,
     races,
+    relaxed,
     rounds_of,
     set_conditions,
     shown,
@@ -65,6 +67,8 @@ def table(*rounds, form="fast"):
             "rounds": r,
             "same_rounds": r,
             "parity_error": 1e-7,
+            "conditions": "1 thread, highest",
+            "under": Conditions(1, "highest"),
             "ratio": np.median(r[:, 0] / r[:, 1]),
         }
         for i, r in enumerate(rounds)
@@ -128,6 +132,59 @@ def test_each_side_runs_under_its_own_conditions(conditions):
     fast, same = rounds_of(found, "fast")[0], rounds_of(found, "fast", same=True)[0]
     assert np.array_equal(fast[:, 1], same[:, 1]) and not np.array_equal(fast[:, 0], same[:, 0])
     assert Conditions.now() == ours
+
+
+class Product:
+    """A form whose result and time follow the precision of products."""
+
+    def __init__(self, error, seconds):
+        self.error, self.seconds = error, seconds
+
+    def __call__(self):
+        precision = torch.get_float32_matmul_precision()
+        time.sleep(self.seconds.get(precision, 0.02))
+        return torch.tensor([1.0, 1 + self.error.get(precision, 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "expected"),
+    [
+        ({}, {"medium": 0.001}, "medium"),
+        ({"medium": 1e-3}, {"medium": 0.001}, "highest"),
+        ({"medium": 1e-3}, {"medium": 0.001, "high": 0.002}, "high"),
+        ({}, {"high": 0.1, "medium": 0.1}, "highest"),
+    ],
+    ids=["faster and exact", "faster and wrong", "the exact one of two", "slower"],
+)
+def test_products_are_relaxed_only_where_that_is_faster_and_exact(conditions, error, seconds, expected):
+    ours = Conditions(conditions.threads, "highest")
+    case = Case({"size": "1/1"}, lambda: torch.ones(2), {"fast": Product(error, seconds)})
+    assert relaxed(case, ours, budget_s=0.3) == Conditions(ours.threads, expected)
+    assert Conditions.now() == conditions
+
+
+def test_the_table_says_under_what_each_size_ran(conditions):
+    ours = Conditions(conditions.threads, "highest")
+    exact = Case({"size": "1/1"}, lambda: torch.ones(2), {"fast": lambda: torch.ones(2)})
+    quick = Case({"size": "2/2"}, lambda: torch.ones(2), {"fast": Product({"high": 1}, {"medium": 0.001})})
+    found = races([quick], budget_s=0.3, installed=ours, ours=ours, control=False, relax=True)
+    assert study_reading.under(found, "fast") == str(Conditions(ours.threads, "medium"))
+    other = races([exact], budget_s=0.05, installed=ours, ours=ours, control=False)
+    text = study_reading.under(pd.concat([found, other], ignore_index=True), "fast")
+    assert "medium at 1 of 2 sizes" in text and "highest at 1 of 2 sizes" in text
+
+
+def test_a_form_that_does_not_run_is_not_relaxed(conditions):
+    def missing():
+        raise NotImplementedError("no kernel")
+
+    ours = Conditions(conditions.threads, "highest")
+    assert relaxed(Case({}, lambda: 1.0, {"absent": missing}), ours, budget_s=0.01) == ours
+
+
+def test_both_sides_conditions_are_said():
+    line = study_reading.conditions_line(Conditions(2, "highest"), Conditions(1, "highest"), "auto")
+    assert "installed (2 threads, highest)" in line and "relaxed" in line
 
 
 def test_under_the_same_conditions_both_figures_are_one(options):
