@@ -1,0 +1,219 @@
+"""Parallel execution plans: which unit runs which stages. Their notation, what is legal, and every candidate.
+
+    plan = parse('[[["CPU","GPU"],[1,2,3,4,5],[0.5,0.5]],[["NPU"],[6,7]]]')
+    space = Space(units=("CPU", "GPU", "NPU"), unable={"NPU": {3, 4}}, ratios=(0.5,))
+    space.check(plan)                         # PlanError names the rule that a plan breaks
+    len(space.candidates())                   # 28
+
+The notation is that of the GNX profiling guide: a list of blocks [units, stages, ratios]; ratios belong to a block of
+several units, which share one graph in these parts (data parallelism). The rules: blocks are contiguous and cover
+every stage once, in order; a unit stands in one block only; only units that may share do; no unit gets a stage that it
+cannot run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, permutations, product
+
+from .errors import StageError
+
+
+class PlanError(StageError):
+    """A plan that cannot be read, or that breaks a rule."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Stages `first` to `last` on one unit, or on several that share the graph in the parts `ratios`."""
+
+    units: tuple[str, ...]
+    first: int
+    last: int
+    ratios: tuple[float, ...] = (1.0,)
+
+    @property
+    def stages(self) -> range:
+        return range(self.first, self.last + 1)
+
+    @property
+    def shared(self) -> bool:
+        return len(self.units) > 1
+
+    def notation(self) -> list:
+        head = [list(self.units), list(self.stages)]
+        return [*head, list(self.ratios)] if self.shared else head
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Blocks in the order of their stages. `str(plan)` is the notation that `parse` reads."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(unit for block in self.blocks for unit in block.units)
+
+    def __str__(self) -> str:
+        return json.dumps([block.notation() for block in self.blocks], separators=(",", ":"))
+
+    def words(self) -> str:
+        """For a reader: "stages 1-5 on CPU and GPU (0.5, 0.5), 6-7 on NPU"."""
+        parts = []
+        for block in self.blocks:
+            span = f"{block.first}-{block.last}" if block.last > block.first else f"{block.first}"
+            ratios = f" ({', '.join(f'{r:g}' for r in block.ratios)})" if block.shared else ""
+            parts.append(f"{span} on {' and '.join(block.units)}{ratios}")
+        return f"stages {', '.join(parts)}"
+
+
+def parse(text: str | Sequence) -> Plan:
+    """A plan from the notation, as text (JSON or a Python literal) or as nested lists.
+
+    Raises:
+        PlanError: not of the form [[units, stages, ratios], ...]; which rules a plan keeps is asked of `Space.check`.
+    """
+    given = text
+    if isinstance(text, str):
+        try:
+            given = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise PlanError(f"plan {_short(text)} is not understood; write it as {_EXAMPLE}") from None
+    if not isinstance(given, (list, tuple)) or not given:
+        raise PlanError(f"plan {_short(text)} has no blocks; write it as {_EXAMPLE}")
+    return Plan(tuple(_block(entry) for entry in given))
+
+
+_EXAMPLE = '[[["CPU"],[1,2,3,4,5]],[["NPU"],[6,7]]]'
+
+
+def _block(entry: object) -> Block:
+    if not isinstance(entry, (list, tuple)) or len(entry) not in (2, 3):
+        raise PlanError(f"block {_short(entry)} is no [units, stages] or [units, stages, ratios]")
+    units, stages = entry[0], entry[1]
+    units = [units] if isinstance(units, str) else units
+    if not isinstance(units, (list, tuple)) or not units or not all(isinstance(u, str) and u for u in units):
+        raise PlanError(f'block {_short(entry)}: its units are names in a list, as ["CPU"]')
+    if not isinstance(stages, (list, tuple)) or not stages or not all(type(s) is int for s in stages):
+        raise PlanError(f"block {_short(entry)}: its stages are numbers in a list, as [1,2,3]")
+    if list(stages) != list(range(stages[0], stages[0] + len(stages))):
+        raise PlanError(f"block {_short(entry)}: stages {list(stages)} are not contiguous and rising")
+    return Block(tuple(units), stages[0], stages[-1], _ratios(entry, len(units)))
+
+
+def _ratios(entry: Sequence, count: int) -> tuple[float, ...]:
+    if len(entry) == 2:
+        if count > 1:
+            raise PlanError(
+                f"block {_short(entry)}: {count} units share it, so it needs {count} ratios that add up to 1"
+            )
+        return (1.0,)
+    ratios = entry[2]
+    numbers = isinstance(ratios, (list, tuple)) and all(type(r) in (int, float) for r in ratios)
+    if not numbers or len(ratios) != count or not all(0 < r <= 1 for r in ratios) or not math.isclose(sum(ratios), 1):
+        raise PlanError(f"block {_short(entry)}: {count} units need {count} ratios above 0 that add up to 1")
+    return tuple(map(float, ratios))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The plans that a machine allows.
+
+    `unable` holds the stages that a unit cannot run, `sharing` the sets of units that may share a block, `ratios` the
+    part of the first of two that share (1 - ratio is the other's); more than two share evenly.
+    """
+
+    units: tuple[str, ...]
+    stages: int = 7
+    unable: Mapping[str, Iterable[int]] = field(default_factory=dict)
+    sharing: tuple[frozenset[str], ...] = (frozenset({"CPU", "GPU"}),)
+    ratios: tuple[float, ...] = (0.3, 0.5, 0.7)
+
+    def __post_init__(self) -> None:
+        if not self.units or len(set(self.units)) != len(self.units):
+            raise PlanError(f"units {list(self.units)}: at least one is needed, and each once")
+        if self.stages < 1:
+            raise PlanError(f"stages={self.stages}: 1 or more are needed")
+        object.__setattr__(self, "unable", {u: frozenset(s) for u, s in self.unable.items()})
+
+    def check(self, plan: Plan) -> Plan:
+        """The plan itself; `PlanError` names the rule that it breaks."""
+        expected = 1
+        for block in plan.blocks:
+            if block.first != expected:
+                raise PlanError(f"plan {plan}: stage {expected} should come next, a block starts with {block.first}")
+            expected = block.last + 1
+        if expected != self.stages + 1:
+            raise PlanError(f"plan {plan}: it ends with stage {expected - 1}, the layer has {self.stages}")
+        for unit in plan.units:
+            if unit not in self.units:
+                raise PlanError(f"plan {plan}: unit {unit!r} is unknown; there are {', '.join(self.units)}")
+        twice = sorted({u for u in plan.units if plan.units.count(u) > 1})
+        if twice:
+            raise PlanError(f"plan {plan}: {', '.join(twice)} stands in two places; a unit runs one block")
+        for block in plan.blocks:
+            self._check_block(plan, block)
+        return plan
+
+    def _check_block(self, plan: Plan, block: Block) -> None:
+        if block.shared and not any(set(block.units) <= allowed for allowed in self.sharing):
+            may = " or ".join("+".join(sorted(s)) for s in self.sharing) or "none"
+            raise PlanError(f"plan {plan}: {'+'.join(block.units)} may not share a graph; {may} may")
+        for unit in block.units:
+            barred = sorted(set(block.stages) & self.unable.get(unit, frozenset()))
+            if barred:
+                raise PlanError(f"plan {plan}: {unit} cannot run stage {', '.join(map(str, barred))}")
+
+    def one_unit(self) -> list[Plan]:
+        """The plans that leave everything to one unit."""
+        return [plan for plan in self._plans(max_blocks=1) if len(plan.units) == 1]
+
+    def candidates(self, *, max_blocks: int = 2, one_unit: bool = False) -> list[Plan]:
+        """Every legal plan of at most `max_blocks` blocks, those of a single unit only with `one_unit`."""
+        return [plan for plan in self._plans(max_blocks) if one_unit or len(plan.units) > 1]
+
+    def _plans(self, max_blocks: int) -> Iterator[Plan]:
+        groups = self.groups()
+        for count in range(1, min(max_blocks, self.stages, len(self.units)) + 1):
+            for chosen in permutations(groups, count):
+                if len({u for group in chosen for u in group}) == sum(map(len, chosen)):
+                    yield from self._placed(chosen)
+
+    def groups(self) -> list[tuple[str, ...]]:
+        """Who may run a block: each unit, and each set of units that may share one."""
+        shared = [
+            group
+            for size in range(2, len(self.units) + 1)
+            for group in combinations(self.units, size)
+            if any(set(group) <= allowed for allowed in self.sharing)
+        ]
+        return [*((unit,) for unit in self.units), *shared]
+
+    def splits(self, group: tuple[str, ...]) -> list[tuple[float, ...]]:
+        """The ratios in which a group may share."""
+        if len(group) == 1:
+            return [(1.0,)]
+        if len(group) == 2:
+            return [(ratio, round(1 - ratio, 10)) for ratio in self.ratios]
+        return [(1 / len(group),) * len(group)]
+
+    def able(self, group: tuple[str, ...], first: int, last: int) -> bool:
+        """Can every unit of the group run these stages?"""
+        return not any(self.unable.get(unit, frozenset()) & set(range(first, last + 1)) for unit in group)
+
+    def _placed(self, chosen: Sequence[tuple[str, ...]]) -> Iterator[Plan]:
+        for cuts in combinations(range(1, self.stages), len(chosen) - 1):
+            spans = list(zip((1, *(c + 1 for c in cuts)), (*cuts, self.stages), strict=True))
+            if all(self.able(group, *span) for group, span in zip(chosen, spans, strict=True)):
+                for ratios in product(*(self.splits(group) for group in chosen)):
+                    yield Plan(tuple(Block(g, *s, r) for g, s, r in zip(chosen, spans, ratios, strict=True)))
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
