@@ -1,0 +1,116 @@
+"""A factorization machine and a deep network over the same embeddings, several targets: the training study (seed 003).
+
+DeepFM (Guo et al. 2017), as a pharmacogenomic study used it: fields drug, genotype, gene and allele; here the number of
+fields is free. The plain form: what is faster and computes the same is for others to show.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnlab.workloads.errors import ModelError, shown
+from gnnlab.workloads.tables import Target
+
+
+def pairwise(embeddings: Tensor) -> Tensor:
+    """Dot products of all pairs of fields, one after the other: (B, M, D) -> (B, M(M-1)/2).
+
+    Pairs in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ...
+    """
+    products = [
+        torch.sum(first * second, dim=-1, keepdim=True)
+        for first, second in itertools.combinations(embeddings.unbind(dim=1), 2)
+    ]
+    return torch.cat(products, dim=-1)
+
+
+class DeepFM(nn.Module):
+    """`model(fields)`, fields int64 (B, M) -> logits (B, size) by target name.
+
+    Each field has an embedding of `embedding_dim`. Deep branch: all embeddings side by side through `hidden`,
+    `hidden / 2` and `hidden / 4`, each with GELU and dropout. FM branch: the dot products of all pairs, by
+    `interactions`. One linear head a target over both branches. `log_variances` (T,) weigh the losses, see `weighted`.
+
+    Raises `ModelError` for sizes that do not fit together, and in `forward` for fields of another shape.
+
+    >>> model = DeepFM((600, 1200, 120, 800), (Target("outcome", "classes", 4),))
+    >>> model(torch.zeros(32, 4, dtype=torch.int64))["outcome"].shape
+    torch.Size([32, 4])
+    """
+
+    def __init__(
+        self,
+        cardinalities: Sequence[int],
+        targets: Sequence[Target],
+        *,
+        embedding_dim: int = 64,
+        hidden: int = 256,
+        dropout: float = 0.1,
+        interactions: Callable[[Tensor], Tensor] = pairwise,
+    ):
+        super().__init__()
+        self.cardinalities, self.targets = tuple(cardinalities), tuple(targets)
+        _check(self.cardinalities, self.targets, embedding_dim, hidden, dropout)
+        num_fields = len(self.cardinalities)
+        self.interactions = interactions
+        self.embeddings = nn.ModuleList(nn.Embedding(size, embedding_dim) for size in self.cardinalities)
+        for table in self.embeddings:  # so that the product of a pair starts with variance 1, whatever the width
+            nn.init.normal_(table.weight, std=embedding_dim**-0.25)
+        widths = (num_fields * embedding_dim, hidden, hidden // 2, hidden // 4)
+        self.deep = nn.Sequential(*(layer for pair in itertools.pairwise(widths) for layer in _layer(*pair, dropout)))
+        joined = hidden // 4 + num_fields * (num_fields - 1) // 2
+        self.heads = nn.ModuleList(nn.Linear(joined, target.size) for target in self.targets)
+        self.log_variances = nn.Parameter(torch.zeros(len(self.targets)))
+
+    def embed(self, fields: Tensor) -> Tensor:
+        """(B, M) int64 -> (B, M, D)."""
+        return torch.stack([table(fields[:, m]) for m, table in enumerate(self.embeddings)], dim=1)
+
+    def forward(self, fields: Tensor) -> dict[str, Tensor]:
+        if fields.dim() != 2 or fields.shape[1] != len(self.cardinalities):
+            raise ModelError(f"deepfm: fields must be (B, {len(self.cardinalities)}), got {tuple(fields.shape)}")
+        embedded = self.embed(fields)  # (B, M, D)
+        joined = torch.cat([self.deep(embedded.flatten(1)), self.interactions(embedded)], dim=1)
+        return {target.name: head(joined) for target, head in zip(self.targets, self.heads, strict=True)}
+
+
+def target_losses(
+    outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]
+) -> list[Tensor]:
+    """Mean loss of each target, scalars in the order of `specs`: cross entropy, or binary cross entropy for labels."""
+    return [LOSSES[spec.kind](outputs[spec.name], targets[spec.name]) for spec in specs]
+
+
+def weighted(losses: Tensor, log_variances: Tensor) -> Tensor:
+    """sum of exp(-s) L + s over the targets: learned uncertainty weights (Kendall et al. 2018); both (T,) -> scalar."""
+    return (torch.exp(-log_variances) * losses + log_variances).sum()
+
+
+LOSSES = {"classes": F.cross_entropy, "labels": F.binary_cross_entropy_with_logits}
+
+
+def _layer(width_in: int, width_out: int, dropout: float) -> tuple[nn.Module, ...]:
+    return nn.Linear(width_in, width_out), nn.GELU(), nn.Dropout(dropout)
+
+
+def _check(
+    cardinalities: tuple[int, ...], targets: tuple[Target, ...], embedding_dim: int, hidden: int, dropout: float
+) -> None:
+    if len(cardinalities) < 2:
+        raise ModelError(f"deepfm: a pair needs two fields or more, got {len(cardinalities)}")
+    sizes = {f"cardinality of field {m}": size for m, size in enumerate(cardinalities)}
+    for name, size in (sizes | {"embedding_dim": embedding_dim, "hidden": hidden}).items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ModelError(f"deepfm: {name} must be an integer of 1 or more, got {shown(size)}")
+    if hidden % 4:
+        raise ModelError(f"deepfm: hidden must be a multiple of 4 (the branch halves it twice), got {hidden}")
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise ModelError(f"deepfm: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
+    names = [target.name for target in targets]
+    if not names or len(set(names)) < len(names):
+        raise ModelError(f"deepfm: one target or more, each with a name of its own, are needed, got {shown(names)}")

@@ -1,0 +1,138 @@
+"""A table whose truth is known: long-tailed categories, planted effects of fields and of pairs, and noise.
+
+How a row comes about. Each field draws its category on its own, the k-th most frequent with probability ~ 1 / k. Every
+category has latent factors; a score is the sum of linear effects of the fields and of products of pairs of fields
+(what a factorization machine can learn), both centred and of half its variance, 1 in all, plus an offset. Then the
+answer is drawn: with Gumbel noise of scale `noise` on each score the largest one is the class, with logistic noise
+of that scale a label holds if its score is above 0. So the true probabilities are softmax(score / noise) and
+sigmoid(score / noise), and what they score is the best that any model can do but by luck.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.random import Generator, SeedSequence, default_rng
+from scipy.special import expit, softmax
+
+from gnnlab.workloads.errors import shown
+from gnnlab.workloads.tables import Table, Target
+from gnnlab.workloads.vocabulary import TableError
+
+# a pharmacogenomic table in the order of the seed: field -> categories
+PHARMACOGENOMIC = {"drug": 600, "genotype": 1200, "gene": 120, "allele": 800}
+TARGETS = (
+    Target("outcome", "classes", 4),
+    Target("direction", "classes", 3),
+    Target("effect", "classes", 8),
+    Target("phenotypes", "labels", 12),
+)
+LATENT = 4  # factors of a category
+MOST_PAIRS = 12  # pairs with an effect; of 26 fields, not all 325
+PAIR_SHARE = 0.5  # of the variance of a score
+NOISE = (0.001, 1000)  # beyond, probabilities are all 0 and 1 or all alike
+OFFSET = {"classes": (0.0, 0.5), "labels": (-1.0, 0.5)}  # mean and spread over the scores: labels are rather absent
+
+
+def planted(
+    rows: int,
+    *,
+    fields: int = 4,
+    cardinalities: Sequence[int] | None = None,
+    noise: float = 0.3,
+    seed: int = 0,
+) -> Table:
+    """`rows` rows of `fields` fields with four targets: 4, 3 and 8 classes, and 12 labels.
+
+    Four fields are sized as a pharmacogenomic table; otherwise, as in click data, from 4 to 10,000 categories, each
+    field larger by the same factor; or as `cardinalities` says. `noise`: scale of the noise on scores of standard
+    deviation 1, 0.001..1000. Tables of the same seed and sizes share one truth, whatever their number of rows.
+
+    Raises:
+        TableError: a number that is none or out of range, `cardinalities` of another length than `fields`.
+    """
+    names, sizes = _sizes(fields, cardinalities)
+    _check(rows, noise, seed)
+    for_effects, for_rows, for_noise = (default_rng(child) for child in SeedSequence(seed).spawn(3))
+    frequencies = [_frequencies(size, for_effects) for size in sizes]
+    columns = [for_rows.choice(size, size=rows, p=p) for size, p in zip(sizes, frequencies, strict=True)]
+    scores = _scores(columns, frequencies, for_effects) / noise
+    targets, truth, first = {}, {}, 0
+    for spec in TARGETS:
+        answers, probabilities = _draw(spec, scores[:, first : first + spec.size], for_noise)
+        targets[spec.name], truth[spec.name] = torch.from_numpy(answers), torch.from_numpy(probabilities).float()
+        first += spec.size
+    return Table(torch.from_numpy(np.stack(columns, axis=1)), targets, TARGETS, sizes, names, truth)
+
+
+def _sizes(fields: int, cardinalities: Sequence[int] | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    if not isinstance(fields, int) or isinstance(fields, bool) or fields < 2:
+        raise TableError(f"fields must be an integer of 2 or more, got {shown(fields)}")
+    if cardinalities is None:
+        if fields == len(PHARMACOGENOMIC):
+            return tuple(PHARMACOGENOMIC), tuple(PHARMACOGENOMIC.values())
+        cardinalities = np.geomspace(4, 10_000, fields).round().astype(int).tolist()
+    sizes = tuple(cardinalities)
+    if len(sizes) != fields:
+        raise TableError(f"{fields} fields need {fields} cardinalities, got {len(sizes)}; give fields={len(sizes)}")
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 2:
+            raise TableError(f"a cardinality must be an integer of 2 or more, got {shown(size)}")
+    names = tuple(PHARMACOGENOMIC) if fields == len(PHARMACOGENOMIC) else tuple(f"field_{m:02d}" for m in range(fields))
+    return names, sizes
+
+
+def _check(rows: int, noise: float, seed: int) -> None:
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise TableError(f"rows must be an integer of 1 or more, got {shown(rows)}")
+    if not isinstance(noise, (int, float)) or not NOISE[0] <= noise <= NOISE[1]:
+        raise TableError(f"noise must be a number in {NOISE[0]}..{NOISE[1]}, got {shown(noise)}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise TableError(f"seed must be an integer of 0 or more, got {shown(seed)}")
+
+
+def _frequencies(size: int, rng: Generator) -> np.ndarray:
+    """(size,) probabilities ~ 1 / rank (Zipf), in random order: frequent categories do not lie side by side."""
+    weights = 1 / np.arange(1, size + 1)
+    return rng.permutation(weights / weights.sum())
+
+
+def _scores(columns: Sequence[np.ndarray], frequencies: Sequence[np.ndarray], rng: Generator) -> np.ndarray:
+    """(R, S) scores of all targets side by side; each has variance 1 over the rows, and an offset."""
+    width = sum(spec.size for spec in TARGETS)
+    factors = [_factors(p, rng) for p in frequencies]
+    pairs = list(itertools.combinations(range(len(columns)), 2))
+    chosen = rng.permutation(len(pairs))[:MOST_PAIRS]
+    offset = np.concatenate([rng.normal(*OFFSET[spec.kind], size=spec.size) for spec in TARGETS])
+    scores = np.broadcast_to(offset, (len(columns[0]), width)).copy()
+    for column, z, p in zip(columns, factors, frequencies, strict=True):
+        effects = z @ rng.normal(size=(LATENT, width))  # (categories, S)
+        effects *= np.sqrt((1 - PAIR_SHARE) / len(columns) / (p @ effects**2))
+        scores += effects[column]
+    weights = rng.normal(size=(len(chosen), width))
+    weights *= np.sqrt(PAIR_SHARE / (weights**2).sum(axis=0))
+    for weight, (a, b) in zip(weights, (pairs[i] for i in chosen), strict=True):
+        product = np.einsum("rk,rk->r", factors[a][columns[a]], factors[b][columns[b]])
+        spread = np.sqrt(np.trace(_covariance(factors[a], frequencies[a]) @ _covariance(factors[b], frequencies[b])))
+        scores += (product / spread)[:, None] * weight
+    return scores
+
+
+def _factors(p: np.ndarray, rng: Generator) -> np.ndarray:
+    """(categories, LATENT) factors with mean 0 over the rows, so that effects of fields and of pairs do not overlap."""
+    z = rng.normal(size=(len(p), LATENT))
+    return z - p @ z
+
+
+def _covariance(z: np.ndarray, p: np.ndarray) -> np.ndarray:
+    return (z * p[:, None]).T @ z
+
+
+def _draw(spec: Target, scores: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Answers and the true probabilities (R, size) of scores in units of the noise."""
+    if spec.kind == "classes":
+        return (scores + rng.gumbel(size=scores.shape)).argmax(axis=1), softmax(scores, axis=1)
+    return (scores + rng.logistic(size=scores.shape) > 0).astype(np.float32), expit(scores)

@@ -1,0 +1,150 @@
+"""The model of the training study: its size by formula, its branches and losses by plain arithmetic, its errors."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from gnnlab.workloads.deepfm import DeepFM, pairwise, target_losses, weighted
+from gnnlab.workloads.errors import ModelError
+from gnnlab.workloads.tables import Target
+
+TARGETS = (Target("outcome", "classes", 4), Target("phenotypes", "labels", 3))
+SIZES = (7, 5, 3, 9)
+
+
+def small(**options) -> DeepFM:
+    torch.manual_seed(0)
+    return DeepFM(SIZES, TARGETS, **({"embedding_dim": 8, "hidden": 16} | options))
+
+
+def some_fields(rows: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randint(size, (rows,), generator=generator) for size in SIZES], dim=1)
+
+
+@given(st.integers(0, 4), st.integers(2, 6), st.integers(1, 5))
+def test_pairs_are_dot_products_in_the_order_of_combinations(rows, fields, width):
+    embeddings = torch.randn(rows, fields, width, dtype=torch.float64)
+    products = pairwise(embeddings)
+    assert products.shape == (rows, fields * (fields - 1) // 2)
+    for place, (a, b) in enumerate(itertools.combinations(range(fields), 2)):
+        torch.testing.assert_close(products[:, place], torch.linalg.vecdot(embeddings[:, a], embeddings[:, b]))
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=2, max_size=6),
+    st.lists(st.integers(2, 9), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.integers(1, 9).map(lambda n: 4 * n),
+)
+def test_the_number_of_parameters_follows_the_formula(sizes, classes, d, h):
+    targets = [Target(f"t{i}", "classes", size) for i, size in enumerate(classes)]
+    model = DeepFM(sizes, targets, embedding_dim=d, hidden=h)
+    m = len(sizes)
+    deep = (m * d * h + h) + (h * h // 2 + h // 2) + (h // 2 * h // 4 + h // 4)
+    heads = sum(classes) * (h // 4 + m * (m - 1) // 2 + 1)
+    assert sum(p.numel() for p in model.parameters()) == sum(sizes) * d + deep + heads + len(classes)
+
+
+def test_the_default_sizes_give_the_known_number_of_parameters():
+    model = DeepFM((600, 1200, 120, 800), TARGETS)
+    assert sum(p.numel() for p in model.parameters()) == 174_080 + 106_944 + 497 + 2  # embeddings, deep, heads, weights
+
+
+def test_the_output_is_a_head_over_the_deep_branch_and_the_pairs():
+    model, fields = small().eval(), some_fields(6)
+    e = torch.stack([model.embeddings[m].weight[fields[:, m]] for m in range(4)], dim=1)  # (B, M, D)
+    deep = e.flatten(1)
+    for place in (0, 3, 6):
+        deep = F.gelu(F.linear(deep, model.deep[place].weight, model.deep[place].bias))
+    products = torch.einsum("bmd,bnd->bmn", e, e)[:, *torch.triu_indices(4, 4, offset=1)]
+    for target, head in zip(TARGETS, model.heads, strict=True):
+        expected = F.linear(torch.cat([deep, products], dim=1), head.weight, head.bias)
+        torch.testing.assert_close(model(fields)[target.name], expected)
+
+
+def test_another_form_of_the_pairs_can_be_put_in():
+    asked = []
+    model = small(interactions=lambda embeddings: asked.append(embeddings.shape) or pairwise(embeddings))
+    model.eval()
+    torch.testing.assert_close(model(some_fields(5)), small().eval()(some_fields(5)))
+    assert asked == [(5, 4, 8)]
+
+
+def test_dropout_is_at_work_in_training_and_silent_in_eval():
+    model, fields = small(dropout=0.5), some_fields(6)
+    assert not torch.equal(model(fields)["outcome"], model(fields)["outcome"])
+    model.eval()
+    assert torch.equal(model(fields)["outcome"], model(fields)["outcome"])
+
+
+def test_every_parameter_gets_a_gradient():
+    model, fields = small(), some_fields(64)
+    answers = {"outcome": torch.randint(4, (64,)), "phenotypes": torch.randint(2, (64, 3)).float()}
+    losses = target_losses(model(fields), answers, TARGETS)
+    weighted(torch.stack(losses), model.log_variances).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_losses_are_cross_entropy_and_binary_cross_entropy_in_the_order_of_the_targets():
+    outputs = {"phenotypes": torch.randn(5, 3), "outcome": torch.randn(5, 4)}
+    answers = {"phenotypes": torch.randint(2, (5, 3)).float(), "outcome": torch.tensor([0, 1, 2, 3, 0])}
+    one, other = target_losses(outputs, answers, TARGETS)
+    torch.testing.assert_close(one, -outputs["outcome"].log_softmax(1)[torch.arange(5), answers["outcome"]].mean())
+    p, y = outputs["phenotypes"].sigmoid(), answers["phenotypes"]
+    torch.testing.assert_close(other, -(y * p.log() + (1 - y) * (1 - p).log()).mean())
+
+
+def test_weights_of_the_losses_are_learned_as_exp_minus_s_times_loss_plus_s():
+    log_variances = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    total = weighted(torch.tensor([2.0, 3.0], dtype=torch.float64), log_variances)
+    torch.testing.assert_close(total, torch.tensor(2 + 3 / torch.e + 1, dtype=torch.float64))
+    total.backward()
+    torch.testing.assert_close(log_variances.grad, torch.tensor([1 - 2.0, 1 - 3 / torch.e], dtype=torch.float64))
+
+
+def test_it_compiles_without_a_graph_break_and_exports_for_any_batch():
+    model = small().eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(some_fields(6)), model(some_fields(6)))
+    exported = torch.export.export(model, (some_fields(6),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(exported.module()(some_fields(11)), model(some_fields(11)))
+
+
+def test_names_of_targets_are_free():
+    names = ("a.b", "items", "type", "log_variances", " ")
+    model = DeepFM(SIZES, [Target(name, "classes", 2) for name in names], embedding_dim=4, hidden=8)
+    assert tuple(model(some_fields(3))) == names
+    assert not model.load_state_dict(model.state_dict()).missing_keys
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cardinalities": (7,)}, "two fields or more, got 1"),
+        ({"cardinalities": (7, 0)}, "cardinality of field 1 must be an integer of 1 or more, got 0"),
+        ({"embedding_dim": 2.5}, "embedding_dim must be an integer of 1 or more, got 2.5"),
+        ({"hidden": 30}, "hidden must be a multiple of 4"),
+        ({"hidden": True}, "hidden must be an integer"),
+        ({"dropout": 1}, "dropout must be a number in 0..1, below 1, got 1"),
+        ({"targets": ()}, "one target or more"),
+        ({"targets": (TARGETS[0], TARGETS[0])}, "a name of its own"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_in_one_line(changes, message):
+    arguments = {"cardinalities": SIZES, "targets": TARGETS} | changes
+    with pytest.raises(ModelError, match=message) as caught:
+        DeepFM(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 4, 1)])
+def test_fields_of_another_shape_are_refused(shape):
+    with pytest.raises(ModelError, match=r"fields must be \(B, 4\), got"):
+        small()(torch.zeros(shape, dtype=torch.int64))

@@ -1,0 +1,134 @@
+"""The planted table is what it says: its frequencies, the size and share of its effects, its noise, its best score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gnnlab.workloads.deepfm import DeepFM, target_losses, weighted
+from gnnlab.workloads.planted_table import TARGETS, planted
+from gnnlab.workloads.vocabulary import TableError
+
+SMALL = (12, 9, 8, 7)
+
+
+def small(rows: int, **options):
+    return planted(rows, **({"cardinalities": SMALL} | options))
+
+
+def test_the_default_is_sized_as_the_pharmacogenomic_study():
+    table = planted(500)
+    assert table.field_names == ("drug", "genotype", "gene", "allele") and table.cardinalities == (600, 1200, 120, 800)
+    assert len(table) == 500 and table.specs == TARGETS and table.vocabulary is None and table.notes == ()
+
+
+def test_as_many_fields_as_click_data_range_from_few_to_many_categories():
+    table = planted(500, fields=26)
+    assert table.fields.shape == (500, 26) and len(set(table.field_names)) == 26
+    assert table.cardinalities[0] == 4 and table.cardinalities[-1] == 10_000
+    assert list(table.cardinalities) == sorted(table.cardinalities)
+
+
+def test_the_same_seed_gives_the_same_table_and_another_seed_another():
+    one, same, other = small(300, seed=3), small(300, seed=3), small(300, seed=4)
+    assert torch.equal(one.fields, same.fields) and not torch.equal(one.fields, other.fields)
+    for spec in TARGETS:
+        assert torch.equal(one.targets[spec.name], same.targets[spec.name])
+        assert torch.equal(one.truth[spec.name], same.truth[spec.name])
+
+
+def test_tables_of_different_length_share_one_truth():
+    long, short = small(4000, seed=1), small(1000, seed=1)
+
+    def truth_by_row(table):
+        keys = map(tuple, table.fields.tolist())
+        return dict(zip(keys, table.truth["outcome"].numpy(), strict=True))
+
+    held, asked = truth_by_row(long), truth_by_row(short)
+    both = held.keys() & asked.keys()
+    assert len(both) > 100
+    for key in both:
+        np.testing.assert_allclose(held[key], asked[key], rtol=1e-5)
+
+
+def test_frequencies_are_those_of_zipf():
+    counts = torch.bincount(small(50_000).fields[:, 0], minlength=12).double()
+    expected = 1 / torch.arange(1.0, 13.0, dtype=torch.float64)
+    shares = counts.sort(descending=True).values / 50_000
+    torch.testing.assert_close(shares, expected / expected.sum(), atol=0.01, rtol=0)
+    assert not torch.equal(counts, counts.sort(descending=True).values)  # frequent ones do not lie side by side
+
+
+def test_answers_are_drawn_from_the_stated_probabilities():
+    table = small(40_000, noise=0.5)
+    for spec in TARGETS:
+        p, answer = table.truth[spec.name].double(), table.targets[spec.name]
+        drawn = torch.nn.functional.one_hot(answer, spec.size) if spec.kind == "classes" else answer
+        deviation = (drawn - p).sum(0) / (p * (1 - p)).sum(0).sqrt()  # standard normal if they are
+        assert deviation.abs().max() < 4
+        sure = p > 0.9
+        assert (drawn[sure].double().mean() - p[sure].mean()).abs() < 0.01
+
+
+def test_scores_have_variance_one_half_of_it_by_fields_and_half_by_pairs():
+    table = small(40_000, noise=1.0)
+    p = table.truth["phenotypes"].double()
+    scores = (p / (1 - p)).log().numpy()
+    one_hot = np.concatenate([np.eye(size)[table.fields[:, m]] for m, size in enumerate(SMALL)], axis=1)
+    by_fields = one_hot @ np.linalg.lstsq(one_hot, scores, rcond=None)[0]
+    np.testing.assert_allclose(scores.var(axis=0).mean(), 1, atol=0.05)
+    np.testing.assert_allclose(by_fields.var(axis=0).mean(), 0.5, atol=0.05)
+
+
+def test_the_best_score_falls_with_the_noise_from_one_to_chance():
+    best = [small(3000, noise=noise).best_score for noise in (0.001, 0.3, 1000)]
+    for spec in TARGETS:
+        scores = [score[spec.name] for score in best]
+        assert scores == sorted(scores, reverse=True) and scores[0] > 0.99
+        chance = 1 / spec.size if spec.kind == "classes" else 0.5
+        assert scores[2] == pytest.approx(chance, abs=0.06)
+
+
+def test_a_short_training_comes_above_chance_and_not_above_the_best():
+    torch.manual_seed(0)
+    train, held = small(6000).split(0.3, 0)
+    model = DeepFM(train.cardinalities, train.specs, embedding_dim=8, hidden=32, dropout=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(5):
+        for rows in torch.randperm(len(train)).split(128):
+            answers = {name: column[rows] for name, column in train.targets.items()}
+            losses = torch.stack(target_losses(model(train.fields[rows]), answers, train.specs))
+            optimizer.zero_grad()
+            weighted(losses, model.log_variances).backward()
+            optimizer.step()
+    with torch.no_grad():
+        outputs = model.eval()(held.fields)
+    for spec in TARGETS[:3]:
+        answer = held.targets[spec.name]
+        reached = (outputs[spec.name].argmax(1) == answer).double().mean().item()
+        chance = answer.bincount().max().item() / len(answer)
+        assert chance + 0.1 < reached <= held.best_score[spec.name] + 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 0}, "rows must be an integer of 1 or more, got 0"),
+        ({"rows": 10.0}, "rows must be an integer"),
+        ({"fields": 1}, "fields must be an integer of 2 or more, got 1"),
+        ({"fields": 3, "cardinalities": SMALL}, "3 fields need 3 cardinalities, got 4; give fields=4"),
+        ({"cardinalities": (4, 4, 4, 1)}, "a cardinality must be an integer of 2 or more, got 1"),
+        ({"noise": 0}, r"noise must be a number in 0.001..1000, got 0"),
+        ({"noise": float("nan")}, "noise must be"),
+        ({"seed": -1}, "seed must be an integer of 0 or more, got -1"),
+    ],
+)
+def test_sizes_that_make_no_table_are_refused_in_one_line(options, message):
+    with pytest.raises(TableError, match=message) as caught:
+        planted(**({"rows": 10} | options))
+    assert "\n" not in str(caught.value)
+
+
+def test_one_row_is_a_table():
+    assert len(planted(1)) == 1

@@ -1,0 +1,177 @@
+"""A user's table is numbered as documented; what is filled in or left out is counted; what is no target is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnlab.workloads.deepfm import DeepFM
+from gnnlab.workloads.table_files import load, load_as
+from gnnlab.workloads.tables import Target
+from gnnlab.workloads.vocabulary import TableError, Vocabulary
+
+FIELDS, TARGETS = ("drug", "gene"), ("outcome", "signs")
+DRUGS, GENES = ["b", "a", "c", "a", "b", "b"], ["10", "9", "9", "10", "9", "10"]
+ROWS = {"drug": DRUGS, "gene": GENES, "outcome": ["no", "yes"] * 3, "signs": ["rash;pain", "pain", ";", "rash"] * 2}
+
+
+def write(path: Path, **changes) -> Path:
+    """Six rows of two fields and two targets; `changes` replace columns."""
+    rows = {name: values[:6] for name, values in (ROWS | changes).items()}
+    pd.DataFrame(rows, dtype=object).to_csv(path, index=False)
+    return path
+
+
+def refused(path: Path, **options) -> str:
+    with pytest.raises(TableError) as caught:
+        load(path, **({"fields": FIELDS, "targets": TARGETS} | options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_categories_and_classes_are_numbered_in_ascending_order_from_one_and_from_zero(tmp_path):
+    table = load(write(tmp_path / "a.csv"), fields=FIELDS, targets=TARGETS)
+    assert table.fields[:, 0].tolist() == [2, 1, 3, 1, 2, 2] and table.fields[:, 1].tolist() == [2, 1, 1, 2, 1, 2]
+    assert table.cardinalities == (4, 3) and table.field_names == FIELDS
+    assert table.specs == (Target("outcome", "classes", 2), Target("signs", "labels", 2))
+    assert table.targets["outcome"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert table.targets["signs"].tolist() == [[1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [1, 0]]
+    assert table.notes == ("target signs is read as 2 labels separated by ';'",)
+    assert table.best_score is None
+
+
+def test_it_trains_the_model(tmp_path):
+    table = load(write(tmp_path / "a.csv"), fields=FIELDS, targets=TARGETS)
+    outputs = DeepFM(table.cardinalities, table.specs, embedding_dim=4, hidden=8)(table.fields)
+    assert {name: tuple(out.shape) for name, out in outputs.items()} == {"outcome": (6, 2), "signs": (6, 2)}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(["a", "b", "c", "10", "2"]), min_size=6, max_size=30))
+def test_the_vocabulary_gives_every_cell_back(tmp_path_factory, drugs):
+    path = tmp_path_factory.mktemp("tables") / "a.csv"
+    count = len(drugs)
+    frame = pd.DataFrame({"drug": drugs, "gene": (["x", "y"] * count)[:count], "outcome": ([0, 1] * count)[:count]})
+    frame.to_csv(path, index=False)
+    table = load(path, fields=FIELDS, targets=["outcome"])
+    if len(set(drugs)) == 1:
+        assert table.field_names == ("gene",) and table.notes == ("field drug is left out: it holds one value only",)
+        return
+    assert [table.vocabulary.fields["drug"][i - 1] for i in table.fields[:, 0].tolist()] == drugs
+    again = load_as(path, table.vocabulary)
+    assert torch.equal(again.fields, table.fields) and torch.equal(again.targets["outcome"], table.targets["outcome"])
+
+
+def test_missing_fields_become_index_0_and_are_counted(tmp_path):
+    path = write(tmp_path / "a.csv", drug=["b", None, "NA", "a", "b", "b"])
+    table = load(path, fields=FIELDS, targets=TARGETS)
+    assert table.fields[:, 0].tolist() == [2, 0, 0, 1, 2, 2]
+    assert "field drug: 2 of 6 values missing, read as index 0" in table.notes
+
+
+def test_rows_without_a_target_are_left_out_and_counted(tmp_path):
+    path = write(
+        tmp_path / "a.csv", outcome=["no", None, "no", "yes", "yes", "nan"], signs=["p;r", "p", "", "r", "p", "p"]
+    )
+    table = load(path, fields=FIELDS, targets=TARGETS)
+    assert len(table) == 3 and table.fields[:, 0].tolist() == [2, 1, 2]
+    assert table.notes[:2] == (
+        "2 of 6 rows are left out: target outcome is missing",
+        "1 of 4 rows are left out: target signs is missing",
+    )
+    assert "in each of 6, target outcome is missing" in refused(write(tmp_path / "b.csv", outcome=[None] * 6))
+
+
+def test_a_field_of_one_value_is_left_out_but_one_that_is_there_or_not_stays(tmp_path):
+    path = write(tmp_path / "a.csv", drug=["a"] * 6)
+    table = load(path, fields=FIELDS, targets=TARGETS)
+    assert table.field_names == ("gene",) and "field drug is left out: it holds one value only" in table.notes
+    kept = load(write(tmp_path / "b.csv", drug=["a", None] * 3), fields=FIELDS, targets=TARGETS)
+    assert kept.fields[:, 0].tolist() == [1, 0, 1, 0, 1, 0]
+    assert "every field holds one value only (drug)" in refused(path, fields=["drug"])
+    assert "every field" in refused(write(tmp_path / "c.csv", drug=[None] * 6), fields=["drug"])
+
+
+def test_labels_may_be_separated_by_commas_in_quotes(tmp_path):
+    path = write(tmp_path / "a.csv", signs=["p,r", "p", ",", "r", "p,r", "p"])
+    table = load(path, fields=FIELDS, targets=["signs"], separator=",")
+    assert table.targets["signs"].tolist() == [[1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [1, 0]]
+
+
+def test_another_separator_makes_another_reading(tmp_path):
+    path = write(tmp_path / "a.csv", signs=["p|r", "p|", "r;x", "|", "r;x", "p"])
+    table = load(path, fields=FIELDS, targets=["signs"], separator="|")
+    assert table.vocabulary.targets["signs"].values == ["p", "r", "r;x"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"outcome": ["yes"] * 6}, r"target 'outcome' holds one class only \('yes'\) in 6 rows; 2 are needed"),
+        ({"signs": ["a;b", "b;a", "a;b"] * 2}, "target 'signs' holds the same labels in all 6 rows"),
+        ({"signs": [";"] * 6}, "the same labels in all 6 rows"),
+        ({"outcome": [f"felt {i} times worse" for i in range(6)]}, "text or an identifier: 6 different classes"),
+        ({"signs": [f"he; is {i}" for i in range(6)]}, "text or an identifier: 7 different labels in 6 rows"),
+    ],
+)
+def test_a_column_that_is_no_target_is_refused(tmp_path, columns, message):
+    path = write(tmp_path / "a.csv", **columns)
+    with pytest.raises(TableError, match=message):
+        load(path, fields=FIELDS, targets=TARGETS)
+
+
+def test_quantities_are_refused_and_few_steps_with_a_fraction_are_classes(tmp_path):
+    frame = pd.DataFrame({"drug": ["a", "b"] * 50, "gene": ["x"] * 50 + ["y"] * 50})
+    frame = frame.assign(dose=[0.25 * (i % 12) + 0.1 for i in range(100)], step=[0.5 * (i % 4) for i in range(100)])
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    assert "target 'dose' is a quantity (such as 0.1)" in refused(tmp_path / "a.csv", targets=["dose"])
+    assert "field 'dose' is a quantity" in refused(tmp_path / "a.csv", fields=["drug", "dose"], targets=["step"])
+    assert load(tmp_path / "a.csv", fields=FIELDS, targets=["step"]).vocabulary.targets["step"].values[1] == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fields": "drug"}, "fields must be a list of one name of a column or more, got 'drug'"),
+        ({"targets": ()}, r"targets must be a list of one name of a column or more, got \(\)"),
+        ({"fields": ("drug", "outcome")}, "column 'outcome' is asked for twice"),
+        ({"fields": ("drug", "jene")}, "no column 'jene'; did you mean 'gene'"),
+        ({"separator": " "}, "separator must be a character that is no blank, such as ';', got ' '"),
+        ({"separator": ""}, "separator must be"),
+    ],
+)
+def test_columns_that_cannot_be_asked_for_are_refused(tmp_path, options, message):
+    with pytest.raises(TableError, match=message):
+        load(write(tmp_path / "a.csv"), **({"fields": FIELDS, "targets": TARGETS} | options))
+
+
+def test_a_kept_vocabulary_reads_another_file_and_counts_what_it_does_not_know(tmp_path):
+    load(write(tmp_path / "a.csv"), fields=FIELDS, targets=TARGETS).vocabulary.save(tmp_path / "v.json")
+    other = write(
+        tmp_path / "b.csv",
+        drug=["c", "z", None, "a", "y", "b"],
+        gene=["9"] * 6,
+        outcome=["yes", "yes", "yes", "maybe", "yes", "yes"],
+        signs=["rash", "pain", "pain", "pain", "pain", "pain;fever"],
+    )
+    table = load_as(other, Vocabulary.load(tmp_path / "v.json"))
+    assert table.fields.tolist() == [[3, 1], [0, 1], [0, 1], [0, 1]] and table.cardinalities == (4, 3)
+    assert table.targets["outcome"].tolist() == [1] * 4
+    assert table.targets["signs"].tolist() == [[0, 1], [1, 0], [1, 0], [1, 0]]
+    assert table.notes == (
+        "1 of 6 rows are left out: target outcome is not in the vocabulary",
+        "1 of 5 rows are left out: target signs is not in the vocabulary",
+        "field drug: 1 of 4 values missing, read as index 0",
+        "field drug: 2 of 4 values not in the vocabulary, read as index 0",
+    )
+    strange = write(tmp_path / "c.csv", outcome=["maybe"] * 6)
+    with pytest.raises(TableError, match="in each of 6, target outcome is not in the vocabulary"):
+        load_as(strange, table.vocabulary)
+    pd.read_csv(other, dtype=object).drop(columns="signs").to_csv(tmp_path / "d.csv", index=False)
+    with pytest.raises(TableError, match="no column 'signs'"):
+        load_as(tmp_path / "d.csv", table.vocabulary)
