@@ -1,0 +1,152 @@
+"""The edge allocator: on which node of an edge network should the next task run?
+
+    state = random_state(20, seed=0)
+    x, edge_index = torch.from_numpy(features(state)), torch.from_numpy(edges(state))
+    scores = load("hybrid")(x, edge_index)               # (20,), the highest is the choice
+    state["nodes"][int(decide(scores)[0])]["node_id"]
+
+`dqn` gives the value of each node and `ppo` a policy over the nodes, both from the nodes alone. `hybrid` sees what
+stands around a node too: an encoder of three graph layers, and the sum of a value head and a policy head as score.
+What a placement costs is stated in `edge_networks`, how the shipped weights came about in `edge_training`.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import SAGEConv
+
+from gnnlab.workloads.edge_networks import (
+    FEATURES,
+    NODE_TYPES,
+    State,
+    costs,
+    edges,
+    features,
+    random_state,
+    random_states,
+)
+from gnnlab.workloads.errors import ModelError, shown
+
+__all__ = [
+    "FEATURES",
+    "MODEL_TYPES",
+    "EdgeAllocator",
+    "State",
+    "costs",
+    "decide",
+    "edges",
+    "features",
+    "load",
+    "random_state",
+    "random_states",
+    "recipe",
+    "regret",
+]
+
+MODEL_TYPES = ("dqn", "ppo", "hybrid")
+LAYERS = 3
+WIDTH = 2 + 4 + len(NODE_TYPES)  # numbers that the network sees of a node
+DATA = Path(__file__).parent / "data"
+
+
+def require_type(model_type: str) -> None:
+    """Raises `ModelError` unless `model_type` is one of `MODEL_TYPES`."""
+    if model_type not in MODEL_TYPES:
+        raise ModelError(f"model_type {shown(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
+
+
+class EdgeAllocator(nn.Module):
+    """Scores of the nodes of a network, (N,), higher is better.
+
+    `forward(x, edge_index, batch)`: x (N, 7) float as `features` gives it, unscaled; edge_index (2, E), both directions
+    of each link; networks of a batch are one graph without links between them, so `batch` changes nothing: it is
+    taken so that a PyG batch can be passed whole. The score of dqn is minus the logarithm of the expected cost in
+    units of 100 ms, that of ppo a log-probability up to a constant of the network, that of hybrid the sum of both.
+    """
+
+    def __init__(self, model_type: str, hidden: int = 64) -> None:
+        super().__init__()
+        require_type(model_type)
+        self.model_type = model_type
+        # divisors of the logarithms, so that usual values come out about 1
+        self.register_buffer("scale", torch.tensor([5.0, 3.0, 5.0, 2.0]), persistent=False)
+        self.register_buffer("kinds", torch.arange(len(NODE_TYPES), dtype=torch.float32), persistent=False)
+        if model_type == "hybrid":
+            widths = [WIDTH] + [hidden] * LAYERS
+            self.layers = nn.ModuleList(SAGEConv(a, b, aggr="sum") for a, b in pairwise(widths))
+        else:
+            self.layers = nn.ModuleList([nn.Linear(WIDTH, hidden), nn.Linear(hidden, hidden)])
+        self.value = nn.Linear(hidden, 1) if model_type != "ppo" else None
+        self.policy = nn.Linear(hidden, 1) if model_type != "dqn" else None
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None) -> Tensor:
+        heads = [head for head in (self.value, self.policy) if head is not None]
+        hidden = self.encode(x, edge_index)
+        return sum(head(hidden) for head in heads).squeeze(-1)
+
+    def encode(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """What the heads read, (N, hidden)."""
+        out = self.scaled(x)
+        for layer in self.layers:
+            out = F.relu(layer(out, edge_index) if isinstance(layer, SAGEConv) else layer(out))
+        return out
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """(N, 9): the utilizations as they are, logarithms of the four quantities, one column for each node type."""
+        return torch.cat([x[:, :2], x[:, 2:6].log1p() / self.scale, (x[:, 6:] == self.kinds).to(x.dtype)], dim=1)
+
+
+def load(model_type: str) -> EdgeAllocator:
+    """The trained allocator, in evaluation mode on the CPU; raises `ModelError` for an unknown type."""
+    model = EdgeAllocator(model_type)
+    model.load_state_dict(load_file(DATA / f"edge_allocator_{model_type}.safetensors"))
+    return model.eval()
+
+
+def recipe(model_type: str) -> dict[str, Any]:
+    """How the weights of `load` were made and how well they decide; raises `ModelError` for an unknown type."""
+    require_type(model_type)
+    return json.loads((DATA / f"edge_allocator_{model_type}.json").read_text(encoding="utf-8"))
+
+
+def decide(scores: Tensor | np.ndarray, batch: Tensor | np.ndarray | None = None) -> Tensor:
+    """The row of the highest score in each network, (B,) int64; of equal scores the first.
+
+    `scores` (N,); `batch` (N,) the network of each row, 0..B-1 and each of them somewhere; None: all rows are one.
+
+    Raises:
+        ModelError: no node to choose from, or a score that is NaN.
+    """
+    scores = torch.as_tensor(scores)
+    if scores.numel() == 0 or bool(scores.isnan().any()):
+        raise ModelError(f"scores of {scores.numel()} nodes, some NaN perhaps: numbers for one node or more are needed")
+    if batch is None:
+        return scores.argmax().view(1)
+    batch = torch.as_tensor(batch)
+    networks = int(batch.max()) + 1
+    best = scores.new_zeros(networks).scatter_reduce(0, batch, scores, "amax", include_self=False)
+    rows = torch.arange(len(scores), device=scores.device)
+    rows = rows.masked_fill(scores != best[batch], len(scores))
+    return rows.new_zeros(networks).scatter_reduce(0, batch, rows, "amin", include_self=False)
+
+
+def regret(x: np.ndarray, edge_index: np.ndarray, chosen: Any, batch: np.ndarray | None = None) -> np.ndarray:
+    """How many ms more than the best node the chosen one costs, (B,), at least 0.
+
+    `x` (N, 7), `edge_index` (2, E), `chosen` (B,) rows as `decide` gives them, `batch` (N,) or None as there.
+    """
+    cost = costs(x, edge_index)
+    network = np.zeros(len(cost), dtype=np.int64) if batch is None else np.asarray(batch)
+    best = np.full(network.max() + 1, np.inf)
+    np.minimum.at(best, network, cost)
+    chosen = np.atleast_1d(np.asarray(chosen))
+    return cost[chosen] - best[network[chosen]]

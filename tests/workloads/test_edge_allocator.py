@@ -1,0 +1,161 @@
+"""The allocators treat nodes alike and networks apart, and decide far better than simple rules."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnlab.workloads.edge_allocator import (
+    MODEL_TYPES,
+    EdgeAllocator,
+    costs,
+    decide,
+    edges,
+    features,
+    load,
+    random_state,
+    random_states,
+    recipe,
+    regret,
+)
+from gnnlab.workloads.edge_training import batches, results
+from gnnlab.workloads.errors import ModelError
+
+MODELS = {model_type: load(model_type) for model_type in MODEL_TYPES}
+
+
+def arrays(state):
+    return torch.from_numpy(features(state)), torch.from_numpy(edges(state))
+
+
+@torch.inference_mode()
+def scores_of(model_type, x, edge_index):
+    return MODELS[model_type](x, edge_index)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
+def test_permuting_nodes_permutes_scores(model_type, nodes, seed, random):
+    x, edge_index = arrays(random_state(nodes, seed))
+    order = list(range(nodes))
+    random.shuffle(order)
+    place = torch.tensor(order).argsort()
+    torch.testing.assert_close(
+        scores_of(model_type, x[order], place[edge_index]),
+        scores_of(model_type, x, edge_index)[order],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_batch_gives_what_its_networks_give_one_by_one(model_type):
+    states = [*random_states(20, (1, 50), seed=5), random_state(200, 6)]
+    parts = [arrays(state) for state in states]
+    sizes = torch.tensor([len(x) for x, _ in parts])
+    first = sizes.cumsum(0) - sizes
+    x = torch.cat([x for x, _ in parts])
+    edge_index = torch.cat([edge_index + start for (_, edge_index), start in zip(parts, first, strict=True)], dim=1)
+    batch = torch.arange(len(parts)).repeat_interleave(sizes)
+    with torch.inference_mode():
+        together = MODELS[model_type](x, edge_index, batch)
+    alone = [scores_of(model_type, *part) for part in parts]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
+    assert (decide(together, batch) - first).tolist() == [int(decide(scores)) for scores in alone]
+    chosen = decide(together, batch)
+    one_by_one = [regret(*part, decide(scores))[0] for part, scores in zip(parts, alone, strict=True)]
+    np.testing.assert_allclose(regret(x, edge_index, chosen, batch), one_by_one, rtol=1e-9)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_single_node_and_a_network_without_links_have_scores(model_type):
+    for nodes in (1, 5):
+        state = {"nodes": random_state(nodes, 0)["nodes"]}
+        scores = scores_of(model_type, *arrays(state))
+        assert scores.shape == (nodes,) and bool(scores.isfinite().all())
+
+
+def test_only_the_hybrid_sees_the_links():
+    x, edge_index = arrays(random_state(30, 0))
+    cut = edge_index[:, :0]
+    for model_type in MODEL_TYPES:
+        same = torch.equal(scores_of(model_type, x, edge_index), scores_of(model_type, x, cut))
+        assert same == (model_type != "hybrid")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_extreme_states_have_finite_scores(model_type):
+    x = torch.tensor([[1.0, 1.0, 1e6, 1e6, 1e6, 1e6, 2.0], [0.0] * 7])
+    assert bool(scores_of(model_type, x, torch.tensor([[0, 1], [1, 0]])).isfinite().all())
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_shipped_weights_decide_as_their_recipe_says(model_type):
+    now, written = results(MODELS[model_type]), recipe(model_type)["results"]
+    assert now.keys() == written.keys()
+    for name, values in written.items():
+        assert now[name]["mean_regret_ms"] == pytest.approx(values["mean_regret_ms"], rel=0.02, abs=0.05), name
+        assert now[name]["best_share"] == pytest.approx(values["best_share"], abs=0.01), name
+
+
+def test_every_model_beats_the_simple_rules_and_the_hybrid_also_the_best_without_links():
+    found = {model_type: recipe(model_type)["results"] for model_type in MODEL_TYPES}
+    for model_type, values in found.items():
+        own = values[model_type]["mean_regret_ms"]
+        assert own * 5 < values["least busy"]["mean_regret_ms"] < values["random"]["mean_regret_ms"]
+        assert own < values["best without links"]["mean_regret_ms"]
+    hybrid = found["hybrid"]
+    assert hybrid["hybrid"]["mean_regret_ms"] * 3 < hybrid["best without links"]["mean_regret_ms"]
+    assert hybrid["hybrid"]["best_share"] > 0.7 > hybrid["best without links"]["best_share"]
+
+
+def test_the_value_of_dqn_is_minus_the_logarithm_of_the_expected_cost():
+    part = batches(1, 50, (5, 60), seed=77)[0]
+    expected_ms = 100 * (-scores_of("dqn", part.x, part.edge_index)).exp()
+    ratio = expected_ms / torch.from_numpy(costs(part.x.numpy(), part.edge_index.numpy()))
+    assert 0.9 < float(ratio.median()) < 1.1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_the_first_of_the_highest_scores_is_chosen_in_each_network(networks):
+    scores = torch.tensor([score for network in networks for score in network], dtype=torch.float32)
+    batch = torch.tensor([place for place, network in enumerate(networks) for _ in network])
+    first, expected = 0, []
+    for network in networks:
+        expected.append(first + network.index(max(network)))
+        first += len(network)
+    assert decide(scores, batch).tolist() == expected
+    assert decide(scores.numpy(), batch.numpy()).tolist() == expected
+    assert decide(torch.tensor(networks[0])).tolist() == expected[:1]
+
+
+def test_regret_is_zero_at_the_optimum_and_what_the_others_cost_more():
+    state = random_state(20, 1)
+    x, edge_index = features(state), edges(state)
+    cost = costs(x, edge_index)
+    assert regret(x, edge_index, cost.argmin()) == 0
+    assert regret(x, edge_index, 7) == pytest.approx(cost[7] - cost.min())
+
+
+def test_no_scores_and_scores_that_are_none_are_refused():
+    for scores in (torch.empty(0), torch.tensor([0.0, torch.nan])):
+        with pytest.raises(ModelError, match="numbers for one node or more are needed"):
+            decide(scores)
+
+
+def test_an_unknown_type_is_refused_with_those_there_are():
+    for call in (EdgeAllocator, load, recipe):
+        with pytest.raises(ModelError, match="model_type 'a2c': one of dqn, ppo, hybrid is needed"):
+            call("a2c")
+
+
+def test_a_recipe_is_whole():
+    for model_type in MODEL_TYPES:
+        written = recipe(model_type)
+        assert {"seed", "recipe", "results", "made_with", "held_out"} <= written.keys()
+        assert json.loads(json.dumps(written)) == written
