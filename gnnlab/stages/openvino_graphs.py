@@ -1,0 +1,125 @@
+"""OpenVINO graphs built by hand for blocks of a SAGE layer that sum over neighbours.
+
+- `bag`: one EmbeddingBagOffsetsSum over sorted edges. Where the block begins with the gather, x goes straight into the
+  sums and the E x F messages are never in memory. Dynamic shapes, without weights: with them the CPU plugin wants
+  static ones.
+- `dense`: one product with the adjacency matrix, as GraNNite (arXiv 2502.06921) has it for NPUs. Dynamic or static.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as op
+
+from gnnlab.stages.errors import StageError
+from gnnlab.workloads.staged import StagedLayer
+
+FORMS = ("bag", "dense")
+GATHER, MESSAGE, SUM, COUNT, NORMALIZE, TRANSFORM, ACTIVATE = range(1, 8)
+
+
+def reads(layer: StagedLayer, first: int, last: int, form: str) -> tuple[str, ...]:
+    """The inputs of the graph of this block, in order.
+
+    Raises:
+        StageError: a block that needs no hand-built graph, or a form that it cannot have.
+    """
+    if layer.name != "sage" or form not in FORMS:
+        raise StageError(f"{layer.name} as {form}: hand-built graphs are {' and '.join(FORMS)} of a sage layer")
+    if not (first <= SUM <= last or first <= COUNT <= last):
+        raise StageError(f"stages {first}-{last} sum over no neighbours; export them by openvino or onnx")
+    sums, counts = first <= SUM <= last, first <= COUNT <= last
+    if form == "dense" and sums and first > GATHER:
+        raise StageError(
+            f"stages {first}-{last} as dense: the product with the adjacency begins with the gather, stage 1"
+        )
+    block = layer.block(first, last)
+    graph = ["adjacency"] if form == "dense" else ["rowptr"]
+    if form == "bag" and sums:
+        graph.append("col" if first == GATHER else "order")
+    kept = [name for name in block.reads if name != "edge_index" and (name not in block.shape_only)]
+    return (*kept, *graph) if counts or sums else tuple(kept)
+
+
+def build(layer: StagedLayer, first: int, last: int, form: str, size: tuple[int, int] | None = None) -> ov.Model:
+    """The graph of the stages `first`..`last`; its inputs are `reads(...)`. `size` (nodes, edges) makes it static.
+
+    Raises:
+        StageError: as `reads`; or bags of static size.
+    """
+    names = reads(layer, first, last, form)
+    if form == "bag" and size is not None:
+        raise StageError("bags have dynamic shapes; for static ones take the form dense or another exporter")
+    nodes, edges = size or (-1, -1)
+    given = {name: op.parameter(_shape(layer, name, nodes, edges), _type(name), name=name) for name in names}
+    known: dict[str, ov.Node] = dict(given)
+    for number in range(first, last + 1):
+        if number in _STEPS:
+            known[layer.stages[number - 1].writes] = _STEPS[number](known, layer, first, form)
+    results = [known[name] for name in layer.block(first, last).writes]
+    model = ov.Model(results, [given[name] for name in names], f"{layer.name} {first}-{last} {form}")
+    for place, name in enumerate(names):
+        model.input(place).get_tensor().set_names({name})
+    return model
+
+
+def _sum(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+    if form == "dense":
+        return op.matmul(known["adjacency"], known["x"], False, False)
+    rows, index = ("x", "col") if first == GATHER else ("x_j" if first == MESSAGE else "messages", "order")
+    starts = _slice(known["rowptr"], 0, -1)
+    bags = op.embedding_bag_offsets_sum(known[rows], known[index], starts)
+    return op.select(op.greater(_column(_degree(known, form)), _number(0)), bags, _number(0))  # (N, F)
+
+
+def _count(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+    return _degree(known, form)
+
+
+def _normalize(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+    return op.divide(known["sums"], _column(op.maximum(known["counts"], _number(1))))
+
+
+def _transform(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+    module = layer.stages[TRANSFORM - 1].module
+    own = op.matmul(known["x"], op.constant(module.lin_r.weight.numpy()), False, True)
+    mean = op.matmul(known["means"], op.constant(module.lin_l.weight.numpy()), False, True)
+    return op.add(op.add(mean, op.constant(module.lin_l.bias.numpy())), own)
+
+
+def _activate(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+    return op.relu(known["hidden"])
+
+
+_STEPS = {SUM: _sum, COUNT: _count, NORMALIZE: _normalize, TRANSFORM: _transform, ACTIVATE: _activate}
+
+
+def _degree(known: dict[str, ov.Node], form: str) -> ov.Node:
+    """Edges into each node, (N) float32."""
+    if form == "dense":
+        return op.reduce_sum(known["adjacency"], np.array([1], np.int32), False)
+    rowptr = known["rowptr"]
+    return op.convert(op.subtract(_slice(rowptr, 1, 2**31 - 1), _slice(rowptr, 0, -1)), "f32")
+
+
+def _slice(vector: ov.Node, start: int, stop: int) -> ov.Node:
+    bounds = (np.array([number], np.int32) for number in (start, stop, 1, 0))
+    return op.slice(vector, *(op.constant(bound) for bound in bounds))
+
+
+def _column(vector: ov.Node) -> ov.Node:
+    return op.unsqueeze(vector, op.constant(np.array(1, np.int32)))
+
+
+def _number(value: float) -> ov.Node:
+    return op.constant(np.array(value, np.float32))
+
+
+def _shape(layer: StagedLayer, name: str, nodes: int, edges: int) -> list[int]:
+    graph = {"rowptr": [-1], "col": [-1], "order": [-1], "adjacency": [nodes, nodes]}
+    return graph[name] if name in graph else list(layer.values[name].shape(nodes, edges))
+
+
+def _type(name: str) -> type:
+    return np.int32 if name in ("rowptr", "col", "order") else np.float32

@@ -1,0 +1,116 @@
+"""GraphSAGE's layer (Hamilton et al. 2017, mean aggregation) as the seven stages of study 5, and GAT's beside it.
+
+| # | stage | computes | bytes in and out |
+|---|---|---|---|
+| 1 | GATHER | x_j = x[source], (E, F) | 4 N F + 16 E + 4 E F |
+| 2 | MESSAGE | messages = x_j | 8 E F |
+| 3 | REDUCE_SUM | sums over targets, (N, F) | 4 E F + 16 E + 4 N F |
+| 4 | REDUCE_COUNT | counts: edges into each node, (N) | 16 E + 4 N |
+| 5 | NORMALIZE | means = sums / max(counts, 1) | 8 N F + 4 N |
+| 6 | TRANSFORM | hidden = W_l means + b + W_r x, (N, F') | 8 N F + 4 N F' |
+| 7 | ACTIVATE | out = max(hidden, 0) | 8 N F' |
+
+Together they equal PyG's `SAGEConv` followed by ReLU. Stages 3 and 4 need N as a number only: they look at the shape of
+x, which moves nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gnnlab.workloads.errors import ModelError
+from gnnlab.workloads.gat_stages import gat
+from gnnlab.workloads.staged import EDGES, NODES, Block, Reduction, Stage, StagedLayer, Value
+
+__all__ = ["LAYERS", "Block", "Stage", "StagedLayer", "Value", "gat", "random_inputs", "sage"]
+
+GRAPH_SEED = 42
+
+
+def sage(features: int = 500, out_features: int | None = None, seed: int = 0) -> StagedLayer:
+    """GraphSAGE's layer with weights drawn from `seed`; `out_features` is `features` unless told.
+
+    Raises:
+        ModelError: a width below 1.
+    """
+    width = features if out_features is None else out_features
+    if features < 1 or width < 1:
+        raise ModelError(f"sage: features={features}, out_features={width}; at least 1 each is needed")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        transform = Transform(features, width).requires_grad_(False)
+    f, o = features, width
+    stages = (
+        Stage(1, "GATHER", ("x", "edge_index"), "x_j", Gather(), lambda n, e: 0),
+        Stage(2, "MESSAGE", ("x_j",), "messages", Message(), lambda n, e: 0),
+        Stage(3, "REDUCE_SUM", ("messages", "edge_index"), "sums", ReduceSum(), lambda n, e: e * f, "x"),
+        Stage(4, "REDUCE_COUNT", ("edge_index",), "counts", ReduceCount(), lambda n, e: e, "x"),
+        Stage(5, "NORMALIZE", ("sums", "counts"), "means", Normalize(), lambda n, e: n * f + n),
+        Stage(6, "TRANSFORM", ("means", "x"), "hidden", transform, lambda n, e: 4 * n * f * o + 2 * n * o),
+        Stage(7, "ACTIVATE", ("hidden",), "out", nn.ReLU(), lambda n, e: n * o),
+    )
+    per_edge, per_node, out = Value((EDGES, f)), Value((NODES, f)), Value((NODES, o))
+    values = {"x": per_node, "edge_index": Value((2, EDGES), torch.int64), "x_j": per_edge, "messages": per_edge}
+    values |= {"sums": per_node, "counts": Value((NODES,)), "means": per_node, "hidden": out, "out": out}
+    return StagedLayer("sage", features, stages, values)
+
+
+class Gather(nn.Module):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x.index_select(0, edge_index[0])  # (E, F)
+
+
+class Message(nn.Module):
+    def forward(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class ReduceSum(Reduction):
+    def forward(self, messages: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
+        sums = messages.new_zeros(x.shape[0], messages.shape[1])
+        return self.summed(sums, edge_index[1], messages)  # (N, F)
+
+
+class ReduceCount(Reduction):
+    def forward(self, edge_index: Tensor, x: Tensor) -> Tensor:
+        ones = x.new_ones(edge_index.shape[1])
+        return self.summed(x.new_zeros(x.shape[0]), edge_index[1], ones)  # (N)
+
+
+class Normalize(nn.Module):
+    def forward(self, sums: Tensor, counts: Tensor) -> Tensor:
+        return sums / counts.clamp(min=1).view(-1, 1)
+
+
+class Transform(nn.Module):
+    """The weights of `SAGEConv`, under its names."""
+
+    def __init__(self, features: int, out_features: int) -> None:
+        super().__init__()
+        self.lin_l = nn.Linear(features, out_features)
+        self.lin_r = nn.Linear(features, out_features, bias=False)
+
+    def forward(self, means: Tensor, x: Tensor) -> Tensor:
+        return self.lin_l(means) + self.lin_r(x)
+
+
+def random_inputs(nodes: int, edges: int, features: int, seed: int = GRAPH_SEED) -> dict[str, Tensor]:
+    """`x` (N, F) standard normal and `edge_index` (2, E) int64 in random order; the same for the same numbers.
+
+    Ends are drawn with replacement, so that targets repeat, edges may occur twice, and the last node (of two and more)
+    is no edge's target.
+
+    Raises:
+        ModelError: no node, or edges without a node to end in.
+    """
+    if nodes < 1 or edges < 0 or features < 1:
+        raise ModelError(f"random graph of {nodes} nodes, {edges} edges, {features} features: 1, 0, 1 at least")
+    random = torch.Generator().manual_seed(seed * 1_000_003 + nodes * 7_919 + edges)
+    x = torch.randn(nodes, features, generator=random)
+    source = torch.randint(nodes, (edges,), generator=random)
+    target = torch.randint(max(nodes - 1, 1), (edges,), generator=random)
+    return {"x": x, "edge_index": torch.stack([source, target])}
+
+
+LAYERS = {"sage": sage, "gat": gat}

@@ -1,0 +1,218 @@
+"""One GNN layer taken apart: numbered stages, each with the values that it reads and the one that it writes.
+
+    layer = graphsage.sage(500)
+    layer.block(3, 5)(messages, edge_index, x)          # three stages in one module
+    layer.bytes_moved(3, nodes=1000, edges=5000)        # what stage 3 alone reads and writes
+    layer.cut_bytes(2, nodes=1000, edges=5000)          # what goes along where the layer is cut behind stage 2
+
+Any run of stages is a `Block`, so it can be computed, exported and measured by itself. Bytes are those of the values
+as they lie in memory; weights are not counted, because they stay where the stage runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from gnnlab.workloads.errors import ModelError
+
+NODES, EDGES = "N", "E"
+REDUCTIONS = ("index_add", "scatter_add")  # equal in torch; exporters and runtimes make different things of them
+Flops = Callable[[int, int], int]  # of nodes and edges
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor between stages. `dims`: "N" for nodes, "E" for edges, or a number."""
+
+    dims: tuple[int | str, ...]
+    dtype: torch.dtype = torch.float32
+
+    def shape(self, nodes: int, edges: int) -> tuple[int, ...]:
+        return tuple({NODES: nodes, EDGES: edges}.get(dim, dim) for dim in self.dims)
+
+    def bytes(self, nodes: int, edges: int) -> int:
+        return prod(self.shape(nodes, edges)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step. `module` takes the values `reads` in order, then the one that it needs for its shape alone."""
+
+    number: int
+    name: str
+    reads: tuple[str, ...]
+    writes: str
+    module: nn.Module
+    flops: Flops
+    sized_by: str | None = None
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return self.reads if self.sized_by is None else (*self.reads, self.sized_by)
+
+
+class Block(nn.Module):
+    """The stages `first`..`last` in one module: `forward(*reads)` gives a tuple, one tensor for each of `writes`.
+
+    `reads`: values from before the block, in the order in which they are needed; `writes`: values that stages behind it
+    need, or the layer's result. `shape_only`: those of `reads` whose numbers no stage looks at. Results share no memory
+    with what was read.
+    """
+
+    def __init__(self, stages: tuple[Stage, ...], later: frozenset[str], values: Mapping[str, Value]) -> None:
+        super().__init__()
+        self.stages, self.values = stages, dict(values)
+        self.first, self.last = stages[0].number, stages[-1].number
+        self.steps = nn.ModuleList(stage.module for stage in stages)
+        made = [stage.writes for stage in stages]
+        self.reads = tuple(dict.fromkeys(name for stage in stages for name in stage.takes if name not in made))
+        self.shape_only = frozenset(self.reads) - {name for stage in stages for name in stage.reads}
+        self.writes = tuple(name for name in made if name in later)
+
+    @property
+    def reduces(self) -> bool:
+        """Does it sum over targets?"""
+        return any(isinstance(step, Reduction) for step in self.steps)
+
+    @property
+    def name(self) -> str:
+        """`REDUCE_SUM`, or `GATHER..NORMALIZE`."""
+        names = [stage.name for stage in self.stages]
+        return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        known = dict(zip(self.reads, tensors, strict=True))
+        for stage, step in zip(self.stages, self.steps, strict=True):
+            known[stage.writes] = step(*(known[name] for name in stage.takes))
+        results = (known[name] for name in self.writes)
+        return tuple(r.clone() if any(r is t for t in tensors) else r for r in results)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over its weights, their names and shapes."""
+        digest = hashlib.sha256()
+        for stage in self.stages:
+            for name, tensor in sorted(stage.module.state_dict().items()):
+                digest.update(f"{stage.number}.{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def bytes_moved(self, nodes: int, edges: int) -> int:
+        """Bytes of what it reads and what it writes; values read for their shape alone are free."""
+        names = [*(name for name in self.reads if name not in self.shape_only), *self.writes]
+        return sum(self.values[name].bytes(nodes, edges) for name in names)
+
+
+@dataclass(frozen=True, eq=False)
+class StagedLayer:
+    """A layer as stages 1..n, which together compute `result` from `inputs`. Made by `graphsage.sage` and `.gat`."""
+
+    name: str
+    features: int
+    stages: tuple[Stage, ...]
+    values: Mapping[str, Value]
+    inputs: tuple[str, ...] = ("x", "edge_index")
+
+    @property
+    def result(self) -> str:
+        return self.stages[-1].writes
+
+    @property
+    def numbers(self) -> range:
+        return range(1, len(self.stages) + 1)
+
+    def shapes(self, nodes: int, edges: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and type of every value at this size."""
+        return {name: (value.shape(nodes, edges), value.dtype) for name, value in self.values.items()}
+
+    def block(self, first: int, last: int) -> Block:
+        """The stages `first`..`last` as one module, weights shared with the layer.
+
+        Raises:
+            ModelError: there are no such stages.
+        """
+        if not 1 <= first <= last <= len(self.stages):
+            raise ModelError(
+                f"{self.name}: no block of stages {first}..{last}; write 1 <= first <= last <= {len(self.stages)}"
+            )
+        later = {name for stage in self.stages[last:] for name in stage.reads} | {self.result}
+        return Block(self.stages[first - 1 : last], frozenset(later), self.values).eval()
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """(first, last) of every contiguous block: n (n + 1) / 2 of them."""
+        return [(first, last) for first in self.numbers for last in range(first, len(self.stages) + 1)]
+
+    def bytes_moved(self, number: int, nodes: int, edges: int) -> int:
+        """Bytes that stage `number` reads and writes."""
+        return self.block(number, number).bytes_moved(nodes, edges)
+
+    def crossing(self, after: int) -> tuple[str, ...]:
+        """Values that have to go along where the layer is cut behind stage `after`: those that later stages still read.
+
+        0 is the cut before the layer (its inputs), the number of stages the one behind it (its result).
+        """
+        if not 0 <= after <= len(self.stages):
+            raise ModelError(f"{self.name}: no cut behind stage {after}; stages are 1..{len(self.stages)}")
+        have = [*self.inputs, *(stage.writes for stage in self.stages[:after])]
+        needed = {name for stage in self.stages[after:] for name in stage.reads} | {self.result}
+        return tuple(name for name in have if name in needed)
+
+    def cut_bytes(self, after: int, nodes: int, edges: int) -> int:
+        """Bytes of the values of `crossing(after)`."""
+        return sum(self.values[name].bytes(nodes, edges) for name in self.crossing(after))
+
+    def flops(self, first: int, last: int, nodes: int, edges: int) -> int:
+        """Arithmetic of the stages `first`..`last`: a sum, product, division, comparison or exponential is one."""
+        return sum(stage.flops(nodes, edges) for stage in self.block(first, last).stages)
+
+    def trace(self, x: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
+        """Every value on one graph: `x` (N, features), `edge_index` (2, E) int64, and what each stage writes."""
+        known = {"x": x, "edge_index": edge_index}
+        for stage in self.stages:
+            known[stage.writes] = stage.module(*(known[name] for name in stage.takes))
+        return known
+
+    def run(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """All stages: `x` (N, features), `edge_index` (2, E) int64, sources in row 0."""
+        return self.trace(x, edge_index)[self.result]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all weights, their names and shapes."""
+        return self.block(1, len(self.stages)).fingerprint()
+
+    def reduced_by(self, reduction: str) -> StagedLayer:
+        """The same layer, whose sums over targets are written as "index_add" or "scatter_add"; weights are shared.
+
+        Raises:
+            ModelError: another reduction.
+        """
+        if reduction not in REDUCTIONS:
+            raise ModelError(f"{self.name}: no reduction {reduction!r}; {' or '.join(REDUCTIONS)} is understood")
+        return replace(self, stages=tuple(_reduced(stage, reduction) for stage in self.stages))
+
+
+class Reduction(nn.Module):
+    """A stage that sums over targets, in one of the two ways in which torch can say it."""
+
+    reduction = REDUCTIONS[0]
+
+    def summed(self, zeros: Tensor, target: Tensor, source: Tensor) -> Tensor:
+        """zeros[target[k]] + source[k] for each k."""
+        if self.reduction == "index_add":
+            return zeros.index_add(0, target, source)
+        index = target.view(-1, *[1] * (source.dim() - 1)).expand_as(source)
+        return zeros.scatter_add(0, index, source)
+
+
+def _reduced(stage: Stage, reduction: str) -> Stage:
+    if not isinstance(stage.module, Reduction):
+        return stage
+    module = copy.copy(stage.module)
+    module.reduction = reduction
+    return replace(stage, module=module)

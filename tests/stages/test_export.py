@@ -1,0 +1,252 @@
+"""Exported models are right or say that they are not, and are made again exactly when something has changed."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import openvino
+import pytest
+import torch
+
+from gnnlab.stages import artefacts, checking, export, exporters
+from gnnlab.stages.artefacts import FAILED, INDEX, WRONG, Shelf, find, load_artefacts
+from gnnlab.stages.errors import StageError
+from gnnlab.stages.export import export as export_block
+from gnnlab.stages.export import export_all
+from gnnlab.workloads.errors import ModelError
+from gnnlab.workloads.graphsage import gat, sage
+
+LAYER = sage(6)
+SIZES = [(20, 40), (20, 60)]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """What a campaign runs, exported once for all tests; they copy it before they change it."""
+    folder = tmp_path_factory.mktemp("exported_models")
+    export_all(LAYER, SIZES, folder, static_sums=True)
+    return folder
+
+
+@pytest.fixture
+def folder(shelf, tmp_path):
+    return shutil.copytree(shelf, tmp_path / "models")
+
+
+def built(folder, **options):
+    """A model that is quickly made."""
+    return export_block(options.pop("layer", LAYER), 4, 4, exporter="handbuilt", folder=folder, **options)
+
+
+def test_a_campaign_gets_fourteen_dynamic_models_and_seven_static_ones_a_size_all_right(shelf):
+    made = load_artefacts(shelf)
+    assert all(a.ready and a.parity_error <= 1e-5 for a in made), [a.reason for a in made]
+    assert sum(a.dynamic and a.exporter in ("onnx", "openvino") for a in made) == 14
+    assert sum(not a.dynamic for a in made) == 7 * len(SIZES)
+
+
+def test_stages_that_count_nodes_or_edges_only_share_their_files_over_sizes(shelf):
+    made = [a for a in load_artefacts(shelf) if not a.dynamic]
+    files = {number: {a.path for a in made if a.first == number} for number in LAYER.numbers}
+    assert {number: len(paths) for number, paths in files.items()} == {1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1}
+
+
+def test_static_models_have_every_dimension_bounded_and_read_nothing_for_its_shape(shelf):
+    for made in [a for a in load_artefacts(shelf) if not a.dynamic]:
+        model = openvino.Core().read_model(made.path)
+        assert not model.is_dynamic() and len(model.inputs) == len(made.reads) and not made.sized_by
+    reduce = find(load_artefacts(shelf), layer="sage", features=6, first=3, last=3, exporter="openvino", size=(20, 60))
+    assert reduce.reads == ("messages", "edge_index") and reduce.size_bytes < 20_000
+
+
+def test_dynamic_models_know_their_width_and_leave_that_of_shapes_open(shelf):
+    made = find(load_artefacts(shelf), layer="sage", features=6, first=3, last=3, exporter="openvino")
+    model = openvino.Core().read_model(made.path)
+    assert made.reads == ("messages", "edge_index", "x") and made.sized_by == ("x",)
+    assert [str(port.get_partial_shape()) for port in model.inputs] == ["[?,6]", "[2,?]", "[?,?]"]
+    assert [port.get_any_name() for port in model.inputs] == list(made.reads)
+
+
+def test_what_is_unchanged_is_not_exported_again(folder, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    monkeypatch.setattr(export, "_files", lambda *_: pytest.fail("exported again"))
+    made = export_all(LAYER, SIZES, folder, static_sums=True)
+    assert not any(a.fresh for a in made)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("ending", [".xml", ".bin"])
+def test_a_damaged_or_missing_file_is_noticed_and_made_anew(folder, ending):
+    path = built(folder).path.with_suffix(ending)
+    good = path.read_bytes()
+    for damage in (good[:-1], bytes([good[0] ^ 1]) + good[1:], b"", None):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        with pytest.raises(StageError, match="missing or damaged"):
+            load_artefacts(folder)
+        assert built(folder).fresh and not built(folder).fresh
+        assert path.exists() and load_artefacts(folder)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no JSON", "other JSON"])
+def test_a_damaged_index_is_not_believed(folder, damage):
+    path = folder / INDEX
+    text = path.read_text()
+    changed = text.replace('"status": "ready"', '"status": "wrong"', 1)
+    path.write_text({"cut": text[:300], "changed": changed, "no JSON": "\0", "other JSON": "[1]"}[damage])
+    with pytest.raises(StageError, match="run notebook 04 first"):
+        load_artefacts(folder)
+    assert built(folder).fresh and len(load_artefacts(folder)) == 1
+
+
+@pytest.mark.parametrize("change", ["weights", "versions", "code", "width"])
+def test_a_change_of_what_a_model_is_made_from_exports_it_anew(folder, monkeypatch, change):
+    def ask(**options):
+        return export_block(options.pop("layer", LAYER), 3, 6, exporter="handbuilt", folder=folder, **options)
+
+    first, options = ask(), {}
+    if change == "weights":
+        options = {"layer": sage(6, seed=1)}
+    elif change == "width":
+        options = {"layer": sage(7)}
+    else:
+        monkeypatch.setattr(export, f"_{change}", lambda: "another")
+    second = ask(**options)
+    assert second.fresh and second.key != first.key
+    assert second.path.exists() and first.path.exists() == (change == "width")  # one model of each name
+    assert len([a for a in load_artefacts(folder) if a.slot == second.slot]) == 1
+
+
+def test_weights_of_other_stages_do_not_matter(folder):
+    assert built(folder).key == built(folder, layer=sage(6, seed=1)).key
+
+
+def test_a_full_disk_leaves_what_was_there(folder, monkeypatch):
+    before = (folder / INDEX).read_bytes()
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artefacts, "write_json", refuse)
+    with pytest.raises(OSError, match="No space"):
+        export_block(LAYER, 3, 4, exporter="handbuilt", folder=folder)
+    monkeypatch.undo()
+    assert (folder / INDEX).read_bytes() == before and load_artefacts(folder)
+    assert export_block(LAYER, 3, 4, exporter="handbuilt", folder=folder).ready
+
+
+def test_the_legacy_exporter_is_caught_being_wrong_in_silence(tmp_path):
+    made = export_block(LAYER, 3, 3, exporter="onnx-legacy", folder=tmp_path)
+    assert made.status == WRONG and made.parity_error > 0.1 and "repeated targets" in made.reason
+    right = export_block(LAYER, 3, 3, exporter="onnx-legacy", form="scatter_add", folder=tmp_path)
+    assert right.ready and find([made], layer="sage", features=6, first=3, last=3, exporter="onnx-legacy") is None
+
+
+def test_a_model_that_cannot_be_converted_says_why_and_is_not_tried_again(tmp_path):
+    made = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path)
+    assert made.status == FAILED and "aten.index_add" in made.reason and "\n" not in made.reason
+    assert made.path is None and made.files() == {}
+    again = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path)
+    assert again.status == FAILED and not again.fresh
+    static = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path, size=(5, 9))
+    assert static.status == FAILED and "aten.index_add" in static.reason
+
+
+def test_a_wrong_converter_is_caught_on_the_graph_that_shows_it(tmp_path, monkeypatch):
+    """A maximum that starts at zero: right on the first graph, wrong on negative numbers."""
+
+    def positive(block, example):
+        class Positive(type(block)):
+            def forward(self, *tensors):
+                return tuple(t.abs() for t in super().forward(*tensors))
+
+        block.__class__ = Positive
+        return exporters.onnx_dynamo(block, example)
+
+    graphs = checking.check_graphs(LAYER)
+    graphs = {name: {k: np.abs(v) if i == 0 else v for k, v in g.items()} for i, (name, g) in enumerate(graphs.items())}
+    monkeypatch.setitem(exporters.TRACING, "onnx", positive)
+    made = export_block(LAYER, 2, 2, exporter="onnx", folder=tmp_path, graphs=graphs)
+    assert made.status == WRONG and "large negative numbers only" in made.reason
+
+
+def test_the_ir_from_onnx_uses_the_onnx_that_is_there(folder, monkeypatch):
+    monkeypatch.setattr(exporters, "TRACING", {})
+    made = export_block(LAYER, 3, 3, exporter="openvino-onnx", folder=folder)
+    assert made.ready and made.path.suffix == ".xml"
+
+
+def test_converting_reports_nothing_over_the_network_and_leaves_the_environment_alone(monkeypatch):
+    import os
+
+    monkeypatch.delenv("CI", raising=False)
+    with exporters._no_telemetry():
+        assert os.environ["CI"] == "true"
+    assert "CI" not in os.environ
+    monkeypatch.setenv("CI", "0")
+    with exporters._no_telemetry():
+        pass
+    assert os.environ["CI"] == "0"
+
+
+def test_a_gat_layer_exports_too_its_maxima_right_on_negative_scores(tmp_path):
+    layer = gat(5, heads=2, channels=3)
+    made = export_block(layer, 4, 4, exporter="onnx", folder=tmp_path)
+    assert made.ready, made.reason
+    assert export_block(layer, 4, 4, exporter="openvino-onnx", folder=tmp_path, size=(9, 20)).ready
+    refused = export_block(layer, 4, 4, exporter="openvino", folder=tmp_path)
+    assert refused.ready or "scatter_reduce" in refused.reason
+
+
+def test_checks_use_another_graph_than_the_traced_one_with_all_that_is_awkward():
+    usual, negative = checking.check_graphs(LAYER).values()
+    nodes, edges = usual["x"].shape[0], usual["edge_index"].shape[1]
+    degree = np.bincount(usual["edge_index"][1], minlength=nodes)
+    assert (nodes, edges) != export.TRACED and degree.max() > 1 and degree.min() == 0 == degree[-1]
+    assert all((negative[name] < 0).all() for name in ("x", "x_j", "messages", "sums", "means", "hidden"))
+    static, _ = checking.check_graphs(LAYER, (20, 60)).values()
+    assert static["x"].shape[0] < 20 and static["edge_index"].shape[1] < 60
+
+
+def test_inputs_that_count_for_their_rows_alone_are_one_column(shelf):
+    made = find(load_artefacts(shelf), layer="sage", features=6, first=3, last=3, exporter="onnx")
+    fed = checking.feeds(made, LAYER, checking.check_graphs(LAYER)["large negative numbers only"])
+    assert fed["x"].shape == (37, 1) and list(fed) == list(made.reads)
+
+
+def test_two_shelves_find_the_same_and_a_record_survives_json(folder):
+    made = built(folder)
+    again = Shelf(folder).get(replace(made, path=None))
+    assert again == replace(made, fresh=False) and isinstance(again.reads, tuple)
+    assert json.loads((folder / INDEX).read_text())["models"][made.slot]["key"] == made.key
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"exporter": "tflite"}, StageError, "exporter 'tflite' is not known; one of onnx, openvino"),
+        ({"exporter": "onnx", "form": "bag"}, StageError, "no form 'bag'; one of index_add, scatter_add"),
+        ({"exporter": "onnx", "size": (5, 5)}, StageError, "can be static"),
+        ({"exporter": "handbuilt", "size": (5, 5)}, StageError, "can be static"),
+        ({"exporter": "openvino", "size": (0, 5)}, StageError, "from 1 node and 1 edge"),
+        ({"exporter": "onnx", "last": 9}, ModelError, "no block of stages 3..9"),
+    ],
+)
+def test_what_there_is_not_is_refused_in_one_line_before_anything_is_made(options, error, message, tmp_path):
+    with pytest.raises(error, match=message) as found:
+        export_block(LAYER, 3, options.pop("last", 3), folder=tmp_path, **options)
+    assert "\n" not in str(found.value) and not list(tmp_path.iterdir())
+
+
+def test_an_empty_folder_says_which_notebook_to_run(tmp_path):
+    with pytest.raises(StageError, match="run notebook 04 first") as error:
+        load_artefacts(tmp_path / "none")
+    assert "\n" not in str(error.value)
+
+
+def test_a_block_with_any_output_of_its_own_input_is_still_right():
+    with torch.no_grad():
+        values = LAYER.trace(**export.random_inputs(5, 9, 6))
+    files = exporters.ir_from_torch(LAYER.block(2, 2), [values["x_j"]])
+    (messages,) = checking.loaded(files, checking.OPENVINO)({"x_j": values["x_j"].numpy()})
+    assert np.array_equal(messages, values["messages"].numpy())

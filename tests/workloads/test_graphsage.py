@@ -1,0 +1,177 @@
+"""The layers taken apart are PyG's layers, their bytes are the study's, and any block is its stages."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.nn import GATConv, SAGEConv
+
+from gnnlab.workloads.errors import ModelError
+from gnnlab.workloads.graphsage import LAYERS, gat, random_inputs, sage
+from gnnlab.workloads.staged import REDUCTIONS
+
+N, E, F = 1000, 5000, 500
+
+
+@st.composite
+def inputs(draw):
+    """Small graphs with repeated edges, self-loops and nodes without edges, x anywhere between -10 and 10."""
+    nodes, edges = draw(st.integers(1, 9)), draw(st.integers(0, 20))
+    ends = st.lists(st.integers(0, nodes - 1), min_size=edges, max_size=edges)
+    edge_index = torch.tensor([draw(ends), draw(ends)], dtype=torch.int64).view(2, edges)
+    random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    return {"x": 20 * torch.rand(nodes, 6, generator=random) - 10, "edge_index": edge_index}
+
+
+@settings(max_examples=40, deadline=None)
+@given(inputs(), st.sampled_from(REDUCTIONS), st.sampled_from([None, 4]))
+def test_seven_stages_are_pygs_sage_layer_and_relu(graph, reduction, out):
+    layer = sage(6, out).reduced_by(reduction)
+    conv = SAGEConv(6, out or 6)
+    conv.load_state_dict(layer.stages[5].module.state_dict())
+    torch.testing.assert_close(layer.run(**graph), conv(**graph).relu(), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(inputs(), st.sampled_from(REDUCTIONS))
+def test_seven_stages_are_pygs_gat_layer_and_elu(graph, reduction):
+    layer = gat(6, heads=2, channels=3).reduced_by(reduction)
+    conv = GATConv(6, 3, heads=2, add_self_loops=False)
+    att = layer.stages[2].module.att
+    weights = {"lin.weight": layer.stages[0].module.lin.weight, "bias": layer.stages[6].module.bias}
+    conv.load_state_dict(weights | {"att_src": att[0], "att_dst": att[1]})
+    expected = torch.nn.functional.elu(conv(**graph))
+    torch.testing.assert_close(layer.run(**graph), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_softmax_of_scores_far_below_zero_still_sums_to_one():
+    scores, edge_index = torch.full((4, 2), -500.0), torch.tensor([[0, 1, 2, 0], [0, 0, 1, 1]])
+    (alpha,) = gat(6, heads=2, channels=3).block(4, 4)(scores, edge_index, torch.zeros(3, 6))
+    torch.testing.assert_close(alpha, torch.full((4, 2), 0.5))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_each_of_the_28_blocks_is_its_stages_one_after_the_other(name):
+    layer = LAYERS[name](8)
+    values = layer.trace(**random_inputs(12, 30, 8))
+    assert len(layer.blocks()) == 28
+    for first, last in layer.blocks():
+        block = layer.block(first, last)
+        results = block(*(values[value] for value in block.reads))
+        assert len(results) == len(block.writes)
+        for value, result in zip(block.writes, results, strict=True):
+            assert torch.equal(result, values[value]), (first, last, value)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_blocks_that_follow_each_other_hand_on_all_that_is_needed(name):
+    layer = LAYERS[name](8)
+    graph = random_inputs(12, 30, 8)
+    for cut in range(1, 7):
+        known = dict(graph)
+        for block in (layer.block(1, cut), layer.block(cut + 1, 7)):
+            known |= dict(zip(block.writes, block(*(known[value] for value in block.reads)), strict=True))
+            if block.last == cut:
+                known = {value: known[value] for value in (*layer.crossing(cut), *layer.block(cut + 1, 7).shape_only)}
+        assert torch.equal(known[layer.result], layer.run(**graph))
+
+
+def test_bytes_of_the_stages_are_those_of_the_study():
+    layer = sage(F)
+    expected = [
+        4 * N * F + 16 * E + 4 * E * F,
+        8 * E * F,
+        4 * E * F + 16 * E + 4 * N * F,
+        16 * E + 4 * N,
+        8 * N * F + 4 * N,
+        12 * N * F,
+        8 * N * F,
+    ]
+    assert [layer.bytes_moved(number, N, E) for number in layer.numbers] == expected
+
+
+def test_a_fused_block_moves_what_it_reads_and_writes_only():
+    layer = sage(F)
+    assert layer.block(1, 5).bytes_moved(N, E) == 8 * N * F + 16 * E
+    assert layer.block(1, 4).bytes_moved(N, E) == 8 * N * F + 4 * N + 16 * E
+    assert layer.block(3, 5).bytes_moved(N, E) == 4 * E * F + 16 * E + 4 * N * F  # x for its shape alone
+    assert layer.block(1, 7).bytes_moved(N, E) == 8 * N * F + 16 * E
+
+
+def test_a_cut_carries_what_later_stages_still_read():
+    layer = sage(F)
+    carried = {
+        0: 4 * N * F + 16 * E,
+        1: 4 * E * F + 4 * N * F + 16 * E,
+        2: 4 * E * F + 4 * N * F + 16 * E,
+        3: 8 * N * F + 16 * E,
+        4: 8 * N * F + 4 * N,
+        5: 8 * N * F,
+        6: 4 * N * F,
+        7: 4 * N * F,
+    }
+    assert {after: layer.cut_bytes(after, N, E) for after in range(8)} == carried
+    assert layer.crossing(2) == ("x", "edge_index", "messages")
+
+
+def test_flops_are_those_of_products_sums_and_comparisons():
+    layer = sage(F)
+    assert layer.flops(6, 6, N, E) == 2 * (2 * N * F * F) + 2 * N * F
+    assert layer.flops(1, 2, N, E) == 0
+    assert layer.flops(1, 7, N, E) == sum(layer.flops(n, n, N, E) for n in layer.numbers)
+    assert layer.flops(3, 3, N, E) == E * F
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_shapes_are_those_of_the_values(name):
+    layer = LAYERS[name](8)
+    values = layer.trace(**random_inputs(12, 30, 8))
+    assert layer.shapes(12, 30) == {value: (tuple(t.shape), t.dtype) for value, t in values.items()}
+
+
+def test_a_stage_by_itself_writes_memory_of_its_own():
+    layer = sage(4)
+    (x_j,) = layer.block(1, 1)(*random_inputs(3, 5, 4).values())
+    (messages,) = layer.block(2, 2)(x_j)
+    assert torch.equal(messages, x_j) and messages.data_ptr() != x_j.data_ptr()
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_random_numbers_alone():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first, same, other = sage(4).fingerprint(), sage(4).fingerprint(), sage(4, seed=1).fingerprint()
+    assert torch.equal(torch.rand(3), expected)
+    assert first == same != other
+    assert sage(4).reduced_by("scatter_add").fingerprint() == first
+
+
+def test_random_inputs_repeat_targets_leave_the_last_node_out_and_are_the_same_again():
+    graph = random_inputs(50, 200, 3)
+    degree = torch.bincount(graph["edge_index"][1], minlength=50)
+    assert graph["x"].shape == (50, 3) and graph["edge_index"].dtype == torch.int64
+    assert degree[-1] == 0 and degree.max() > 1
+    assert all(torch.equal(a, b) for a, b in zip(graph.values(), random_inputs(50, 200, 3).values(), strict=True))
+    assert random_inputs(1, 3, 2)["edge_index"].tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert random_inputs(4, 0, 2)["edge_index"].shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: sage(0), "at least 1 each"),
+        (lambda: sage(4, 0), "out_features=0"),
+        (lambda: gat(4, heads=0), "heads=0"),
+        (lambda: sage(4).block(0, 3), "1 <= first <= last <= 7"),
+        (lambda: sage(4).block(3, 2), "no block of stages 3..2"),
+        (lambda: sage(4).block(1, 8), "no block"),
+        (lambda: sage(4).crossing(8), "no cut behind stage 8"),
+        (lambda: sage(4).reduced_by("sum"), "no reduction 'sum'"),
+        (lambda: random_inputs(0, 3, 4), "0 nodes"),
+        (lambda: random_inputs(3, -1, 4), "-1 edges"),
+    ],
+)
+def test_what_there_is_not_is_refused_in_one_line(ask, message):
+    with pytest.raises(ModelError, match=message) as error:
+        ask()
+    assert "\n" not in str(error.value)
