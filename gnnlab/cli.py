@@ -62,7 +62,18 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"gnnlab {__version__}")
     parser.set_defaults(command=lambda arguments: parser.print_help() or OK)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for add in (_add_run, _add_report, _add_claims, _add_compare, _add_params, _add_profile):
+    for add in (
+        _add_run,
+        _add_report,
+        _add_claims,
+        _add_compare,
+        _add_params,
+        _add_profile,
+        _add_units,
+        _add_stages,
+        _add_plan,
+        _add_infer,
+    ):
         add(commands)
     return parser
 
@@ -288,6 +299,135 @@ def _profile(arguments) -> int:
     from . import profile_command
 
     return profile_command.run(arguments)
+
+
+# ---- stages ---------------------------------------------------------------------------------------------------------
+
+
+def _add_stages(commands) -> None:
+    parser = _command(
+        commands,
+        "stages",
+        "export one GNN layer stage by stage and measure the stages on every processing unit",
+        _stages,
+        more="The same as notebooks 04 and 05, into the same folders: exported_models and stages of outputs/SET.\n"
+        "A campaign that was stopped, or killed, goes on where it was. Delete outputs/SET/stages to measure all anew.",
+        examples="  gnnlab stages --all\n"
+        "  gnnlab stages --measure --params full\n"
+        "  gnnlab stages --all --sizes 1000/10000 my_sizes.json graph:digits --units openvino:CPU torch:CPU\n"
+        "  gnnlab stages --measure --blocks 1-5 6 7      a fused block and two stages",
+    )
+    _add_params_set(parser)
+    for name, help_ in (
+        ("export", "export the models that are missing or stale"),
+        ("measure", "measure what is not known yet"),
+        ("analyze", "merge the checkpoints that are there, and print the report"),
+        ("all", "all three"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=help_)
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="nodes/edges, study, a JSON file, or graph:NAME")
+    parser.add_argument("--units", nargs="+", metavar="UNIT", help="names of units, as openvino:CPU (default: all)")
+    parser.add_argument(
+        "--blocks", nargs="+", metavar="BLOCK", help="3, 1-5, stages (each by itself), all (fused, too)"
+    )
+
+
+def _stages(arguments) -> int:
+    from . import stages_command
+
+    return stages_command.run(arguments)
+
+
+# ---- plan -----------------------------------------------------------------------------------------------------------
+
+
+def _add_plan(commands) -> None:
+    parser = _command(
+        commands,
+        "plan",
+        "choose which processing unit runs which stages of a layer, and carry it out",
+        _plan,
+        more="Needs the tables of notebook 06; notebook 07 measures how units slow each other down and compiles plans.",
+        examples="  gnnlab plan --nodes 4000 --edges 9000\n"
+        "  gnnlab plan --graph digits --execute\n"
+        "  gnnlab plan --graph my_graph.npz --execute --parts 8       cut by METIS, its parts streamed\n"
+        "  gnnlab plan --nodes 1000 --edges 9000 --plan '[[[\"fast:CPU\"],[1,2,3,4,5]],[[\"openvino:CPU\"],[6,7]]]'",
+    )
+    _add_params_set(parser)
+    parser.add_argument("--nodes", type=_count, metavar="N", help="nodes of the graph")
+    parser.add_argument("--edges", type=_count, metavar="E", help="edges of the graph")
+    parser.add_argument("--graph", metavar="GRAPH", help="a graph: a name, random:..., or a file")
+    parser.add_argument("--execute", action="store_true", help="run the layer on the graph by the plan")
+    parser.add_argument("--parts", type=_count, default=1, metavar="N", help="cut the graph into parts (%(default)s)")
+    parser.add_argument("--plan", metavar="PLAN", help="this plan, as [[units, stages, ratios], ...] (default: the best)")
+    parser.add_argument("--units", nargs="+", metavar="UNIT", help="units to plan with (default: this CPU's runtimes)")
+    parser.add_argument(
+        "--objective",
+        choices=("throughput", "latency"),
+        default="throughput",
+        help="a stream of graphs, or one graph alone (%(default)s)",
+    )
+
+
+def _plan(arguments) -> int:
+    from . import plan_command
+
+    return plan_command.run(arguments, _show)
+
+
+# ---- units ----------------------------------------------------------------------------------------------------------
+
+
+def _add_units(commands) -> None:
+    parser = _command(
+        commands,
+        "units",
+        "show every processing unit: usable or not, why not, what to install",
+        _units,
+        more="Each is really tried, with a tiny inference in a process of its own, where a driver may hang or crash.\n"
+        "A unit of your own is module:factory, where factory() returns a gnnlab.stages.unit.Unit.",
+        examples="  gnnlab units\n  gnnlab units openvino:GPU openvino:NPU --json",
+    )
+    parser.add_argument("units", nargs="*", metavar="UNIT", help="names of units (default: all)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _units(arguments) -> int:
+    from . import units_command
+
+    return units_command.run(arguments, _show)
+
+
+# ---- infer ----------------------------------------------------------------------------------------------------------
+
+
+def _add_infer(commands) -> None:
+    parser = _command(
+        commands,
+        "infer",
+        "choose the node for the next task: states of edge networks in, decisions out, as JSON lines",
+        _infer,
+        more='A line in: {"nodes": [{"node_id": ..., "cpu_util": ..., ...}, ...], "links": [[id, id], ...]}.\n'
+        "A line out: its number and the chosen node. A line that is no such state is answered by an error line,\n"
+        "the others are answered all the same, and the exit code is 1.",
+        examples="  gnnlab infer --model-type hybrid --device cpu < states.jsonl\n"
+        "  gnnlab infer --model-type dqn --device cpu --quantize < states.jsonl\n"
+        "  gnnlab infer --batch states.jsonl > decisions.jsonl\n"
+        "  gnnlab infer --benchmark",
+    )
+    types = ("dqn", "ppo", "hybrid")
+    parser.add_argument("--model-type", choices=types, default="hybrid", help="the model (%(default)s)")
+    parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu (%(default)s)")
+    parser.add_argument("--quantize", action="store_true", help="weights and activations in int8, on the CPU")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--batch", metavar="FILE", help="answer all lines of FILE together")
+    what.add_argument("--benchmark", action="store_true", help="measure this predictor against the original path")
+
+
+def _infer(arguments) -> int:
+    from . import infer_command
+
+    return infer_command.run(arguments, _show)
 
 
 def _load_jupyter_fast() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations, product
 
-from .errors import StageError
+from gnnlab.stages.errors import StageError
 
 
 class PlanError(StageError):

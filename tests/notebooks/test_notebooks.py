@@ -12,17 +12,23 @@ from pathlib import Path
 import papermill
 import pytest
 
-from gnnlab.lab import parameters, results
+from gnnlab.lab import discovery, parameters, results
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def prepared(notebook, tmp_path, **changes):
-    """A copy with the quick parameters, whose outputs go to `tmp_path/out`."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where copies of all notebooks lie, and in `out` what they write: a notebook reads what others wrote."""
+    return tmp_path_factory.mktemp("notebooks")
+
+
+def prepared(notebook, folder):
+    """A copy with the quick parameters, whose outputs go to `folder/out`."""
     values = parameters.load_yaml(ROOT / "params" / "quick" / f"{notebook.stem}.yaml")
-    values |= {"output_dir": str(tmp_path / "out")} | changes
-    copy = tmp_path / notebook.name
+    values["output_dir"] = str(folder / "out")
+    copy = folder / notebook.name
     papermill.execute_notebook(notebook, copy, values, prepare_only=True, progress_bar=False)
     return copy
 
@@ -35,15 +41,25 @@ def nbval(notebook):
     )
 
 
-@pytest.mark.timeout(600)
+def run(notebook, folder):
+    """Run a notebook, after those that it needs; the one that has run is not run again."""
+    written = folder / "out" / f"{notebook.stem}.json"
+    if not written.exists():
+        found = discovery.notebooks(ROOT)
+        for number in found[notebook.stem[:2]].needs:
+            run(found[number].path, folder)
+        done = nbval(prepared(notebook, folder))
+        assert done.returncode == 0, done.stdout[-4000:]
+    return results.read(written)
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_runs_and_keeps_what_must_not_change(notebook, tmp_path):
-    done = nbval(prepared(notebook, tmp_path))
-    assert done.returncode == 0, done.stdout[-4000:]
-    result = results.read(tmp_path / "out" / f"{notebook.stem}.json")
+def test_a_notebook_runs_and_keeps_what_must_not_change(notebook, folder):
+    result = run(notebook, folder)
     assert result.status == "passed" and result.claims and result.figures
     for figure in result.figures:
-        assert (tmp_path / "out" / figure.png).stat().st_size > 1000
+        assert (folder / "out" / figure.png).stat().st_size > 1000
         assert figure.alt and figure.title
 
 
