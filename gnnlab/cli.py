@@ -351,7 +351,7 @@ def _add_plan(commands) -> None:
         examples="  gnnlab plan --nodes 4000 --edges 9000\n"
         "  gnnlab plan --graph digits --execute\n"
         "  gnnlab plan --graph my_graph.npz --execute --parts 8       cut by METIS, its parts streamed\n"
-        "  gnnlab plan --nodes 1000 --edges 9000 --plan '[[[\"fast:CPU\"],[1,2,3,4,5]],[[\"openvino:CPU\"],[6,7]]]'",
+        '  gnnlab plan --nodes 1000 --edges 9000 --plan \'[[["fast:CPU"],[1,2,3,4,5]],[["openvino:CPU"],[6,7]]]\'',
     )
     _add_params_set(parser)
     parser.add_argument("--nodes", type=_count, metavar="N", help="nodes of the graph")
@@ -359,7 +359,7 @@ def _add_plan(commands) -> None:
     parser.add_argument("--graph", metavar="GRAPH", help="a graph: a name, random:..., or a file")
     parser.add_argument("--execute", action="store_true", help="run the layer on the graph by the plan")
     parser.add_argument("--parts", type=_count, default=1, metavar="N", help="cut the graph into parts (%(default)s)")
-    parser.add_argument("--plan", metavar="PLAN", help="this plan, as [[units, stages, ratios], ...] (default: the best)")
+    parser.add_argument("--plan", metavar="PLAN", help="as [[units, stages, ratios], ...]; default: the best")
     parser.add_argument("--units", nargs="+", metavar="UNIT", help="units to plan with (default: this CPU's runtimes)")
     parser.add_argument(
         "--objective",

@@ -1,0 +1,66 @@
+"""Times made up by a formula, for the tests of plans."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from gnnlab.workloads.graphsage import sage
+
+UNITS = ("CPU", "GPU", "NPU")
+
+
+class Synthetic:
+    """ms = launch + bytes / bandwidth + FLOPs / peak of a block; each unit its own numbers, all blocks known but those
+    named in `lacking`."""
+
+    def __init__(self, units=UNITS, layer=None, lacking=(), spread=0.1, speeds=None):
+        self.units, self.layer = tuple(units), layer or sage(16)
+        self.lacking, self.spread = set(lacking), spread
+        self.speeds = speeds or {unit: 1 + place for place, unit in enumerate(self.units)}
+
+    def blocks(self, unit):
+        every = {(a, b) for a in self.layer.numbers for b in self.layer.numbers if a <= b}
+        return every - {(first, last) for name, first, last in self.lacking if name == unit}
+
+    def time_ms(self, unit, first, last, nodes, edges):
+        speed = self.speeds[unit]
+        moved = self.layer.block(first, last).bytes_moved(nodes, edges)
+        return 0.02 * speed + moved / (1e6 * speed) + self.layer.flops(first, last, nodes, edges) * speed / 4e7
+
+    def samples(self, unit, first, last, nodes, edges, count, seed):
+        noise = np.random.default_rng(seed).normal(0, self.spread, count)
+        return self.time_ms(unit, first, last, nodes, edges) * np.exp(noise)
+
+    def transfer_ms(self, source, target, size_bytes):
+        return 0.0 if source == target else 0.01 + size_bytes / 5e6
+
+    def origin(self, unit, first, last, nodes, edges):
+        return "interpolated"
+
+
+class Predicted:
+    """`Synthetic` times in the form of a fitted predictor, measured at two sizes, with transfers that are a line."""
+
+    def __init__(self, units, layer):
+        self.costs, self.units, self.layer = Synthetic(units, layer), tuple(units), layer
+        self.measured = {
+            (u, *block): dict.fromkeys([(20, 40), (80, 80), (80, 300)], (1, 1, 1))
+            for u in units
+            for block in layer.blocks()
+        }
+
+    def blocks(self, unit):
+        return self.costs.blocks(unit)
+
+    def predict(self, *key):
+        return SimpleNamespace(
+            time_ms=self.costs.time_ms(*key), origin="extrapolated" if key[3] > 80 else "interpolated"
+        )
+
+    def samples(self, *key_count_seed):
+        return self.costs.samples(*key_count_seed)
+
+
+class Line:
+    def time_ms(self, source, target, size_bytes):
+        return 0.01 + size_bytes / 5e6
