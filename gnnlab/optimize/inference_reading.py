@@ -1,0 +1,327 @@
+"""What the tables of `inference_study` say: the guide's table, figures' frames, titles and sentences, all computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gnnlab.optimize.inference_options import CACHED, GPU, GUIDE, ORIGINAL, PREDICTOR, PREDICTOR_CACHED, PRUNED, SMALLER
+from gnnlab.optimize.inference_study import BATCHED, GATHERED
+from gnnlab.optimize.study import BASELINE, CONTROL, Gain, geometric_mean, rounds_of
+from gnnlab.optimize.study_reading import gain_text
+
+# the guide's table of expected gains: its name, latency cut, throughput; then our option, or what it is measured by
+GUIDES_TABLE = (
+    ("GPU Acceleration", "90 %", "10-100x", GPU),
+    ("LRU Caching", "80 % (cached)", "5x", CACHED),
+    ("ONNX Export", "60 %", "2-5x", "onnx"),
+    ("Model Quantization", "50 %", "2-4x", "int8, dynamic"),
+    ("Batch Processing", "30 %", "3-10x", BATCHED),
+    ("Redis Caching", "70 % (cached)", "5-20x", None),
+    ("TorchScript", "40 %", "1.5-3x", "torchscript"),
+    ("Async API", "20 %", "2-5x", GATHERED),
+    ("torch.no_grad()", "30-50 %", "", "no_grad"),
+    ("Model Pruning", "", "", PRUNED),
+    ("Graph Construction Caching", "", "", "graph cache"),
+    ("Optimized script (CPU)", "", "3.3x", GUIDE),
+)
+
+
+# forms of the same change of decisions; the faster one of each is what there is to choose
+CHANGING = (
+    (SMALLER, PREDICTOR + SMALLER),
+    ("bf16", "openvino, bf16", PREDICTOR + "openvino, bf16"),
+    ("int8, dynamic",),
+    ("openvino, int8", PREDICTOR + "openvino, int8"),
+    (PRUNED,),
+)
+
+
+def gains(raced: pd.DataFrame) -> dict[str, Gain]:
+    """Each form over the original, the geometric mean over the sizes."""
+    return {form: geometric_mean(rounds_of(raced, form)) for form in dict.fromkeys(raced["form"]) if form != BASELINE}
+
+
+def summary(raced: pd.DataFrame, accurate: pd.DataFrame, bound: float) -> pd.DataFrame:
+    """Speed and accuracy side by side: option, ratio, ci_low, ci_high, same_share, regret_ms, score_error, verdict.
+
+    `bound` is the share of decisions that an option may change without that being part of its verdict.
+    """
+    found, rows = gains(raced), []
+    for row in accurate.to_dict("records"):
+        if (gain := found.get(row["option"])) is None:
+            continue
+        ends = {"ratio": gain.value, "ci_low": gain.ci[0], "ci_high": gain.ci[1], "n": gain.n}
+        kept = {name: row[name] for name in ("same_share", "same_low", "same_high", "regret_ms", "score_error")}
+        rows.append({"option": row["option"], **ends, **kept, "verdict": verdict(gain, row, bound)})
+    return pd.DataFrame(rows).sort_values("ratio", ascending=False, ignore_index=True)
+
+
+def verdict(gain: Gain, accurate: Mapping[str, Any], bound: float) -> str:
+    """Faster, slower or neither, and whether its decisions change by more than the bound."""
+    low, high = gain.ci
+    speed = "faster" if low > 1 else "slower" if high < 1 else "no difference seen"
+    changed = 1 - accurate["same_share"]
+    if accurate["exact"] or changed <= bound + 1e-9:  # as far as a difference of floats tells
+        return speed
+    word = "changes" if 1 - accurate["same_high"] > bound else "may change"
+    return f"{speed}; {word} {changed:.1%} (bound {bound:.1%})"
+
+
+def for_readers(table: pd.DataFrame) -> pd.DataFrame:
+    """`summary` as text."""
+    return pd.DataFrame(
+        {
+            "option": r["option"],
+            "over the original": f"{r['ratio']:.2f} ({r['ci_low']:.2f} to {r['ci_high']:.2f})",
+            "same decisions": f"{r['same_share']:.1%} ({r['same_low']:.1%} to {r['same_high']:.1%})",
+            "regret (ms)": f"{r['regret_ms']:.2f}",
+            "score error": f"{r['score_error']:.0e}",
+            "verdict": r["verdict"],
+        }
+        for r in table.to_dict("records")
+    )
+
+
+def guides_table(
+    table: pd.DataFrame, batched: pd.DataFrame, gathered: pd.DataFrame, missing: Mapping[str, str]
+) -> pd.DataFrame:
+    """The guide's table of expected gains, and beside it what was measured."""
+    known = {row["option"]: row for row in table.to_dict("records")}
+    known |= {BATCHED: _batch_row(batched), GATHERED: _gain_row(gathered, GATHERED)}
+    rows = []
+    for name, cut, throughput, option in GUIDES_TABLE:
+        row = known.get(option)
+        measured = {
+            "latency": "not measured here",
+            "calls": "",
+            "same decisions": "",
+            "verdict": _lacks(option, missing),
+        }
+        if row is not None:
+            ratio, low, high = (row[c] for c in ("ratio", "ci_low", "ci_high"))
+            alone = option not in (BATCHED, GATHERED)
+            measured = {
+                "latency": f"{1 - 1 / ratio:+.0%} cut ({1 - 1 / low:+.0%} to {1 - 1 / high:+.0%})" if alone else "",
+                "calls": f"{ratio:.2f}x ({low:.2f} to {high:.2f})",
+                "same decisions": f"{row['same_share']:.1%}",
+                "verdict": row["verdict"],
+            }
+        rows.append({"guide's option": name, "guide: latency": cut, "guide: calls": throughput, **measured})
+    return pd.DataFrame(rows)
+
+
+def _lacks(option: str | None, missing: Mapping[str, str]) -> str:
+    if option is None:
+        return "untestable here: needs a Redis server"
+    if option == GPU:
+        return "untestable here: needs a CUDA device; params/gpu measures it there"
+    return f"untestable here: {missing.get(option, 'not among the options of this run')}"
+
+
+def _batch_row(batched: pd.DataFrame) -> dict[str, Any]:
+    return _gain_row(batched[batched["batch"] > 1], BATCHED)
+
+
+def _gain_row(table: pd.DataFrame, form: str) -> dict[str, Any]:
+    gain = geometric_mean(rounds_of(table, form), of="mean")
+    ends = {"ratio": gain.value, "ci_low": gain.ci[0], "ci_high": gain.ci[1], "n": gain.n}
+    return {**ends, "same_share": 1.0, "verdict": verdict(gain, {"exact": True, "same_share": 1.0}, 0.0)}
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def best_exact(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
+    """The fastest predictor with the decisions of the original, that computes each of them."""
+    left_out = {PREDICTOR_CACHED, GPU, PREDICTOR + "torchscript"}  # TorchScript is deprecated, measured for the record
+    exact = set(accurate.loc[accurate["exact"], "option"]) - left_out
+    ours = table[table["option"].isin(exact) & table["option"].str.startswith(PREDICTOR)]
+    return str(ours.loc[ours["ratio"].idxmax(), "option"])
+
+
+def trade(table: pd.DataFrame, accurate: pd.DataFrame) -> pd.DataFrame:
+    """What to choose among: the three fastest that keep the decisions, and of each way to change them its faster form.
+
+    Adds changed, changed_low, changed_high (%) and front: no other here is both faster and more faithful.
+    """
+    exact = set(accurate.loc[accurate["exact"], "option"]) - {PREDICTOR_CACHED, CACHED, GPU}
+    ours = table[table["option"].isin(exact) & table["option"].str.startswith(PREDICTOR)]
+    ways = [table[table["option"].isin(names)] for names in CHANGING]
+    points = pd.concat([part.nlargest(count, "ratio") for part, count in [(ours, 3), *((way, 1) for way in ways)]])
+    changed = {"changed": 1 - points["same_share"], "changed_low": 1 - points["same_high"]}
+    changed |= {"changed_high": 1 - points["same_low"]}
+    points = points.assign(**{name: 100 * share for name, share in changed.items()}).reset_index(drop=True)
+    beaten = [
+        bool(((points["ratio"] > r["ratio"]) & (points["changed"] <= r["changed"])).any())
+        for r in points.to_dict("records")
+    ]
+    return points.assign(front=[not worse for worse in beaten])
+
+
+def pareto_title(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
+    """The fastest with every decision, and what is faster still."""
+    best = best_exact(table, accurate)
+    ratio = table.loc[table["option"] == best, "ratio"].iloc[0]
+    text = f"{best} is {ratio:.1f} times as fast and keeps the decisions"
+    points = trade(table, accurate)
+    faster = points[points["front"] & (points["changed"] > 0) & (points["ratio"] > ratio)]
+    if faster.empty:
+        return f"{text}; nothing that changes some is faster"
+    most = faster.loc[faster["ratio"].idxmax()]
+    return f"{text}; {most['option']} is faster and changes {most['changed']:.1f} %"
+
+
+def best_batch(batched: pd.DataFrame) -> pd.Series:
+    """The fastest predictor on the largest batch."""
+    rows = batched[(batched["batch"] == batched["batch"].max()) & batched["form"].str.startswith(PREDICTOR)]
+    return rows.loc[rows["ratio"].idxmax()]
+
+
+def options_title(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
+    """What the guide's script and ours bring on one state at a time."""
+    ratio, best = table.set_index("option")["ratio"], best_exact(table, accurate)
+    guides = f"the guide's script {ratio[GUIDE]:.2f} times as fast as the original"
+    return f"One decision: {guides}, {best} {ratio[best]:.1f} times"
+
+
+def throughput_title(batched: pd.DataFrame) -> str:
+    """What is fastest on the largest batch, and by how much."""
+    best = best_batch(batched)
+    return f"{best['form']}: {best['batch']:,} states {best['ratio']:.1f} times as fast as one by one in the original"
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def anatomy(parts: pd.DataFrame) -> str:
+    """What share of a prediction is not the model."""
+    sentences = []
+    for path, rows in parts.groupby("path", sort=False):
+        whole = rows.loc[rows["part"] == "all", "us"].iloc[0]
+        shares = [f"{r['part']} {r['us'] / whole:.0%}" for r in rows.to_dict("records") if r["part"] != "all"]
+        sentences.append(f"- {path}: {whole:,.0f} µs a prediction; {', '.join(shares)}")
+    return "\n".join(sentences)
+
+
+def breaks_even(costs: pd.DataFrame) -> float:
+    """The share of known states from which on a cache pays; NaN where a hit is no faster than computing."""
+    ms = costs.set_index("form")["ms"]
+    plain, hit, miss = ms[BASELINE], ms["hit"], ms["miss"]
+    if hit >= plain:
+        return float("nan")
+    return float(np.clip((miss - plain) / (miss - hit), 0, 1)) if miss > hit else 0.0
+
+
+def cache(costs: pd.DataFrame, nodes: int) -> str:
+    """What a hit saves, what a miss costs, and from what share of hits on it pays."""
+    ms, share = costs.set_index("form")["ms"] * 1e3, breaks_even(costs)
+    text = (
+        f"At {nodes} nodes a prediction takes {ms[BASELINE]:.0f} µs, a hit {ms['hit']:.0f}, a miss {ms['miss']:.0f}: "
+    )
+    if np.isnan(share):
+        return text + "a cache pays at no share of known states."
+    return text + f"a cache pays when more than {share:.0%} of the states are known."
+
+
+def engine_costs(costs: pd.DataFrame) -> str:
+    """What building each engine costs, and its first call."""
+    built = costs[costs["build_s"] > 0].sort_values("build_s")
+    parts = [f"{r.engine} {r.build_s:.1f} s" for r in built.itertuples()]
+    slowest = costs.loc[costs["first_call_ms"].idxmax()]
+    text = "; ".join(parts) or "none in this run, all were in the store"
+    return f"Built here: {text}. The longest first call: {slowest['engine']}, {slowest['first_call_ms']:.1f} ms."
+
+
+def memory(used: pd.DataFrame) -> str:
+    """What the gradients' share of the memory is."""
+    most = used[used["states"] == used["states"].max()].set_index("path")["rise_mib"]
+    paths = " and ".join(f"{path} {rise:.2f} MiB" for path, rise in most.items())
+    return f"A pass over {used['states'].max():,} states holds beside the model: {paths}, as torch accounts for it."
+
+
+def what_when(
+    table: pd.DataFrame, accurate: pd.DataFrame, batched: pd.DataFrame, costs: pd.DataFrame, nodes: int
+) -> str:
+    """Advice for this machine, each line from a number of this run."""
+    best, share = best_exact(table, accurate), breaks_even(costs)
+    rows = table.set_index("option")
+    lines = [f"- one state at a time: {best}, {gain_of(rows.loc[best])} over the original, with its decisions"]
+    lossy = table[
+        ~table["option"].isin(accurate.loc[accurate["exact"], "option"]) & (table["ratio"] > rows.loc[best, "ratio"])
+    ]
+    within = [r for r in lossy.to_dict("records") if "change" not in r["verdict"]]
+    if within:
+        lines.append(f"- faster still within the bound on decisions: {within[0]['option']}, {gain_of(within[0])}")
+    else:
+        lines.append("- no option that changes decisions is faster and stays within the bound: leave them")
+    if np.isnan(share):
+        lines.append(f"- an answer cache: not on this machine, a hit is no faster than computing ({nodes} nodes)")
+    else:
+        lines.append(f"- an answer cache: when more than {share:.0%} of the states come again ({nodes} nodes)")
+    rate = batched[batched["form"].str.startswith(PREDICTOR)].sort_values("states_per_s").iloc[-1]
+    lines.append(
+        f"- many states: {rate['form']} in batches of {rate['batch']:,}, {rate['states_per_s']:,.0f} states a second"
+    )
+    none = [r["option"] for r in table.to_dict("records") if r["verdict"].startswith(("no difference", "slower"))]
+    if none:
+        lines.append(f"- not for speed: {', '.join(none)}")
+    return "\n".join(lines)
+
+
+def gain_of(row: Mapping[str, Any]) -> str:
+    return f"{row['ratio']:.2f} times as fast ({row['ci_low']:.2f} to {row['ci_high']:.2f})"
+
+
+def noise(raced: pd.DataFrame) -> str:
+    """What the original against itself shows."""
+    return f"The original against itself: {gain_text(geometric_mean(rounds_of(raced, CONTROL)))}."
+
+
+def others(missing: Mapping[str, str]) -> str:
+    """What could not be had here, and why."""
+    return "\n".join(f"- {name} is not here: {why}" for name, why in missing.items()) or "Every option runs here."
+
+
+def batches(batched: pd.DataFrame, mixed: pd.DataFrame) -> str:
+    """The fastest on the largest batch, of small networks and of all sizes."""
+    parts = []
+    for table in (batched, mixed):
+        best = best_batch(table)
+        parts.append(
+            f"- {best['batch']:,} networks of {best['nodes']} nodes: {best['form']}, {gain_of(best)} as one by one in "
+            f"the original, {best['states_per_s']:,.0f} states a second"
+        )
+    return "\n".join(parts)
+
+
+def gathered(table: pd.DataFrame) -> str:
+    """What gathering concurrent requests into batches brings, in the original path and in the predictor."""
+    rows = table.set_index("form")
+    row, us = rows.loc[GATHERED], rows["ms"] * 1e3
+    return (
+        f"{row['callers']:,.0f} callers at once, gathered into batches: {gain_of(row)} as one after the other in the "
+        f"original path; in the predictor {us[PREDICTOR + GATHERED]:.0f} µs a state, one after the other "
+        f"{us[PREDICTOR + 'one by one']:.0f}."
+    )
+
+
+def exact_same(accurate: pd.DataFrame) -> str:
+    """How the original decides, and that every exact option decides so too."""
+    first = accurate.set_index("option").loc[ORIGINAL]
+    rows = accurate[accurate["exact"]]
+    return (
+        f"Over {first['n']:,} networks the original finds the best node in {first['best_share']:.1%} and costs "
+        f"{first['regret_ms']:.2f} ms more than the best on average. {len(rows)} options must give its scores, and do "
+        f"within {rows['score_error'].max():.0e} of the largest; the least share of equal decisions among them is "
+        f"{rows['same_share'].min():.2%}."
+    )
+
+
+def compared(names: Sequence[str], table: pd.DataFrame) -> str:
+    """A few options by name in one line each."""
+    rows = table.set_index("option")
+    return "\n".join(f"- {n}: {gain_of(rows.loc[n])}; {rows.loc[n, 'verdict']}" for n in names if n in rows.index)
