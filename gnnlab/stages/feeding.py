@@ -1,7 +1,7 @@
 """From the values of a graph to the inputs of an exported model, and from its outputs back.
 
 Made once for a graph, outside the time: sorted edges or an adjacency matrix for the models that read those. Made at
-each run, inside it: padding for a model of another size than the graph's, and cropping.
+each run, inside it: padding for a model of another size than the graph's, and cropping, which copies nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Feed:
     def outputs(self, results: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """What the block writes, by name, from the model's outputs in order."""
         found = dict(zip(self.artefact.writes, results, strict=True))
-        if self._pads:
+        if self._pads or self._prepares:  # hand-built models may write a ghost's row
             from gnnlab.stages.padding import crop
 
             return crop(self.layer, found, self.nodes, self.edges)

@@ -5,13 +5,13 @@
 | input | shape | holds |
 |---|---|---|
 | `rowptr` | (N + 1), int32 | the edges of target i are rowptr[i] .. rowptr[i + 1] - 1 |
-| `col` | (E), int32 | their sources |
-| `order` | (E), int32 | where they stand in `edge_index` |
+| `col` | (E + 1), int32 | their sources, then a 0 |
+| `order` | (E + 1), int32 | where they stand in `edge_index`, then a 0 |
 | `adjacency` | (N, N), float32 | how many edges go from column j to row i |
 
-OpenVINO refuses a bag that begins where the indices end, as those of nodes without edges at the end of a graph do.
-There `col` and `order` get one more entry, which adds a row to the last, empty bag; the models set sums of empty bags
-to 0.
+OpenVINO refuses a bag that begins where the indices end, as those of nodes without edges at the end of a graph do, and
+ends the last bag there. So there is one more index, and the number E at the end of `rowptr` begins a bag that holds it:
+a ghost behind the nodes, whose row nobody reads.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def adjacency(edge_index: torch.Tensor, nodes: int) -> np.ndarray:
 def _bags(edge_index: torch.Tensor, nodes: int) -> dict[str, np.ndarray]:
     neighbours = Neighbours.prepare(edge_index, nodes)
     rowptr = neighbours.rowptr.int().numpy()
-    extra = np.zeros(int(rowptr[-1] == rowptr[-2]), np.int32)
-    col = np.concatenate([neighbours.col.int().numpy(), extra])
-    order = np.concatenate([neighbours.order.int().numpy(), extra])
+    ghost = np.zeros(1, np.int32)
+    col = np.concatenate([neighbours.col.int().numpy(), ghost])
+    order = np.concatenate([neighbours.order.int().numpy(), ghost])
     return {"rowptr": rowptr, "col": col, "order": order}

@@ -1,8 +1,10 @@
 """OpenVINO graphs built by hand for blocks of a SAGE layer that sum over neighbours.
 
-- `bag`: one EmbeddingBagOffsetsSum over sorted edges. Where the block begins with the gather, x goes straight into the
-  sums and the E x F messages are never in memory. Dynamic shapes, without weights: with them the CPU plugin wants
-  static ones.
+- `bag`: one EmbeddingBagOffsets over sorted edges, which takes the means itself where the block does. Where it begins
+  with the gather, x goes straight into the sums and the E x F messages are never in memory. Dynamic shapes, without
+  weights: with them the CPU plugin wants static ones. The sums or means that it writes have a row more than there are
+  nodes (`graph_inputs` says why): N of them are the block's, and cutting them off is left to a view of the result,
+  because a slice in the graph copies them all.
 - `dense`: one product with the adjacency matrix, as GraNNite (arXiv 2502.06921) has it for NPUs. Dynamic or static.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op
+from openvino import opset15
 
 from gnnlab.stages.errors import StageError
 from gnnlab.workloads.staged import StagedLayer
@@ -67,10 +70,7 @@ def build(layer: StagedLayer, first: int, last: int, form: str, size: tuple[int,
 def _sum(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
     if form == "dense":
         return op.matmul(known["adjacency"], known["x"], False, False)
-    rows, index = ("x", "col") if first == GATHER else ("x_j" if first == MESSAGE else "messages", "order")
-    starts = _slice(known["rowptr"], 0, -1)
-    bags = op.embedding_bag_offsets_sum(known[rows], known[index], starts)
-    return op.select(op.greater(_column(_degree(known, form)), _number(0)), bags, _number(0))  # (N, F)
+    return _bags(known, first, "sum")
 
 
 def _count(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
@@ -78,13 +78,16 @@ def _count(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str)
 
 
 def _normalize(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+    if _has_ghost(form, first):
+        return _bags(known, first, "mean")
     return op.divide(known["sums"], _column(op.maximum(known["counts"], _number(1))))
 
 
 def _transform(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
     module = layer.stages[TRANSFORM - 1].module
     own = op.matmul(known["x"], op.constant(module.lin_r.weight.numpy()), False, True)
-    mean = op.matmul(known["means"], op.constant(module.lin_l.weight.numpy()), False, True)
+    means = _slice(known["means"], 0, -1) if _has_ghost(form, first) else known["means"]
+    mean = op.matmul(means, op.constant(module.lin_l.weight.numpy()), False, True)
     return op.add(op.add(mean, op.constant(module.lin_l.bias.numpy())), own)
 
 
@@ -93,6 +96,17 @@ def _activate(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: s
 
 
 _STEPS = {SUM: _sum, COUNT: _count, NORMALIZE: _normalize, TRANSFORM: _transform, ACTIVATE: _activate}
+
+
+def _bags(known: dict[str, ov.Node], first: int, reduction: str) -> ov.Node:
+    """Sums or means over neighbours, (N + 1, F); of empty bags 0. The last row is the ghost's."""
+    rows, index = ("x", "col") if first == GATHER else ("x_j" if first == MESSAGE else "messages", "order")
+    return opset15.embedding_bag_offsets(known[rows], known[index], known["rowptr"], reduction=reduction)
+
+
+def _has_ghost(form: str, first: int) -> bool:
+    """Are the block's means those of bags?"""
+    return form == "bag" and first <= SUM
 
 
 def _degree(known: dict[str, ov.Node], form: str) -> ov.Node:

@@ -1,6 +1,7 @@
 """Graphs built by hand give what torch gives, whatever the graph: empty bags, empty ends, edges twice."""
 
 from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 import openvino
@@ -9,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.stages import checking, exporters, openvino_graphs
+from gnnlab.stages import checking, exporters, openvino_graphs, padding
 from gnnlab.stages.errors import StageError
+from gnnlab.stages.feeding import Feed
 from gnnlab.stages.graph_inputs import DENSE_NODES, adjacency, prepared
 from gnnlab.workloads.graphsage import gat, sage
 
@@ -23,6 +25,15 @@ DENSE = [b for b in BAGS if b[0] == 1 or b[0] > 3]
 def compiled(first, last, form):
     model = openvino_graphs.build(LAYER, first, last, form)
     return checking.loaded(exporters.ir_files(model), checking.OPENVINO)
+
+
+def written(known, first, last, form):
+    """What the compiled block writes for the nodes of the graph, by name."""
+    names = openvino_graphs.reads(LAYER, first, last, form)
+    given = {**known, **prepared(names, known)}
+    results = compiled(first, last, form)({name: given[name] for name in names})
+    found = dict(zip(LAYER.block(first, last).writes, results, strict=True))
+    return padding.crop(LAYER, found, known["x"].shape[0], known["edge_index"].shape[1])
 
 
 @st.composite
@@ -38,20 +49,38 @@ def values(draw):
 @given(values(), st.sampled_from([*((b, "bag") for b in BAGS), *((b, "dense") for b in DENSE)]))
 def test_a_hand_built_block_is_the_block(known, case):
     (first, last), form = case
-    names = openvino_graphs.reads(LAYER, first, last, form)
-    given = {**known, **prepared(names, known)}
-    results = compiled(first, last, form)({name: given[name] for name in names})
-    for name, result in zip(LAYER.block(first, last).writes, results, strict=True):
+    for name, result in written(known, first, last, form).items():
         np.testing.assert_allclose(result, known[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_nodes_without_edges_at_the_end_stay_zero_even_where_x_is_not_finite():
+@pytest.mark.parametrize("targets", [[0, 1], [2, 3]], ids=["isolated at the end", "isolated at the start"])
+@pytest.mark.parametrize("last", [3, 4, 5])
+def test_rows_that_are_not_finite_stay_out_of_the_sums_of_others_even_where_nodes_have_no_edges(targets, last):
     x = torch.full((4, 4), torch.inf)
     x[1] = 1
-    known = {name: tensor.numpy() for name, tensor in LAYER.trace(x, torch.tensor([[1, 1], [0, 1]])).items()}
-    names = openvino_graphs.reads(LAYER, 1, 5, "bag")
-    (means,) = compiled(1, 5, "bag")({name: {**known, **prepared(names, known)}[name] for name in names})
-    assert np.array_equal(means, known["means"])
+    known = {name: tensor.numpy() for name, tensor in LAYER.trace(x, torch.tensor([[1, 1], targets])).items()}
+    for name, result in written(known, 1, last, "bag").items():
+        assert np.array_equal(result, known[name]), name
+
+
+@pytest.mark.parametrize("block", [(1, 3), (1, 4), (1, 5), (1, 7), (3, 5)])
+def test_what_a_bag_model_gives_through_its_feed_has_a_row_for_each_node_and_is_no_copy(block):
+    shapes = LAYER.shapes(5, 7)
+    graph = {"x": torch.ones(5, 4), "edge_index": torch.tensor([[0, 1, 2, 3, 4, 4, 4], [0, 0, 1, 1, 2, 2, 2]])}
+    known = {name: tensor.numpy() for name, tensor in LAYER.trace(**graph).items()}
+    names, writes = openvino_graphs.reads(LAYER, *block, "bag"), LAYER.block(*block).writes
+    model = SimpleNamespace(exporter="handbuilt", reads=names, writes=writes, sized_by=(), nodes=None, edges=None)
+    feed = Feed(LAYER, model, 5, 7)
+    results = compiled(*block, "bag")(feed.inputs(known))
+    for result, (name, array) in zip(results, feed.outputs(results).items(), strict=True):
+        assert array.shape == shapes[name][0] and np.shares_memory(array, result)
+        np.testing.assert_allclose(array, known[name], rtol=1e-5, atol=1e-5)
+
+
+def test_means_of_bags_are_one_operation():
+    model = openvino_graphs.build(LAYER, 1, 5, "bag")
+    assert [node.get_type_name() for node in model.get_ops()].count("EmbeddingBagOffsets") == 1
+    assert {node.get_type_name() for node in model.get_ops()} == {"Parameter", "EmbeddingBagOffsets", "Result"}
 
 
 def test_bags_are_not_given_the_messages_where_the_block_gathers_itself():

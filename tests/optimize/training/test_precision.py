@@ -4,9 +4,14 @@ from gnnlab.optimize.training.precision import Bf16Probe, autocast, bf16_on_cpu,
 
 
 def test_native_is_what_is_measured_faster_and_the_sentence_says_so():
-    fast, slow = Bf16Probe(3.9, (3.7, 4.1), 24, "AVX512"), Bf16Probe(1.0, (0.9, 1.2), 24, "AVX512")
+    fast, slow = Bf16Probe(3.9, (3.7, 4.1), 24, "AVX512", False), Bf16Probe(1.0, (0.9, 1.2), 24, "AVX512", False)
     assert fast.native and "natively" in fast.sentence and "3.70 to 4.10" in fast.sentence
     assert not slow.native and "no native bf16" in slow.sentence
+
+
+def test_a_disturbed_measurement_does_not_take_the_instructions_away():
+    assert Bf16Probe(0.4, (0.2, 10.3), 9, "AVX512", True).native  # too wide to tell
+    assert not Bf16Probe(0.4, (0.3, 0.5), 20, "AVX512", True).native
 
 
 def test_the_probe_runs_once_and_decides():
