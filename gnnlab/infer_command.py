@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 import pandas as pd
 from rich.table import Table
 
-from gnnlab.optimize import inference_study
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.inference import Decision, OriginalPredictor, Predictor
-from gnnlab.optimize.inference_options import ORIGINAL, PREDICTOR, PREDICTOR_CACHED, Option
-from gnnlab.optimize.inference_study import BASELINE
-from gnnlab.optimize.prediction_cache import PredictionCache
+from gnnlab.optimize.inference import study as inference_study
+from gnnlab.optimize.inference.options import ORIGINAL, PREDICTOR, PREDICTOR_CACHED, Option
+from gnnlab.optimize.inference.prediction_cache import PredictionCache
+from gnnlab.optimize.inference.predictor import Decision, OriginalPredictor, Predictor
+from gnnlab.optimize.inference.study import BASELINE
 from gnnlab.workloads import edge_allocator
 
 BENCHMARK_NODES, BENCHMARK_STATES, BENCHMARK_BATCH = 10, 500, 100  # networks as small as the guide's benchmark has

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gnnlab import cli, infer_command
-from gnnlab.optimize.inference import Predictor
+from gnnlab.optimize.inference.predictor import Predictor
 from gnnlab.workloads.edge_allocator import random_state
 
 STATES = [random_state(nodes, nodes) for nodes in (1, 4, 7)]

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gnnlab.optimize.async_batching import AsyncBatcher, BatchError
 from gnnlab.optimize.errors import OptimizeError
+from gnnlab.optimize.inference.async_batching import AsyncBatcher, BatchError
 
 
 class Doubler:

@@ -9,13 +9,25 @@ import torch
 from allocator_cases import usual_states
 
 from gnnlab.lab import claims
-from gnnlab.optimize import engines, inference_claims, inference_options, inference_study, pruning
-from gnnlab.optimize import inference_reading as reading
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.inference import Decision
-from gnnlab.optimize.inference_options import CACHED, GUIDE, ORIGINAL, PREDICTOR, PREDICTOR_CACHED, Option
-from gnnlab.optimize.inference_study import BATCHED, GATHERED, ONE_BY_ONE
-from gnnlab.optimize.model_store import ModelStore
+from gnnlab.optimize.inference import (
+    engines,
+    pruning,
+)
+from gnnlab.optimize.inference import (
+    options as inference_options,
+)
+from gnnlab.optimize.inference import (
+    study as inference_study,
+)
+from gnnlab.optimize.inference import (
+    study_claims as inference_claims,
+)
+from gnnlab.optimize.inference import study_reading as reading
+from gnnlab.optimize.inference.model_store import ModelStore
+from gnnlab.optimize.inference.options import CACHED, GUIDE, ORIGINAL, PREDICTOR, PREDICTOR_CACHED, Option
+from gnnlab.optimize.inference.predictor import Decision
+from gnnlab.optimize.inference.study import BATCHED, GATHERED, ONE_BY_ONE
 from gnnlab.optimize.study import BASELINE, CONTROL, Gain
 from gnnlab.profiling.parity import ParityError
 from gnnlab.workloads.edge_allocator import load

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gnnlab.optimize import tracking
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.tracking import Tracker
+from gnnlab.optimize.inference import tracking
+from gnnlab.optimize.inference.tracking import Tracker
 
 
 def tracked(count, cached=0, errors=0):

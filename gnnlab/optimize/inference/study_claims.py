@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from gnnlab.optimize.inference_options import CACHED, GPU, GUIDE, PREDICTOR, PRUNED
-from gnnlab.optimize.inference_reading import best_batch, best_exact
-from gnnlab.optimize.inference_study import BATCHED, GATHERED
+from gnnlab.optimize.inference.options import CACHED, GPU, GUIDE, PREDICTOR, PRUNED
+from gnnlab.optimize.inference.study import BATCHED, GATHERED
+from gnnlab.optimize.inference.study_reading import best_batch, best_exact
 from gnnlab.optimize.study import Gain, geometric_mean, rounds_of
 
 Row = dict[str, Any]

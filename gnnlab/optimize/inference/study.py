@@ -21,13 +21,13 @@ import pandas as pd
 import torch
 from torch_geometric.data import Batch
 
-from gnnlab.optimize.async_batching import AsyncBatcher
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.flat_allocator import FlatAllocator
-from gnnlab.optimize.inference import Decision, OriginalPredictor, Predictor, build_graph
-from gnnlab.optimize.inference_options import ORIGINAL, PREDICTOR, Option, predictors
-from gnnlab.optimize.network_arrays import NetworkArrays, Topologies
-from gnnlab.optimize.prediction_cache import PredictionCache
+from gnnlab.optimize.inference.async_batching import AsyncBatcher
+from gnnlab.optimize.inference.flat_allocator import FlatAllocator
+from gnnlab.optimize.inference.network_arrays import NetworkArrays, Topologies
+from gnnlab.optimize.inference.options import ORIGINAL, PREDICTOR, Option, predictors
+from gnnlab.optimize.inference.prediction_cache import PredictionCache
+from gnnlab.optimize.inference.predictor import Decision, OriginalPredictor, Predictor, build_graph
 from gnnlab.optimize.study import BASELINE
 from gnnlab.profiling import memory
 from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal

@@ -8,13 +8,13 @@ from allocator_cases import node, states, usual_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.optimize import devices
-from gnnlab.optimize.async_batching import AsyncBatcher
-from gnnlab.optimize.engines import Engine
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.inference import Decision, OriginalPredictor, Predictor
-from gnnlab.optimize.prediction_cache import PredictionCache
-from gnnlab.optimize.state_checks import StateError
+from gnnlab.optimize.inference import devices
+from gnnlab.optimize.inference.async_batching import AsyncBatcher
+from gnnlab.optimize.inference.engines import Engine
+from gnnlab.optimize.inference.prediction_cache import PredictionCache
+from gnnlab.optimize.inference.predictor import Decision, OriginalPredictor, Predictor
+from gnnlab.optimize.inference.state_checks import StateError
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, random_state
 from gnnlab.workloads.errors import ModelError
 
@@ -134,7 +134,7 @@ def test_a_bad_state_in_a_batch_fails_alone(many, data):
 
 
 def test_more_networks_than_a_pass_holds_keep_their_order(monkeypatch):
-    monkeypatch.setattr("gnnlab.optimize.inference.NETWORKS_A_PASS", 3)
+    monkeypatch.setattr("gnnlab.optimize.inference.predictor.NETWORKS_A_PASS", 3)
     many = usual_states(8)
     for got, state in zip(FAST.predict_batch(many, return_scores=True), many, strict=True):
         agrees(got, ORIGINAL.predict(state, return_scores=True))
@@ -166,7 +166,7 @@ def test_the_original_keeps_gradients_on_and_the_predictor_does_not():
 
 
 def data_of(state):
-    from gnnlab.optimize.inference import build_graph
+    from gnnlab.optimize.inference.predictor import build_graph
 
     return build_graph(state)
 

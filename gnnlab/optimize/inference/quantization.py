@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch_geometric.nn.dense.linear import Linear as PygLinear
 
-from gnnlab.optimize.network_arrays import NetworkArrays
+from gnnlab.optimize.inference.network_arrays import NetworkArrays
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 

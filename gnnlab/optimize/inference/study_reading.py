@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.optimize.inference_options import CACHED, GPU, GUIDE, ORIGINAL, PREDICTOR, PREDICTOR_CACHED, PRUNED, SMALLER
-from gnnlab.optimize.inference_study import BATCHED, GATHERED
+from gnnlab.optimize.inference.options import (
+    CACHED,
+    GPU,
+    GUIDE,
+    ORIGINAL,
+    PREDICTOR,
+    PREDICTOR_CACHED,
+    PRUNED,
+    SMALLER,
+)
+from gnnlab.optimize.inference.study import BATCHED, GATHERED
 from gnnlab.optimize.study import BASELINE, CONTROL, Gain, geometric_mean, rounds_of
 from gnnlab.optimize.study_reading import gain_text
 

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from gnnlab.optimize import flat_allocator, quantization
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.flat_allocator import DenseAllocator, FlatAllocator
-from gnnlab.optimize.model_store import ModelStore
-from gnnlab.optimize.network_arrays import NetworkArrays
+from gnnlab.optimize.inference import flat_allocator, quantization
+from gnnlab.optimize.inference.flat_allocator import DenseAllocator, FlatAllocator
+from gnnlab.optimize.inference.model_store import ModelStore
+from gnnlab.optimize.inference.network_arrays import NetworkArrays
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 
@@ -255,7 +255,7 @@ def _openvino(precision: str, model: EdgeAllocator, device: torch.device, store:
     def run(networks: NetworkArrays) -> np.ndarray:
         padded = networks.with_ghost()  # OpenVINO's bag refuses a last node without edges
         edges = padded.topology
-        return request.infer([padded.x, edges.source, edges.target, edges.starts])[0][:-1].copy()
+        return request.infer([padded.x, edges.source, edges.target, edges.starts], share_outputs=True)[0][:-1].copy()
 
     note = quantization.STATIC if precision == "int8" else ""
     return Engine("openvino", precision, run, seconds, time.perf_counter() - start, stored.size_bytes, note)

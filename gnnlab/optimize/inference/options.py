@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from gnnlab.optimize import engines, pruning, quantization
-from gnnlab.optimize.engines import Engine
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.inference import Decision, OriginalPredictor, Predictor, build_graph
-from gnnlab.optimize.model_store import ModelStore
-from gnnlab.optimize.network_arrays import NetworkArrays, Topologies, Topology
-from gnnlab.optimize.prediction_cache import PredictionCache
-from gnnlab.optimize.tracking import Tracker
+from gnnlab.optimize.inference import engines, pruning, quantization
+from gnnlab.optimize.inference.engines import Engine
+from gnnlab.optimize.inference.model_store import ModelStore
+from gnnlab.optimize.inference.network_arrays import NetworkArrays, Topologies, Topology
+from gnnlab.optimize.inference.prediction_cache import PredictionCache
+from gnnlab.optimize.inference.predictor import Decision, OriginalPredictor, Predictor, build_graph
+from gnnlab.optimize.inference.tracking import Tracker
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import FEATURES, EdgeAllocator, State
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.network_arrays import NetworkArrays
+from gnnlab.optimize.inference.network_arrays import NetworkArrays
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 

@@ -9,11 +9,11 @@ from allocator_cases import node, states, usual_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.optimize import engines, quantization
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.flat_allocator import DenseAllocator, FlatAllocator
-from gnnlab.optimize.model_store import ModelStore
-from gnnlab.optimize.network_arrays import NetworkArrays
+from gnnlab.optimize.inference import engines, quantization
+from gnnlab.optimize.inference.flat_allocator import DenseAllocator, FlatAllocator
+from gnnlab.optimize.inference.model_store import ModelStore
+from gnnlab.optimize.inference.network_arrays import NetworkArrays
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, random_state
 
 EXACT = ["fast", "torchscript", "onnx", "openvino"]

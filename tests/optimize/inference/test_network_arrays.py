@@ -6,9 +6,9 @@ from allocator_cases import node, states, usual_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.optimize import network_arrays, state_checks
-from gnnlab.optimize.network_arrays import NetworkArrays, Topologies, Topology
-from gnnlab.optimize.state_checks import StateError
+from gnnlab.optimize.inference import network_arrays, state_checks
+from gnnlab.optimize.inference.network_arrays import NetworkArrays, Topologies, Topology
+from gnnlab.optimize.inference.state_checks import StateError
 from gnnlab.workloads.edge_allocator import decide, edges, features, random_state
 
 

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from gnnlab.optimize import devices, engines, state_checks
-from gnnlab.optimize.engines import Engine
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.model_store import ModelStore
-from gnnlab.optimize.network_arrays import NetworkArrays, Topologies
-from gnnlab.optimize.prediction_cache import PredictionCache
-from gnnlab.optimize.state_checks import StateError
+from gnnlab.optimize.inference import devices, engines, state_checks
+from gnnlab.optimize.inference.engines import Engine
+from gnnlab.optimize.inference.model_store import ModelStore
+from gnnlab.optimize.inference.network_arrays import NetworkArrays, Topologies
+from gnnlab.optimize.inference.prediction_cache import PredictionCache
+from gnnlab.optimize.inference.state_checks import StateError
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import FEATURES, EdgeAllocator, State
 

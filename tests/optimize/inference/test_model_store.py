@@ -4,7 +4,7 @@ import os
 import pytest
 
 from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.model_store import ModelStore
+from gnnlab.optimize.inference.model_store import ModelStore
 
 
 def write(text):

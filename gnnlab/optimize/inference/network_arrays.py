@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlab.optimize import state_checks
-from gnnlab.optimize.state_checks import LIMITS, CheckedState
+from gnnlab.optimize.inference import state_checks
+from gnnlab.optimize.inference.state_checks import LIMITS, CheckedState
 from gnnlab.workloads.edge_allocator import FEATURES, State
 
 _values, _node_id, _nodes, _links = (
