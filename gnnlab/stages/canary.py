@@ -16,13 +16,13 @@ import numpy as np
 from gnnlab.profiling.sampling import Clock
 
 HERE = "here"  # the name of this machine, where a campaign has no other
-_WARM_UP, _RUNS = 2, 9
+_WARM_UP, _RUNS = 2, 41  # some 50 ms: with 9 runs the canary itself scattered by 20 % on a shared machine
 
 
 def canary(clock: Clock = time.perf_counter) -> dict[str, float]:
-    """{"here": ms} of the fixed work: the median of 9 runs after 2 that do not count.
+    """{"here": ms} of the fixed work: the median of 41 runs after 2 that do not count.
 
-    A run is long enough, some ms, to be interrupted by whoever else wants this core.
+    A run takes about a millisecond, so that a burst of somebody else's work does not decide the median.
     """
     numbers, source = np.linspace(0, 1, 100_000), np.ones(2**21)  # 0.8 MB; 16 MiB
     target, out = np.empty_like(source), np.empty_like(numbers)
