@@ -385,7 +385,7 @@ def _add_units(commands) -> None:
         "show every processing unit: usable or not, why not, what to install",
         _units,
         more="Each is really tried, with a tiny inference in a process of its own, where a driver may hang or crash.\n"
-        "A unit of your own is module:factory, where factory() returns a gnnlab.stages.unit.Unit.",
+        "A unit of your own is module:factory, where factory() returns a gnnlab.stages.units.unit.Unit.",
         examples="  gnnlab units\n  gnnlab units openvino:GPU openvino:NPU --json",
     )
     parser.add_argument("units", nargs="*", metavar="UNIT", help="names of units (default: all)")

@@ -12,15 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from gnnlab.lab import discovery
-from gnnlab.stages import plan_reading, plan_store, plan_study
-from gnnlab.stages.costs import Shares
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.execution import Graph
-from gnnlab.stages.lanes import Lanes
-from gnnlab.stages.partition import by_ranges
-from gnnlab.stages.plan_costs import TableCosts
-from gnnlab.stages.plan_run import carry_out, graph_of
-from gnnlab.stages.plans import Plan, parse
+from gnnlab.stages.plans import store as plan_store
+from gnnlab.stages.plans import study as plan_study
+from gnnlab.stages.plans import study_reading as plan_reading
+from gnnlab.stages.plans.costs import Shares
+from gnnlab.stages.plans.execution import Graph
+from gnnlab.stages.plans.lanes import Lanes
+from gnnlab.stages.plans.partition import by_ranges
+from gnnlab.stages.plans.plans import Plan, parse
+from gnnlab.stages.plans.run import carry_out, graph_of
+from gnnlab.stages.plans.table_costs import TableCosts
 
 TABLES, MODELS, PLANS = "tables", "exported_models", "plans/compiled_plans.json"
 Show = Callable[[object], None]

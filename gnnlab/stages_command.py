@@ -11,8 +11,19 @@ from typing import Any
 
 from gnnlab.lab import discovery, parameters
 from gnnlab.lab.results_folder import only_run
-from gnnlab.stages import campaign_cells, campaign_reading, campaign_study, sizes
-from gnnlab.stages.cell_inputs import layer_of
+from gnnlab.stages.campaign import (
+    sizes,
+)
+from gnnlab.stages.campaign import (
+    study as campaign_study,
+)
+from gnnlab.stages.campaign import (
+    study_reading as campaign_reading,
+)
+from gnnlab.stages.campaign import (
+    wanted_cells as campaign_cells,
+)
+from gnnlab.stages.campaign.cell_inputs import layer_of
 from gnnlab.stages.errors import StageError
 
 NOTEBOOKS = ("04", "05")
@@ -31,7 +42,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _export(given: SimpleNamespace, folder: Path) -> None:
-    from gnnlab.stages.export import export_all
+    from gnnlab.stages.export.export import export_all
 
     layer = layer_of(given.layer, given.features)
     blocks = [block for block in campaign_cells.blocks(given.blocks, len(layer.stages)) if block[0] != block[1]]

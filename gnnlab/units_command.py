@@ -8,8 +8,8 @@ from argparse import Namespace
 from rich.table import Table
 from rich.text import Text
 
-from gnnlab.stages import units
-from gnnlab.stages.unit import Availability, Unit
+from gnnlab.stages.units import registry as units
+from gnnlab.stages.units.unit import Availability, Unit
 
 
 def run(arguments: Namespace, show) -> int:

@@ -10,10 +10,10 @@ from synthetic_costs import Line, Predicted
 
 from gnnlab import cli, plan_command
 from gnnlab.lab import discovery
-from gnnlab.stages import plan_study
-from gnnlab.stages.cell_inputs import layer_of
-from gnnlab.stages.lanes import Lanes
-from gnnlab.stages.plan_costs import TableCosts
+from gnnlab.stages.campaign.cell_inputs import layer_of
+from gnnlab.stages.plans import study as plan_study
+from gnnlab.stages.plans.lanes import Lanes
+from gnnlab.stages.plans.table_costs import TableCosts
 
 UNITS = ("plan_units:cpu", "plan_units:gpu")
 PLAN = '[[["plan_units:gpu"],[1,2]],[["plan_units:cpu"],[3,4,5,6,7]]]'

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnnlab.stages.torch_units import TorchUnit
-from gnnlab.stages.unit import Availability, Unit
+from gnnlab.stages.units.torch_units import TorchUnit
+from gnnlab.stages.units.unit import Availability, Unit
 
 
 @dataclass(frozen=True)

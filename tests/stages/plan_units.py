@@ -4,7 +4,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from gnnlab.stages.torch_units import TorchUnit
+from gnnlab.stages.units.torch_units import TorchUnit
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from gnnlab.stages import checkpoints
-from gnnlab.stages.campaign import Answer, as_json
-from gnnlab.stages.cells import Cell, Outcome
-from gnnlab.stages.planted_truth import Truth
-from gnnlab.stages.unit import Availability
+from gnnlab.stages.bandwidth.planted_truth import Truth
+from gnnlab.stages.campaign import checkpoints
+from gnnlab.stages.campaign.campaign import Answer, as_json
+from gnnlab.stages.campaign.cells import Cell, Outcome
+from gnnlab.stages.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
 
 FEATURES = 64

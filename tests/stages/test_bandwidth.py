@@ -7,15 +7,16 @@ import pandas as pd
 import pytest
 from planted_campaign import BLOCKS, FEATURES, LAYER, SIZES, TRUTH, UNITS, PlantedUnits, cells, leave, outcome
 
-from gnnlab.stages import bandwidth, seed_regression, tables, units
-from gnnlab.stages import bandwidth_claims as claims
-from gnnlab.stages import bandwidth_reading as reading
-from gnnlab.stages import bandwidth_tables as shown
-from gnnlab.stages.cells import Cell
+from gnnlab.stages.bandwidth import bandwidth, seed_regression, tables
+from gnnlab.stages.bandwidth import study_claims as claims
+from gnnlab.stages.bandwidth import study_frames as shown
+from gnnlab.stages.bandwidth import study_reading as reading
+from gnnlab.stages.bandwidth.planted_truth import latencies, sweep
+from gnnlab.stages.bandwidth.transfer import Curve, Transfers
+from gnnlab.stages.campaign.cells import Cell
+from gnnlab.stages.campaign.sizes import Size
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.planted_truth import latencies, sweep
-from gnnlab.stages.sizes import Size
-from gnnlab.stages.transfer import Curve, Transfers
+from gnnlab.stages.units import registry as units
 
 CATALOGUE = {
     "goal.transfer_truth": SimpleNamespace(claimed=(None, 5)),
@@ -238,7 +239,7 @@ def test_the_report_holds_every_section(tmp_path):
 
 
 def study_rates(found):
-    from gnnlab.stages import study_tables
+    from gnnlab.stages.bandwidth import study_tables
 
     transfers = Transfers(curve(), {unit: curve() for unit in UNITS}, {})
     return study_tables.bandwidths(study_tables.entries(found, transfers, {"CPU": "torch:CPU"}), found, transfers)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gnnlab.safe_files import FileError
-from gnnlab.stages import campaign, canary, checkpoints, journal
-from gnnlab.stages.campaign import JOURNAL, Answer, Plan, run
-from gnnlab.stages.cells import Cell, Outcome
+from gnnlab.stages.campaign import campaign, canary, checkpoints, journal
+from gnnlab.stages.campaign.campaign import JOURNAL, Answer, Plan, run
+from gnnlab.stages.campaign.cells import Cell, Outcome
 from gnnlab.stages.errors import StageError
 
 CPU, NPU = "openvino:CPU", "simulated:NPU"

@@ -8,13 +8,23 @@ from types import SimpleNamespace
 import pytest
 
 from gnnlab import cli, stages_command
-from gnnlab.stages import campaign, campaign_cells, campaign_study, fingerprints, sizes
-from gnnlab.stages.campaign import Answer
-from gnnlab.stages.cells import Settings, measure
+from gnnlab.stages.campaign import (
+    campaign,
+    fingerprints,
+    sizes,
+)
+from gnnlab.stages.campaign import (
+    study as campaign_study,
+)
+from gnnlab.stages.campaign import (
+    wanted_cells as campaign_cells,
+)
+from gnnlab.stages.campaign.campaign import Answer
+from gnnlab.stages.campaign.cells import Settings, measure
+from gnnlab.stages.campaign.local_units import LocalUnits
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.export import export
-from gnnlab.stages.local_units import LocalUnits
-from gnnlab.stages.unit import Availability
+from gnnlab.stages.export.export import export
+from gnnlab.stages.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
 
 TORCH, FAST, NPU = "torch:CPU", "fast:CPU", "simulated:NPU"
@@ -91,9 +101,9 @@ def test_an_exported_model_is_part_of_what_a_cell_is_known_by(monkeypatch):
 
 def test_the_code_is_that_of_every_module_that_is_imported_on_the_way():
     found = fingerprints.code(campaign_cells.MEASURES)
-    assert {"gnnlab.stages.cells", "gnnlab.profiling.timing", "gnnlab.workloads.graphsage"} <= found.keys()
-    assert {"gnnlab.optimize.aggregation", "gnnlab.stages.openvino_units"} <= found.keys()
-    assert not {"gnnlab.stages.campaign_reading", "gnnlab.lab.session", "gnnlab.cli"} & found.keys()
+    assert {"gnnlab.stages.campaign.cells", "gnnlab.profiling.timing", "gnnlab.workloads.graphsage"} <= found.keys()
+    assert {"gnnlab.optimize.aggregation", "gnnlab.stages.units.openvino_units"} <= found.keys()
+    assert not {"gnnlab.stages.campaign.study_reading", "gnnlab.lab.session", "gnnlab.cli"} & found.keys()
     with pytest.raises(ValueError, match="JSON"):
         fingerprints.digest(float("nan"))
 
@@ -230,7 +240,7 @@ def test_export_writes_the_models_of_the_sizes_asked_for(params, tmp_path, monke
         asked.update(layer=layer.name, at=at, folder=folder, **options)
         return [SimpleNamespace(fresh=True, status="failed", slot="sage/1", reason="x")]
 
-    monkeypatch.setattr("gnnlab.stages.export.export_all", export_all)
+    monkeypatch.setattr("gnnlab.stages.export.export.export_all", export_all)
     assert cli.main(["stages", "--export", "--params", params]) == cli.OK
     assert asked.pop("folder") == tmp_path / "out/exported_models"
     assert asked == {"layer": "sage", "at": [(30, 90)], "blocks": [(1, 5), (1, 7)], "static_sums": False}

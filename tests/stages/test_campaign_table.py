@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from gnnlab.profiling.roofline import Ceilings
-from gnnlab.stages import campaign_claims as claims
-from gnnlab.stages import campaign_reading as reading
-from gnnlab.stages import campaign_table as tables
-from gnnlab.stages import fused_race, sizes
-from gnnlab.stages.campaign import Answer, Done, as_json
-from gnnlab.stages.cells import Cell, Outcome
+from gnnlab.stages.campaign import fused_race, sizes
+from gnnlab.stages.campaign import study_claims as claims
+from gnnlab.stages.campaign import study_reading as reading
+from gnnlab.stages.campaign import table as tables
+from gnnlab.stages.campaign.campaign import Answer, Done, as_json
+from gnnlab.stages.campaign.cells import Cell, Outcome
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.unit import Availability
+from gnnlab.stages.units.unit import Availability
 
 TORCH, ORT, FAST, NPU, GPU = "torch:CPU", "onnxruntime:CPU", "fast:CPU", "simulated:NPU", "openvino:GPU"
 CATALOGUE = {

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlab.profiling.timing import Timing
-from gnnlab.stages import cells
-from gnnlab.stages.cells import Cell, Outcome, Settings, measure, values_of
+from gnnlab.stages.campaign import cells
+from gnnlab.stages.campaign.cells import Cell, Outcome, Settings, measure, values_of
 from gnnlab.stages.errors import StageError
 from gnnlab.workloads import graphs
 

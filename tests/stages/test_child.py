@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gnnlab.stages.cells import Cell, Outcome, Settings
-from gnnlab.stages.child import Child, _manner
+from gnnlab.stages.campaign.cells import Cell, Outcome, Settings
+from gnnlab.stages.campaign.child import Child, _manner
 from gnnlab.stages.errors import StageError
 
 SETTINGS = Settings(budget_s=0.01)
@@ -139,7 +139,7 @@ def test_the_process_ends_with_its_parent_even_while_it_hangs(tmp_path, unit, li
     script.write_text(
         "import sys, threading, time\n"
         f"sys.path.insert(0, {str(HERE)!r})\n"
-        "from gnnlab.stages.child import Child\n"
+        "from gnnlab.stages.campaign.child import Child\n"
         "child = Child()\n"
         f"threading.Thread(target=child.probe, args=('fake_units:{unit}', {limit_s}), daemon=True).start()\n"
         "while child.pid is None: time.sleep(0.01)\n"

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from distributed import Client, LocalCluster, Worker
 
-from gnnlab.stages import campaign, cluster
-from gnnlab.stages.campaign import Plan
-from gnnlab.stages.cells import Cell, Outcome, Settings
-from gnnlab.stages.cluster import ClusterUnits
+from gnnlab.stages.campaign import campaign, cluster
+from gnnlab.stages.campaign.campaign import Plan
+from gnnlab.stages.campaign.cells import Cell, Outcome, Settings
+from gnnlab.stages.campaign.cluster import ClusterUnits
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.unit import Availability
+from gnnlab.stages.units.unit import Availability
 
 RESOURCES = {"npu": {"NPU": 1, "HOST": 1}, "gpu": {"GPU": 1, "HOST": 1}}
 CELLS = [

@@ -3,10 +3,10 @@
 import pytest
 from synthetic_costs import UNITS, Synthetic
 
-from gnnlab.stages.costs import Model, cover, halo_ends, looks_at_edges
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.partition import by_ranges
-from gnnlab.stages.plans import Block, Space, parse
+from gnnlab.stages.plans.costs import Model, cover, halo_ends, looks_at_edges
+from gnnlab.stages.plans.partition import by_ranges
+from gnnlab.stages.plans.plans import Block, Space, parse
 from gnnlab.workloads.graphsage import gat, random_inputs, sage
 
 LAYER = sage(16)

@@ -6,12 +6,12 @@ import torch
 from synthetic_costs import Synthetic
 
 from gnnlab.profiling.parity import relative_error
-from gnnlab.stages.cell_inputs import layer_of
-from gnnlab.stages.costs import Model
+from gnnlab.stages.campaign.cell_inputs import layer_of
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.execution import Execution, Graph
-from gnnlab.stages.lanes import Lanes
-from gnnlab.stages.plans import Space, parse
+from gnnlab.stages.plans.costs import Model
+from gnnlab.stages.plans.execution import Execution, Graph
+from gnnlab.stages.plans.lanes import Lanes
+from gnnlab.stages.plans.plans import Space, parse
 from gnnlab.workloads.graphsage import random_inputs, sage
 
 CPU, GPU, NPU = UNITS = tuple(f"plan_units:{name}" for name in ("cpu", "gpu", "npu"))

@@ -9,11 +9,11 @@ import openvino
 import pytest
 import torch
 
-from gnnlab.stages import artefacts, checking, export, exporters
-from gnnlab.stages.artefacts import FAILED, INDEX, WRONG, Shelf, find, load_artefacts
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.export import export as export_block
-from gnnlab.stages.export import export_all
+from gnnlab.stages.export import artefacts, checking, export, exporters
+from gnnlab.stages.export.artefacts import FAILED, INDEX, WRONG, Shelf, find, load_artefacts
+from gnnlab.stages.export.export import export as export_block
+from gnnlab.stages.export.export import export_all
 from gnnlab.workloads.errors import ModelError
 from gnnlab.workloads.graphsage import gat, sage
 

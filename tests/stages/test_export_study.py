@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gnnlab.stages import export_reading as reading
-from gnnlab.stages import export_study as study
-from gnnlab.stages.artefacts import Artefact
-from gnnlab.stages.checking import ONNXRUNTIME, OPENVINO
-from gnnlab.stages.graph_inputs import DENSE_NODES
+from gnnlab.stages.export import study
+from gnnlab.stages.export import study_reading as reading
+from gnnlab.stages.export.artefacts import Artefact
+from gnnlab.stages.export.checking import ONNXRUNTIME, OPENVINO
+from gnnlab.stages.export.graph_inputs import DENSE_NODES
 from gnnlab.workloads import graphs
 from gnnlab.workloads.graphsage import sage
 

@@ -3,12 +3,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.stages import fitting, sizes
+from gnnlab.stages.bandwidth import fitting
+from gnnlab.stages.bandwidth.fitting import CACHES, MONOTONE, WORK, choose, coordinates
+from gnnlab.stages.bandwidth.planted_truth import Truth, latencies, sweep
+from gnnlab.stages.bandwidth.quantities import Bandwidth
+from gnnlab.stages.bandwidth.transfer import Curve
+from gnnlab.stages.campaign import sizes
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.fitting import CACHES, MONOTONE, WORK, choose, coordinates
-from gnnlab.stages.planted_truth import Truth, latencies, sweep
-from gnnlab.stages.quantities import Bandwidth
-from gnnlab.stages.transfer import Curve
 from gnnlab.workloads.graphsage import sage
 
 LAYER = sage(500)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlab.stages import folder_lock, journal
+from gnnlab.stages.campaign import folder_lock, journal
+from gnnlab.stages.campaign.folder_lock import only_campaign
+from gnnlab.stages.campaign.journal import Journal, encode, read
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.folder_lock import only_campaign
-from gnnlab.stages.journal import Journal, encode, read
 
 RECORDS = [
     {"kind": "canary", "ms": {"here": 1.25}, "campaign": "c"},

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlab.stages import sizes
-from gnnlab.stages.measured_hull import draw, holds
+from gnnlab.stages.bandwidth.measured_hull import draw, holds
+from gnnlab.stages.campaign import sizes
 
 STUDY = [(size.nodes, size.edges) for size in sizes.read(["study"])]
 LINE = [(1000, 1000), (1000, 4000), (1000, 10_000)]

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.stages import checking, exporters, openvino_graphs, padding
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.feeding import Feed
-from gnnlab.stages.graph_inputs import DENSE_NODES, adjacency, prepared
+from gnnlab.stages.export import checking, exporters, openvino_graphs, padding
+from gnnlab.stages.export.graph_inputs import DENSE_NODES, adjacency, prepared
+from gnnlab.stages.units.feeding import Feed
 from gnnlab.workloads.graphsage import gat, sage
 
 LAYER = sage(4, 3)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.padding import POLICIES, bucket, crop, pad
+from gnnlab.stages.export.padding import POLICIES, bucket, crop, pad
 from gnnlab.workloads.graphsage import gat, random_inputs, sage
 
 LAYERS = [sage(5), gat(5, heads=2, channels=3)]

@@ -11,10 +11,10 @@ from test_execution import CPU, GPU, NPU, UNITS, graphs, model, plain
 
 from gnnlab.profiling.parity import relative_error
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.lanes import Lanes
-from gnnlab.stages.large_graphs import run_in_parts
-from gnnlab.stages.partition import by_metis, by_ranges, expected_shares
-from gnnlab.stages.plans import parse
+from gnnlab.stages.plans.lanes import Lanes
+from gnnlab.stages.plans.large_graphs import run_in_parts
+from gnnlab.stages.plans.partition import by_metis, by_ranges, expected_shares
+from gnnlab.stages.plans.plans import parse
 from gnnlab.workloads import graphs as library
 from gnnlab.workloads.graphsage import random_inputs, sage
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from synthetic_costs import Line, Predicted
 
-from gnnlab.stages.cell_inputs import layer_of
+from gnnlab.stages.campaign.cell_inputs import layer_of
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.plan_costs import GPU, NPU, TableCosts
+from gnnlab.stages.plans.table_costs import GPU, NPU, TableCosts
 
 CPU, OTHER = UNITS = ("plan_units:cpu", "plan_units:gpu")
 LAYER = layer_of("sage", 8)

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_costs import UNITS, Synthetic
 
-from gnnlab.stages import plan_store
-from gnnlab.stages.costs import Model
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.planning import Planner
-from gnnlab.stages.plans import Space
-from gnnlab.stages.simulation import Machine
+from gnnlab.stages.plans import store as plan_store
+from gnnlab.stages.plans.costs import Model
+from gnnlab.stages.plans.planning import Planner
+from gnnlab.stages.plans.plans import Space
+from gnnlab.stages.plans.simulation import Machine
 from gnnlab.workloads.graphsage import sage
 
 LAYER = sage(16)

@@ -6,14 +6,28 @@ import pytest
 from synthetic_costs import Line, Predicted
 
 from gnnlab.lab import claims, plot_plans, plots
-from gnnlab.stages import plan_claims, plan_reading, plan_run, plan_store, plan_study
-from gnnlab.stages.cell_inputs import layer_of
+from gnnlab.stages.campaign.cell_inputs import layer_of
+from gnnlab.stages.campaign.sizes import Size
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.lanes import Lanes
-from gnnlab.stages.plan_bench import Bench, Held
-from gnnlab.stages.plan_costs import TableCosts
-from gnnlab.stages.plans import parse
-from gnnlab.stages.sizes import Size
+from gnnlab.stages.plans import (
+    run as plan_run,
+)
+from gnnlab.stages.plans import (
+    store as plan_store,
+)
+from gnnlab.stages.plans import (
+    study as plan_study,
+)
+from gnnlab.stages.plans import (
+    study_claims as plan_claims,
+)
+from gnnlab.stages.plans import (
+    study_reading as plan_reading,
+)
+from gnnlab.stages.plans.bench import Bench, Held
+from gnnlab.stages.plans.lanes import Lanes
+from gnnlab.stages.plans.plans import parse
+from gnnlab.stages.plans.table_costs import TableCosts
 
 CPU, GPU = UNITS = ("plan_units:cpu", "plan_units:gpu")
 LAYER = layer_of("sage", 8)

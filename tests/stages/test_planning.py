@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_costs import UNITS, Synthetic
 
-from gnnlab.stages import planning
-from gnnlab.stages.costs import Model
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.planning import Planner, Ranking
-from gnnlab.stages.plans import PlanError, Space, parse
-from gnnlab.stages.simulation import Machine
+from gnnlab.stages.plans import planning
+from gnnlab.stages.plans.costs import Model
+from gnnlab.stages.plans.planning import Planner, Ranking
+from gnnlab.stages.plans.plans import PlanError, Space, parse
+from gnnlab.stages.plans.simulation import Machine
 from gnnlab.workloads.graphsage import sage
 
 SAGE = sage(16)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlab.stages.plans import Block, Plan, PlanError, Space, parse
+from gnnlab.stages.plans.plans import Block, Plan, PlanError, Space, parse
 
 UNITS = ("CPU", "GPU", "NPU")
 GUIDE = '[[["CPU","GPU"],[1,2,3,4,5],[0.5,0.5]],[["NPU"],[6,7]]]'

@@ -2,11 +2,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gnnlab.stages import sizes, units
+from gnnlab.stages.bandwidth.measured_hull import draw
+from gnnlab.stages.bandwidth.planted_truth import PLANTED, Truth, latencies
+from gnnlab.stages.bandwidth.prediction import EXTRAPOLATED, INTERPOLATED, MEASURED, RATE, SIMULATED, Predictor
+from gnnlab.stages.campaign import sizes
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.measured_hull import draw
-from gnnlab.stages.planted_truth import PLANTED, Truth, latencies
-from gnnlab.stages.prediction import EXTRAPOLATED, INTERPOLATED, MEASURED, RATE, SIMULATED, Predictor
+from gnnlab.stages.units import registry as units
 from gnnlab.workloads.graphsage import sage
 
 LAYER = sage(500)

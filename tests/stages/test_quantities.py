@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlab.stages.bandwidth.quantities import Bandwidth
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.quantities import Bandwidth
 
 FAST, SLOW = Bandwidth.from_mb_s(20_000), Bandwidth.of(moved_bytes=8e6, ms=1.0)
 

@@ -2,10 +2,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gnnlab.stages import seed_regression, sizes
+from gnnlab.stages.bandwidth import seed_regression
+from gnnlab.stages.bandwidth.planted_truth import Truth, latencies
+from gnnlab.stages.bandwidth.quantities import Bandwidth
+from gnnlab.stages.campaign import sizes
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.planted_truth import Truth, latencies
-from gnnlab.stages.quantities import Bandwidth
 from gnnlab.workloads.graphsage import gat, sage
 
 LAYER = sage(500)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.shared_arrays import SharedArrays
+from gnnlab.stages.plans.shared_arrays import SharedArrays
 
 FIELDS = {"a/x": ((3, 5), "float32"), "b": ((7,), "int64"), "empty": ((0, 4), "float32")}
 
@@ -18,7 +18,7 @@ def test_another_process_sees_the_same_memory_and_leaves_it_there():
     try:
         arrays["a/x"][:] = np.arange(15).reshape(3, 5)
         code = (
-            "import json, sys; from gnnlab.stages.shared_arrays import SharedArrays\n"
+            "import json, sys; from gnnlab.stages.plans.shared_arrays import SharedArrays\n"
             "arrays = SharedArrays.attach(json.loads(sys.argv[1]))\n"
             "print(float(arrays['a/x'].sum())); arrays['b'][:] = 9\n"
         )

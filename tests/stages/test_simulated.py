@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gnnlab.stages import units
-from gnnlab.stages.cells import Cell, Settings, measure
-from gnnlab.stages.simulated import GPU, NPU
+from gnnlab.stages.campaign.cells import Cell, Settings, measure
+from gnnlab.stages.units import registry as units
+from gnnlab.stages.units.simulated import GPU, NPU
 from gnnlab.workloads.graphsage import sage
 
 CELL = Cell("sage", 500, 1000, 2000, 6, 6, "simulated:GPU")

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.simulation import Machine, Work, simulate
+from gnnlab.stages.plans.simulation import Machine, Work, simulate
 
 MS = st.floats(0.1, 50)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlab.stages.campaign.sizes import Size, read
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.sizes import Size, read
 
 
 def test_the_study_has_its_fifteen_sizes():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from planted_campaign import FEATURES, LAYER, SIZES, TRUTH, cells, leave, timed
 
-from gnnlab.stages import study_tables, tables
-from gnnlab.stages.cells import Cell
+from gnnlab.stages.bandwidth import study_tables, tables
+from gnnlab.stages.bandwidth.planted_truth import sweep
+from gnnlab.stages.bandwidth.transfer import Curve, Transfers
+from gnnlab.stages.campaign.cells import Cell
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.planted_truth import sweep
-from gnnlab.stages.transfer import Curve, Transfers
 
 CURVE = Curve.fit(sweep(TRUTH, [256 * 4**k for k in range(9)], noise=0.0, seed=0))
 TRANSFERS = Transfers(CURVE, {"torch:CPU": CURVE, "onnxruntime:CPU": CURVE}, {"torch:CPU": CURVE})

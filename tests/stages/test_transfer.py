@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlab.stages.bandwidth.planted_truth import Truth, sweep
+from gnnlab.stages.bandwidth.quantities import Bandwidth
+from gnnlab.stages.bandwidth.transfer import Curve, Transfers
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.planted_truth import Truth, sweep
-from gnnlab.stages.quantities import Bandwidth
-from gnnlab.stages.transfer import Curve, Transfers
 
 ROWS = [{"size_bytes": 1, "ms": 1, "ms_low": 1, "ms_high": 1}, {"size_bytes": 2, "ms": 3, "ms_low": 2, "ms_high": 4}]
 SIZES = [4096 * 4**step for step in range(7)]

@@ -8,15 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.stages import openvino_units, units
-from gnnlab.stages.artefacts import Artefact, load_artefacts
-from gnnlab.stages.cell_inputs import model_for, values_of
-from gnnlab.stages.cells import Cell, Settings, measure
+from gnnlab.stages.campaign.cell_inputs import model_for, values_of
+from gnnlab.stages.campaign.cells import Cell, Settings, measure
 from gnnlab.stages.errors import StageError
-from gnnlab.stages.export import export
-from gnnlab.stages.fast_blocks import fast_block
-from gnnlab.stages.openvino_units import OpenVINOUnit, configuration, stages_that_compile
-from gnnlab.stages.unit import Unavailable, Unit, first_line, require_artefact
+from gnnlab.stages.export.artefacts import Artefact, load_artefacts
+from gnnlab.stages.export.export import export
+from gnnlab.stages.units import openvino_units
+from gnnlab.stages.units import registry as units
+from gnnlab.stages.units.fast_blocks import fast_block
+from gnnlab.stages.units.openvino_units import OpenVINOUnit, configuration, stages_that_compile
+from gnnlab.stages.units.unit import Unavailable, Unit, first_line, require_artefact
 from gnnlab.workloads.graphsage import sage
 
 FEATURES = 6
@@ -241,7 +242,7 @@ def test_without_an_npu_compiler_it_says_what_is_missing(monkeypatch):
 
 
 def test_without_onnxruntime_its_cpu_is_listed_and_says_so(monkeypatch):
-    from gnnlab.stages import onnxruntime_units
+    from gnnlab.stages.units import onnxruntime_units
 
     real = importlib.util.find_spec
     monkeypatch.setattr(onnxruntime_units, "find_spec", lambda name: None if name == "onnxruntime" else real(name))
@@ -253,7 +254,7 @@ def test_without_onnxruntime_its_cpu_is_listed_and_says_so(monkeypatch):
 def test_providers_become_units_of_their_processor_and_a_service_on_the_network_does_not(monkeypatch):
     import onnxruntime
 
-    from gnnlab.stages import onnxruntime_units
+    from gnnlab.stages.units import onnxruntime_units
 
     names = ["AzureExecutionProvider", "CUDAExecutionProvider", "QNNExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from gnnlab import cli
-from gnnlab.stages import units
-from gnnlab.stages.unit import Availability
+from gnnlab.stages.units import registry as units
+from gnnlab.stages.units.unit import Availability
 
 FOUND = {
     "openvino:CPU": Availability(True, device="a processor", version="OpenVINO 1"),

@@ -1,0 +1,232 @@
+"""Measures cells, in random order, and loses nothing on the way.
+
+    done = run(folder, plan, ask)      # ask: cells -> an answer for each, as they come
+
+Everything that is known is in the journal. What is asked for and not in it is measured, so that a campaign that was
+killed goes on where it was, and one that is complete measures nothing. Phase 1 is the CPU and the GPU, phase 2 the NPU,
+each with its checkpoint; phase 3 merges them. What timed out or failed is tried again by the next campaign, once the
+one that it failed in has come to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnnlab.stages.campaign import checkpoints
+from gnnlab.stages.campaign.canary import HERE, Attempt, attempts, is_canary
+from gnnlab.stages.campaign.canary import canary as fixed_work
+from gnnlab.stages.campaign.cells import Cell, Outcome
+from gnnlab.stages.campaign.folder_lock import only_campaign
+from gnnlab.stages.campaign.journal import Journal
+from gnnlab.stages.errors import StageError
+from gnnlab.stages.units import registry as units
+
+JOURNAL = "journal.jsonl"
+PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
+EVERY = 20  # cells between two canaries
+DRIFT = 0.15  # a canary this far off the median of all condemns the cells beside it
+MOST_ATTEMPTS = 2
+TRIED_AGAIN = ("failed", "timeout")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for: each cell with its fingerprint, and that of the campaign, which all of them share."""
+
+    campaign: str
+    fingerprints: Mapping[Cell, str]
+
+    def __post_init__(self) -> None:
+        keys = [cell.key for cell in self.fingerprints]
+        twice = sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
+        if not keys:
+            raise StageError("no cells to measure; give at least one size, one block of stages and one unit")
+        if twice:
+            raise StageError(
+                f"cell {twice[0]} is asked for twice; a campaign has one layer, precision and thread count"
+            )
+
+    def phase(self, name: str) -> list[Cell]:
+        return [cell for cell in self.fingerprints if phase_of(cell) == name]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a cell: its outcome, on what host, and the seconds that its attempts took, loading included."""
+
+    cell: Cell
+    outcome: Outcome
+    host: str = HERE
+    took_s: float = 0.0
+
+
+Ask = Callable[[Sequence[Cell]], Iterable[Answer]]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A campaign at its end: an answer for every cell that was asked for, in that order.
+
+    `seconds` is what measuring them took, in however many runs, second attempts included. `known` of them were known
+    before this run; it measured `measured`, `again` of those because the canary had drifted.
+    """
+
+    answers: tuple[Answer, ...]
+    seconds: float
+    known: int
+    measured: int
+    again: int
+    canaries: int
+    messages: tuple[str, ...]
+
+    @property
+    def outcomes(self) -> dict[Cell, Outcome]:
+        return {answer.cell: answer.outcome for answer in self.answers}
+
+
+def run(
+    folder: Path,
+    plan: Plan,
+    ask: Ask,
+    *,
+    canary: Callable[[], dict[str, float]] = fixed_work,
+    every: int = EVERY,
+    drift: float = DRIFT,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> Done:
+    """Measure what of the plan is not known yet, with a canary before and after every so many cells; write the files.
+
+    `folder` gets the journal, both checkpoints and `raw_measurements.json`. `canary` gives ms by host. Cells
+    beside a canary that is more than `drift` off the median of all are measured again, once; of two measurements the
+    one in the calmer time counts, and says so where it was not calm either.
+
+    Raises:
+        StageError: another campaign holds the folder, or the disk refuses; what was measured is kept.
+    """
+    if every < 1 or not drift > 0:
+        raise StageError(f"a canary every {every} cells with a drift of {drift}; at least 1, and above 0")
+    with only_campaign(folder), Journal(folder / JOURNAL, plan.campaign) as journal:
+        going = _Going(plan, journal, ask, canary, every, drift, np.random.default_rng(seed), say)
+        if journal.message:
+            going.tell(journal.message)
+        for phase in PHASES:
+            going.measure(phase)
+            checkpoints.write(folder, phase, [as_json(a) for a in going.answers(phase)], plan.campaign)
+        if going.measured:
+            journal.append({"kind": "end"})
+        checkpoints.merge(folder)
+        return going.done()
+
+
+@dataclass
+class _Going:
+    """A campaign on its way."""
+
+    plan: Plan
+    journal: Journal
+    ask: Ask
+    canary: Callable[[], dict[str, float]]
+    every: int
+    drift: float
+    random: np.random.Generator
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.messages: list[str] = []
+        self.measured = self.again = 0
+        records = self.journal.records
+        self.ended = max((i for i, record in enumerate(records) if record["kind"] == "end"), default=-1)
+        self.known = sum(bool(tried) for phase in PHASES for tried in self._known(phase).values())
+
+    def tell(self, line: str) -> None:
+        self.messages.append(line)
+        self.say(line)
+
+    def measure(self, phase: str) -> None:
+        """Measure the cells of a phase until each has an attempt that stands."""
+        while todo := self._todo(phase):
+            again = sum(bool(self._known(phase)[cell]) for cell in todo)
+            why = f", {again} of them again because the canary was more than {self.drift:.0%} off" if again else ""
+            known = len(self.plan.phase(phase)) - len(todo)
+            self.tell(f"{PHASES[phase]}: {len(todo)} cells to measure{why}, {known} known")
+            self.again += again
+            order = [todo[i] for i in self.random.permutation(len(todo))]
+            for start in range(0, len(order), self.every):
+                self._batch(order[start : start + self.every], phase)
+
+    def _batch(self, cells: Sequence[Cell], phase: str) -> None:
+        self._sing(phase)
+        waiting = set(cells)
+        for answer in self.ask(cells):
+            if answer.cell not in waiting:
+                raise StageError(f"an answer for cell {answer.cell.key}, which is not asked for or has one already")
+            waiting.remove(answer.cell)
+            fingerprint = self.plan.fingerprints[answer.cell]
+            self.journal.append({**as_json(answer), "kind": "cell", "fingerprint": fingerprint})
+            self.measured += 1
+        if waiting:
+            raise StageError(f"{len(waiting)} cells got no answer, {min(c.key for c in waiting)} among them")
+        self._sing(phase)
+
+    def _sing(self, phase: str) -> None:
+        """Measure the canary, unless it was the last thing that this run did."""
+        last = self.journal.records[-1:]
+        if not (self.measured and last and is_canary(last[0], self.plan.campaign, phase)):
+            self.journal.append({"kind": "canary", "phase": phase, "ms": self.canary()})
+
+    def _known(self, phase: str) -> dict[Cell, list[Attempt]]:
+        """Attempts by cell; what failed before the end of an earlier campaign does not count."""
+        found = attempts(self.journal.records, self.plan.campaign, phase)
+        prints = self.plan.fingerprints
+        return {c: [a for a in found.get(prints[c], ()) if self._counts(a)] for c in self.plan.phase(phase)}
+
+    def _counts(self, attempt: Attempt) -> bool:
+        return attempt.place > self.ended or attempt.record["outcome"]["status"] not in TRIED_AGAIN
+
+    def _todo(self, phase: str) -> list[Cell]:
+        return [cell for cell, tried in self._known(phase).items() if not tried or self._drifted(tried)]
+
+    def _drifted(self, tried: Sequence[Attempt]) -> bool:
+        measured = all(attempt.record["outcome"]["status"] == "measured" for attempt in tried)
+        return measured and len(tried) < MOST_ATTEMPTS and min(attempt.off for attempt in tried) > self.drift
+
+    def answers(self, phase: str) -> list[Answer]:
+        """For each cell its attempt of the calmest time."""
+        return [self._answer(cell, tried) for cell, tried in self._known(phase).items()]
+
+    def _answer(self, cell: Cell, tried: Sequence[Attempt]) -> Answer:
+        best = min(tried, key=lambda attempt: (attempt.record["outcome"]["status"] != "measured", attempt.off))
+        outcome = Outcome.from_json(best.record["outcome"])
+        if outcome.status == "measured" and best.off > self.drift:
+            note = f"the canary was {best.off:.0%} off its median beside this measurement"
+            outcome = replace(outcome, notes=(*outcome.notes, note))
+        return Answer(cell, outcome, best.record["host"], sum(attempt.record["took_s"] for attempt in tried))
+
+    def done(self) -> Done:
+        answers = {answer.cell: answer for phase in PHASES for answer in self.answers(phase)}
+        in_order = tuple(answers[cell] for cell in self.plan.fingerprints)
+        canaries = sum(
+            is_canary(record, self.plan.campaign, phase) for record in self.journal.records for phase in PHASES
+        )
+        seconds = sum(answer.took_s for answer in in_order)
+        return Done(in_order, seconds, self.known, self.measured, self.again, canaries, tuple(self.messages))
+
+
+def phase_of(cell: Cell) -> str:
+    return "npu" if units.find(cell.unit).processor == "NPU" else "cpugpu"
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    return {
+        "key": answer.cell.key,
+        "cell": asdict(answer.cell),
+        "host": answer.host,
+        "took_s": round(answer.took_s, 4),
+        "outcome": answer.outcome.to_json(),
+    }

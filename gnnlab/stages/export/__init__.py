@@ -1,0 +1,1 @@
+"""A layer's stages as models of other runtimes, each checked before it counts."""

@@ -1,0 +1,1 @@
+"""Which unit should run which stages, and carrying it out."""

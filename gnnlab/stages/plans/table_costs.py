@@ -1,0 +1,159 @@
+"""The times that plans are made of, from the tables of the bandwidth study; and machines that one does not have.
+
+costs = TableCosts(layer, *load_tables(folder), units=("openvino:CPU", "onnxruntime:CPU"))
+costs.with_simulated(npu_cannot=())               # a GPU and an NPU by published constants, the NPU running all
+costs.with_bandwidth(0.5)                         # every transfer takes twice as long
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gnnlab.stages.campaign.cells import Cell, Outcome, Settings, measure
+from gnnlab.stages.errors import StageError
+from gnnlab.stages.plans.costs import HOST, Span
+from gnnlab.stages.units import registry as units
+from gnnlab.stages.units.simulated import NOISE, SCATTERS, SimulatedUnit
+from gnnlab.workloads.staged import StagedLayer
+
+Key = tuple[str, int, int, int, int]  # unit, first, last, nodes, edges
+GPU, NPU = SIMULATED = ("simulated:GPU", "simulated:NPU")
+_SHARED = "shared memory"
+
+
+class Predictor(Protocol):
+    """Fitted times of blocks: `prediction.Predictor`."""
+
+    units: tuple[str, ...]
+    measured: Mapping[tuple[str, int, int], Collection[tuple[int, int]]]  # sizes by unit, first, last
+
+    def blocks(self, unit: str) -> Collection[Span]: ...
+    def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Any: ...
+    def samples(
+        self, unit: str, first: int, last: int, nodes: int, edges: int, count: int, seed: int
+    ) -> np.ndarray: ...
+
+
+class Transfers(Protocol):
+    """Measured times of copies: `transfer.Transfers`."""
+
+    def time_ms(self, source: str, target: str, size_bytes: float) -> float: ...
+
+
+@dataclass(frozen=True, eq=False)
+class TableCosts:
+    """`Costs` of the units named: measured ones by `predictor` and `transfers`, simulated ones by their constants.
+
+    `bandwidth`: of transfers, over the measured one. A simulated device copies as this machine's memory does.
+    `measured`: calls whose times were measured since, by unit, first, last, nodes, edges; they come before predictions.
+
+    Raises:
+        StageError: the tables know nothing of a unit.
+    """
+
+    layer: StagedLayer
+    predictor: Predictor
+    transfers: Transfers
+    units: tuple[str, ...]
+    simulated: Mapping[str, SimulatedUnit] = field(default_factory=dict)
+    bandwidth: float = 1.0
+    measured: Mapping[Key, Outcome] = field(default_factory=dict)
+    _known: dict[tuple, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if unknown := [u for u in self.units if u not in self.simulated and u not in self.predictor.units]:
+            raise StageError(
+                f"no times of {', '.join(unknown)} in the tables; there are those of {', '.join(self.predictor.units)} "
+                "(notebook 05 measures the others)"
+            )
+
+    def with_simulated(self, names: Collection[str] = SIMULATED, npu_cannot: Collection[str] = SCATTERS) -> TableCosts:
+        """The same with simulated devices; `npu_cannot`: names of stages that the NPU does not run."""
+        found = {name: units.find(name) for name in names}
+        if NPU in found:
+            found[NPU] = replace(found[NPU], cannot=frozenset(npu_cannot))
+        named = tuple(dict.fromkeys([*self.units, *names]))
+        return replace(self, units=named, simulated={**self.simulated, **found}, _known={})
+
+    def with_measured(self, calls: Collection[Key], models: Path | str, *, budget_s: float = 0.1) -> TableCosts:
+        """The same once these calls have been measured in this process, each after its parity; a failed one stays."""
+        found = dict(self.measured)
+        for unit, first, last, nodes, edges in calls:
+            cell = Cell(self.layer.name, self.layer.features, nodes, edges, first, last, unit)
+            outcome = measure(cell, Settings(str(models), budget_s))
+            if outcome.status == "measured":
+                found[unit, first, last, nodes, edges] = outcome
+        return replace(self, measured=found, _known={})
+
+    def with_bandwidth(self, factor: float) -> TableCosts:
+        return replace(self, bandwidth=self.bandwidth * factor)
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Units that are hardware of their own."""
+        return frozenset(name for name in self.units if units.find(name).processor != "CPU")
+
+    def blocks(self, unit: str) -> Collection[Span]:
+        if unit not in self.simulated:
+            return self.predictor.blocks(unit)
+        cannot = self.simulated[unit].cannot
+        return {
+            block for block in self.layer.blocks() if not {s.name for s in self.layer.block(*block).stages} & cannot
+        }
+
+    def time_ms(self, unit: str, first: int, last: int, nodes: int, edges: int) -> float:
+        return self._of(unit, first, last, nodes, edges)[0]
+
+    def origin(self, unit: str, first: int, last: int, nodes: int, edges: int) -> str:
+        return self._of(unit, first, last, nodes, edges)[1]
+
+    def samples(self, unit: str, first: int, last: int, nodes: int, edges: int, count: int, seed: int) -> np.ndarray:
+        outcome = self.measured.get((unit, first, last, nodes, edges))
+        if outcome is not None:
+            spread = np.log(outcome.ci_ms[1] / outcome.ci_ms[0]) / (2 * 1.96)
+            return outcome.median_ms * np.exp(np.random.default_rng(seed).normal(0, spread, count))
+        if unit not in self.simulated:
+            return np.asarray(self.predictor.samples(unit, first, last, nodes, edges, count, seed), dtype=float)
+        noise = np.random.default_rng(seed).normal(0, NOISE, count)
+        return self.time_ms(unit, first, last, nodes, edges) * np.exp(noise)
+
+    def transfer_ms(self, source: str, target: str, size_bytes: float) -> float:
+        """Out of the results of `source` into memory that all units read; 0 within a unit.
+
+        Times of measured devices hold their own copies in and out already; simulated ones copy as this memory does.
+        """
+        if source == target or size_bytes <= 0:
+            return 0.0
+        owner = HOST if source in self.devices else source
+        return self.transfers.time_ms(owner, _SHARED, size_bytes) / self.bandwidth
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The (nodes, edges) at which blocks of these units were measured."""
+        found = (at for key, at in self.predictor.measured.items() if key[0] in self.units)
+        return sorted({size for at in found for size in at})
+
+    def _of(self, *key: Any) -> tuple[float, str]:
+        if key not in self._known:
+            self._known[key] = self._look_up(*key)
+        return self._known[key]
+
+    def _look_up(self, unit: str, first: int, last: int, nodes: int, edges: int) -> tuple[float, str]:
+        if (outcome := self.measured.get((unit, first, last, nodes, edges))) is not None:
+            return outcome.median_ms, "measured"
+        if unit in self.simulated:
+            found = self.simulated[unit]
+            precision = found.computes_in("float32")
+            return found.time_ms(self.layer, first, last, nodes, edges, precision), "simulated"
+        predicted = self.predictor.predict(unit, first, last, nodes, edges)
+        if not (np.isfinite(predicted.time_ms) and predicted.time_ms > 0):
+            raise StageError(
+                f"the tables give {predicted.time_ms} ms for stages {first}-{last} on {unit} at {nodes}/{edges}; "
+                "measure them anew (notebooks 05 and 06)"
+            )
+        return float(predicted.time_ms), predicted.origin

@@ -1,0 +1,1 @@
+"""What can run a stage: a processor with the runtime that reaches it."""

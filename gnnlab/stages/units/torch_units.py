@@ -1,0 +1,186 @@
+"""torch as a runtime: the block itself on the CPU (eager or compiled) or on CUDA, and the lab's fast forms of it."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gnnlab.stages.units.unit import Availability, Loaded, Unavailable, Unit, Values, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gnnlab.workloads.staged import Block, StagedLayer
+
+Forward = Callable[..., tuple["Tensor", ...]]
+_COMPILED: dict[tuple[str, int, int], Forward] = {}  # by weights and stages; compiling takes seconds
+
+
+@dataclass(frozen=True)
+class TorchUnit(Unit):
+    """The block as it is, on the CPU or on CUDA. bfloat16 is torch's autocast; results are float32 in any case."""
+
+    def probe(self) -> Availability:
+        import torch
+
+        if self.processor == "GPU" and not torch.cuda.is_available():
+            return _no_cuda(torch)
+        try:
+            torch.ones(4, device=self._where()).sum().item()
+        except Exception as error:
+            return Availability(False, first_line(error), "see `torch.cuda` in a Python of this environment")
+        return Availability(True, device=self._device(), version=f"torch {torch.__version__}")
+
+    def load(self, layer, first, last, artefact=None, *, nodes, edges, threads, precision) -> Loaded:
+        import torch
+
+        block = layer.block(first, last)
+        restore = set_conditions(threads)
+        if self.processor == "GPU":
+            block = copy.deepcopy(block).to("cuda")  # the layer's own weights stay where they are
+        forward = self._forward(layer, block)
+        run = _runner(forward, block, self._where(), precision)
+        return Loaded(run, self._device(), f"torch {torch.__version__}", close=restore)
+
+    def _forward(self, layer: StagedLayer, block: Block) -> Forward:
+        return block
+
+    def _where(self) -> str:
+        return "cuda" if self.processor == "GPU" else "cpu"
+
+    def _device(self) -> str:
+        import torch
+
+        return torch.cuda.get_device_name() if self.processor == "GPU" else cpu_name()
+
+
+@dataclass(frozen=True)
+class CompiledUnit(TorchUnit):
+    """The block through `torch.compile` with dynamic shapes: one compilation serves all sizes in a process."""
+
+    def probe(self) -> Availability:
+        import torch
+
+        if not _cpp_compiler():
+            what = "the MSVC build tools" if sys.platform == "win32" else "g++ or clang"
+            return Availability(False, "torch.compile finds no C++ compiler", f"install {what}")
+        try:
+            torch.compile(lambda x: x * 2 + 1)(torch.ones(8))
+        except Exception as error:
+            return Availability(False, first_line(error), "see the message; a C++ compiler must build torch's kernels")
+        return super().probe()
+
+    def _forward(self, layer: StagedLayer, block: Block) -> Forward:
+        import torch
+
+        key = (layer.fingerprint(), block.first, block.last)
+        if key not in _COMPILED:
+            _COMPILED[key] = torch.compile(block, dynamic=True)
+        return _COMPILED[key]
+
+
+@dataclass(frozen=True)
+class FastUnit(TorchUnit):
+    """The lab's fast forms of blocks that sum over neighbours (`optimize.aggregation`); a GraphSAGE layer's only.
+
+    The graph is sorted by target once, outside the time: who runs a layer more than once on a graph does the same.
+    """
+
+    def load(self, layer, first, last, artefact=None, *, nodes, edges, threads, precision) -> Loaded:
+        import torch
+
+        from gnnlab.stages.units.fast_blocks import fast_block
+
+        block, restore = layer.block(first, last), set_conditions(threads)
+        try:
+            forward = fast_block(layer, block)
+        except Unavailable:
+            restore()
+            raise
+        prepared: dict[str, Any] = {}
+
+        def run(values: Values) -> dict[str, np.ndarray]:
+            edge_index = values["edge_index"]
+            if prepared.get("edges") is not edge_index:
+                start = time.perf_counter()
+                prepared.update(edges=edge_index, neighbours=forward.prepare(_tensor(edge_index), nodes))
+                loaded.notes[:] = [
+                    f"the graph was sorted once, {(time.perf_counter() - start) * 1e3:.3g} ms, not timed"
+                ]
+            tensors = {name: _tensor(values[name]) for name in block.reads if name != "edge_index"}
+            with torch.inference_mode():
+                results = forward(tensors, prepared["neighbours"])
+            return {name: results[name].numpy() for name in block.writes}
+
+        loaded = Loaded(run, self._device(), f"torch {torch.__version__}", close=restore)
+        return loaded
+
+
+def _runner(forward: Forward, block: Block, where: str, precision: str) -> Callable[[Values], dict[str, np.ndarray]]:
+    import torch
+
+    low = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+    conditions = nullcontext() if low is None else torch.autocast(where, low)
+
+    def run(values: Values) -> dict[str, np.ndarray]:
+        with torch.inference_mode(), conditions:
+            results = forward(*(_tensor(values[name]).to(where) for name in block.reads))
+            host = [r.float().cpu() if r.is_floating_point() else r.cpu() for r in results]
+        return {name: tensor.numpy() for name, tensor in zip(block.writes, host, strict=True)}
+
+    return run
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    import torch
+
+    return torch.from_numpy(array)  # shares the memory
+
+
+def set_conditions(threads: int) -> Callable[[], None]:
+    """Set torch's threads, and float32 products in full float32 precision; gives what puts the old conditions back."""
+    import torch
+
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+
+    def restore() -> None:
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])
+
+    return restore
+
+
+def _no_cuda(torch: Any) -> Availability:
+    if torch.version.cuda is None:
+        why, remedy = "this torch is built for the CPU", "install torch with CUDA (pytorch.org/get-started)"
+    else:
+        why, remedy = "torch sees no CUDA device", "an NVIDIA GPU and its driver; `nvidia-smi` must list it"
+    return Availability(False, why, remedy, version=f"torch {torch.__version__}")
+
+
+def _cpp_compiler() -> bool:
+    names = ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
+    return any(shutil.which(name) for name in names)
+
+
+@lru_cache(maxsize=1)
+def cpu_name() -> str:
+    """The processor's name, as it calls itself."""
+    with suppress(OSError, StopIteration):  # cpuinfo takes a second for what Linux has in a file
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    import cpuinfo
+
+    return cpuinfo.get_cpu_info().get("brand_raw") or "CPU"
