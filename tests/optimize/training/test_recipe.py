@@ -65,7 +65,7 @@ def test_a_missing_device_is_refused_with_what_there_is():
 
 
 def test_bf16_is_refused_where_the_probe_finds_it_emulated(monkeypatch):
-    monkeypatch.setattr(precision, "bf16_on_cpu", lambda: precision.Bf16Probe(0.3, (0.28, 0.33), 24, "AVX2"))
+    monkeypatch.setattr(precision, "bf16_on_cpu", lambda: precision.Bf16Probe(0.3, (0.28, 0.33), 24, "AVX2", False))
     with pytest.raises(OptimizeError, match=r"no native bf16.*0\.30 times.*take fp32"):
         Recipe(precision="bf16")
 
