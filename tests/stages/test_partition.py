@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_execution import CPU, GPU, NPU, UNITS, graphs, model, plain
+from test_plan_execution import CPU, GPU, NPU, UNITS, graphs, model, plain
 
 from gnnlab.profiling.parity import relative_error
 from gnnlab.stages.errors import StageError
