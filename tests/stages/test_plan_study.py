@@ -91,7 +91,7 @@ def test_every_plan_is_in_the_picture_of_the_plans(studied):
 def test_sentences_and_tables_are_made_of_the_numbers(studied):
     ranking, planner, raced = studied.rankings["60/200"], studied.planners["60/200"], studied.raced
     assert ranking.chosen.words() in plan_reading.chosen(ranking)
-    assert (plan_reading.top_table(ranking)[""] == "chosen").sum() == 1
+    assert plan_reading.top_table(ranking)[""].str.startswith("chosen").sum() == 1  # it may be the one-unit plan, too
     flow = plan_reading.flow_table(planner, ranking, ranking.top(2), graphs=5)
     assert len(flow) == len(ranking.top(2)) and flow["idle"].str.contains("%").all()
     assert len(plan_reading.raced_table(raced)) == len(raced) and "off by" in plan_reading.raced_title(raced)

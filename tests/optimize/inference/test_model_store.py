@@ -1,5 +1,5 @@
-import multiprocessing
-import os
+import subprocess
+import sys
 
 import pytest
 
@@ -63,18 +63,20 @@ def test_a_folder_that_cannot_be_is_said_in_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def die(path):
-    def make(folder):
-        (folder / "model.bin").write_text("half")
-        os._exit(9)
+DIES = """
+import os, sys
+from pathlib import Path
+from gnnlab.optimize.inference.model_store import ModelStore
 
-    ModelStore(path).get("onnx", {}, make)
+def make(folder):
+    (folder / "model.bin").write_text("half")
+    os._exit(9)
+
+ModelStore(Path(sys.argv[1])).get("onnx", {}, make)
+"""
 
 
 def test_a_kill_halfway_leaves_no_package(tmp_path):
-    child = multiprocessing.get_context("spawn").Process(target=die, args=(tmp_path,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 9
+    assert subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=False).returncode == 9
     assert ModelStore(tmp_path).get("onnx", {}, write("one")).made
     assert ModelStore(tmp_path).get("onnx", {}, never).size_bytes == 3
