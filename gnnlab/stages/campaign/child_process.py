@@ -15,15 +15,17 @@ import sys
 import threading
 from typing import Any, BinaryIO
 
+from gnnlab.stages.pipes import channels, listen
+
 GRACE_S = 3  # what hangs so far beyond its limit has lost its parent, who would have ended it
 
 
 def main() -> None:
     """Serve until the parent closes the channel or is gone."""
-    requests, answers = _channels()
+    requests, answers = channels()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
+    threading.Thread(target=listen, args=(requests, waiting), daemon=True).start()
     _send(answers, {"ready": os.getpid()})
     while True:
         request = json.loads(waiting.get())
@@ -33,26 +35,6 @@ def main() -> None:
         answer = _answer(request)
         faulthandler.cancel_dump_traceback_later()
         _send(answers, {"id": request["id"], "answer": answer})
-
-
-def _channels() -> tuple[BinaryIO, BinaryIO]:
-    """The parent's pipes, moved where nothing else writes; standard output joins the error stream, input is empty."""
-    requests, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return requests, answers
-
-
-def _listen(requests: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
-    """Pass requests on; the end of the stream is the end of the parent, and of this process."""
-    rest = b""
-    while chunk := requests.read(65536):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            waiting.put(line)
-    os._exit(0)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

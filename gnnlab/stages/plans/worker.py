@@ -18,10 +18,11 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 
+from gnnlab.stages.pipes import channels, listen
 from gnnlab.stages.plans.shared_arrays import SharedArrays
 from gnnlab.stages.plans.station import Order, Station
 from gnnlab.stages.units.unit import first_line
@@ -30,10 +31,10 @@ _opened: dict[str, tuple[Station, SharedArrays]] = {}
 
 
 def main() -> None:
-    requests, answers = _channels()
+    requests, answers = channels()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
+    threading.Thread(target=listen, args=(requests, waiting), daemon=True).start()
     while True:
         request = json.loads(waiting.get())
         if request["do"] == "pin":
@@ -89,25 +90,6 @@ def _pin(core: int) -> None:
 
 
 _PREPARE = {"open": _open, "forget": _forget}
-
-
-def _channels() -> tuple[BinaryIO, BinaryIO]:
-    """The parent's pipes, moved where nothing else writes; standard output joins the error stream, input is empty."""
-    requests, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return requests, answers
-
-
-def _listen(requests: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
-    rest = b""
-    while chunk := requests.read(65536):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            waiting.put(line)
-    os._exit(0)
 
 
 if __name__ == "__main__":
