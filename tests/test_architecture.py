@@ -41,7 +41,7 @@ def test_a_room_imports_only_what_the_house_allows(room):
     for path in (PACKAGE / room).rglob("*.py"):
         for name in imports(path):
             if name.startswith("gnnlab."):
-                assert name.split(".")[1] in ALLOWED[room] | {"__version__", "safe_files"}, (
+                assert name.split(".")[1] in ALLOWED[room] | {"__version__", "safe_files", "openvino_core"}, (
                     f"{path.relative_to(ROOT)} imports {name}"
                 )
 
@@ -55,6 +55,11 @@ def test_every_imported_package_is_declared():
         for name in {n.split(".")[0] for n in imports(path)} - {"gnnlab", "__future__"} - sys.stdlib_module_names:
             distributions = {d.lower().replace("_", "-") for d in owners.get(name, [name])}
             assert distributions & declared, f"{path.relative_to(ROOT)} imports {name}, which pyproject.toml lacks"
+
+
+def test_only_one_place_makes_an_openvino_core():
+    made = [p.name for p in PACKAGE.rglob("*.py") if re.search(r"\bCore\(\)", p.read_text(encoding="utf-8"))]
+    assert made == ["openvino_core.py"]
 
 
 def test_help_answers_without_loading_anything_heavy():

@@ -14,6 +14,8 @@ from typing import Any
 import cpuinfo
 import psutil
 
+from gnnlab.openvino_core import openvino_core
+
 PACKAGES = (
     "torch",
     "torch-geometric",
@@ -149,9 +151,7 @@ def _cuda_devices() -> list[dict[str, Any]]:
 @cache
 def _openvino_names() -> tuple[tuple[str, str], ...]:
     try:
-        import openvino
-
-        core = openvino.Core()
+        core = openvino_core()
         return tuple((kind, core.get_property(kind, "FULL_DEVICE_NAME")) for kind in core.available_devices)
     except (ImportError, RuntimeError):
         return ()

@@ -5,10 +5,10 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
-import openvino
 import pytest
 import torch
 
+from gnnlab.openvino_core import openvino_core
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.export import artefacts, checking, export, exporters
 from gnnlab.stages.export.artefacts import FAILED, INDEX, WRONG, Shelf, find, load_artefacts
@@ -54,7 +54,7 @@ def test_stages_that_count_nodes_or_edges_only_share_their_files_over_sizes(shel
 
 def test_static_models_have_every_dimension_bounded_and_read_nothing_for_its_shape(shelf):
     for made in [a for a in load_artefacts(shelf) if not a.dynamic]:
-        model = openvino.Core().read_model(made.path)
+        model = openvino_core().read_model(made.path)
         assert not model.is_dynamic() and len(model.inputs) == len(made.reads) and not made.sized_by
     reduce = find(load_artefacts(shelf), layer="sage", features=6, first=3, last=3, exporter="openvino", size=(20, 60))
     assert reduce.reads == ("messages", "edge_index") and reduce.size_bytes < 20_000
@@ -62,7 +62,7 @@ def test_static_models_have_every_dimension_bounded_and_read_nothing_for_its_sha
 
 def test_dynamic_models_know_their_width_and_leave_that_of_shapes_open(shelf):
     made = find(load_artefacts(shelf), layer="sage", features=6, first=3, last=3, exporter="openvino")
-    model = openvino.Core().read_model(made.path)
+    model = openvino_core().read_model(made.path)
     assert made.reads == ("messages", "edge_index", "x") and made.sized_by == ("x",)
     assert [str(port.get_partial_shape()) for port in model.inputs] == ["[?,6]", "[2,?]", "[?,?]"]
     assert [port.get_any_name() for port in model.inputs] == list(made.reads)

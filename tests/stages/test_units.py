@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnlab.openvino_core import openvino_core
 from gnnlab.stages.campaign.cell_inputs import model_for, values_of
 from gnnlab.stages.campaign.cells import Cell, Settings, measure
 from gnnlab.stages.errors import StageError
@@ -216,23 +217,22 @@ def test_which_stages_an_npu_compiler_takes_is_asked_of_static_models_only(monke
 
 
 def test_what_a_compiler_leaves_out_is_named_by_its_kind(monkeypatch, models):
-    import openvino as ov
-
     class Compiler:
         """OpenVINO's CPU in the place of an NPU, without the operators named."""
 
         def __init__(self, without):
-            self.core, self.without = ov.Core(), without
+            self.without = without
 
         def query_model(self, model, device, options):
             assert (device, options) == ("NPU", {"NPU_PLATFORM": "3720"})
             kinds = {op.get_friendly_name(): op.get_type_name() for op in model.get_ops()}
-            return {name: "NPU" for name in self.core.query_model(model, "CPU") if kinds[name] not in self.without}
+            return {name: "NPU" for name in core.query_model(model, "CPU") if kinds[name] not in self.without}
 
+    core = openvino_core()
     path = model_for(STATIC, cell("x", 6, 6, 12, 30), models).path
     for without, said in (((), None), (("MatMul", "Parameter"), "its compiler leaves out MatMul")):
-        monkeypatch.setattr(openvino_units, "_core", lambda without=without: Compiler(without))
-        assert openvino_units._query(ov.Core().read_model(path), "3720") == said
+        monkeypatch.setattr(openvino_units, "openvino_core", lambda without=without: Compiler(without))
+        assert openvino_units._query(core.read_model(path), "3720") == said
 
 
 def test_without_an_npu_compiler_it_says_what_is_missing(monkeypatch):

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gnnlab.openvino_core import openvino_core
 from gnnlab.optimize.errors import OptimizeError
 from gnnlab.optimize.inference import flat_allocator, quantization
 from gnnlab.optimize.inference.flat_allocator import DenseAllocator, FlatAllocator
@@ -250,7 +251,7 @@ def _openvino(precision: str, model: EdgeAllocator, device: torch.device, store:
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
     }
-    request = openvino.Core().compile_model(stored.folder / "model.xml", "CPU", hints).create_infer_request()
+    request = openvino_core().compile_model(stored.folder / "model.xml", "CPU", hints).create_infer_request()
 
     def run(networks: NetworkArrays) -> np.ndarray:
         padded = networks.with_ghost()  # OpenVINO's bag refuses a last node without edges

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
-import openvino
 import torch
 
+from gnnlab.openvino_core import openvino_core
 from gnnlab.profiling.parity import RTOL_FLOAT32, ParityError, relative_error
 from gnnlab.stages.export import padding
 from gnnlab.stages.export.artefacts import FAILED, READY, WRONG, Artefact
@@ -120,7 +120,7 @@ def _smaller(count: int) -> int:
 
 def _in_openvino(files: Files) -> Run:
     options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-    core = openvino.Core()
+    core = openvino_core()
     model = core.compile_model(core.read_model(*files.values()), "CPU", options)
     names = [port.get_names() for port in model.inputs]
 

@@ -30,6 +30,7 @@ from typing import Any
 import openvino
 import torch
 
+from gnnlab.openvino_core import openvino_core
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.export import checking, exporters, openvino_graphs
 from gnnlab.stages.export.artefacts import FAILED, Artefact, Shelf
@@ -182,7 +183,7 @@ def _files(layer: StagedLayer, wanted: Artefact, shelf: Shelf) -> exporters.File
 def _static(layer: StagedLayer, wanted: Artefact, shelf: Shelf) -> openvino.Model:
     """The dynamic model with every dimension set; what was read for its shape alone is no longer read."""
     dynamic = _source(layer, wanted, wanted.exporter, shelf)
-    model = openvino.Core().read_model(dynamic.path)
+    model = openvino_core().read_model(dynamic.path)
     size = (wanted.nodes, wanted.edges)
     model.reshape({name: list(layer.values[name].shape(*size)) for name in dynamic.reads})
     return exporters.without_inputs(model, dynamic.sized_by)

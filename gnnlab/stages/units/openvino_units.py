@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gnnlab.openvino_core import openvino_core
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.units.feeding import Feed
 from gnnlab.stages.units.unit import Availability, Loaded, Unavailable, Unit, Values, first_line, require_artefact
@@ -44,7 +45,7 @@ class OpenVINOUnit(Unit):
     def probe(self) -> Availability:
         version = f"OpenVINO {_version()}"
         try:
-            if self.processor not in {name.split(".")[0] for name in _core().available_devices}:
+            if self.processor not in {name.split(".")[0] for name in openvino_core().available_devices}:
                 return self._missing(version)
             _try(self.processor)
             return Availability(True, device=device_name(self.processor), version=version)
@@ -67,7 +68,7 @@ class OpenVINOUnit(Unit):
         """No such device: is it the driver, the plugin, or the hardware?"""
         why = f"OpenVINO sees no {self.processor}"
         try:
-            _core().get_property(self.processor, "FULL_DEVICE_NAME")
+            openvino_core().get_property(self.processor, "FULL_DEVICE_NAME")
         except Exception as error:
             if "Cannot load library" in str(error):
                 why += f": {_missing_library(error)}"
@@ -103,21 +104,21 @@ def stages_that_compile(
     found: dict[tuple[int, int], str | None] = {}
     for model in artefacts:
         if model.nodes is not None and model.ready and not found.get((model.first, model.last)):
-            found[model.first, model.last] = _query(_core().read_model(model.path), platform)
+            found[model.first, model.last] = _query(openvino_core().read_model(model.path), platform)
     return found
 
 
 def npu_compiler(platform: str = NPU_PLATFORMS[0]) -> str | None:
     """None where OpenVINO can compile for an NPU of that platform here, else what it says."""
     try:
-        _core().query_model(_tiny(), "NPU", {"NPU_PLATFORM": platform})
+        openvino_core().query_model(_tiny(), "NPU", {"NPU_PLATFORM": platform})
     except Exception as error:
         return f"OpenVINO cannot compile for the NPU {platform}: {_missing_library(error)}"
     return None
 
 
 def device_name(device: str) -> str:
-    return str(_core().get_property(device, "FULL_DEVICE_NAME"))
+    return str(openvino_core().get_property(device, "FULL_DEVICE_NAME"))
 
 
 def configuration(processor: str, precision: str, threads: int) -> dict[str, Any]:
@@ -149,14 +150,9 @@ def _runner(compiled: ov.CompiledModel, feed: Feed) -> Callable[[Values], dict[s
 @lru_cache(maxsize=32)
 def _compiled(path: Path, changed: int, processor: str, precision: str, threads: int) -> ov.CompiledModel:
     """A model ready for a device; `changed` is the file's time, so that a new export is read anew."""
-    return _core().compile_model(_core().read_model(path), processor, configuration(processor, precision, threads))
-
-
-@lru_cache(maxsize=1)
-def _core() -> ov.Core:
-    import openvino as ov
-
-    return ov.Core()
+    return openvino_core().compile_model(
+        openvino_core().read_model(path), processor, configuration(processor, precision, threads)
+    )
 
 
 def _version() -> str:
@@ -167,7 +163,7 @@ def _version() -> str:
 
 def _try(device: str) -> None:
     """A tiny inference; raises what the plugin raises."""
-    compiled = _core().compile_model(_tiny(), device, {"PERFORMANCE_HINT": "LATENCY"})
+    compiled = openvino_core().compile_model(_tiny(), device, {"PERFORMANCE_HINT": "LATENCY"})
     request = compiled.create_infer_request()
     request.infer({0: np.full((4, 4), -1, np.float32)})
     if request.get_output_tensor().data.any():
@@ -184,7 +180,7 @@ def _tiny() -> ov.Model:
 
 def _query(model: ov.Model, platform: str) -> str | None:
     try:
-        taken = _core().query_model(model, "NPU", {"NPU_PLATFORM": platform})
+        taken = openvino_core().query_model(model, "NPU", {"NPU_PLATFORM": platform})
     except Exception as error:
         return first_line(error)
     left = {op.get_type_name() for op in model.get_ops() if op.get_friendly_name() not in taken}

@@ -1,0 +1,26 @@
+"""A process that has used OpenVINO survives the end of a child while a signal handler waits for it."""
+
+import subprocess
+import sys
+
+USES = """
+import gc, signal, subprocess, sys
+from gnnlab.lab import provenance
+from gnnlab.openvino_core import openvino_core
+from gnnlab.stages.units.registry import find
+
+provenance.environment()
+assert find("openvino:CPU").usable
+first = openvino_core()
+first.get_property("CPU", "FULL_DEVICE_NAME")
+del first
+gc.collect()
+signal.signal(signal.SIGCHLD, lambda number, frame: print("handled"))
+subprocess.run([sys.executable, "-c", ""], check=True)
+print("alive")
+"""
+
+
+def test_a_handled_signal_finds_its_stack():
+    done = subprocess.run([sys.executable, "-c", USES], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["handled", "alive"]), done.stderr
