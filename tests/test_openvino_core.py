@@ -7,13 +7,20 @@ USES = """
 import gc, signal, subprocess, sys
 from gnnlab.lab import provenance
 from gnnlab.openvino_core import openvino_core
-from gnnlab.stages.units.registry import find
+from gnnlab.stages.units import openvino_units
 
-provenance.environment()
-assert find("openvino:CPU").usable
-first = openvino_core()
-first.get_property("CPU", "FULL_DEVICE_NAME")
+def used():
+    core = openvino_core()
+    core.get_property("CPU", "FULL_DEVICE_NAME")
+    return core
+
+first = used()
+openvino_units._try("CPU")
+last = used()
+provenance.devices()
 del first
+gc.collect()
+del last
 gc.collect()
 signal.signal(signal.SIGCHLD, lambda number, frame: print("handled"))
 subprocess.run([sys.executable, "-c", ""], check=True)

@@ -150,9 +150,8 @@ def _runner(compiled: ov.CompiledModel, feed: Feed) -> Callable[[Values], dict[s
 @lru_cache(maxsize=32)
 def _compiled(path: Path, changed: int, processor: str, precision: str, threads: int) -> ov.CompiledModel:
     """A model ready for a device; `changed` is the file's time, so that a new export is read anew."""
-    return openvino_core().compile_model(
-        openvino_core().read_model(path), processor, configuration(processor, precision, threads)
-    )
+    core = openvino_core()
+    return core.compile_model(core.read_model(path), processor, configuration(processor, precision, threads))
 
 
 def _version() -> str:
