@@ -178,7 +178,7 @@ def _eager(model: SymptomGAT) -> Rung:
 def _compiled(model: SymptomGAT, mode: str, shared: bool) -> tuple[Rung, CompileCost]:
     from torch._dynamo.utils import counters
 
-    row = torch.compile(model._forward_impl, mode=mode, dynamic=False)
+    row = torch.compile(model._forward_impl, mode=mode, dynamic=False, recompile_limit=64)
     expand = model.expand
 
     def rung(batch_size: int) -> Tensor:

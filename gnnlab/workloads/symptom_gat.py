@@ -10,7 +10,6 @@ claims of the study are measured against them.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -110,5 +109,4 @@ class SymptomGAT(nn.Module):
 def _compiled():
     """The compiled forward, as a function of the model: bound to one, a copy would run the weights of the original."""
     # every graph size, option and mode is a form of its own; beyond 8, torch runs the rest eagerly and only logs it
-    limit = {"recompile_limit": 64} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
-    return torch.compile(SymptomGAT._forward_impl, mode="reduce-overhead", fullgraph=False, **limit)
+    return torch.compile(SymptomGAT._forward_impl, mode="reduce-overhead", recompile_limit=64)

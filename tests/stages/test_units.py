@@ -14,7 +14,7 @@ from gnnlab.stages.campaign.cells import Cell, Settings, measure
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.export.artefacts import Artefact, load_artefacts
 from gnnlab.stages.export.export import export
-from gnnlab.stages.units import openvino_units
+from gnnlab.stages.units import openvino_units, torch_units
 from gnnlab.stages.units import registry as units
 from gnnlab.stages.units.fast_blocks import fast_block
 from gnnlab.stages.units.openvino_units import OpenVINOUnit, configuration, stages_that_compile
@@ -136,11 +136,27 @@ def test_fast_blocks_give_what_the_stages_give(case):
 
 def test_compiled_blocks_are_compiled_once_for_all_sizes(monkeypatch):
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda block, dynamic: compiled.append(dynamic) or block)
+    monkeypatch.setattr(torch, "compile", lambda block, **how: compiled.append(how["dynamic"]) or block)
     unit = units.find("torch-compiled:CPU")
     for nodes, edges in ((11, 30), (9, 50)):
         assert measure(cell(unit.name, 2, 4, nodes, edges), QUICK).status == "measured"
     assert compiled == [True]
+
+
+def test_no_block_is_run_uncompiled_because_there_are_many(monkeypatch):
+    forms, compile_ = [], torch.compile
+
+    def backend(graph, example):
+        forms.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda block, **how: compile_(block, backend=backend, **how))
+    monkeypatch.setattr(torch_units, "_COMPILED", {})
+    torch._dynamo.reset()
+    blocks = [(first, last) for first in range(1, 5) for last in range(first, 6)]  # 14: torch keeps 8 of one code
+    for first, last in blocks:
+        assert measure(cell("torch-compiled:CPU", first, last, 11, 30), QUICK).status == "measured"
+    assert len(forms) == len(blocks)
 
 
 def test_openvino_is_told_precision_and_threads():

@@ -49,8 +49,10 @@ def compiled_loop(embeddings: Embeddings) -> Tensor:
     return _compiled_few(embeddings) if len(each(embeddings)) <= MOST_UNROLLED else _compiled_many(embeddings)
 
 
-_compiled_few = torch.compile(pairwise_loop, dynamic=True)  # compiled at its first call
-_compiled_many = torch.compile(index_pairs, dynamic=True)
+_compiled_few = torch.compile(
+    pairwise_loop, dynamic=True, fullgraph=True, recompile_limit=64
+)  # compiled at its first call
+_compiled_many = torch.compile(index_pairs, dynamic=True, fullgraph=True, recompile_limit=64)
 
 FORMS: Mapping[str, Callable[[Embeddings], Tensor]] = {
     **EAGER,

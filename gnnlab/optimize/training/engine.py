@@ -27,7 +27,7 @@ class Engine:
         self.device = torch.device(recipe.device)
         self.objective = Objective(model, recipe)
         self.network = parallel(self.objective, recipe.device, recipe.sharded)
-        self.compute = torch.compile(self.network) if recipe.compile else self.network
+        self.compute = torch.compile(self.network, recompile_limit=64) if recipe.compile else self.network
         kernel = {"foreach": recipe.optimizer == "foreach", "fused": recipe.optimizer == "fused"}
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, **kernel

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gnnlab.workloads.staged import Block, StagedLayer
 
 Forward = Callable[..., tuple["Tensor", ...]]
+_MOST_FORMS = 256  # that torch.compile keeps of one code; 28 blocks, each with N = E and without, of several widths
 _COMPILED: dict[tuple[str, int, int], Forward] = {}  # by weights and stages; compiling takes seconds
 
 
@@ -85,7 +86,8 @@ class CompiledUnit(TorchUnit):
 
         key = (layer.fingerprint(), block.first, block.last)
         if key not in _COMPILED:
-            _COMPILED[key] = torch.compile(block, dynamic=True)
+            # all blocks share their code; beyond 8 forms of it torch would run the rest eagerly and only log it
+            _COMPILED[key] = torch.compile(block, dynamic=True, fullgraph=True, recompile_limit=_MOST_FORMS)
         return _COMPILED[key]
 
 
