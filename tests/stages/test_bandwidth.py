@@ -248,9 +248,22 @@ def study_rates(found):
 def test_cells_without_a_time_and_those_outside_the_hull_are_not_compared(measure):
     study = measure()
     gone = study.grid.assign(status="timeout")
-    assert bandwidth.compare(study.predictor, gone, gone).empty
+    assert bandwidth.compare(study.predictor, gone).empty
+    assert bandwidth.repeats(study.predictor, study.grid, gone).empty
     outside = study.grid[study.grid["first"] == 1].assign(nodes=5000, edges=50_000)
-    assert bandwidth.compare(study.predictor, outside, outside.iloc[:0]).empty
+    assert bandwidth.compare(study.predictor, outside).empty
+
+
+def test_a_cell_measured_twice_counts_with_both_and_is_held_against_its_first(measure):
+    study = measure()
+    again = study.grid.iloc[[0, 3]].assign(ms=lambda c: c["ms"] * 3, ms_high=lambda c: c["ms_high"] * 3)
+    merged = bandwidth.both_times(study.grid, again)
+    assert merged["ms"].iloc[[0, 3]].tolist() == pytest.approx((study.grid["ms"].iloc[[0, 3]] * 2).tolist())
+    assert merged["ms_high"].iloc[3] == pytest.approx(again["ms_high"].iloc[1])
+    assert merged["n"].iloc[0] == 2 * study.grid["n"].iloc[0]
+    pd.testing.assert_frame_equal(merged.drop([0, 3]), study.grid.drop([0, 3]))
+    held = bandwidth.repeats(study.predictor, study.grid, again)
+    assert held["error"].tolist() == pytest.approx([-2 / 3, -2 / 3]) and not held["within"].any()
 
 
 def test_a_slope_that_may_be_zero_has_no_upper_end_and_the_claim_keeps_its_interval():

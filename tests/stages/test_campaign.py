@@ -197,6 +197,31 @@ def test_cells_beside_a_canary_that_drifted_are_measured_again(tmp_path):
     assert run(tmp_path, plan(CELLS[::2]), Fake(), canary=weather.canary).measured == 0
 
 
+def test_visits_are_passes_over_all_cells_and_their_samples_count_together(tmp_path):
+    asked = Counter()
+
+    def visited(cell):
+        asked[cell] += 1
+        return outcome(cell, samples_ms=(1.0 * asked[cell], 3.0), ci_ms=(0.5 * asked[cell], 4.0 + asked[cell]))
+
+    fake = Fake(visited)
+    cells = CELLS[::2][:6]
+    done = run(tmp_path, plan(cells), fake, canary=steady, visits=3)
+    passes = [fake.asked[start : start + 6] for start in (0, 6, 12)]
+    assert [set(one) for one in passes] == [set(cells)] * 3 and passes[0] != passes[1] and done.again == 0
+    measured = [o for o in done.outcomes.values() if o.status == "measured"]
+    assert measured and {o.samples_ms for o in measured} == {(1.0, 3.0, 2.0, 3.0, 3.0, 3.0)}
+    assert {(o.median_ms, o.ci_ms) for o in measured} == {(3.0, (0.5, 7.0))}
+    assert run(tmp_path, plan(cells), Fake(), canary=steady, visits=3).measured == 0
+    assert run(tmp_path, plan(cells), Fake(), canary=steady, visits=4).measured == 6
+
+
+def test_what_failed_is_not_visited_again(tmp_path):
+    fake = Fake(lambda c: outcome(c, "failed"))
+    run(tmp_path, plan(), fake, canary=steady, visits=3)
+    assert len(fake.asked) == len(CELLS)
+
+
 def test_a_steady_drift_ends_after_two_attempts_and_says_so(tmp_path):
     weather = Weather(lambda n: 1.0 if n % 2 else 2.0)
     fake = Fake(weather.outcome)

@@ -69,6 +69,7 @@ def measure(
     off_grid: int = 12,
     again: int = 2,
     points: int = 8,
+    visits: int = 1,
     budget_s: float = 0.1,
     timeout_s: float = 60.0,
     seed: int = 0,
@@ -77,7 +78,8 @@ def measure(
     """Measure copies, `extra` sizes for the fit, `off_grid` sizes that are not fitted, and `again` known ones.
 
     `stages`: the campaign of notebook 05; `names`: its units to take, all that were measured unless told (simulated
-    ones are kept in any case); `points`: of the sweep of copies.
+    ones are kept in any case); `points`: of the sweep of copies; `visits`: times that each cell is measured, on passes
+    of their own.
 
     Raises:
         StageError: nothing was measured there, a unit has no times there, or the disk refuses.
@@ -103,14 +105,16 @@ def measure(
     wanted += [_identity(like, edges, unit) for edges in sweep for unit in copiers]
     with LocalUnits(chosen, settings, timeout_s) as local:
         plan = campaign_cells.plan(list(dict.fromkeys(wanted)), settings, local.available)
-        done = campaign.run(folder / MEASURED_IN, plan, local, seed=seed, say=say)
+        done = campaign.run(folder / MEASURED_IN, plan, local, visits=visits, seed=seed, say=say)
     found = tables.measured_cells(folder / MEASURED_IN)
-    on_grid = pd.concat([cells, _at(found, asked["extra"], blocks)], ignore_index=True)
+    again_found = _at(found, repeated, blocks)
+    on_grid = pd.concat([both_times(cells, again_found), _at(found, asked["extra"], blocks)], ignore_index=True)
     on_grid = on_grid[on_grid["unit"].isin(chosen) | (on_grid["origin"] == SIMULATED)].reset_index(drop=True)
     copies = copies_of(found, sweep)
     transfers = _transfers(copies, chosen, like, sweep, models, budget_s)
     predictor = Predictor.fit(layer_of(like.layer, like.features), on_grid, transfers.through)
-    compared = compare(predictor, _at(found, new, blocks), _at(found, repeated, blocks))
+    compared = pd.concat([compare(predictor, _at(found, new, blocks)), repeats(predictor, cells, again_found)])
+    compared = compared.reset_index(drop=True)
     return Study(on_grid, compared, copies, transfers, predictor, done)
 
 
@@ -161,50 +165,71 @@ def _at(found: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[tuple[int, 
     return found[np.array(kept, dtype=bool)]
 
 
-def compare(predictor: Predictor, new: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
-    """Predicted beside measured: a row for each measured cell of a size that was never fitted (kind `new`), and of a
-    size whose first measurement stands for the prediction (`again`).
+COMPARED = ["kind", "unit", "stage", "size", "nodes", "edges", "first", "last", "ms", "ms_low", "ms_high",
+            "predicted_ms", "low_ms", "high_ms", "error", "within", "covered", "wide", "form"]  # fmt: skip
+_CELL = ["unit", "first", "last", "nodes", "edges"]
 
-    Columns: kind, unit, stage, size, nodes, edges, first, last, ms, ms_low, ms_high, predicted_ms, low_ms, high_ms,
-    error (predicted / measured - 1), within (10 %), covered (is the measured time in the interval?), wide (is its own
-    interval wider than 10 %?), form.
+
+def both_times(cells: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+    """The cells, those that were measured a second time with the mean of both and an interval that holds both."""
+    second = campaign_table.measured(again).set_index(_CELL)
+    merged = cells.copy()
+    at = [key in second.index for key in cells[_CELL].itertuples(index=False, name=None)]
+    at = np.array(at, dtype=bool) & cells["ms"].notna().to_numpy()
+    if at.any():
+        other = second.loc[list(cells.loc[at, _CELL].itertuples(index=False, name=None))]
+        for name, join in (("ms", np.mean), ("ms_low", np.min), ("ms_high", np.max), ("std_ms", np.max), ("n", np.sum)):
+            merged.loc[at, name] = join([cells.loc[at, name].to_numpy(), other[name].to_numpy()], axis=0)
+    return merged
+
+
+def compare(predictor: Predictor, new: pd.DataFrame) -> pd.DataFrame:
+    """Predicted beside measured: a row for each measured cell of a size that was never fitted and lies between others.
+
+    Columns: kind (`new`), unit, stage, size, nodes, edges, first, last, ms, ms_low, ms_high, predicted_ms, low_ms,
+    high_ms, error (predicted / measured - 1), within (10 %), covered (is the measured time in the interval?), wide (is
+    its own interval wider than 10 %?), form.
     """
     rows = []
-    for kind, cells in ((NEW, new), (AGAIN, again)):
-        for row in campaign_table.measured(cells).itertuples():
-            key = (row.unit, row.first, row.last)
-            if key not in predictor.fits:
-                continue
+    for row in campaign_table.measured(new).itertuples():
+        key = (row.unit, row.first, row.last)
+        if key in predictor.fits:
             found = predictor.predict(*key, row.nodes, row.edges)
-            if kind == NEW and found.origin != INTERPOLATED:
-                continue
-            error = found.time_ms / row.ms - 1
-            rows.append(
-                {
-                    "kind": kind,
-                    "unit": row.unit,
-                    "stage": row.stage,
-                    "size": row.size,
-                    "nodes": row.nodes,
-                    "edges": row.edges,
-                    "first": row.first,
-                    "last": row.last,
-                    "ms": row.ms,
-                    "ms_low": row.ms_low,
-                    "ms_high": row.ms_high,
-                    "predicted_ms": found.time_ms,
-                    "low_ms": found.low_ms,
-                    "high_ms": found.high_ms,
-                    "error": error,
-                    "within": abs(error) <= WITHIN,
-                    "covered": found.low_ms <= row.ms <= found.high_ms,
-                    "wide": (row.ms_high - row.ms_low) / 2 > WITHIN * row.ms,
-                    "form": predictor.fits[key].form,
-                }
-            )
-    columns = ["kind", "unit", "stage", "size", "nodes", "edges", "first", "last", "ms", "ms_low", "ms_high",
-               "predicted_ms", "low_ms", "high_ms", "error", "within", "covered", "wide", "form"]  # fmt: skip
-    return pd.DataFrame(rows, columns=columns)
+            if found.origin == INTERPOLATED:
+                rows.append(_held_against(NEW, row, (found.time_ms, found.low_ms, found.high_ms), predictor))
+    return pd.DataFrame(rows, columns=COMPARED)
+
+
+def repeats(predictor: Predictor, cells: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+    """The same for cells that were measured a second time: their first measurement stands for the prediction."""
+    first = {key: (ms, low, high) for *key, ms, low, high in _timed(cells) for key in [tuple(key)]}
+    rows = []
+    for row in campaign_table.measured(again).itertuples():
+        key = (row.unit, row.first, row.last, row.nodes, row.edges)
+        if key in first and key[:3] in predictor.fits:
+            rows.append(_held_against(AGAIN, row, first[key], predictor))
+    return pd.DataFrame(rows, columns=COMPARED)
+
+
+def _timed(cells: pd.DataFrame) -> Iterable[tuple[Any, ...]]:
+    return cells.loc[cells["ms"].notna(), [*_CELL, "ms", "ms_low", "ms_high"]].itertuples(index=False, name=None)
+
+
+def _held_against(kind: str, row: Any, expected: tuple[float, float, float], predictor: Predictor) -> dict[str, Any]:
+    middle, low, high = expected
+    kept = {name: getattr(row, name) for name in COMPARED[1:11]}
+    return {
+        "kind": kind,
+        **kept,
+        "predicted_ms": middle,
+        "low_ms": low,
+        "high_ms": high,
+        "error": middle / row.ms - 1,
+        "within": abs(middle / row.ms - 1) <= WITHIN,
+        "covered": low <= row.ms <= high,
+        "wide": (row.ms_high - row.ms_low) / 2 > WITHIN * row.ms,
+        "form": predictor.fits[row.unit, row.first, row.last].form,
+    }
 
 
 def sweep_sizes(cells: pd.DataFrame, features: int, points: int) -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 from gnnlab.stages.campaign import checkpoints
 from gnnlab.stages.campaign.canary import HERE, Attempt, attempts, is_canary
 from gnnlab.stages.campaign.canary import canary as fixed_work
-from gnnlab.stages.campaign.cells import Cell, Outcome
+from gnnlab.stages.campaign.cells import Cell, Outcome, together
 from gnnlab.stages.campaign.folder_lock import only_campaign
 from gnnlab.stages.campaign.journal import Journal
 from gnnlab.stages.errors import StageError
@@ -30,7 +30,7 @@ JOURNAL = "journal.jsonl"
 PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
 EVERY = 20  # cells between two canaries
 DRIFT = 0.15  # a canary this far off the median of all condemns the cells beside it
-MOST_ATTEMPTS = 2
+SPARE_ATTEMPTS = 1  # beyond the visits that were asked for, for a cell beside a canary that had drifted
 TRIED_AGAIN = ("failed", "timeout")
 
 
@@ -97,10 +97,14 @@ def run(
     canary: Callable[[], dict[str, float]] = fixed_work,
     every: int = EVERY,
     drift: float = DRIFT,
+    visits: int = 1,
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Done:
     """Measure what of the plan is not known yet, with a canary before and after every so many cells; write the files.
+
+    With more than one of `visits`, every cell is measured that often, in passes of all cells in an order of their own:
+    what a neighbour does to one visit it seldom does to all. The samples of the visits count together.
 
     `folder` gets the journal, both checkpoints and `raw_measurements.json`. `canary` gives ms by host. Cells
     beside a canary that is more than `drift` off the median of all are measured again, once; of two measurements the
@@ -109,10 +113,12 @@ def run(
     Raises:
         StageError: another campaign holds the folder, or the disk refuses; what was measured is kept.
     """
-    if every < 1 or not drift > 0:
-        raise StageError(f"a canary every {every} cells with a drift of {drift}; at least 1, and above 0")
+    if every < 1 or not drift > 0 or visits < 1:
+        raise StageError(
+            f"a canary every {every} cells with a drift of {drift}, {visits} visits; at least 1, above 0, at least 1"
+        )
     with only_campaign(folder), Journal(folder / JOURNAL, plan.campaign) as journal:
-        going = _Going(plan, journal, ask, canary, every, drift, np.random.default_rng(seed), say)
+        going = _Going(plan, journal, ask, canary, every, drift, visits, np.random.default_rng(seed), say)
         if journal.message:
             going.tell(journal.message)
         for phase in PHASES:
@@ -134,6 +140,7 @@ class _Going:
     canary: Callable[[], dict[str, float]]
     every: int
     drift: float
+    visits: int
     random: np.random.Generator
     say: Callable[[str], None]
 
@@ -151,10 +158,12 @@ class _Going:
     def measure(self, phase: str) -> None:
         """Measure the cells of a phase until each has an attempt that stands."""
         while todo := self._todo(phase):
-            again = sum(bool(self._known(phase)[cell]) for cell in todo)
+            tried = self._known(phase)
+            again = sum(len(tried[cell]) >= self.visits for cell in todo)
+            visit = f", visit {max(len(tried[cell]) for cell in todo) + 1}" if self.visits > 1 and not again else ""
             why = f", {again} of them again because the canary was more than {self.drift:.0%} off" if again else ""
             known = len(self.plan.phase(phase)) - len(todo)
-            self.tell(f"{PHASES[phase]}: {len(todo)} cells to measure{why}, {known} known")
+            self.tell(f"{PHASES[phase]}: {len(todo)} cells to measure{visit}{why}, {known} known")
             self.again += again
             order = [todo[i] for i in self.random.permutation(len(todo))]
             for start in range(0, len(order), self.every):
@@ -190,19 +199,24 @@ class _Going:
         return attempt.place > self.ended or attempt.record["outcome"]["status"] not in TRIED_AGAIN
 
     def _todo(self, phase: str) -> list[Cell]:
-        return [cell for cell, tried in self._known(phase).items() if not tried or self._drifted(tried)]
+        """Those with the fewest attempts of all that still want one: passes, not one cell's visits in a row."""
+        wanting = {cell: len(tried) for cell, tried in self._known(phase).items() if self._wants(tried)}
+        return [cell for cell, tries in wanting.items() if tries == min(wanting.values())]
 
-    def _drifted(self, tried: Sequence[Attempt]) -> bool:
-        measured = all(attempt.record["outcome"]["status"] == "measured" for attempt in tried)
-        return measured and len(tried) < MOST_ATTEMPTS and min(attempt.off for attempt in tried) > self.drift
+    def _wants(self, tried: Sequence[Attempt]) -> bool:
+        if any(attempt.record["outcome"]["status"] != "measured" for attempt in tried):
+            return False
+        calm = sum(attempt.off <= self.drift for attempt in tried)
+        return calm < self.visits and len(tried) < self.visits + SPARE_ATTEMPTS
 
     def answers(self, phase: str) -> list[Answer]:
-        """For each cell its attempt of the calmest time."""
+        """For each cell its attempts of the calmest times, as many as were asked for."""
         return [self._answer(cell, tried) for cell, tried in self._known(phase).items()]
 
     def _answer(self, cell: Cell, tried: Sequence[Attempt]) -> Answer:
-        best = min(tried, key=lambda attempt: (attempt.record["outcome"]["status"] != "measured", attempt.off))
-        outcome = Outcome.from_json(best.record["outcome"])
+        calmest = sorted(tried, key=lambda attempt: (attempt.record["outcome"]["status"] != "measured", attempt.off))
+        best, outcomes = calmest[0], [Outcome.from_json(a.record["outcome"]) for a in calmest[: self.visits]]
+        outcome = together([found for found in outcomes if found.status == outcomes[0].status])
         if outcome.status == "measured" and best.off > self.drift:
             note = f"the canary was {best.off:.0%} off its median beside this measurement"
             outcome = replace(outcome, notes=(*outcome.notes, note))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -146,6 +146,20 @@ def measure(cell: Cell, settings: Settings) -> Outcome:
         restore()
     seconds = round(time.perf_counter() - start, 4)
     return replace(outcome, **about, started=started.isoformat(timespec="milliseconds"), seconds=seconds)
+
+
+def together(visits: Sequence[Outcome]) -> Outcome:
+    """Outcomes of one cell as one, the first one's conditions: all samples, their median, an interval that holds those
+    of all visits. Samples of one visit share its time, so the interval of all of them together would be too narrow.
+    """
+    first = visits[0]
+    if len(visits) == 1 or not first.samples_ms:
+        return first
+    notes = tuple(dict.fromkeys(note for visit in visits for note in visit.notes))
+    found = _timed(first.status, tuple(sample for visit in visits for sample in visit.samples_ms), notes)
+    ends = min(visit.ci_ms[0] for visit in visits), max(visit.ci_ms[1] for visit in visits)
+    kept = {"samples_ms": found.samples_ms, "median_ms": found.median_ms, "std_ms": found.std_ms}
+    return replace(first, **kept, ci_ms=ends, notes=notes, seconds=round(sum(visit.seconds for visit in visits), 4))
 
 
 def _measured(
