@@ -37,7 +37,7 @@ def roof_claim(roof: pd.DataFrame, form: str = "bag") -> Row:
         f"{where}: {rows['gb_s'].median():.1f} GB/s of what must move; with rows that no edge names counted as read, "
         f"it would be {counted:.2f}"
     )
-    return _measured("goal.aggregation_roof", gain, why, figure="aggregation")
+    return measured("goal.aggregation_roof", gain, why, figure="aggregation")
 
 
 def ladder_claims(summary: pd.DataFrame, failed: Mapping[str, str], device: str = "cpu") -> list[Row]:
@@ -141,7 +141,7 @@ def goal(
     gain, same = geometric_mean(rounds), geometric_mean(rounds_of(table, form, same=True))
     target = catalogue[id].claimed[0]
     where = f", geometric mean over {gain.sizes} sizes" if gain.sizes > 1 else ""
-    parts = [_distance(gain, target) + where, f"ours under {under(table, form)}"]
+    parts = [distance(gain, target) + where, f"ours under {under(table, form)}"]
     parts += [f"over PyG under the same conditions {gain_text(same)}"]
     error = table.loc[table["form"] == form, "parity_error"].max()
     if not pd.isna(error):
@@ -151,10 +151,11 @@ def goal(
     if notes.get(id):
         parts.append(notes[id])
     precision = "bfloat16" if "bf16" in form else "float32"
-    return _measured(id, gain, "; ".join(parts), figure=figures.get(id), precision=precision)
+    return measured(id, gain, "; ".join(parts), figure=figures.get(id), precision=precision)
 
 
-def _distance(gain: Gain, target: float) -> str:
+def distance(gain: Gain, target: float) -> str:
+    """Met, or how far from it."""
     if gain.ci[0] >= target:
         return f"met: {gain.value:.3g} of {target:g}"
     if gain.ci[1] >= target:
@@ -169,5 +170,6 @@ def record(claim: Callable[..., Any], rows: Sequence[Row]) -> int:
     return len(rows)
 
 
-def _measured(id: str, gain: Gain, why: str, **options: Any) -> Row:
+def measured(id: str, gain: Gain, why: str, **options: Any) -> Row:
+    """The row of a claim that has a figure; `options`: figure, precision."""
     return {"id": id, "measured": gain.value, "ci": gain.ci, "n": gain.n, "why": why, **options}

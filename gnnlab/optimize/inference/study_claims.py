@@ -10,7 +10,8 @@ import pandas as pd
 from gnnlab.optimize.inference.options import CACHED, GPU, GUIDE, PREDICTOR, PRUNED
 from gnnlab.optimize.inference.study import BATCHED, GATHERED
 from gnnlab.optimize.inference.study_reading import best_batch, best_exact
-from gnnlab.optimize.study import Gain, geometric_mean, rounds_of
+from gnnlab.optimize.study import geometric_mean, rounds_of
+from gnnlab.optimize.study_claims import distance, measured
 
 Row = dict[str, Any]
 NOTES = {GUIDE: "validation, no_grad, a cache that does not know the state, and tracking together"}
@@ -68,7 +69,7 @@ def _alone(id: str, option: str, raced: pd.DataFrame, table: pd.DataFrame, missi
     ours = table[table["option"] == PREDICTOR + option]
     if not ours.empty:
         why += f"; in the predictor {ours.iloc[0]['ratio']:.2f} over the original"
-    return _measured(id, gain, why, figure="options", precision="int8" if "int8" in option else "float32")
+    return measured(id, gain, why, figure="options", precision="int8" if "int8" in option else "float32")
 
 
 def _gpu(raced: pd.DataFrame, table: pd.DataFrame, missing: Mapping[str, str]) -> Row:
@@ -81,7 +82,7 @@ def _batched(batched: pd.DataFrame) -> Row:
     several = batched[batched["batch"] > 1]
     gain = geometric_mean(rounds_of(several, BATCHED), of="mean")
     each = ", ".join(f"{r.batch:,}: {r.ratio:.2f}" for r in several[several["form"] == BATCHED].itertuples())
-    return _measured("infer.batch", gain, f"the original path, one PyG pass over one by one; {each}", figure="batches")
+    return measured("infer.batch", gain, f"the original path, one PyG pass over one by one; {each}", figure="batches")
 
 
 def _gathered(gathered: pd.DataFrame) -> Row:
@@ -91,7 +92,7 @@ def _gathered(gathered: pd.DataFrame) -> Row:
         f"{callers:,} callers at once in the original path, gathered over one after the other; in the predictor "
         f"{us[PREDICTOR + GATHERED]:.0f} µs a state against {us[PREDICTOR + 'one by one']:.0f}"
     )
-    return _measured("infer.async", gain, why)
+    return measured("infer.async", gain, why)
 
 
 def _single_goal(raced: pd.DataFrame, table: pd.DataFrame, accurate: pd.DataFrame, catalogue: Mapping[str, Any]) -> Row:
@@ -103,7 +104,7 @@ def _single_goal(raced: pd.DataFrame, table: pd.DataFrame, accurate: pd.DataFram
         f"{distance(gain, catalogue['goal.infer_single'].claimed[0])} on networks of {nodes} nodes with links seen "
         f"before; {best}, {_by_size(raced, best)}; same decisions {share:.2%}"
     )
-    return _measured("goal.infer_single", gain, why, figure="options")
+    return measured("goal.infer_single", gain, why, figure="options")
 
 
 def _batch_goal(batched: pd.DataFrame, mixed: pd.DataFrame, catalogue: Mapping[str, Any]) -> Row:
@@ -115,22 +116,9 @@ def _batch_goal(batched: pd.DataFrame, mixed: pd.DataFrame, catalogue: Mapping[s
     )
     for row in mixed[mixed["form"] == best["form"]].tail(1).to_dict("records"):
         why += f"; of {row['nodes']} nodes {row['ratio']:.1f} ({row['ci_low']:.1f} to {row['ci_high']:.1f})"
-    return _measured("goal.infer_batch", gain, why, figure="batches")
-
-
-def distance(gain: Gain, target: float) -> str:
-    """Met, or how far from it."""
-    if gain.ci[0] >= target:
-        return f"met: {gain.value:.3g} of {target:g}"
-    if gain.ci[1] >= target:
-        return f"within the interval: {gain.value:.3g} of {target:g}"
-    return f"missed by {1 - gain.value / target:.0%}: {gain.value:.3g} of {target:g}"
+    return measured("goal.infer_batch", gain, why, figure="batches")
 
 
 def _by_size(raced: pd.DataFrame, option: str) -> str:
     found = raced[raced["form"] == option]
     return "by nodes " + ", ".join(f"{r.nodes}: {r.ratio:.2f}" for r in found.itertuples())
-
-
-def _measured(id: str, gain: Gain, why: str, **options: Any) -> Row:
-    return {"id": id, "measured": gain.value, "ci": gain.ci, "n": gain.n, "why": why, **options}

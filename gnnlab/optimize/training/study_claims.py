@@ -17,8 +17,8 @@ import torch
 
 from gnnlab.optimize import interactions
 from gnnlab.optimize.interactions.choice import Size, form_run
-from gnnlab.optimize.study import CONTROL, Gain, geometric_mean, rounds_of
-from gnnlab.optimize.study_claims import holds
+from gnnlab.optimize.study import CONTROL, geometric_mean, rounds_of
+from gnnlab.optimize.study_claims import distance, holds, measured
 from gnnlab.optimize.study_reading import interval_text
 from gnnlab.optimize.training.objective import Objective
 from gnnlab.optimize.training.study import (
@@ -49,11 +49,11 @@ def guide(fm: pd.DataFrame, loss: pd.DataFrame) -> list[Row]:
     gain = geometric_mean(rounds_of(forward, STACKED_LOOP))
     back = geometric_mean(rounds_of(fm[fm["phase"] == TRAINING], STACKED_LOOP))
     why = f"geometric mean over {gain.sizes} sizes; with the backward pass {back.value:.2f}{_floor(forward)}"
-    rows = [_measured("fm.vectorized", gain, why, figure="fm_forward")]
+    rows = [measured("fm.vectorized", gain, why, figure="fm_forward")]
     gain = geometric_mean(rounds_of(loss, "preallocated"))
     ours = geometric_mean(rounds_of(loss, "weighted"))
     why = f"forward and backward of {loss['targets'].iloc[0]} targets; all weights at once, as ours: {ours.value:.2f}"
-    return [*rows, _measured("train.loss_tensor", gain, why + _floor(loss))]
+    return [*rows, measured("train.loss_tensor", gain, why + _floor(loss))]
 
 
 def _floor(table: pd.DataFrame) -> str:
@@ -103,7 +103,7 @@ def _cuda_row(id: str, rounds: Sequence[np.ndarray], what: str, low_precision: s
     if not rounds:
         return {"id": id, "measured": None, "why": f"{what}: not among what ran on this device"}
     options = {"precision": PRECISIONS[low_precision]} if low_precision else {}
-    return _measured(id, geometric_mean(rounds), what, **options)
+    return measured(id, geometric_mean(rounds), what, **options)
 
 
 def goals(
@@ -143,18 +143,10 @@ def _goal(
     if not rounds:
         return {"id": id, "measured": None, "why": f"{what}: the form is not among those of this run"}
     gain = geometric_mean(rounds)
-    parts = [_distance(gain, target), what]
+    parts = [distance(gain, target), what]
     if gain.value < target and make is not None:
         parts.append(re.sub("## Call CompiledFxGraph .* ##", "the compiled kernel", holds(make())["sentence"]))
-    return _measured(id, gain, "; ".join(parts), figure=figure)
-
-
-def _distance(gain: Gain, target: float) -> str:
-    if gain.ci[0] >= target:
-        return f"met: {gain.value:.3g} of {target:g}"
-    if gain.ci[1] >= target:
-        return f"within the interval: {gain.value:.3g} of {target:g}"
-    return f"missed by {1 - gain.value / target:.0%}: {gain.value:.3g} of {target:g}"
+    return measured(id, gain, "; ".join(parts), figure=figure)
 
 
 def _sizes(fm: pd.DataFrame) -> str:
@@ -196,7 +188,3 @@ def _step(loop: Loop, data: Table, sizes: Mapping[str, int]) -> Callable[[], Any
             objective(fields, targets)[0].backward()
 
     return step
-
-
-def _measured(id: str, gain: Gain, why: str, **options: Any) -> Row:
-    return {"id": id, "measured": gain.value, "ci": gain.ci, "n": gain.n, "why": why, **options}
