@@ -191,9 +191,8 @@ def off_grid(compared: pd.DataFrame) -> str:
     )
     if len(again):
         text += (
-            f" The bar for any prediction: known cells that were measured a second time came within {WITHIN:.0%} of "
-            f"the "
-            f"first in {again['within'].mean():.0%} of {len(again)} cases."
+            f" What the machine itself repeats: known cells that were measured a second time came within {WITHIN:.0%} "
+            f"of the first in {again['within'].mean():.0%} of {len(again)} cases."
         )
     return text
 
