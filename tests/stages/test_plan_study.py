@@ -101,6 +101,19 @@ def test_sentences_and_tables_are_made_of_the_numbers(studied):
     assert "openvino:GPU" in plan_reading.units_line(UNITS, [*UNITS, "openvino:GPU"], 2)
 
 
+def test_of_a_long_race_the_figure_shows_three_plans_of_each_size():
+    rows = [
+        {"size": size, "words": f"stages {place}", "chosen": place == 0, "baseline": place == 1, "error": place / 100,
+         "ms": 2.0, "ms_low": 1.9, "ms_high": 2.1, "predicted_ms": 2.0, "predicted_low": 1.8, "predicted_high": 2.2,
+         "origin": "measured", "noise": 1.0, "noise_low": 0.99, "noise_high": 1.01}
+        for size in ("1/1", "2/2") for place in range(9)
+    ]  # fmt: skip
+    found = pd.DataFrame(rows)
+    drawn = plan_reading.raced_frame(found)["plan"].unique().tolist()
+    assert [label.rpartition(" ")[2] for label in drawn] == ["0", "1", "8"] * 2
+    assert "6 of the 18 plans" in plan_reading.control(found) and "of the" not in plan_reading.control(found[:16])
+
+
 def raced(chosen, best, one, errors=(0.05, -0.2, 0.1)):
     """A race of three plans by their times in each of eight rounds."""
     base = np.full(8, one)

@@ -17,6 +17,7 @@ from gnnlab.stages.plans.store import Choice, Compiled
 
 CHOSEN, ONE_UNIT = "chosen", "best of one unit"
 MARKED = (CHOSEN, ONE_UNIT)
+MOST_BARS = 16  # plans in one figure
 
 
 def tiles(ranking: Ranking) -> pd.DataFrame:
@@ -193,9 +194,12 @@ def raced_title(raced: pd.DataFrame) -> str:
 
 
 def raced_frame(raced: pd.DataFrame) -> pd.DataFrame:
-    """Predicted and executed times of each plan as bars: label, kind, ms, ci_low, ci_high, origin."""
+    """Predicted and executed times of each plan as bars: label, kind, ms, ci_low, ci_high, origin.
+
+    Where there are many, of each size the chosen plan, the baseline, and the one whose prediction is farthest off.
+    """
     rows = []
-    for r in raced.to_dict("records"):
+    for r in _drawn(raced).to_dict("records"):
         label = f"{r['size']}: {short(r['words'])}"
         executed = {"ms": r["ms"], "ci_low": r["ms_low"], "ci_high": r["ms_high"], "origin": "measured"}
         predicted = {"ms": r["predicted_ms"], "ci_low": r["predicted_low"], "ci_high": r["predicted_high"]}
@@ -203,6 +207,13 @@ def raced_frame(raced: pd.DataFrame) -> pd.DataFrame:
         rows += [{"plan": label, "kind": "executed", **executed}]
         rows += [{"plan": label, "kind": "predicted", **predicted, "origin": origin}]
     return pd.DataFrame(rows)
+
+
+def _drawn(raced: pd.DataFrame) -> pd.DataFrame:
+    if len(raced) <= MOST_BARS:
+        return raced
+    farthest = raced.index.isin(raced.groupby("size")["error"].apply(lambda errors: errors.abs().idxmax()))
+    return raced[raced["chosen"] | raced["baseline"] | farthest]
 
 
 def scenarios(found: pd.DataFrame) -> str:
@@ -241,12 +252,18 @@ def units_line(units: Sequence[str], wanted: Sequence[str], cores: int) -> str:
 
 
 def control(raced: pd.DataFrame) -> str:
-    """What the baseline shows against itself."""
+    """What the baseline shows against itself, and what of a long race the figure leaves to the table."""
     parts = [
         f"{r['size']}: {r['noise']:.3g} ({r['noise_low']:.3g} to {r['noise_high']:.3g})"
         for r in raced[raced["baseline"]].to_dict("records")
     ]
-    return f"The baseline against itself, which is 1 but for noise: {'; '.join(parts)}."
+    noise = f"The baseline against itself, which is 1 but for noise: {'; '.join(parts)}."
+    if len(raced) <= MOST_BARS:
+        return noise
+    return (
+        f"The figure shows {len(_drawn(raced))} of the {len(raced)} plans: at each size the chosen one, the baseline "
+        f"and the one whose prediction is farthest off. {noise}"
+    )
 
 
 def compiled(found: Compiled) -> str:
