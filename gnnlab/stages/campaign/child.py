@@ -11,7 +11,6 @@ process is then no other's business.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from gnnlab.stages.campaign.cells import Cell, Outcome, Settings
+from gnnlab.stages.child_environment import child_environment
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.units.unit import Availability
 
@@ -140,7 +140,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
+            env=child_environment(),
             bufsize=0,
         )
         self.number = 0
@@ -249,12 +249,6 @@ def _read(pipe: BinaryIO) -> bytes:
         return pipe.read(65536)
     except (OSError, ValueError):  # closed under the reader's hands
         return b""
-
-
-def _environment() -> dict[str, str]:
-    """The parent's, with its module path. torch.compile builds in the process itself, and ends with it."""
-    path = os.pathsep.join(entry or str(os.curdir) for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _manner(code: int) -> str:

@@ -12,7 +12,6 @@ graphs and tests.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from gnnlab.stages.child_environment import child_environment
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.plans.station import Arrays, Order, Station
 from gnnlab.stages.units.unit import first_line
@@ -98,13 +98,12 @@ class ProcessLane:
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
-        path = os.pathsep.join(entry or os.curdir for entry in sys.path)
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "gnnlab.stages.plans.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+            env=child_environment(OMP_NUM_THREADS="1"),
             bufsize=0,
         )
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
