@@ -138,7 +138,7 @@ def lines(
     """Column `y` over column `x`, one line for each value of `hue`, every point with its 95 % interval.
 
     `band` is a fitted curve: a frame with the same columns (no origin), drawn dashed with its interval as a band in
-    the colour of its `hue`. Axis labels carry their units. Raises `PlotError`.
+    the colour of its `hue`, which may be one that has no points. Axis labels carry their units. Raises `PlotError`.
     """
     columns = [x, y, hue, ci_low, ci_high]
     axes_of.check(frame, [*columns, origin], numeric=[x, y, ci_low, ci_high], positive=[x] * logx + [y] * logy)
@@ -159,8 +159,11 @@ def lines(
     axes_of.scale(ax.yaxis, logy, frame[[y, ci_low, ci_high]].to_numpy(dtype=float))
     ax.grid(axis="y", color=GRID, lw=0.7)
     ax.set(xlabel=x_label, ylabel=y_label)
-    handles = [Line2D([], [], label=str(n), color=c, marker=m, ms=5, lw=1.3) for n, (c, m, _) in look_of.items()]
-    if band is not None:
+    handles, drawn = [], set(frame[hue])
+    for name, (colour, marker, _) in look_of.items():
+        mark = {"marker": marker, "ms": 5, "lw": 1.3} if name in drawn else {"lw": 1.1, "ls": (0, (4, 2))}
+        handles.append(Line2D([], [], label=str(name), color=colour, **mark))
+    if band is not None and drawn & set(band[hue]):
         handles.append(Line2D([], [], label="fit, its interval as a band", color=MUTED, lw=1.1, ls=(0, (4, 2))))
     legend(fig, handles + origin_handles(sources, line=True))
     return fig

@@ -154,6 +154,19 @@ def test_series_differ_by_more_than_colour() -> None:
         plots.looks(list("abcdefghi"))
 
 
+def test_the_legend_says_of_a_band_what_it_is(scaling: pd.DataFrame) -> None:
+    def legend(band: pd.DataFrame) -> dict[str, str]:
+        handles = lines(scaling, band=band).legends[0].legend_handles
+        return {handle.get_label(): str(handle.get_marker()) for handle in handles}
+
+    own = legend(scaling.drop(columns="origin"))
+    assert "fit, its interval as a band" in own and all(
+        mark != "None" for name, mark in own.items() if "fit" not in name
+    )
+    other = legend(scaling.drop(columns="origin").assign(model="what is right"))
+    assert other["what is right"] == "None" and "fit, its interval as a band" not in other
+
+
 def test_neither_pyplot_nor_any_setting_is_touched(operators: pd.DataFrame) -> None:
     with matplotlib.rc_context({"axes.labelsize": 33, "figure.facecolor": "red"}):
         bars(operators)
