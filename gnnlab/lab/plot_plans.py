@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 
 from . import plot_axes as axes_of
 from .plot_style import (
-    COLOURS,
     GRID,
     HATCHES,
     INK,
@@ -85,8 +84,8 @@ def _times(ax: Axes, times: pd.DataFrame, marked: Sequence[str]) -> None:
     axes_of.scale(ax.xaxis, True, times[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float))
     ax.grid(axis="x", color=GRID, lw=0.6)
     for row in times[times["label"].isin(marked)].itertuples():
-        colour = COLOURS[list(marked).index(row.label) + 3]
-        ax.plot(row.ms, row.place, marker="osD^"[list(marked).index(row.label) % 4], ms=6, color=colour, mec=INK)
+        marker = "osD^"[list(marked).index(row.label) % 4]
+        ax.plot(row.ms, row.place, marker=marker, ms=6, color=SURFACE, mec=INK)  # no colour: those are of units
         axes_of.note(ax, row.label, (row.ms, row.place), (8, 0))
 
 
@@ -102,16 +101,18 @@ def gantt(
     origin: str,
     x_label: str,
     title: str,
+    colours: Sequence[str] = (),
 ) -> Figure:
     """Bars from `start` to `end` on the line of each `lane`, the `number` on them; one panel above the other, one axis.
 
-    What was not measured is hatched and its panel starred. Raises `PlotError`.
+    `colours`: all lanes of the study, so that a lane has the colour that it has in `space`. What was not
+    measured is hatched and its panel starred. Raises `PlotError`.
     """
     axes_of.check(frame, [panel, lane, start, end, number, origin], numeric=[start, end])
     if (frame[end] < frame[start]).any():
         raise PlotError("a bar ends before it starts; give start and end in that order")
     panels, lanes = (list(dict.fromkeys(frame[name])) for name in (panel, lane))
-    look_of, sources = looks(lanes), origins(frame, origin)
+    look_of, sources = looks(sorted({*lanes, *colours})), origins(frame, origin)
     fig, first = new_figure(title, _HEAD + _LANE * len(lanes) * len(panels))
     first.remove()
     grid = fig.subplots(len(panels), 1, sharex=True, squeeze=False).ravel()

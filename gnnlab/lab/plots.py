@@ -73,7 +73,8 @@ def bars(
     """Horizontal bars of column `x` (in `unit`) by the labels in column `y`, first row on top, with 95 % intervals.
 
     `hue` groups the bars, `ci_low` and `ci_high` name the columns of the interval's ends, `origin` the column of
-    origins. A missing value (NaN) is shown as "no value", never as a bar of length 0. Raises `PlotError`.
+    origins. A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has
+    no 0, ratios (unit "x") are bars from 1 in both directions, and anything else is points. Raises `PlotError`.
     Columns named ci_low and ci_high are the interval unless others are named.
     """
     ci_low, ci_high = (
@@ -87,27 +88,41 @@ def bars(
     ranks = {label: [g for g in groups if g in members] for label, members in _members(frame, y, hue).items()}
     starts, centres, units = axes_of.stacked(labels, [len(ranks[label]) for label in labels])
     fig, ax = new_figure(title, max(2.2, 1.5 + units * (0.2 if hue else 0.27)))
+    base = 1.0 if log and unit == "x" else 0.0
+    if base:
+        ax.axvline(base, color=MUTED, lw=0.8)
     for (_, row), source in zip(frame.iterrows(), sources, strict=True):
         group = row[hue] if hue else None
         place = starts[labels.index(row[y])] + ranks[row[y]].index(group)
-        colour, _, hatch = look_of[group]
+        colour, marker, hatch = look_of[group]
         if pd.isna(row[x]):
             axes_of.note(ax, "no value", (0, place), (4, 0), xycoords=ax.get_yaxis_transform(), color=MUTED)
             continue
         measured = source is Origin.MEASURED
         face = colour if measured else SURFACE
         edge = SURFACE if measured else colour
-        ax.barh(place, row[x], 0.92, color=face, edgecolor=edge, lw=0.8, hatch=HATCHES.get(source, hatch))
-        end = axes_of.whisker(ax, row, x, ci_low, ci_high, place)
+        if log and not base:
+            ax.plot(row[x], place, ls="none", marker=marker, ms=6, mfc=face, mec=colour)
+        else:
+            span = {"left": base, "color": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES.get(source, hatch)}
+            ax.barh(place, row[x] - base, 0.92, **span)
+        end = max(axes_of.whisker(ax, row, x, ci_low, ci_high, place), base)
         star = "" if measured else STAR
         axes_of.note(ax, axes_of.number(row[x]) + star, (end, place), (4, 0))
     axes_of.categories(ax, labels, centres, units)
     axes_of.scale(ax.xaxis, log, frame[[c for c in (x, ci_low, ci_high) if c]].to_numpy(dtype=float))
     ax.set_xlabel(axes_of.label(x_label or x, unit))
     ax.margins(x=0.12)
-    handles = [Patch(label=str(g), facecolor=c, hatch=h, edgecolor=SURFACE) for g, (c, _, h) in look_of.items() if hue]
-    legend(fig, handles + origin_handles(sources))
+    points = log and not base
+    handles = [_handle(str(group), *look, points) for group, look in look_of.items() if hue]
+    legend(fig, handles + origin_handles(sources, line=points))
     return fig
+
+
+def _handle(name: str, colour: str, marker: str, hatch: str, point: bool) -> Patch | Line2D:
+    if point:
+        return Line2D([], [], ls="none", label=name, color=colour, marker=marker, ms=6)
+    return Patch(label=name, facecolor=colour, hatch=hatch, edgecolor=SURFACE)
 
 
 def _members(frame: pd.DataFrame, y: str, hue: str | None) -> dict[str, set[str | None]]:

@@ -38,6 +38,7 @@ def begin(notebook: str, namespace: Mapping[str, Any]) -> Session:
     """
     root = discovery.root()
     path = root / "notebooks" / f"{notebook}.ipynb"
+    pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
     return Session(notebook, parameters.from_namespace(namespace, parameters.declared(path)), root)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from gnnlab.optimize.study import CONTROL, Gain, geometric_mean, rounds_of
 from gnnlab.optimize.study_reading import beyond_cache, gain_text, interval_text, under
+from gnnlab.profiling.goals import reached
 from gnnlab.profiling.operators import profile_operators
 
 Row = dict[str, Any]
@@ -155,12 +156,10 @@ def goal(
 
 
 def distance(gain: Gain, target: float) -> str:
-    """Met, or how far from it."""
-    if gain.ci[0] >= target:
-        return f"met: {gain.value:.3g} of {target:g}"
-    if gain.ci[1] >= target:
-        return f"within the interval: {gain.value:.3g} of {target:g}"
-    return f"missed by {1 - gain.value / target:.0%}: {gain.value:.3g} of {target:g}"
+    """Met or missed, by how much, and what the interval says to it."""
+    found = reached(gain.value, gain.ci, (target, None))
+    by = f" by {1 - gain.value / target:.0%}" if found == "missed" else ""
+    return f"{found}{by}: {gain.value:.3g} of {target:g}"
 
 
 def record(claim: Callable[..., Any], rows: Sequence[Row]) -> int:

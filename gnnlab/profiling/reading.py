@@ -82,7 +82,9 @@ def times(timed: pd.DataFrame) -> str:
 def _training(row: pd.Series) -> str:
     if "training step" not in row or not np.isfinite(row["training step"]):
         return ""
-    return f", a training step takes {row['training step'] / row['forward']:.1f} times that"
+    times = row["training step"] / row["forward"]
+    less = "; in inference other kernels run, as the operators below show" if times < 1 else ""
+    return f", a training step takes {times:.1f} times that{less}"
 
 
 def _unstable(rows: pd.DataFrame) -> str:
@@ -154,7 +156,7 @@ def roof(table: pd.DataFrame) -> str:
         for _, row in table.iterrows()
     ]
     covered = table["coverage"].min()
-    return f"{_items(parts)}\n\nThe operators that were counted move at least {covered:.1%} of the bytes."
+    return f"{_items(parts)}\n\nThe counted operators account for at least {covered:.1%} of the bytes."
 
 
 def roof_title(table: pd.DataFrame) -> str:
@@ -171,7 +173,9 @@ def scaling(found: pd.DataFrame) -> str:
         return "Too few sizes for an exponent: it takes four, and a fifth to test the prediction."
     tested = found.dropna(subset=["inside"]) if "inside" in found else found.iloc[:0]
     inside = int(tested["inside"].sum()) if len(tested) else 0
-    check = f"The largest size was left out and predicted: {inside} of {len(tested)} lie inside their interval."
+    loose = int(tested["exponent"].isna().sum()) if len(tested) else 0
+    check = f"The largest size was left out and predicted: {inside} of {len(tested)} lie inside their interval"
+    check += f", {loose} of these by fits too loose to tell an exponent." if loose else "."
     return _items(parts) + (f"\n\n{check}" if len(tested) else "")
 
 
@@ -197,7 +201,11 @@ def named_title(points: pd.DataFrame) -> str:
         return "No degree distributions or encodings were asked for"
     spread = points.groupby(["workload", "parameter"])["median_ms"].agg(lambda t: t.max() / t.min())
     (workload, parameter), factor = spread.idxmax(), spread.max()
-    return f"{parameter.capitalize()} changes the time by up to {factor:.2f} times ({workload})"
+    part = points[(points["workload"] == workload) & (points["parameter"] == parameter)]
+    fast, slow = part.loc[part["median_ms"].idxmin()], part.loc[part["median_ms"].idxmax()]
+    if slow["ci_low"] <= fast["ci_high"]:
+        return f"{parameter.capitalize()}: no difference seen (intervals of the fastest and the slowest overlap)"
+    return f"{parameter.capitalize()}: the slowest takes {factor:.2f} times as long as the fastest ({workload})"
 
 
 def _items(parts: Iterable[str]) -> str:

@@ -217,7 +217,7 @@ def test_sentences_follow_the_numbers(measure):
     assert f"100% of {len(BLOCKS)} cases" in reading.off_grid(study.compared)
     errors = shown.held_out(study.predictor)
     assert len(errors) == len(BLOCKS) and errors["percent"].max() < 0.1
-    assert "8 are predicted best by *work*" in reading.predictions(study.predictor)
+    assert "chosen was *work* for 8" in reading.predictions(study.predictor)
     assert set(reading.forms_table(errors)["form"]) == {"work"}
     assert "tell a bandwidth" in reading.copies(study.transfers, shown.copy_rates(study.transfers))
     assert reading.perfect(study.compared)["ms"].tolist() == [study.compared["ms"].min(), study.compared["ms"].max()]

@@ -188,10 +188,13 @@ def test_hours_are_scaled_to_the_cells_of_the_study_and_say_so():
     assert claims.campaign_hours(done(answers[3:]))["measured"] is None
 
 
-@pytest.mark.parametrize(("ratios", "word"), [((9, 6), "met"), ((9, 5.2), "within the interval"), ((9, 3), "missed")])
+@pytest.mark.parametrize(
+    ("ratios", "word"),
+    [((9, 6), "met"), ((9, 5.2), "met, though the interval reaches beyond the goal"), ((9, 3), "missed")],
+)
 def test_the_fused_goal_is_that_of_the_worst_size(ratios, word):
     row = claims.openvino_fused(raced(*ratios), CATALOGUE)
-    assert row["measured"] == ratios[1] and row["why"].startswith(f"{word}: worst of 2 sizes is 1")
+    assert row["measured"] == ratios[1] and row["why"].startswith(word) and ": worst of 2 sizes is 1" in row["why"]
 
 
 def whole(unit, took_s, **changes):

@@ -122,7 +122,8 @@ def raced(chosen, best, one, errors=(0.05, -0.2, 0.1)):
         [
             {"size": "1/1", "plan": name, "words": f"stages of {name}", "units": units, "chosen": is_chosen,
              "ms": one / float(np.median(rounds)), "ratio": float(np.median(rounds)), "rounds": rounds, "error": error,
-             "origin": "measured"}
+             "origin": "measured", "predicted_low": 0.9 * one / float(np.median(rounds)),
+             "predicted_high": 1.1 * one / float(np.median(rounds))}
             for (name, units, is_chosen, rounds), error in zip(rows, errors, strict=True)
         ]
     )  # fmt: skip
@@ -136,6 +137,8 @@ def test_claims_say_what_the_race_says():
     assert rows["goal.plan_gain"]["measured"] == pytest.approx(2) and rows["goal.plan_gain"]["why"].startswith("met")
     assert rows["goal.plan_regret"]["measured"] == pytest.approx(25) and "missed" in rows["goal.plan_regret"]["why"]
     assert rows["goal.plan_error"]["measured"] == pytest.approx(10)
+    assert "one unit 5 % in the median, 0 of 1 predicted too fast" in rows["goal.plan_error"]["why"]
+    assert "several units 15 % in the median, 1 of 2 predicted too fast, 2 within" in rows["goal.plan_error"]["why"]
     for row in rows.values():
         claims.record(**{"notebook": "07", **row})
     best = {row["id"]: row for row in plan_claims.rows(raced(chosen=4.0, best=5.0, one=10.0), catalogue)}

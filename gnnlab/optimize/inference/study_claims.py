@@ -10,7 +10,7 @@ import pandas as pd
 from gnnlab.optimize.inference.options import CACHED, GPU, GUIDE, PREDICTOR, PRUNED
 from gnnlab.optimize.inference.study import BATCHED, GATHERED
 from gnnlab.optimize.inference.study_reading import best_batch, best_exact
-from gnnlab.optimize.study import geometric_mean, rounds_of
+from gnnlab.optimize.study import CONTROL, geometric_mean, rounds_of
 from gnnlab.optimize.study_claims import distance, measured
 
 Row = dict[str, Any]
@@ -69,6 +69,9 @@ def _alone(id: str, option: str, raced: pd.DataFrame, table: pd.DataFrame, missi
     ours = table[table["option"] == PREDICTOR + option]
     if not ours.empty:
         why += f"; in the predictor {ours.iloc[0]['ratio']:.2f} over the original"
+    if floor := rounds_of(raced, CONTROL):
+        same = geometric_mean(floor)
+        why += f"; the A/A control shows {same.value:.3f} ({same.ci[0]:.3f} to {same.ci[1]:.3f})"
     return measured(id, gain, why, figure="options", precision="int8" if "int8" in option else "float32")
 
 

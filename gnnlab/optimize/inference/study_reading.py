@@ -105,7 +105,7 @@ def guides_table(
     for name, cut, throughput, option in GUIDES_TABLE:
         row = known.get(option)
         measured = {
-            "latency": "not measured here",
+            "change of latency": "not measured here",
             "calls": "",
             "same decisions": "",
             "verdict": _lacks(option, missing),
@@ -114,12 +114,14 @@ def guides_table(
             ratio, low, high = (row[c] for c in ("ratio", "ci_low", "ci_high"))
             alone = option not in (BATCHED, GATHERED)
             measured = {
-                "latency": f"{1 - 1 / ratio:+.0%} cut ({1 - 1 / low:+.0%} to {1 - 1 / high:+.0%})" if alone else "",
+                "change of latency": f"{1 / ratio - 1:+.0%} ({1 / high - 1:+.0%} to {1 / low - 1:+.0%})"
+                if alone
+                else "",
                 "calls": f"{ratio:.2f}x ({low:.2f} to {high:.2f})",
                 "same decisions": f"{row['same_share']:.1%}",
                 "verdict": row["verdict"],
             }
-        rows.append({"guide's option": name, "guide: latency": cut, "guide: calls": throughput, **measured})
+        rows.append({"guide's option": name, "guide: latency cut by": cut, "guide: calls": throughput, **measured})
     return pd.DataFrame(rows)
 
 
@@ -175,13 +177,14 @@ def pareto_title(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
     """The fastest with every decision, and what is faster still."""
     best = best_exact(table, accurate)
     ratio = table.loc[table["option"] == best, "ratio"].iloc[0]
-    text = f"{best} is {ratio:.1f} times as fast and keeps the decisions"
+    most_sure = table.loc[table["option"] == best, "ci_high"].iloc[0]
+    text = f"“{best}” is {ratio:.1f} times as fast and keeps the decisions"
     points = trade(table, accurate)
-    faster = points[points["front"] & (points["changed"] > 0) & (points["ratio"] > ratio)]
+    faster = points[(points["changed"] > 0) & (points["ci_low"] > most_sure)]
     if faster.empty:
-        return f"{text}; nothing that changes some is faster"
+        return f"{text}; nothing that changes some is seen to be faster"
     most = faster.loc[faster["ratio"].idxmax()]
-    return f"{text}; {most['option']} is faster and changes {most['changed']:.1f} %"
+    return f"{text}; “{most['option']}” is faster and changes {most['changed']:.1f} %"
 
 
 def best_batch(batched: pd.DataFrame) -> pd.Series:
@@ -194,7 +197,7 @@ def options_title(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
     """What the guide's script and ours bring on one state at a time."""
     ratio, best = table.set_index("option")["ratio"], best_exact(table, accurate)
     guides = f"the guide's script {ratio[GUIDE]:.2f} times as fast as the original"
-    return f"One decision: {guides}, {best} {ratio[best]:.1f} times"
+    return f"One decision: {guides}; “{best}” {ratio[best]:.1f} times"
 
 
 def throughput_title(batched: pd.DataFrame) -> str:
@@ -212,7 +215,9 @@ def anatomy(parts: pd.DataFrame) -> str:
     for path, rows in parts.groupby("path", sort=False):
         whole = rows.loc[rows["part"] == "all", "us"].iloc[0]
         shares = [f"{r['part']} {r['us'] / whole:.0%}" for r in rows.to_dict("records") if r["part"] != "all"]
-        sentences.append(f"- {path}: {whole:,.0f} µs a prediction; {', '.join(shares)}")
+        rest = 1 - sum(r["us"] for r in rows.to_dict("records") if r["part"] != "all") / whole
+        shares.append(f"{abs(rest):.0%} {'between the parts' if rest >= 0 else 'counted twice'}, noise included")
+        sentences.append(f"- {path}: {whole:,.0f} µs a prediction; {'; '.join(shares)}")
     return "\n".join(sentences)
 
 
@@ -260,13 +265,13 @@ def what_when(
     rows = table.set_index("option")
     lines = [f"- one state at a time: {best}, {gain_of(rows.loc[best])} over the original, with its decisions"]
     lossy = table[
-        ~table["option"].isin(accurate.loc[accurate["exact"], "option"]) & (table["ratio"] > rows.loc[best, "ratio"])
+        ~table["option"].isin(accurate.loc[accurate["exact"], "option"]) & (table["ci_low"] > rows.loc[best, "ci_high"])
     ]
     within = [r for r in lossy.to_dict("records") if "change" not in r["verdict"]]
     if within:
         lines.append(f"- faster still within the bound on decisions: {within[0]['option']}, {gain_of(within[0])}")
     else:
-        lines.append("- no option that changes decisions is faster and stays within the bound: leave them")
+        lines.append("- no option that changes decisions is seen to be faster and stays within the bound: leave them")
     if np.isnan(share):
         lines.append(f"- an answer cache: not on this machine, a hit is no faster than computing ({nodes} nodes)")
     else:
@@ -277,7 +282,7 @@ def what_when(
     )
     none = [r["option"] for r in table.to_dict("records") if r["verdict"].startswith(("no difference", "slower"))]
     if none:
-        lines.append(f"- not for speed: {', '.join(none)}")
+        lines.append(f"- not for speed: {'; '.join(none)}")
     return "\n".join(lines)
 
 
@@ -287,7 +292,8 @@ def gain_of(row: Mapping[str, Any]) -> str:
 
 def noise(raced: pd.DataFrame) -> str:
     """What the original against itself shows."""
-    return f"The original against itself: {gain_text(geometric_mean(rounds_of(raced, CONTROL)))}."
+    found = gain_text(geometric_mean(rounds_of(raced, CONTROL)))
+    return f"The original against itself: {found}. Differences no larger than that are not told apart here."
 
 
 def others(missing: Mapping[str, str]) -> str:

@@ -46,8 +46,8 @@ def fm_title(table: pd.DataFrame, phase: str, dim: int) -> str:
     """Which form is fastest at which batch, and which of those that need no compiler."""
     part = fm_part(table, phase, dim)
     best, eager = _fastest(part), _fastest(part[part["form"].isin(interactions.EAGER)])
-    start = f"{part['fields'].iloc[0]} fields, {phase}: {best}"
-    return start if best == eager else f"{start}; uncompiled {eager}"
+    start = f"{part['fields'].iloc[0]} fields of width {dim}, {phase}: {best}"
+    return start if best == eager else f"{start}; of the forms without a compiler {eager}"
 
 
 def _fastest(part: pd.DataFrame) -> str:
@@ -96,7 +96,9 @@ def chosen(part: pd.DataFrame) -> str:
         texts.append(f"{name} at {batch:,} x {dim}")
         if name in forms:
             behind.append(forms.max() / forms[name] - 1)
-    return f"{', '.join(texts)}; at most {max(behind, default=0):.0%} behind the best of the race"
+    worst = max(behind, default=0)
+    far = f"at most {worst:.0%} behind the best of the race" if worst >= 0.005 else "each the best of the race"
+    return f"{', '.join(texts)}; {far}"
 
 
 def chosen_rounds(table: pd.DataFrame) -> list[np.ndarray]:
@@ -121,9 +123,9 @@ def rates(passes: pd.DataFrame) -> pd.DataFrame:
 
 
 def rates_title(passes: pd.DataFrame) -> str:
-    table = rates(passes).set_index("pipeline")["rows_per_s"]
-    best, guide = table.idxmax(), table[[BEFORE, AFTER]].max()
-    return f"Input pipeline: {best} gives {table[best] / guide:,.3g} times the rows of the guide's better one"
+    best = rates(passes).set_index("pipeline")["rows_per_s"].idxmax()
+    gain = geometric_mean(pipeline_rounds(passes, best)[0])
+    return f"Input pipeline: {best} gives {gain.value:,.3g} times the rows of the guide's better one"
 
 
 def pipeline_rounds(passes: pd.DataFrame, pipeline: str) -> tuple[list[np.ndarray], str]:
@@ -192,10 +194,15 @@ def loops(table: pd.DataFrame) -> str:
 def difference_text(found: Mapping[str, Any]) -> str:
     """A difference of scores with its interval, in words first: the same, equal within noise, or different."""
     low, high = found["ci"]
-    text = f"{found['value']:+.4f} ({low:+.4f} to {high:+.4f})"
+    text = f"{_signed(found['value'])} ({low:+.4f} to {high:+.4f})"
     if max(abs(low), abs(high)) < SAME_SCORE:
         return "the same to four digits"
     return f"equal within noise: {text}" if low <= 0 <= high else f"different: {text}"
+
+
+def _signed(value: float) -> str:
+    """Four digits; a smaller difference is said to be that."""
+    return f"{value:+.4f}" if abs(value) >= 5e-5 else "below 0.0001"
 
 
 def score_lines(raced: pd.DataFrame) -> pd.DataFrame:
@@ -214,7 +221,7 @@ def scores_title(raced: pd.DataFrame) -> str:
         best = max(_last(raced, loop).mean() for loop in set(raced["loop"]))
         return f"Validation score after {raced['epoch'].max()} epochs: {best:.3f} at most"
     verdict = "equal within noise" if low["ci"][0] <= 0 <= low["ci"][1] else "different"
-    return f"Validation score: {verdict} in low precision, {low['value']:+.4f} over {low['n']} seeds"
+    return f"Validation score: {verdict} in low precision, {_signed(low['value'])} over {low['n']} seeds"
 
 
 def precision(raced: pd.DataFrame, memory: pd.DataFrame, reason: str | None) -> str:

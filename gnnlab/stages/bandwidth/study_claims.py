@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
+from gnnlab.profiling.goals import reached
 from gnnlab.profiling.intervals import statistic_interval
 from gnnlab.stages.bandwidth.bandwidth import AGAIN, NEW
 from gnnlab.stages.bandwidth.study_frames import COPY, STUDY
@@ -97,7 +98,7 @@ def transfer_truth(planted: pd.DataFrame, catalogue: Mapping[str, Any]) -> Row:
     value, ci = float(planted["error"].mean()), statistic_interval(np.mean, planted["error"])
     low, high, r2 = planted["study_times"].min(), planted["study_times"].max(), planted["r2"].min()
     why = (
-        f"{_met(value, ci, catalogue[id].claimed)}: {len(planted)} planted machines of "
+        f"{reached(value, ci, catalogue[id].claimed)}: {len(planted)} planted machines of "
         f"{planted['planted_gb_s'].min():.3g} to {planted['planted_gb_s'].max():.3g} GB/s, worst size "
         f"{planted['worst'].max():.2g} %; the study's method, given its own model, is {low:.3g} to {high:.3g} times "
         f"too "
@@ -116,7 +117,7 @@ def predictor(compared: pd.DataFrame, catalogue: Mapping[str, Any]) -> Row:
     found = binomtest(hits, count).proportion_ci(method="wilson")
     ci = (float(found.low), float(found.high))
     parts = [
-        f"{_met(hits / count, ci, catalogue[id].claimed)}: {hits} of {count} cells at "
+        f"{reached(hits / count, ci, catalogue[id].claimed)}: {hits} of {count} cells at "
         f"{new['size'].nunique()} sizes within 10 %, median error {100 * new['error'].abs().median():.2g} %",
         f"{new['covered'].mean():.0%} of them in their 90 % intervals",
         f"{new['wide'].mean():.0%} have intervals of their own wider than 10 %",
@@ -126,13 +127,6 @@ def predictor(compared: pd.DataFrame, catalogue: Mapping[str, Any]) -> Row:
             f"measured a second time, {again['within'].mean():.0%} of {len(again)} known cells come within 10 %"
         )
     return {"id": id, "measured": hits / count, "ci": ci, "n": count, "why": "; ".join(parts), "figure": "off_grid"}
-
-
-def _met(value: float, ci: tuple[float, float], target: tuple[float | None, float | None]) -> str:
-    low, high = (-np.inf if target[0] is None else target[0]), (np.inf if target[1] is None else target[1])
-    if low <= value <= high:
-        return "met"
-    return "within the interval" if ci[0] <= high and ci[1] >= low else "missed"
 
 
 def record(claim: Callable[..., Any], rows: Sequence[Row]) -> int:

@@ -11,7 +11,7 @@ from gnnlab.stages.bandwidth.bandwidth import AGAIN, NEW, WITHIN, Study
 from gnnlab.stages.bandwidth.prediction import INTERPOLATED, Predictor
 from gnnlab.stages.bandwidth.seed_regression import TELLS_APART
 from gnnlab.stages.bandwidth.study_frames import COPY, STUDY
-from gnnlab.stages.bandwidth.transfer import Transfers
+from gnnlab.stages.bandwidth.transfer import Curve, Transfers
 
 PERFECT = f"predicted = measured, ±{WITHIN:.0%}"
 
@@ -128,17 +128,33 @@ def copies(transfers: Transfers, rates: pd.DataFrame) -> str:
     """What a call costs beside its bytes, and of how many copies a bandwidth is told."""
     launches = ", ".join(f"{unit} {1e3 * curve.launch_ms:.3g} µs" for unit, curve in transfers.through.items())
     sizes = sum(len(curve.size_bytes) for curve in (transfers.plain, *transfers.through.values()))
+    shared = sum(transfers.through[unit] is curve for unit, curve in _others(transfers))
+    lent = f" ({shared} units of sums alone have the copies of the plain unit of their runtime.)" if shared else ""
     return (
-        f"A call that moves next to nothing takes: {launches}. Of {sizes} copies, plain ones included, "
-        f"{len(rates)} tell a bandwidth; the others are hidden by their launch or by noise."
+        f"A call that moves next to nothing takes: {launches}. Of {sizes} points of these curves, plain copies "
+        f"included, {len(rates)} tell a bandwidth; the others are hidden by their launch or by noise.{lent}"
     )
+
+
+def _others(transfers: Transfers) -> list[tuple[str, Curve]]:
+    """Units whose curve another unit before them has, too."""
+    found: dict[int, str] = {}
+    shared = []
+    for unit, curve in transfers.through.items():
+        if id(curve) in found:
+            shared.append((unit, curve))
+        found.setdefault(id(curve), unit)
+    return shared
 
 
 def predictions(predictor: Predictor) -> str:
     """Which forms were chosen, and what cannot be predicted."""
     forms = pd.Series([fit.form for fit in predictor.fits.values()]).value_counts()
-    parts = [f"Of {len(predictor.fits)} blocks on {len(predictor.errors)} units, " + ", ".join(
-        f"{count} are predicted best by *{form}*" for form, count in forms.items()) + "."]  # fmt: skip
+    chosen = ", ".join(f"*{form}* for {count}" for form, count in forms.items())
+    parts = [
+        f"Of {len(predictor.fits)} blocks on {len(predictor.errors)} units, chosen was {chosen}: the simplest form "
+        "that no other one beats by more than 5 %."
+    ]
     few = [u for u, found in predictor.errors.items() if not found[INTERPOLATED].enough]
     if few:
         parts.append(f"Too few sizes were left out for the stated rate of the intervals on {', '.join(few)}.")
@@ -158,15 +174,16 @@ def campaign(study: Study) -> str:
 
 def forms_table(errors: pd.DataFrame) -> pd.DataFrame:
     """For a reader: by unit and stage the form that was chosen, and the mean error of each (%)."""
-    kept = [name for name in errors if name.endswith(" (%)")]
-    return errors.set_index(["unit", "stage"])[["form", "n", *kept]].rename(columns={"n": "left out"}).round(2)
+    kept = {name: name.replace(" (%)", ", mean error (%)") for name in errors if name.endswith(" (%)")}
+    names = {"form": "chosen", "n": "left out", **kept}
+    return errors.set_index(["unit", "stage"])[list(names)].rename(columns=names).round(2)
 
 
 def held_out_title(found: pd.DataFrame) -> str:
     middle, worst = found["percent"].median(), found.loc[found["percent"].idxmax()]
     return (
-        f"Sizes left out are missed by {middle:.2g} % in the median, {worst['percent']:.2g} % at worst "
-        f"({worst['stage']} on {worst['unit']})"
+        f"Sizes left out are missed by {middle:.2g} % in the median, {worst['percent']:.2g} % in that of the worst "
+        f"block ({worst['stage']} on {worst['unit']})"
     )
 
 

@@ -62,4 +62,4 @@ class LocalUnits:
 
 def reason(found: Availability) -> str:
     """Why a unit cannot be used here, and what would help, in one line."""
-    return "; needs ".join(filter(None, (found.why, found.remedy)))
+    return "; what helps: ".join(filter(None, (found.why, found.remedy)))

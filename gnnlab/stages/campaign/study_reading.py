@@ -130,7 +130,7 @@ def sums_title(found: pd.DataFrame) -> str:
     if real.empty:
         return "Stages one by one over fused"
     low, high = real["ratio"].min(), real["ratio"].max()
-    return f"The stages one by one take {low:.3g} to {high:.3g} times as long as fused"
+    return f"The stages one by one take {low:.3g} to {high:.3g} times as long as fused, on measured units"
 
 
 def roof(found: pd.DataFrame) -> str:
@@ -140,10 +140,11 @@ def roof(found: pd.DataFrame) -> str:
     best = found.sort_values("ms").drop_duplicates(["size", "stage"])
     means = np.exp(np.log(best["reached"]).groupby(best["stage"], sort=False).mean()).sort_values()
     near, far = means.index[-1], means.index[0]
-    return (
-        f"By the fastest unit and over the sizes, {near} comes nearest to its roofline ({means[near]:.0%}) and {far} "
-        f"stays farthest from it ({means[far]:.0%})."
+    text = (
+        f"By the fastest unit and over the sizes, {near} reaches most of its roofline ({means[near]:.0%}) and {far} "
+        f"least ({means[far]:.0%})."
     )
+    return f"{text} What passes 100% stays in a cache." if means[near] > 1 else text
 
 
 def gaps(cells: pd.DataFrame) -> str:

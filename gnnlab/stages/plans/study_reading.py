@@ -104,17 +104,21 @@ def top_table(ranking: Ranking, count: int = 6) -> pd.DataFrame:
 
 
 def flow_table(planner: Planner, ranking: Ranking, plans: Sequence[Plan], graphs: int = 32) -> pd.DataFrame:
-    """A stream through each plan, simulated: latency of a graph in it, graphs per second, idle units, contention."""
+    """A stream through each plan, simulated: latency of a graph in it, graphs per second, idle units, and how
+    much longer their work takes than alone, sharing cores and memory.
+    """
     rows = []
     for plan in plans:
         trace = planner.simulate(ranking.steps[ranking.place(plan)], graphs=graphs)
         rows.append(
             {
                 "plan": short(plan.words()),
-                "latency ms": f"{trace.latency_ms:.3g}",
+                "latency ms, with its wait": f"{trace.latency_ms:.3g}",
                 "graphs/s": f"{1e3 / trace.period_ms:.3g}",
                 "idle": ", ".join(f"{unit} {share:.0%}" for unit, share in trace.idle.items()),
-                "slowed by others": ", ".join(f"{unit} {share:+.0%}" for unit, share in trace.contention.items()),
+                "takes longer than alone": ", ".join(
+                    f"{unit} {share:+.0%}" for unit, share in trace.contention.items()
+                ),
             }
         )
     return pd.DataFrame(rows)
@@ -127,9 +131,9 @@ def contention(held: Mapping[str, Held]) -> str:
     parts = []
     for size, found in held.items():
         low, high = found.ci
-        effect = "no difference seen" if low <= 1 <= high else f"{found.ratio:.3g} times as long"
+        effect = "no difference seen" if low <= 1 <= high else f"work takes {found.ratio:.3g} times as long"
         parts.append(
-            f"- {size}: work takes {effect} while another core works too ({low:.3g} to {high:.3g}, "
+            f"- {size}: {effect} while another core works too ({low:.3g} to {high:.3g}, "
             f"{len(found.ratios)} rounds, {' beside '.join(found.pair)}); plans are costed with {found.slowdown:.3g}"
         )
     return "\n".join(parts)
