@@ -19,6 +19,7 @@ from .plot_style import HATCHES, INK, MUTED, STAR, SURFACE, Figure, PlotError, l
 from .results import Origin
 
 MOST_NUMBERS = 6  # columns of a panel that still have room for numbers
+ROOMY = 3  # columns with room for three digits; more have two
 _ROW, _HEAD = 0.235, 1.5  # inches
 _GAP = "–"
 
@@ -88,7 +89,8 @@ def _panel(
         if len(columns) <= MOST_NUMBERS:
             text = {"ha": "center", "va": "center", "fontsize": 7, "color": SURFACE if dark else INK}
             clear = [withStroke(linewidth=2, foreground=_palette()(norm(number)))]  # of the hatch behind it
-            ax.text(x, y, axes_of.number(number), path_effects=clear, **text)
+            shown = number if len(columns) <= ROOMY else float(f"{number:.2g}")
+            ax.text(x, y, axes_of.number(shown), path_effects=clear, **text)
 
 
 def _palette() -> matplotlib.colors.Colormap:
