@@ -185,5 +185,7 @@ def test_a_scaling_without_a_fit_says_what_is_missing():
 def test_named_values_are_compared_within_a_parameter():
     rows = [("w", "degrees", 1.0), ("w", "degrees", 3.0), ("w", "encoding", 9.0)]
     points = pd.DataFrame(rows, columns=["workload", "parameter", "median_ms"])
-    assert reading.named_title(points) == "Degrees changes the time by up to 3.00 times (w)"
+    sure = points.assign(ci_low=points["median_ms"] * 0.9, ci_high=points["median_ms"] * 1.1)
+    assert reading.named_title(sure) == "Degrees: the slowest takes 3.00 times as long as the fastest (w)"
+    assert "no difference seen" in reading.named_title(sure.assign(ci_high=4.0))
     assert "No degree" in reading.named_title(points.iloc[:0])

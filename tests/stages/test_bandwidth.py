@@ -218,7 +218,7 @@ def test_sentences_follow_the_numbers(measure):
     errors = shown.held_out(study.predictor)
     assert len(errors) == len(BLOCKS) and errors["percent"].max() < 0.1
     assert "chosen was *work* for 8" in reading.predictions(study.predictor)
-    assert set(reading.forms_table(errors)["form"]) == {"work"}
+    assert set(reading.forms_table(errors)["chosen"]) == {"work"}
     assert "tell a bandwidth" in reading.copies(study.transfers, shown.copy_rates(study.transfers))
     assert reading.perfect(study.compared)["ms"].tolist() == [study.compared["ms"].min(), study.compared["ms"].max()]
     handed = shown.handed_on(study.transfers, 1e6)

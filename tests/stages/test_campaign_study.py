@@ -132,7 +132,7 @@ def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
         local.available["openvino:GPU"] = Availability(False, "no GPU", "a driver")
         cells = campaign_cells.cells("sage", 4, sizes.read(["5/9"]), [(1, 1)], ["openvino:GPU"])
         (answer,) = local(cells)
-    assert (answer.outcome.status, answer.outcome.reason) == ("unavailable", "no GPU; needs a driver")
+    assert (answer.outcome.status, answer.outcome.reason) == ("unavailable", "no GPU; what helps: a driver")
 
 
 def test_an_unknown_unit_stops_before_anything_runs(tmp_path):

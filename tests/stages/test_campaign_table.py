@@ -100,7 +100,7 @@ def test_the_sum_of_stages_is_compared_with_the_fused_block_of_the_same_unit(cel
     assert list(found["unit"]) == [TORCH] * 2 and list(found["ratio"]) == pytest.approx([2, 2])
     assert (found["ci_low"] < 2).all() and (found["ci_high"] > 2).all()
     assert "take 2 times as long as fused" in reading.sums(found)
-    assert reading.sums_title(found) == "The stages one by one take 2 to 2 times as long as fused"
+    assert reading.sums_title(found) == "The stages one by one take 2 to 2 times as long as fused, on measured units"
     assert list(reading.sums_table(found).columns) == ["10/20", "30/60"]
 
 
@@ -121,7 +121,7 @@ def test_the_share_of_the_roofline_is_that_of_measured_cpu_cells(cells):
     moved = 4 * 10 * 4 + 16 * 20 + 4 * 20 * 4  # 4 N F + 16 E + 4 E F
     assert first["bytes"] == moved and first["reached"] == pytest.approx(moved / 1e9 * 1e3 / first["ms"])
     assert first["reached_low"] < first["reached"] < first["reached_high"]
-    assert reading.roof_table(roof).shape == (3, 3) and "nearest" in reading.roof(roof)
+    assert reading.roof_table(roof).shape == (3, 3) and "reaches most of its roofline" in reading.roof(roof)
 
 
 def test_the_report_names_everything_and_stars_what_is_simulated(cells):
@@ -159,7 +159,7 @@ def test_titles_follow_the_numbers(cells):
 
 def test_units_are_shown_with_what_they_need():
     found = {TORCH: Availability(True, device="a CPU", version="1"), GPU: Availability(False, "no GPU", "a driver")}
-    assert list(reading.units_rows(found)["here"]) == ["a CPU, 1", "not here, no GPU; needs a driver"]
+    assert list(reading.units_rows(found)["here"]) == ["a CPU, 1", "not here, no GPU; what helps: a driver"]
 
 
 # ---- claims

@@ -90,7 +90,7 @@ def test_a_unit_without_its_driver_and_a_cell_that_fails_are_outcomes(client):
     with units_of(client, cells) as remote:
         found = {answer.cell: answer.outcome for answer in remote(cells)}
     assert [found[cell].status for cell in cells] == ["unavailable", "failed", "measured"]
-    assert found[cells[0]].reason == "no such device; needs a driver"
+    assert found[cells[0]].reason == "no such device; what helps: a driver"
     assert "the driver" in found[cells[1]].reason and "\n" not in found[cells[1]].reason
 
 

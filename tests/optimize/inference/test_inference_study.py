@@ -191,16 +191,18 @@ def planted(**options):
 
 def test_the_front_holds_what_nothing_beats_in_both():
     table, accurate = planted(
-        predictor__fast=(6.0, 1.0), predictor__onnx=(4.0, 1.0), half_the_channels=(7.0, 0.99), bf16=(0.7, 0.99)
+        predictor__fast=(6.0, 1.0), predictor__onnx=(4.0, 1.0), half_the_channels=(8.0, 0.99), bf16=(0.7, 0.99)
     )
     points = reading.trade(table, accurate).set_index("option")
     assert points.index[points["front"]].tolist() == ["predictor, fast", "half the channels"]
     assert reading.best_exact(table, accurate) == "predictor, fast"
     title = reading.pareto_title(table, accurate)
     assert (
-        title.startswith("predictor, fast is 6.0 times as fast")
-        and "half the channels is faster and changes 1.0 %" in title
+        title.startswith("“predictor, fast” is 6.0 times as fast")
+        and "“half the channels” is faster and changes 1.0 %" in title
     )
+    near = planted(predictor__fast=(6.0, 1.0), half_the_channels=(6.5, 0.99))  # their intervals overlap
+    assert "nothing that changes some is seen to be faster" in reading.pareto_title(*near)
     assert "nothing that changes some is faster" in reading.pareto_title(
         *planted(predictor__fast=(6, 1), bf16=(5, 0.9))
     )
