@@ -191,3 +191,10 @@ def test_what_cannot_be_studied_is_refused_in_one_line():
                 bench.race(made, ranking, [ranking.chosen])
             assert bench.parity(parse(f'[[["{CPU}"],[1,2,3,4,5,6,7]]]'), {}) < 1e-5
     assert Held((0.9, 0.9), (CPU, GPU)).slowdown == 1
+
+
+def test_units_come_in_one_order_however_they_are_named(monkeypatch, tmp_path):
+    known = ("openvino:CPU", "fast:CPU", "torch:CPU")
+    monkeypatch.setattr(plan_study, "load_tables", lambda folder: (Predicted(known, LAYER), Line()))
+    for named in (["torch:CPU", "openvino:CPU"], ["openvino:CPU", "torch:CPU"]):
+        assert plan_study.costs(tmp_path, named).units == ("openvino:CPU", "torch:CPU")

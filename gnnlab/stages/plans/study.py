@@ -48,7 +48,7 @@ def costs(folder: Path, units: Sequence[str] = ()) -> TableCosts:
     """
     predictor, transfers = load_tables(folder)
     wanted = [known_units.find(u).name for u in units] or [u for u in predictor.units if _is_cpu(u)]
-    chosen = tuple(unit for unit in wanted if unit in predictor.units)
+    chosen = tuple(unit for unit in predictor.units if unit in wanted)  # in one order, however they were named
     if not chosen:
         raise StageError(
             f"no times of {', '.join(wanted) or 'a runtime of this CPU'} in {folder}; it has those of "
