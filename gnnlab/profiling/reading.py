@@ -83,7 +83,7 @@ def _training(row: pd.Series) -> str:
     if "training step" not in row or not np.isfinite(row["training step"]):
         return ""
     times = row["training step"] / row["forward"]
-    less = "; in inference other kernels run, as the operators below show" if times < 1 else ""
+    less = ", less than the forward pass by itself, which runs in inference mode" if times < 1 else ""
     return f", a training step takes {times:.1f} times that{less}"
 
 

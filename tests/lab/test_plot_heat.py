@@ -62,6 +62,13 @@ def test_many_columns_have_no_numbers_and_all_their_labels(frame):
     assert texts(ax) == [] and len(ax.get_xticklabels()) == 15
 
 
+def test_more_than_three_columns_leave_room_for_two_digits():
+    rows = [{"stage": "1", "size": f"{i}/9", "unit": "a:CPU", "ms": 0.12345 * (i + 1)} for i in range(5)]
+    for count, shown in ((3, "0.123"), (5, "0.12")):
+        figure = plot_heat.heat(pd.DataFrame(rows[:count]), **AXES)
+        assert shown in [text.get_text() for text in figure.axes[0].texts]
+
+
 def test_one_value_and_one_panel_can_be_drawn(frame):
     fig = plot_heat.heat(frame.iloc[:1], **AXES)
     fig.savefig(io.BytesIO(), format="svg")

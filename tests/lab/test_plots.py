@@ -154,6 +154,16 @@ def test_series_differ_by_more_than_colour() -> None:
         plots.looks(list("abcdefghi"))
 
 
+def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points() -> None:
+    frame = pd.DataFrame({"form": ["slow", "fast"], "value": [0.5, 4.0], "low": [0.4, 3.0], "high": [0.6, 5.0]})
+    options = {"x": "value", "y": "form", "ci_low": "low", "ci_high": "high", "title": TITLE, "log": True}
+    ratios = [(bar.get_x(), bar.get_width()) for bar in plots.bars(frame, unit="x", **options).axes[0].patches]
+    assert ratios == [(1, -0.5), (1, 3.0)]
+    times = plots.bars(frame, unit="ms", **options).axes[0]
+    assert not times.patches
+    assert [line.get_xdata()[0] for line in times.lines if line.get_marker() == "o"] == [0.5, 4.0]
+
+
 def test_the_legend_says_of_a_band_what_it_is(scaling: pd.DataFrame) -> None:
     def legend(band: pd.DataFrame) -> dict[str, str]:
         handles = lines(scaling, band=band).legends[0].legend_handles

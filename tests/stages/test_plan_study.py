@@ -72,6 +72,13 @@ def test_the_chosen_plan_is_drawn_predicted_and_executed(studied):
     figure = plot_plans.gantt(chart, **axes, origin="origin", x_label="ms", title=plan_reading.gantt_title(chart))
     assert [ax.get_title(loc="left")[:9] for ax in figure.axes] == ["predicted", "executed"]
     assert "idle" in plan_reading.gantt(chart)
+    one, among = chart[chart["unit"] == chart["unit"].max()], sorted(set(chart["unit"]))
+    options = {**axes, "origin": "origin", "x_label": "ms", "title": "A finding"}
+    alone, with_others = (
+        {patch.get_edgecolor() for ax in plot_plans.gantt(one, **options, **more).axes for patch in ax.patches}
+        for more in ({}, {"colours": [*among, "zzz:CPU"]})
+    )
+    assert len(among) < 2 or alone != with_others  # its colour is its place among all, as in the picture of all plans
 
 
 def test_every_plan_is_in_the_picture_of_the_plans(studied):

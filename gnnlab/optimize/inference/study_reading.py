@@ -216,7 +216,9 @@ def anatomy(parts: pd.DataFrame) -> str:
         whole = rows.loc[rows["part"] == "all", "us"].iloc[0]
         shares = [f"{r['part']} {r['us'] / whole:.0%}" for r in rows.to_dict("records") if r["part"] != "all"]
         rest = 1 - sum(r["us"] for r in rows.to_dict("records") if r["part"] != "all") / whole
-        shares.append(f"{abs(rest):.0%} {'between the parts' if rest >= 0 else 'counted twice'}, noise included")
+        shares.append(
+            f"{abs(rest):.0%} {'in none of these parts' if rest >= 0 else 'more than the whole'}, noise included"
+        )
         sentences.append(f"- {path}: {whole:,.0f} µs a prediction; {'; '.join(shares)}")
     return "\n".join(sentences)
 

@@ -49,10 +49,9 @@ def compiled_loop(embeddings: Embeddings) -> Tensor:
     return _compiled_few(embeddings) if len(each(embeddings)) <= MOST_UNROLLED else _compiled_many(embeddings)
 
 
-_compiled_few = torch.compile(
-    pairwise_loop, dynamic=True, fullgraph=True, recompile_limit=64
-)  # compiled at its first call
-_compiled_many = torch.compile(index_pairs, dynamic=True, fullgraph=True, recompile_limit=64)
+_FORMS = {"dynamic": True, "fullgraph": True, "recompile_limit": 64}  # beyond 8, torch would run the rest eagerly
+_compiled_few = torch.compile(pairwise_loop, **_FORMS)  # compiled at its first call
+_compiled_many = torch.compile(index_pairs, **_FORMS)
 
 FORMS: Mapping[str, Callable[[Embeddings], Tensor]] = {
     **EAGER,

@@ -11,7 +11,7 @@ from gnnlab.stages.bandwidth.bandwidth import AGAIN, NEW, WITHIN, Study
 from gnnlab.stages.bandwidth.prediction import INTERPOLATED, Predictor
 from gnnlab.stages.bandwidth.seed_regression import TELLS_APART
 from gnnlab.stages.bandwidth.study_frames import COPY, STUDY
-from gnnlab.stages.bandwidth.transfer import Curve, Transfers
+from gnnlab.stages.bandwidth.transfer import Transfers
 
 PERFECT = f"predicted = measured, ±{WITHIN:.0%}"
 
@@ -128,23 +128,12 @@ def copies(transfers: Transfers, rates: pd.DataFrame) -> str:
     """What a call costs beside its bytes, and of how many copies a bandwidth is told."""
     launches = ", ".join(f"{unit} {1e3 * curve.launch_ms:.3g} µs" for unit, curve in transfers.through.items())
     sizes = sum(len(curve.size_bytes) for curve in (transfers.plain, *transfers.through.values()))
-    shared = sum(transfers.through[unit] is curve for unit, curve in _others(transfers))
+    shared = len(transfers.through) - len({id(curve) for curve in transfers.through.values()})
     lent = f" ({shared} units of sums alone have the copies of the plain unit of their runtime.)" if shared else ""
     return (
         f"A call that moves next to nothing takes: {launches}. Of {sizes} points of these curves, plain copies "
         f"included, {len(rates)} tell a bandwidth; the others are hidden by their launch or by noise.{lent}"
     )
-
-
-def _others(transfers: Transfers) -> list[tuple[str, Curve]]:
-    """Units whose curve another unit before them has, too."""
-    found: dict[int, str] = {}
-    shared = []
-    for unit, curve in transfers.through.items():
-        if id(curve) in found:
-            shared.append((unit, curve))
-        found.setdefault(id(curve), unit)
-    return shared
 
 
 def predictions(predictor: Predictor) -> str:

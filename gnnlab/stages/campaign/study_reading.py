@@ -144,7 +144,8 @@ def roof(found: pd.DataFrame) -> str:
         f"By the fastest unit and over the sizes, {near} reaches most of its roofline ({means[near]:.0%}) and {far} "
         f"least ({means[far]:.0%})."
     )
-    return f"{text} What passes 100% stays in a cache." if means[near] > 1 else text
+    beyond = "More than 100% can be where values stay in a cache or a result is a view."
+    return f"{text} {beyond}" if means[near] > 1 else text
 
 
 def gaps(cells: pd.DataFrame) -> str:
