@@ -1,275 +1,207 @@
-"""The claim ledger: what was claimed, what was measured here, and the verdict that the interval gives.
+"""The catalogue of claims, and the verdict that an interval gives on a claim.
 
-    record("gat.compile", 1.02, ci=(0.99, 1.05), n=120, notebook="02", why="...")  ->  a row, verdict "refuted"
+    verdict(catalogue()["gat.compile"], (0.99, 1.05))  ->  Verdict.REFUTED
 
-A verdict is computed from the interval and the claimed range alone; `verdict` is a pure function of the two.
+A verdict is a pure function of the claim and the 95 % interval, and a statement that is true of every point of that
+interval: noise can only make a row inconclusive (docs/decisions/0004). Goals are no claims and have words of their own.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from pydantic import Field, model_validator
 
-from . import results
-from .results import ClaimRecord, Verdict
+from .table import Strict
 
 Range = tuple[float, float]
 
+TOLERANCE = 1.05  # a claimed range is widened by this factor on each side
+NO_GAIN_BELOW = 1.02  # "some gain" is refuted by an interval that reaches down to 1 and stays below this
+REFUTED_BELOW = 0.25  # of the claimed effect, in logarithms
 
-@dataclass(frozen=True)
-class Metric:
-    """How values of a metric are read: which way is better, and where "no effect" lies."""
-
-    unit: str
-    better: str  # "higher", "lower" or "exact"
-    neutral: float | None = None  # the value that means: no effect
-
-
-METRICS = {
-    "ratio": Metric("x", "higher", 1.0),
-    "memory_ratio": Metric("x", "higher", 1.0),
-    "share": Metric("share", "higher", 0.0),
-    "exact_share": Metric("share", "exact"),
-    "count": Metric("count", "exact"),
-    "difference": Metric("difference", "exact"),
-    "hours": Metric("h", "lower"),
-    "minutes": Metric("min", "lower"),
-    "percent": Metric("%", "lower"),
+UNITS = {
+    "ratio": "x",
+    "memory_ratio": "x",
+    "share": "share",
+    "count": "count",
+    "difference": "difference",
+    "hours": "h",
+    "minutes": "min",
+    "percent": "%",
 }
-NO_EFFECT_WITHIN = 0.05  # a gain without a number is refuted by an interval that stays below this much of a gain
-EXACT_TOO_WIDE = 0.2  # an interval wider than this share of an exact claim cannot confirm it
+RATIOS = ("ratio", "memory_ratio")  # 1 is no effect, more is better
+TIMES = ("hours", "minutes")  # less is better
+
+
+class Verdict(StrEnum):
+    """What the lab says of a claim (the first six) or of a goal of its own (the last three)."""
+
+    REPRODUCED = "reproduced"
+    EXCEEDED = "exceeded"
+    WEAKER = "weaker"
+    REFUTED = "refuted"
+    INCONCLUSIVE = "inconclusive"
+    UNTESTABLE = "untestable here"
+    MET = "met"
+    MISSED = "missed"
+    OPEN = "open"
 
 
 class ClaimError(ValueError):
-    """A claim that the catalogue does not know, or a measurement that does not fit it."""
+    """A catalogue that contradicts itself, or an interval that is none."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One row of the catalogue. `claimed` is None where a gain is claimed without a number."""
+class Rule(Strict):
+    """Which rows of the table decide a claim, and by what statistic of them.
+
+    `form` and `over` (the baseline, unless named) may be lists: of these the fastest counts, chosen in each cell on
+    every other round and judged on the rest. `where` keeps the rows whose keys have these values. `cells` is the number
+    of cells that the claim speaks of; with fewer there is no verdict. `equals` are counts by form; all must hold.
+    """
+
+    study: str
+    form: str | list[str] | None = None
+    over: str | list[str] | None = None
+    stat: Literal["value", "ratio", "throughput", "worst ratio", "geomean", "mean", "median", "share"] = "value"
+    where: dict[str, Any] = Field(default_factory=dict)
+    cells: int | None = None
+    cluster: str | None = None  # key whose values share a graph or a fit
+    within: float | None = None  # for "share": the largest magnitude that counts
+    equals: dict[str, float] | None = None
+    logic: str | None = None  # a function of gnnlab.lab.ledger, for a claim with a logic of its own
+
+
+class Claim(Strict):
+    """One row of the catalogue: what is claimed, by whom, and the rule that decides it.
+
+    `claimed` is None where a gain is claimed without a number. A goal has `at_least` or `at_most` instead. `margin` is
+    how far from `claimed` still is no difference, for claims of a value rather than of an effect.
+    """
 
     id: str
-    source: str
-    notebook: str
+    notebook: str = Field(pattern=r"^\d\d$")
     metric: str
-    claimed: tuple[float | None, float | None] | None
     statement: str
+    of: Rule
+    source: str = "goal"
+    claimed: Range | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    margin: float | None = None
     needs: str | None = None
+    processor: Literal["cpu", "cuda"] | None = None  # the kind of device whose rows count; None: any
+
+    @property
+    def device(self) -> str | None:
+        """The kind of device, as rows name it, whose rows count."""
+        kind = "cuda" if self.needs == "cuda" else self.processor
+        return kind and kind.upper()
 
     @property
     def unit(self) -> str:
-        return METRICS[self.metric].unit
+        return UNITS[self.metric]
+
+    @property
+    def is_goal(self) -> bool:
+        return self.at_least is not None or self.at_most is not None
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None] | None:
+        """The claimed range, open on one side for a goal."""
+        return (self.at_least, self.at_most) if self.is_goal else self.claimed
+
+    @model_validator(mode="after")
+    def _judgeable(self) -> Claim:
+        if self.metric not in UNITS:
+            raise ValueError(f"{self.id}: metric {self.metric!r} is none of {', '.join(UNITS)}")
+        plain = not self.is_goal and self.of.equals is None
+        if plain and self.claimed is None and self.metric not in RATIOS:
+            raise ValueError(f"{self.id}: only a ratio can claim a gain without a number")
+        if plain and self.claimed == (1, 1) and self.margin is None:
+            raise ValueError(f"{self.id}: a claim of no effect names its margin")
+        if plain and self.metric in ("share", "difference", "percent") and self.margin is None:
+            raise ValueError(f"{self.id}: a {self.metric} is claimed with a margin, or as counts (equals)")
+        return self
 
 
 @cache
-def catalogue() -> dict[str, Entry]:
-    """Every claim by its id, in the catalogue's order."""
+def catalogue() -> dict[str, Claim]:
+    """Every claim by its id, in the catalogue's order: those of the seeds, then the lab's goals."""
     data = yaml.safe_load((files("gnnlab.lab") / "claims.yaml").read_text(encoding="utf-8"))
-    entries = [_entry(row) for row in data["seeds"] + data["goals"]]
-    return {entry.id: entry for entry in entries}
+    return {row["id"]: Claim(**row) for row in data["seeds"] + data["goals"]}
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    claimed = row.get("claimed")
-    if "at_least" in row:
-        claimed = (row["at_least"], None)
-    elif "at_most" in row:
-        claimed = (None, row["at_most"])
-    return Entry(
-        id=row["id"],
-        source=row.get("source", "goal"),
-        notebook=row["notebook"],
-        metric=row["metric"],
-        claimed=None if claimed is None else tuple(claimed),
-        statement=row["statement"],
-        needs=row.get("needs"),
-    )
+def documents() -> Mapping[str, str]:
+    """What the source documents are, by their number."""
+    return yaml.safe_load((files("gnnlab.lab") / "claims.yaml").read_text(encoding="utf-8"))["documents"]
 
 
-def verdict(metric: str, claimed: tuple[float | None, float | None] | None, ci: Range) -> Verdict:
-    """The verdict on a claimed range from the 95 % interval `ci` of what was measured.
-
-    reproduced: the interval meets the range. exceeded: it lies beyond the range on the better side. weaker: on the
-    worse side, yet clear of no effect. refuted: no effect or the wrong direction; of an exact claim, any other value.
-    inconclusive: the interval holds no effect and reaches more than half of the way to the range, or meets it; of an
-    exact claim, it is wider than 20 % of it.
-    """
-    kind = METRICS[metric]
-    low, high = ci
+def verdict(claim: Claim, interval: Range | None) -> Verdict:
+    """The verdict on `claim` by the 95 % interval of what was measured; None where there is no interval."""
+    if interval is None:
+        return Verdict.OPEN if claim.is_goal else Verdict.INCONCLUSIVE
+    low, high = interval
     if not low <= high:
-        raise ClaimError(f"interval {ci}: its ends must be numbers in order")
-    if claimed is None:
-        return _without_number(kind, low, high)
-    claim_low, claim_high = _open(claimed)
-    meets = low <= claim_high and high >= claim_low
-    if _is_exact(kind, claim_low, claim_high):
-        if not meets:
-            return Verdict.REFUTED
-        too_wide = claim_high != 0 and (high - low) > EXACT_TOO_WIDE * abs(claim_high)
-        return Verdict.INCONCLUSIVE if too_wide else Verdict.REPRODUCED
-    if kind.better == "lower":
-        if meets:
-            return Verdict.REPRODUCED
-        return Verdict.EXCEEDED if high < claim_low else Verdict.WEAKER
-    no_effect = low <= kind.neutral
-    if meets:
-        return Verdict.INCONCLUSIVE if no_effect and claim_low > kind.neutral else Verdict.REPRODUCED
-    if low > claim_high:
-        return Verdict.EXCEEDED
-    if not no_effect:
-        return Verdict.WEAKER
-    return Verdict.INCONCLUSIVE if high > _half_way(kind.neutral, claim_low) else Verdict.REFUTED
+        raise ClaimError(f"interval {interval}: its ends must be numbers in order")
+    if claim.is_goal:
+        return _goal(claim, low, high)
+    if claim.claimed is None:
+        return _some_gain(low, high)
+    if claim.margin is not None:
+        return _no_difference(claim.claimed, claim.margin, low, high)
+    if claim.metric == "count":
+        return _no_difference(claim.claimed, 0.0, low, high)
+    return _effect(claim.claimed, low, high, lower_is_better=claim.metric in TIMES)
 
 
-def _half_way(neutral: float, claim_low: float) -> float:
-    """Between no effect and the claim: of ratios the geometric mean."""
-    return math.sqrt(neutral * claim_low) if neutral > 0 else (neutral + claim_low) / 2
+def _goal(claim: Claim, low: float, high: float) -> Verdict:
+    least = -math.inf if claim.at_least is None else claim.at_least
+    most = math.inf if claim.at_most is None else claim.at_most
+    if least <= low and high <= most:
+        return Verdict.MET
+    return Verdict.MISSED if high < least or low > most else Verdict.OPEN
 
 
-def _without_number(kind: Metric, low: float, high: float) -> Verdict:
-    """A gain claimed without a number: is there one, or is the interval narrow enough to say that there is none?"""
-    if kind.neutral is None:
-        raise ClaimError("a claim without a number needs a metric that has a 'no effect'")
-    if low > kind.neutral:
+def _some_gain(low: float, high: float) -> Verdict:
+    """A gain without a number: reproduced above no effect, refuted where it reaches down to it and stays small."""
+    if low > 1:
         return Verdict.REPRODUCED
-    return Verdict.INCONCLUSIVE if high > kind.neutral + NO_EFFECT_WITHIN else Verdict.REFUTED
+    return Verdict.REFUTED if high < NO_GAIN_BELOW else Verdict.INCONCLUSIVE
 
 
-def _open(claimed: tuple[float | None, float | None]) -> Range:
-    low, high = claimed
-    return (-math.inf if low is None else low), (math.inf if high is None else high)
+def _no_difference(claimed: Range, margin: float, low: float, high: float) -> Verdict:
+    """A value is claimed (no change, or a count): within the margin, beyond it, or across."""
+    least, most = claimed[0] - margin, claimed[1] + margin
+    if least <= low and high <= most:
+        return Verdict.REPRODUCED
+    return Verdict.REFUTED if high < least or low > most else Verdict.INCONCLUSIVE
 
 
-def _is_exact(kind: Metric, low: float, high: float) -> bool:
-    return kind.better == "exact" or (low == high == kind.neutral)
-
-
-def record(
-    id: str,
-    measured: float | None,
-    *,
-    notebook: str,
-    why: str,
-    ci: Sequence[float] | None = None,
-    n: int = 1,
-    precision: str = "float32",
-    figure: str | None = None,
-) -> ClaimRecord:
-    """One row of the ledger. `measured=None` means that it could not be measured here, and `why` says what it needs.
-
-    `ci=None` is for exact values (a count): the interval is then the value itself.
-    """
-    if id not in catalogue():
-        raise ClaimError(f"no claim {id!r} in the catalogue; notebook {notebook} has {_ids_of(notebook)}")
-    entry = catalogue()[id]
-    if entry.notebook != notebook:
-        raise ClaimError(f"claim {id!r} belongs to notebook {entry.notebook}, not {notebook}")
-    if not why.strip():
-        raise ClaimError(f"claim {id!r}: say why in one sentence")
-    if measured is None:
-        found, interval, n = Verdict.UNTESTABLE, None, 0
-    elif not math.isfinite(measured):
-        raise ClaimError(f"claim {id!r}: measured {measured}; give a finite number, or None and the reason in why")
-    else:
-        interval = (float(measured), float(measured)) if ci is None else (float(ci[0]), float(ci[1]))
-        found = verdict(entry.metric, entry.claimed, interval)
-    return ClaimRecord(
-        id=id,
-        source=entry.source,
-        statement=entry.statement,
-        metric=entry.metric,
-        claimed=entry.claimed,
-        measured=None if measured is None else float(measured),
-        ci=interval,
-        n=n,
-        unit=entry.unit,
-        precision=precision,
-        verdict=found,
-        notebook=notebook,
-        why=why,
-        figure=figure,
-    )
-
-
-def _ids_of(notebook: str) -> str:
-    return ", ".join(e.id for e in catalogue().values() if e.notebook == notebook) or "none"
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """The rows of every notebook of one output folder, in the catalogue's order, and what has no row yet."""
-
-    rows: list[ClaimRecord]
-    missing: list[Entry]
-    problems: list[str]  # result files that could not be read, a line each
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "claims": [row.model_dump(mode="json") for row in self.rows],
-            "not_measured": [entry.id for entry in self.missing],
-            "problems": self.problems,
-        }
-
-
-def ledger(out_dir: Path) -> Ledger:
-    """Gather the claim records of all result files in `out_dir`."""
-    rows, problems = {}, []
-    for path in sorted(Path(out_dir).glob("[0-9][0-9]_*.json")):
-        if path.name.endswith(".failed.json"):
-            continue
-        try:
-            rows |= {row.id: row for row in results.read(path).claims}
-        except results.ResultError as error:
-            problems.append(str(error))
-    known = catalogue()
-    return Ledger(
-        rows=[rows[id] for id in known if id in rows],
-        missing=[entry for id, entry in known.items() if id not in rows],
-        problems=problems,
-    )
-
-
-def ledger_json(out_dir: Path) -> str:
-    return json.dumps(ledger(out_dir).to_dict(), indent=1, ensure_ascii=False)
-
-
-def table(out_dir: Path) -> Any:
-    """The ledger as a rich table, for a terminal."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    found = ledger(out_dir)
-    view = Table(title=f"Claims measured in {out_dir}", caption="; ".join(found.problems) or None)
-    for column in ("claim", "claimed", "measured", "95 % interval", "n", "verdict", "why"):
-        view.add_column(column, justify="right" if column == "n" else "left", no_wrap=column in ("claim", "verdict"))
-    for row in found.rows:
-        interval = "" if row.ci is None or row.ci[0] == row.ci[1] else f"{row.ci[0]:.4g} to {row.ci[1]:.4g}"
-        measured = "" if row.measured is None else f"{format_value(row.measured)} {row.unit}"
-        style = _STYLES[row.verdict]
-        cells = (row.id, format_range(row.claimed), measured, interval, str(row.n))
-        view.add_row(*map(escape, cells), f"[{style}]{row.verdict.value}[/]", escape(row.why))
-    if found.missing:
-        view.add_section()
-        view.add_row(f"{len(found.missing)} more", "", "", "", "", "not measured yet", "run their notebooks")
-    return view
-
-
-_STYLES = {
-    Verdict.REPRODUCED: "green",
-    Verdict.EXCEEDED: "bold green",
-    Verdict.WEAKER: "yellow",
-    Verdict.REFUTED: "red",
-    Verdict.INCONCLUSIVE: "magenta",
-    Verdict.UNTESTABLE: "dim",
-}
+def _effect(claimed: Range, low: float, high: float, *, lower_is_better: bool) -> Verdict:
+    """An effect is claimed. The zones in which an interval must lie wholly; those of two verdicts overlap in one case,
+    refuted within weaker, so that a wider interval never says more."""
+    if lower_is_better:
+        if claimed[0] / TOLERANCE <= low and high <= claimed[1] * TOLERANCE:
+            return Verdict.REPRODUCED
+        if high < claimed[0] / TOLERANCE:
+            return Verdict.EXCEEDED
+        return Verdict.WEAKER if low > claimed[1] * TOLERANCE else Verdict.INCONCLUSIVE
+    quarter = claimed[0] ** REFUTED_BELOW  # of the effect's logarithm
+    least = max(claimed[0] / TOLERANCE, quarter)
+    if high < quarter:
+        return Verdict.REFUTED
+    if high < least:
+        return Verdict.WEAKER
+    if least <= low and high <= claimed[1] * TOLERANCE:
+        return Verdict.REPRODUCED
+    return Verdict.EXCEEDED if low > claimed[1] * TOLERANCE else Verdict.INCONCLUSIVE
 
 
 def format_value(value: float) -> str:
@@ -277,11 +209,11 @@ def format_value(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
-def format_range(claimed: tuple[float | None, float | None] | None) -> str:
+def format_range(bounds: tuple[float | None, float | None] | None) -> str:
     """A claimed range for a reader: "1.41 to 1.45", "at least 5", "some gain"."""
-    if claimed is None:
+    if bounds is None:
         return "some gain"
-    low, high = claimed
+    low, high = bounds
     if high is None:
         return f"at least {format_value(low)}"
     if low is None:

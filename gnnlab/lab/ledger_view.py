@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .claims import METRICS, Entry, format_range, format_value
-from .results import ClaimRecord, Verdict
+from .claims import Claim, Verdict, format_range, format_value
+from .ledger import Judged
 
 _UNITS = {  # unit of the record -> factor and what a reader sees behind the number
     "x": (1, "×"),
@@ -35,6 +35,9 @@ VERDICTS = {
     Verdict.REFUTED: Badge("refuted", "✕", "bad"),
     Verdict.INCONCLUSIVE: Badge("inconclusive", "≈", "open"),
     Verdict.UNTESTABLE: Badge("untestable here", "○", "none"),
+    Verdict.MET: Badge("met", "✓", "good"),
+    Verdict.MISSED: Badge("missed", "✕", "bad"),
+    Verdict.OPEN: Badge("open", "≈", "open"),
 }
 
 
@@ -53,7 +56,7 @@ class Bar:
 class Row:
     """One row of the ledger in a reader's words. `order` holds what its columns sort by, "" first."""
 
-    record: ClaimRecord
+    record: Judged
     badge: Badge
     claimed: str
     measured: str
@@ -64,12 +67,12 @@ class Row:
     order: dict[str, float | str]
 
 
-def row(record: ClaimRecord, link: Callable[[ClaimRecord], str | None], notes: Mapping[str, str] | None = None) -> Row:
+def row(record: Judged, link: Callable[[Judged], str | None], notes: Mapping[str, str] | None = None) -> Row:
     """The row of `record`; `link` gives the address of its figure, `notes` a remark by notebook number."""
     factor, suffix = _unit(record.unit)
     claimed = _scaled(record.claimed, factor)
-    measured = None if record.measured is None else record.measured * factor
-    ci = _scaled(record.ci, factor)
+    measured = None if record.value is None else record.value * factor
+    ci = None if record.low is None else _scaled((record.low, record.high), factor)
     exact = ci is None or ci[0] == ci[1]
     return Row(
         record=record,
@@ -83,17 +86,18 @@ def row(record: ClaimRecord, link: Callable[[ClaimRecord], str | None], notes: M
         order={
             "verdict": list(Verdict).index(record.verdict),
             "claimed": next((end for end in record.claimed or () if end is not None), ""),
-            "measured": "" if record.measured is None else record.measured,
+            "measured": "" if record.value is None else record.value,
             "n": record.n,
         },
     )
 
 
-def claimed_text(claim: ClaimRecord | Entry) -> str:
+def claimed_text(claim: Judged | Claim) -> str:
     """The claimed range with its unit, or "some gain" where no number was named."""
-    factor, suffix = _unit(claim.unit if isinstance(claim, ClaimRecord) else METRICS[claim.metric].unit)
-    text = format_range(_scaled(claim.claimed, factor))
-    return text if claim.claimed is None else text + suffix
+    factor, suffix = _unit(claim.unit)
+    bounds = claim.bounds if isinstance(claim, Claim) else claim.claimed
+    text = format_range(_scaled(bounds, factor))
+    return text if bounds is None else text + suffix
 
 
 def number(value: float, ci: tuple[float | None, float | None] | None = None) -> str:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 
 from . import plot_axes as axes_of
 from .plot_style import HATCHES, INK, MUTED, STAR, SURFACE, Figure, PlotError, legend, new_figure, origins, styled
-from .results import Origin
+from .table import Origin
 
 MOST_NUMBERS = 6  # columns of a panel that still have room for numbers
 ROOMY = 3  # columns with room for three digits; more have two

@@ -29,7 +29,7 @@ from .plot_style import (
     origins,
     styled,
 )
-from .results import Origin
+from .table import Origin
 
 _LANE, _HEAD = 0.34, 1.7  # inches
 _NARROW = 0.018  # of the axis: a shorter bar has no number on it

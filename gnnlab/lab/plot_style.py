@@ -22,7 +22,8 @@ from matplotlib.text import Text
 
 from gnnlab.safe_files import write_atomically
 
-from .results import FigureRecord, Origin
+from .results import FigureRecord
+from .table import Origin
 
 SURFACE, INK, MUTED = "#fcfcfc", "#1d2126", "#646b75"
 CLAIMED, GRID = "#c9ced6", "#e4e6ea"
@@ -32,7 +33,12 @@ MAX_SERIES = 8
 COLOURS = [seaborn.color_palette("colorblind").as_hex()[i] for i in (0, 1, 2, 3, 4, 5, 9, 7)]
 MARKERS = "osD^vPXh"
 _GROUP_HATCHES = ("", "....", "xx", "--", "oo", "++", "||", "OO")  # beside the colour, one for each group
-HATCHES = {Origin.INTERPOLATED: "///", Origin.EXTRAPOLATED: "\\\\\\", Origin.SIMULATED: "xxxx"}
+HATCHES = {
+    Origin.INTERPOLATED: "///",
+    Origin.EXTRAPOLATED: "\\\\\\",
+    Origin.SIMULATED: "xxxx",
+    Origin.PREDICTED: "||",
+}
 STAR = " ★"
 _STYLE = {
     **seaborn.axes_style("ticks"),
@@ -162,11 +168,12 @@ def looks(names: Sequence[Any]) -> dict[Any, tuple[str, str, str]]:
 
 
 def origins(frame: pd.DataFrame, origin: str | None) -> list[Origin]:
-    """The origin of each row; every row is measured when no column says otherwise."""
+    """The origin of each row; every row is measured when no column says otherwise. What was counted is drawn as that."""
     if origin is None:
         return [Origin.MEASURED] * len(frame)
     try:
-        return [Origin(value) for value in frame[origin]]
+        found = [Origin(value) for value in frame[origin]]
+        return [Origin.MEASURED if value is Origin.COUNTED else value for value in found]
     except ValueError as error:
         raise PlotError(f"column {origin!r}: {error}; allowed: {', '.join(Origin)}") from None
 

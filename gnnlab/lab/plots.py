@@ -42,7 +42,7 @@ from .plot_style import (
     save,
     styled,
 )
-from .results import Origin
+from .table import Origin
 
 __all__ = ["Ceilings", "Figure", "PlotError", "bars", "intervals", "lines", "roofline", "samples", "save"]
 

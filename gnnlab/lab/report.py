@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -21,9 +21,10 @@ import jinja2
 
 from gnnlab import safe_files
 
-from . import claims, discovery, environment_view, ledger_view, results
+from . import discovery, environment_view, ledger, ledger_view, results
 from .ledger_view import Badge
-from .results import ClaimRecord, FigureRecord, ResultFile, Status
+from .ledger import Judged
+from .results import FigureRecord, ResultFile, Status
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
@@ -66,8 +67,10 @@ def environment_card(environment: Mapping[str, Any]) -> str:
     return _templates().get_template("environment_card.html.j2").render(rows=environment_view.rows(environment))
 
 
-def render_notebook(executed_ipynb: Path, result_json: Path) -> Path:
+def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Judged] = ()) -> Path:
     """Write the report of one executed notebook beside it, whole or not at all; returns the path of the HTML.
+
+    `judged` are the rows of the ledger that rest on it.
 
     Raises `ResultError` or `NotebookError` when one of the two cannot be read, `FileError` when writing fails.
     """
@@ -83,7 +86,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path) -> Path:
         result=result,
         status=STATUSES[result.status],
         cells=cells,
-        rows=[ledger_view.row(record, lambda r: f"#fig-{r.figure}" if r.figure else None) for record in result.claims],
+        rows=[ledger_view.row(record, lambda r: f"#fig-{r.study}" if r.study in figures else None) for record in judged],
         parameters=_parameter_rows(executed_ipynb, result),
         machine=environment_view.machine(result.environment),
     )
@@ -101,19 +104,20 @@ def build_site(out_dir: Path) -> Path:
     out_dir = Path(out_dir)
     if not out_dir.is_dir():
         raise ReportError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
-    entries = [_entry(out_dir, stem) for stem in _stems(out_dir)]
-    ledger = claims.ledger(out_dir)
-    safe_files.write_json(out_dir / "claims.json", ledger.to_dict())
+    judged = ledger.judge(out_dir)
+    safe_files.write_json(out_dir / ledger.RECORD, judged.to_dict())
+    entries = [_entry(out_dir, stem, judged.rows) for stem in _stems(out_dir)]
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
-    rows = [ledger_view.row(record, lambda r: _figure_link(r, entries), older) for record in ledger.rows]
+    rows = [ledger_view.row(record, lambda r: _figure_link(r, entries), older) for record in judged.rows]
     newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
     html = _page(
         "index.html.j2",
         title="gnnlab",
         folder=out_dir.name,
-        rows=rows,
-        counts=[(badge, sum(row.badge is badge for row in rows)) for badge in ledger_view.VERDICTS.values()],
-        missing=[(entry, ledger_view.claimed_text(entry)) for entry in ledger.missing],
+        claims=[row for row in rows if not row.record.is_goal],
+        goals=[row for row in rows if row.record.is_goal],
+        counts=_counts,
+        missing=[(entry, ledger_view.claimed_text(entry)) for entry in judged.missing],
         entries=entries,
         thumbnails={e.stem: _thumbnail(out_dir, e.result) for e in entries if e.result},
         environment=newest.environment if newest else None,
@@ -124,6 +128,12 @@ def build_site(out_dir: Path) -> Path:
     path = out_dir / "index.html"
     safe_files.write_atomically(path, lambda file: file.write(html))
     return path
+
+
+def _counts(rows: Sequence[ledger_view.Row]) -> list[tuple[Badge, int]]:
+    """How many rows have each verdict; verdicts without a row are left out."""
+    found = [(badge, sum(row.badge is badge for row in rows)) for badge in ledger_view.VERDICTS.values()]
+    return [(badge, count) for badge, count in found if count]
 
 
 def _notebooks_seen_from(folder: Path) -> str | None:
@@ -139,14 +149,17 @@ def _stems(out_dir: Path) -> list[str]:
     return sorted(names)
 
 
-def _entry(out_dir: Path, stem: str) -> Entry:
+def _entry(out_dir: Path, stem: str, judged: Sequence[Judged]) -> Entry:
     entry = Entry(stem=stem, title=_spoken(stem))
-    entry.result, entry.page = _rendered(out_dir, stem, entry)
-    entry.failure, entry.failure_page = _rendered(out_dir, f"{stem}.failed", entry)
+    of_notebook = [row for row in judged if row.notebook == stem[:2]]
+    entry.result, entry.page = _rendered(out_dir, stem, entry, of_notebook)
+    entry.failure, entry.failure_page = _rendered(out_dir, f"{stem}.failed", entry, [])
     return entry
 
 
-def _rendered(out_dir: Path, name: str, entry: Entry) -> tuple[ResultFile | None, str | None]:
+def _rendered(
+    out_dir: Path, name: str, entry: Entry, judged: Sequence[Judged]
+) -> tuple[ResultFile | None, str | None]:
     """The result `name`.json and the name of its page, rendered when it is older than what it is made from."""
     from . import notebook_html
 
@@ -160,8 +173,8 @@ def _rendered(out_dir: Path, name: str, entry: Entry) -> tuple[ResultFile | None
         return None, None
     try:
         entry.title = notebook_html.title(notebook_html.read(notebook_path)) or entry.title
-        if _stale(page, [result_path, notebook_path]):
-            render_notebook(notebook_path, result_path)
+        if _stale(page, [result_path, notebook_path, *results.further_runs(out_dir, name)]):
+            render_notebook(notebook_path, result_path, judged)
     except notebook_html.NotebookError as error:
         entry.problems.append(_without(out_dir, error))
         return result, None
@@ -181,12 +194,13 @@ def _stale(page: Path, sources: list[Path]) -> bool:
     return page.stat().st_mtime < max(path.stat().st_mtime for path in [*sources, *code])
 
 
-def _figure_link(record: ClaimRecord, entries: list[Entry]) -> str | None:
-    """The place in a report that shows the claim: its figure, else the report itself."""
-    entry = next((e for e in entries if e.result and e.page and record in e.result.claims), None)
+def _figure_link(record: Judged, entries: list[Entry]) -> str | None:
+    """The place in a report that shows the claim: the figure of its study, else the report itself."""
+    entry = next((e for e in entries if e.result and e.page and e.number == record.notebook), None)
     if entry is None:
         return None
-    return f"{entry.page}#fig-{record.figure}" if record.figure else entry.page
+    drawn = record.study in {figure.name for figure in entry.result.figures}
+    return f"{entry.page}#fig-{record.study}" if drawn else entry.page
 
 
 def _thumbnail(out_dir: Path, result: ResultFile) -> tuple[FigureRecord, str] | None:

@@ -1,7 +1,7 @@
-"""What a notebook leaves behind: the models of a quantity, a measurement, a claim record and a result file.
+"""What a notebook leaves behind: the result file `NN_name.json` with the rows of its table, their samples beside it.
 
-The JSON written from these is the truth of a run; reports and tables are rendered from it. The JSON Schema is
-published in `docs/result-file.schema.json`.
+The JSON is the truth of a run; ledger, reports and comparisons are computed from it. Its JSON Schema is published in
+`docs/result-file.schema.json`. Further runs of a notebook lie in `runs/`, one result file each.
 """
 
 from __future__ import annotations
@@ -11,20 +11,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from gnnlab.safe_files import write_json
 
-SCHEMA_VERSION = 1
+from .table import Row, RowError, Strict, Table
 
-
-class Origin(StrEnum):
-    """Where a number comes from. Tables and figures show the four apart."""
-
-    MEASURED = "measured"
-    INTERPOLATED = "interpolated"
-    EXTRAPOLATED = "extrapolated"
-    SIMULATED = "simulated"
+SCHEMA_VERSION = 2
+RUNS = "runs"
 
 
 class Status(StrEnum):
@@ -34,89 +28,6 @@ class Status(StrEnum):
     FAILED = "failed"
     TIMEOUT = "timeout"
     SKIPPED = "skipped"
-
-
-class Verdict(StrEnum):
-    """What the lab says of a claim; `gnnlab.lab.claims.verdict` computes it."""
-
-    REPRODUCED = "reproduced"
-    EXCEEDED = "exceeded"
-    WEAKER = "weaker"
-    REFUTED = "refuted"
-    INCONCLUSIVE = "inconclusive"
-    UNTESTABLE = "untestable here"
-
-
-class Strict(BaseModel):
-    """A model without unknown fields and without NaN or infinity: JSON has no word for either."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class Conditions(Strict):
-    """Under what conditions a number was measured."""
-
-    processing_unit: str = "CPU"  # CPU, CUDA, GPU, NPU
-    device: str  # the name of the chip
-    runtime: str  # with its version: "torch 2.13.0"
-    precision: str = "float32"
-    threads: int = Field(ge=1)
-
-
-class Quantity(Strict):
-    """A number with its unit, its 95 % interval and its origin. `better` tells `compare` how to read a change."""
-
-    value: float
-    unit: str
-    ci: tuple[float, float] | None = None  # None: exact (a count), no interval exists
-    n: int = Field(default=1, ge=1)  # samples behind it
-    origin: Origin = Origin.MEASURED
-    better: Literal["lower", "higher", "neither"] = "neither"
-
-    @model_validator(mode="after")
-    def _interval_in_order(self) -> Quantity:
-        if self.ci is not None and self.ci[0] > self.ci[1]:
-            raise ValueError(f"the interval {self.ci} of {self.value} {self.unit} has its ends swapped")
-        return self
-
-
-class Measurement(Strict):
-    """One attempt to measure: a quantity with every sample, or the reason why there is none."""
-
-    name: str
-    status: Literal["measured", "unavailable", "failed", "timeout"] = "measured"
-    reason: str | None = None
-    quantity: Quantity | None = None
-    samples: list[float] = []
-    conditions: Conditions
-    notes: list[str] = []
-
-    @model_validator(mode="after")
-    def _value_or_reason(self) -> Measurement:
-        if (self.status == "measured") != (self.quantity is not None):
-            raise ValueError(f"measurement {self.name!r}: status {self.status!r} does not fit quantity {self.quantity}")
-        if self.status != "measured" and not self.reason:
-            raise ValueError(f"measurement {self.name!r} is {self.status!r} without a reason")
-        return self
-
-
-class ClaimRecord(Strict):
-    """One row of the ledger. A bound of None is open: no end on that side."""
-
-    id: str
-    source: str  # "000".."004": the document that claims it; "goal": the lab's own
-    statement: str
-    metric: str
-    claimed: tuple[float | None, float | None] | None
-    measured: float | None
-    ci: tuple[float, float] | None
-    n: int
-    unit: str
-    precision: str
-    verdict: Verdict
-    notebook: str
-    why: str
-    figure: str | None = None  # name of the figure that shows it
 
 
 class FigureRecord(Strict):
@@ -131,19 +42,19 @@ class FigureRecord(Strict):
 
 
 class ResultFile(Strict):
-    """`NN_name.json`: everything one run of one notebook found."""
+    """`NN_name.json`: everything one run of one notebook found. `run` tells it from every other run."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
+    run: str
     notebook: str
     params_set: str
     status: Status
     reason: str | None = None  # why skipped, failed or timed out
     parameters: dict[str, Any]
     environment: dict[str, Any]
-    metrics: dict[str, Quantity] = {}
-    measurements: list[Measurement] = []
-    claims: list[ClaimRecord] = []
-    figures: list[FigureRecord] = []
+    rows: list[Row] = Field(default_factory=list)
+    samples_sha256: str | None = None  # of NN_name.samples.parquet
+    figures: list[FigureRecord] = Field(default_factory=list)
     started: str  # ISO 8601, UTC
     seconds: float = Field(ge=0)
 
@@ -152,8 +63,16 @@ class ResultError(ValueError):
     """A result file that cannot be read or used. The message is one line for the reader."""
 
 
-def write(path: Path, result: ResultFile) -> None:
-    """Write a result file atomically."""
+def samples_path(path: Path) -> Path:
+    """Where the samples of the result file at `path` lie."""
+    return Path(path).with_suffix(".samples.parquet")
+
+
+def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
+    """Write a result file with the rows and samples of `table`: samples first, so that none are ever missing."""
+    if table is not None:
+        sha256 = table.write_samples(samples_path(path))
+        result = result.model_copy(update={"rows": list(table), "samples_sha256": sha256})
     write_json(path, result.model_dump(mode="json"))
 
 
@@ -172,6 +91,45 @@ def read(path: Path) -> ResultFile:
         raise ResultError(
             f"{path} is not a result file of this version: {where}: {first['msg']}; run it again"
         ) from None
+
+
+def table_of(path: Path, result: ResultFile) -> Table:
+    """The rows of a result file with their samples. Raises `ResultError` where the samples are not its own."""
+    table = Table(result.rows)
+    if result.samples_sha256 is not None:
+        try:
+            table.read_samples(samples_path(path), result.samples_sha256)
+        except RowError as error:
+            raise ResultError(str(error)) from None
+    return table
+
+
+def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], list[str]]:
+    """Every run of each notebook in a folder of results, the latest first, and a line for each that cannot be used.
+
+    Further runs count with the same parameters only.
+    """
+    found: dict[str, list[tuple[ResultFile, Table]]] = {}
+    problems: list[str] = []
+    for path in sorted(Path(folder).glob("[0-9][0-9]_*.json")):
+        if path.name.endswith(".failed.json"):
+            continue
+        runs: dict[str, tuple[ResultFile, Table]] = {}
+        for file in [path, *further_runs(folder, path.stem)]:
+            try:
+                result = read(file)
+                if not runs or result.parameters == next(iter(runs.values()))[0].parameters:
+                    runs.setdefault(result.run, (result, table_of(file, result)))
+            except ResultError as error:
+                problems.append(str(error))
+        if runs:
+            found[path.stem] = list(runs.values())
+    return found, problems
+
+
+def further_runs(folder: Path, notebook: str) -> list[Path]:
+    """The result files of earlier runs of a notebook with the same parameters, code and machine."""
+    return sorted((Path(folder) / RUNS).glob(f"{notebook}.[0-9]*.json"))
 
 
 def schema() -> dict[str, Any]:

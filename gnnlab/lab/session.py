@@ -1,17 +1,19 @@
-"""What a notebook does between its first and its last cell: check, collect, show, write.
+"""What a notebook uses: its parameters, the calls that measure and record, figures, verdicts, and the file at its end.
 
-    lab = session.begin("01_profile_bottlenecks", globals())
-    lab.measurement("forward", timing.samples_ms, unit="ms", ...)
-    lab.claim("gat.parameters", 169_856, why="counted")
-    lab.figure(fig, "operators", title=finding, alt="...")
-    lab.finish()                                       # outputs/quick/01_profile_bottlenecks.json
+    lab = Lab("02_optimize_gnn", globals())
+    gat = lab.race("gat_layer", {"PyG": conv, "gnnlab": fast}, over={"58/776": {"x": x, "edge_index": edges}})
+    gat.plot()
+    lab.verdicts()
+    lab.finish()                                       # outputs/quick/02_optimize_gnn.json
 
-Everything stays in memory until `finish`; the file is written whole or not at all.
+Every number becomes a row of one table (`gnnlab.lab.table`). All stays in memory until `finish`, which writes the file
+whole or not at all.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,134 +25,170 @@ import pandas as pd
 from IPython import get_ipython
 from IPython.display import HTML, Markdown, display
 
-from gnnlab.profiling.intervals import median_interval
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import Estimate
 
-from . import claims, discovery, parameters, plots, provenance, report, results
-from .results import ClaimRecord, Conditions, FigureRecord, Measurement, Quantity, ResultFile, Status
+from . import claims, discovery, ledger, parameters, plots, provenance, report, results
+from . import table as tables
+from .results import FigureRecord, ResultFile, Status
+from .study import Study, ledger_frame
+from .table import Interval, Origin, Row, Table
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # PyG loads tqdm's notebook bars; none are used here
 
+KEY = "case"  # name of the key of a race whose cells have plain names
 
-def begin(notebook: str, namespace: Mapping[str, Any]) -> Session:
-    """Check the notebook's parameters in `namespace` (its `globals()`) and start to collect.
 
-    Raises `ParameterError`, in one line, before anything was computed.
+class Lab:
+    """One run of one notebook, whose `globals()` hold its parameters.
+
+    `parameters` holds the checked values as attributes, `folder` is where outputs go, `table` what was recorded.
+
+    Raises:
+        ParameterError: a parameter is unknown, of another type or out of range; before anything was computed.
     """
-    root = discovery.root()
-    path = root / "notebooks" / f"{notebook}.ipynb"
-    pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
-    return Session(notebook, parameters.from_namespace(namespace, parameters.declared(path)), root)
 
-
-class Session:
-    """One run of one notebook. `parameters` holds the checked values as attributes, `folder` is where outputs go."""
-
-    def __init__(self, notebook: str, values: dict[str, Any], root: Path) -> None:
+    def __init__(self, notebook: str, namespace: Mapping[str, Any], root: Path | None = None) -> None:
+        base = root or discovery.root()
+        path = base / "notebooks" / f"{notebook}.ipynb"
+        values = parameters.from_namespace(namespace, parameters.declared(path))
+        pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
         self.notebook = notebook
-        self.folder = root / values["output_dir"]
+        self.folder = base / values["output_dir"]
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
+        self.run = uuid.uuid4().hex
         self.started, self._clock = datetime.now(UTC), time.monotonic()
-        self.metrics: dict[str, Quantity] = {}
-        self.measurements: list[Measurement] = []
-        self.claims: list[ClaimRecord] = []
+        self.table = Table()
         self.figures: list[FigureRecord] = []
 
     @property
     def path(self) -> Path:
         return self.folder / f"{self.notebook}.json"
 
-    def show_environment(self) -> None:
-        """The card that says on what machine this runs."""
-        display(HTML(report.environment_card(self.environment)))
+    # ---- measuring and recording ------------------------------------------------------------------------------------
 
-    def conditions(self, device: str = "cpu", precision: str = "float32") -> Conditions:
-        """Under what conditions torch computes now on `device`."""
+    def race(
+        self,
+        study: str,
+        forms: Mapping[str, Any],
+        over: Mapping[Any, Any],
+        *,
+        key: str | Sequence[str] = KEY,
+        budget_s: float = 2.0,
+        device: str = "cpu",
+        precision: str | Mapping[str, str] = "float32",
+        **options: Any,
+    ) -> Study:
+        """Check that `forms` compute the same, time them interleaved, and record a row for each form and cell.
+
+        `forms` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
+        tuple of several keys, to its inputs: a mapping by the names of arguments, or a tuple. `key` names the keys.
+        `budget_s` is the sampling time of one cell, `precision` what each form computes in. `options` are those of
+        `profiling.races.race_forms`: tolerance, mode, control.
+        """
+        from gnnlab.profiling.races import race_forms  # torch, heavy
+
+        names = [key] if isinstance(key, str) else list(key)
+        for label, inputs in over.items():
+            keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
+            found = race_forms(forms, inputs, budget_s=budget_s, device=device, **options)
+            for form, raced in found.items():
+                conditions = self.conditions(device, _of(precision, form))
+                if raced.conditions is not None:
+                    conditions |= {"threads": raced.conditions.threads}
+                    conditions["precision"] += _products(raced.conditions.precision)
+                self._put_raced(study, keys, form, next(iter(forms)), raced, conditions)
+        return self.study(study)
+
+    def _put_raced(self, study: str, keys: dict, form: str, baseline: str, raced: Any, conditions: dict) -> None:
+        fields = {"study": study, "keys": keys, "form": form, "unit": "ms", "better": "lower", **conditions}
+        fields |= {"origin": Origin.MEASURED, "statistic": "median", "parity_error": raced.parity_error}
+        if raced.times_ms is None:
+            status = "unavailable" if form == baseline else "failed"
+            self.table.put(tables.row(**fields, status=status, reason=raced.reason or "nothing to compare it with"))
+            return
+        if raced.ratio is not None:
+            fields |= {"baseline": baseline, "ratio": raced.ratio.value}
+            fields |= {"ratio_low": raced.ratio.low, "ratio_high": raced.ratio.high}
+        row = tables.row(**fields, **_fields(estimates.summary(raced.times_ms)), notes=list(raced.notes))
+        self.table.put(row, raced.times_ms)
+
+    def samples(
+        self, study: str, form: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
+    ) -> Row:
+        """Record samples of something measured; `statistic` is median, mean, p95, or share (of samples above 0).
+
+        `fields` are those of a row: keys, better, device ("cpu"), precision, notes, ...
+        """
+        found = estimates.summary(samples, statistic)
+        given = {"better": "lower", "origin": Origin.MEASURED, **self._conditions_for(fields)}
+        row = tables.row(study=study, form=form, unit=unit, statistic=statistic, **_fields(found), **given)
+        self.table.put(row, samples)
+        return row
+
+    def count(self, study: str, counts: Mapping[str, float], *, unit: str = "count", **fields: Any) -> Study:
+        """Record exact numbers, one a form: what was counted, or computed by a formula."""
+        given = {"better": "neither", "origin": Origin.COUNTED, **self._conditions_for(fields)}
+        for form, value in counts.items():
+            exact = {"value": float(value), "n": 1, "statistic": "count", "interval": Interval.EXACT}
+            self.table.put(tables.row(study=study, form=form, unit=unit, **exact, **given))
+        return self.study(study)
+
+    def record(self, study: str, frame: pd.DataFrame, *, keys: Sequence[str] = (), **constant: Any) -> Study:
+        """Record a row of the table for each row of `frame`, whose columns are named as a row's fields are.
+
+        `keys` are the columns that say of what a row is. Fields that are alike in all rows are given as `constant`. A
+        column `samples` holds the samples; where it stands, value, low, high and n follow from them. Other columns are
+        ignored. Conditions are those of torch in this process where neither names them.
+
+        Raises:
+            RowError: a row lacks a field or contradicts itself.
+        """
+        known = set(tables.FIELDS) - {"study", "keys"}
+        for given in frame.to_dict(orient="records"):
+            fields = {**self._conditions_for(constant), **{n: v for n, v in given.items() if n in known}}
+            samples = given.get("samples")
+            samples = None if samples is None or pd.api.types.is_scalar(samples) or not len(samples) else samples
+            if samples is not None and fields.get("status", "ok") == "ok":
+                fields = {**fields, **_fields(estimates.summary(samples, fields["statistic"]))}
+            named = {name: given[name] for name in keys}
+            self.table.put(tables.row(study=study, keys=named, **fields), samples)
+        return self.study(study)
+
+    def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
+        """Record that something could not be measured here, and why or what it would need."""
+        given = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, **self._conditions_for(fields)}
+        self.table.put(tables.row(study=study, form=form, status=status, reason=reason, **given))
+
+    def study(self, name: str) -> Study:
+        """The rows recorded so far under a name: to plot, to show as a table, to compute with."""
+        return Study(name, self.table, self)
+
+    def conditions(self, device: str = "cpu", precision: str = "float32") -> dict[str, Any]:
+        """Under what conditions torch computes now on `device`, as the fields of a row."""
         import torch
 
         kind = device.split(":")[0].upper()
         named = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
-        return Conditions(
-            processing_unit=kind,
-            device=named[0] if named else device,
-            runtime=f"torch {torch.__version__}",
-            precision=precision,
-            threads=torch.get_num_threads(),
-        )
+        return {
+            "device": f"{kind} {named[0]}" if named else kind,
+            "runtime": f"torch {torch.__version__}",
+            "precision": precision,
+            "threads": torch.get_num_threads() if kind == "CPU" else 0,
+        }
 
-    def measurement(
-        self,
-        name: str,
-        samples: Sequence[float],
-        *,
-        unit: str,
-        device: str = "cpu",
-        precision: str = "float32",
-        better: str = "lower",
-        notes: Sequence[str] = (),
-    ) -> Measurement:
-        """Record every sample of something measured; its median and interval become the metric `name`."""
-        values = sorted(samples)
-        middle = len(values) // 2
-        median = values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
-        quantity = Quantity(value=median, unit=unit, ci=median_interval(samples), n=len(samples), better=better)
-        measured = Measurement(
-            name=name,
-            quantity=quantity,
-            samples=list(samples),
-            conditions=self.conditions(device, precision),
-            notes=list(notes),
-        )
-        self.measurements.append(measured)
-        self.metrics[name] = quantity
-        return measured
+    def _conditions_for(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """`fields` with the conditions that they leave out; a bare "cpu" or "cuda" becomes the device's name."""
+        bare = fields.get("device") if fields.get("device") in ("cpu", "cuda") else None
+        found = self.conditions(bare or "cpu", fields.get("precision", "float32"))
+        return {**found, **{name: value for name, value in fields.items() if name != "device" or bare is None}}
 
-    def measurements_of(self, timed: pd.DataFrame, *, device: str = "cpu") -> None:
-        """Record each row of a table of times: workload, phase and stats with `samples` (ms) and `notes`."""
-        for row in timed.itertuples():
-            name = f"{row.workload}: {row.phase}"
-            self.measurement(name, row.stats.samples, unit="ms", device=device, notes=row.stats.notes)
+    # ---- showing ----------------------------------------------------------------------------------------------------
 
-    def metrics_of(self, table: pd.DataFrame, *, index: Sequence[str], columns: Mapping[str, str]) -> None:
-        """Record the columns named, with their units, of each row that has a value.
-
-        `<column>_low` and `_high`, where there, are its interval; so are `ci_low` and `ci_high`.
-        """
-        for row in table.to_dict(orient="records"):
-            label = ", ".join(str(row[name]) for name in index)
-            for column, unit in columns.items():
-                if pd.isna(row[column]):
-                    continue
-                low, high = (row.get(f"{column}_{end}", row.get(f"ci_{end}")) for end in ("low", "high"))
-                self.metric(f"{label}: {column}", row[column], unit, ci=None if low is None else (low, high))
-
-    def unavailable(self, name: str, reason: str, *, device: str = "cpu", precision: str = "float32") -> None:
-        """Record that something could not be measured here, and what it would need."""
-        conditions = Conditions(
-            processing_unit=device.upper(), device="none here", runtime="none", precision=precision, threads=1
-        )
-        self.measurements.append(Measurement(name=name, status="unavailable", reason=reason, conditions=conditions))
-
-    def metric(
-        self,
-        name: str,
-        value: float,
-        unit: str,
-        *,
-        ci: Sequence[float] | None = None,
-        n: int = 1,
-        better: str = "neither",
-        origin: results.Origin = results.Origin.MEASURED,
-    ) -> None:
-        """Record one number. `ci=None` is for exact values."""
-        interval = None if ci is None else (float(ci[0]), float(ci[1]))
-        self.metrics[name] = Quantity(value=float(value), unit=unit, ci=interval, n=n, better=better, origin=origin)
-
-    def claim(self, id: str, measured: float | None, *, why: str, **options: Any) -> ClaimRecord:
-        """Record a row of the ledger; `claims.record` explains the options."""
-        row = claims.record(id, measured, notebook=self.notebook[:2], why=why, **options)
-        self.claims = [other for other in self.claims if other.id != id] + [row]
-        return row
+    def show_environment(self) -> None:
+        """The card that says on what machine this runs."""
+        display(HTML(report.environment_card(self.environment)))
 
     def figure(self, fig: Any, name: str, *, alt: str, title: str | None = None, key: bool = False) -> None:
         """Save a figure as PNG and SVG under the output folder, and show it with its alternative text.
@@ -171,37 +209,34 @@ class Session:
         items = [f"- {': '.join(str(row[c]) for c in columns)}" for _, row in rows.iterrows()]
         display(Markdown("\n".join(items) or "Nothing was found."))
 
-    def claims_table(self) -> pd.DataFrame:
-        """This notebook's rows of the ledger, for a reader."""
-        return pd.DataFrame(
-            {
-                "claim": row.id,
-                "claimed": claims.format_range(row.claimed),
-                "measured here": _measured(row),
-                "verdict": row.verdict.value,
-                "why": row.why,
-            }
-            for row in self.claims
-        )
+    def verdicts(self) -> None:
+        """Show what this run says of the claims that rest on this notebook."""
+        display(ledger_frame(self.judged()))
+
+    def judged(self) -> list[ledger.Judged]:
+        """The claims of this notebook, judged by this run alone."""
+        return ledger.judge_runs([(self._result(Status.PASSED, None), self.table)])
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
         """Write the result file; returns its path. Raises `FileError` when the disk refuses."""
-        result = ResultFile(
+        results.write(self.path, self._result(status, reason), self.table)
+        return self.path
+
+    def _result(self, status: Status, reason: str | None) -> ResultFile:
+        return ResultFile(
+            run=self.run,
             notebook=self.notebook,
             params_set=self.folder.name,
             status=status,
             reason=reason,
             parameters=vars(self.parameters),
             environment=self.environment | {"finished": provenance.state()},
-            metrics=self.metrics,
-            measurements=self.measurements,
-            claims=self.claims,
             figures=self.figures,
             started=self.started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._clock, 1),
         )
-        results.write(self.path, result)
-        return self.path
 
     def require_device(self, device: str) -> None:
         """Go on if `device` ("cpu" or "cuda") is here; else skip the notebook and say what is missing."""
@@ -220,13 +255,28 @@ class Session:
         if shell := get_ipython():
             shell.input_transformers_post.append(lambda lines: ["pass\n"])
 
+    def need(self, notebook: str) -> ResultFile:
+        """The result of another notebook; where it is missing, one line says which to run first."""
+        found = sorted(self.folder.glob(f"{notebook}_*.json"))
+        if not found:
+            raise results.ResultError(
+                f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}"
+            )
+        return results.read(found[0])
 
-def need(folder: Path, notebook: str) -> ResultFile:
-    """The result of another notebook; where it is missing, one line says which to run first."""
-    found = sorted(Path(folder).glob(f"{notebook}_*.json"))
-    if not found:
-        raise results.ResultError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
-    return results.read(found[0])
+
+def _fields(found: Estimate) -> dict[str, Any]:
+    kind = Interval.NONE if found.low is None else Interval.CONFIDENCE
+    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "interval": kind}
+
+
+def _of(option: str | Mapping[str, str], form: str) -> str:
+    return option if isinstance(option, str) else option.get(form, "float32")
+
+
+def _products(precision: str) -> str:
+    """How exact float32 products are, where that is not fully."""
+    return "" if precision == "highest" else f", {precision} products"
 
 
 def _title_of(fig: Any) -> str:
@@ -234,9 +284,6 @@ def _title_of(fig: Any) -> str:
     return " ".join(title.split())
 
 
-def _measured(row: ClaimRecord) -> str:
-    if row.measured is None:
-        return "not here"
-    value = f"{claims.format_value(row.measured)} {row.unit}"
-    exact = row.ci is None or row.ci[0] == row.ci[1]
-    return value if exact else f"{value} ({row.ci[0]:.4g} to {row.ci[1]:.4g}, n = {row.n})"
+def documents() -> Mapping[str, str]:
+    """What S0 to S4 are."""
+    return claims.documents()

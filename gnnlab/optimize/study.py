@@ -12,8 +12,7 @@ fast forms, size by size, where that is seen to be faster and its error is still
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,45 +22,16 @@ import pandas as pd
 import torch
 
 from gnnlab.optimize.errors import OptimizeError
+from gnnlab.profiling.conditions import PRECISIONS, Conditions
 from gnnlab.profiling.intervals import median_interval
 from gnnlab.profiling.parity import RTOL_FLOAT32, relative_error, require_equal
 from gnnlab.profiling.timing import Comparison, race
 
 Form = Callable[[], Any]
 BASELINE, CONTROL, SAME = "baseline", "A/A", "baseline, our conditions"
-PRECISIONS = ("highest", "high", "medium")
 RELAXED_RTOL = RTOL_FLOAT32 / 4  # what relaxed products may add; where "medium" means bf16, they add 100 times that
 _RESAMPLES = 999
 HIDDEN = ["rounds", "same_rounds", "under"]  # columns for computing, not for a reader
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """Threads of torch on the CPU, and how exact float32 products are."""
-
-    threads: int
-    precision: str  # highest|high|medium
-
-    @classmethod
-    def now(cls) -> Conditions:
-        return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
-
-    def set(self) -> None:
-        torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision(self.precision)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """These conditions inside, the ones before after it."""
-        before = Conditions.now()
-        try:
-            self.set()
-            yield
-        finally:
-            before.set()
-
-    def __str__(self) -> str:
-        return f"{self.threads} thread{'s' * (self.threads != 1)}, {self.precision}"
 
 
 @dataclass(frozen=True)

@@ -201,13 +201,15 @@ def race(
     target: float = TARGET,
     budget_s: float = 4.0,
     seed: int = 0,
+    least: int = LEAST_SAMPLES,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Comparison]:
     """Time forms that compute the same, interleaved: in each round every form runs once, in random order.
 
     With `control` the baseline runs a second time in each round under the name "A/A": what that comparison shows is
     this run's noise floor. Before any timing the outputs of each candidate must agree with the baseline's within the
-    relative error `parity` (`ParityError` otherwise); None skips that, for forms that have no output.
+    relative error `parity` (`ParityError` otherwise); None skips that, for forms that have no output. `least`
+    rounds are run whatever the budget.
     """
     if control:
         candidates = {"A/A": baseline, **candidates}
@@ -222,7 +224,7 @@ def race(
         warm = [form.warm_up(clock() + share) for form in forms]
         steal = steal_s()
         started = clock()
-        table = _rounds(forms, order, target, deadline, clock)
+        table = _rounds(forms, order, target, deadline, clock, least)
         stolen = steal_note(steal, clock() - started)
     timings = [
         Timing(tuple(column), form.calls, n, form.first_call_ms, target, notes_on(column, target, budget_s, is_warm))
@@ -263,18 +265,23 @@ def control_differences(
     return Control(tuple(differences), tuple(len(rounds) for rounds in collected))
 
 
-def _goes_on(samples: Sequence[Any], in_time: bool) -> bool:
+def _goes_on(samples: Sequence[Any], in_time: bool, least: int = LEAST_SAMPLES) -> bool:
     """Within the budget, and beyond it up to the fewest samples that make an interval."""
-    return in_time or len(samples) < LEAST_SAMPLES
+    return in_time or len(samples) < least
 
 
 def _rounds(
-    forms: Sequence[Sampler], order: np.random.Generator, target: float, deadline: float, clock: Clock
+    forms: Sequence[Sampler],
+    order: np.random.Generator,
+    target: float,
+    deadline: float,
+    clock: Clock,
+    least: int = LEAST_SAMPLES,
 ) -> np.ndarray:
     """(rounds, forms) ms per call: rounds until the interval of every ratio is narrow enough or the time is over."""
     rounds: list[list[float]] = []
-    while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and _goes_on(rounds, clock() < deadline):
-        while len(rounds) < wanted and _goes_on(rounds, clock() < deadline):
+    while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and _goes_on(rounds, clock() < deadline, least):
+        while len(rounds) < wanted and _goes_on(rounds, clock() < deadline, least):
             rounds.append(_round(forms, order))
     return np.asarray(rounds)
 

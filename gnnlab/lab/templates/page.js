@@ -26,17 +26,20 @@
     }
   }
 
-  const chips = all(".chip");
-  const rows = all("table.ledger tbody tr");
-  const status = document.querySelector(".count");
-  for (const chip of chips) {
-    chip.disabled = chip.querySelector("b").textContent === "0";
-    chip.addEventListener("click", () => {
-      chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") !== "true"));
-      const wanted = chips.filter((c) => c.getAttribute("aria-pressed") === "true").map((c) => c.dataset.verdict);
-      rows.forEach((row) => { row.hidden = wanted.length > 0 && !wanted.includes(row.dataset.verdict); });
-      status.textContent = wanted.length > 0 ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} shown` : "";
-    });
+  for (const part of all("section")) {
+    const chips = all(".chip", part);
+    const rows = all("table.ledger tbody tr", part);
+    const status = part.querySelector(".count");
+    for (const chip of chips) {
+      chip.disabled = false;
+      chip.addEventListener("click", () => {
+        chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") !== "true"));
+        const wanted = chips.filter((c) => c.getAttribute("aria-pressed") === "true").map((c) => c.dataset.verdict);
+        rows.forEach((row) => { row.hidden = wanted.length > 0 && !wanted.includes(row.dataset.verdict); });
+        const shown = rows.filter((row) => !row.hidden).length;
+        status.textContent = wanted.length > 0 ? `${shown} of ${rows.length} shown` : "";
+      });
+    }
   }
 
   const button = document.querySelector(".switch");

@@ -1,0 +1,189 @@
+"""The rows of one study, as a notebook shows them: a figure, a table, a sentence, all from the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from IPython.display import display
+
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import Estimate
+
+from . import plots
+from .claims import format_range, format_value
+from .table import CONTROL, Row, Table
+
+if TYPE_CHECKING:
+    from .ledger import Judged
+    from .session import Lab
+
+LABELS = {"x": "times as fast", "ms": "time"}
+
+
+class Study:
+    """The rows recorded under one name. `frame` has a column for each key and field, for a reader's own figures."""
+
+    def __init__(self, name: str, table: Table, lab: Lab) -> None:
+        self.name, self._table, self._lab = name, table, lab
+
+    @property
+    def rows(self) -> list[Row]:
+        return self._table.select(self.name)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        return self._table.frame(self.name)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why forms have no number, by name: they differ from the baseline, or do not run here."""
+        return {row.form: row.reason for row in self.rows if row.status == "failed"}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that differ between rows."""
+        names = dict.fromkeys(key for row in self.rows for key in row.keys)
+        return [key for key in names if len({row.keys.get(key) for row in self.rows}) > 1]
+
+    def over_baseline(self) -> dict[str, Estimate]:
+        """Each form over the baseline, the geometric mean over the cells in which it ran."""
+        found: dict[str, list[Estimate]] = {}
+        for row in self.rows:
+            if row.ratio is not None:
+                found.setdefault(row.form, []).append(Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n))
+        return {form: estimates.geometric_mean(cells) for form, cells in found.items()}
+
+    def finding(self) -> str:
+        """What the rows say, in one sentence."""
+        gains = {form: gain for form, gain in self.over_baseline().items() if form != CONTROL}
+        title = self.name.replace("_", " ").capitalize()
+        if not gains:
+            return title
+        base = next(row.baseline for row in self.rows if row.baseline)
+        best = max(gains, key=lambda form: gains[form].value)
+        gain, cells = gains[best], len({tuple(row.keys.items()) for row in self.rows})
+        where = f", geometric mean of {cells} cells" if cells > 1 else ""
+        if gain.low is None or gain.low <= 1 <= gain.high:
+            return f"{title}: no form is seen to be faster than {base}{where}"
+        if gain.value < 1:
+            return f"{title}: no form is faster than {base}{where}"
+        return f"{title}: {best} is {gain.value:.3g} times as fast as {base}{where}"
+
+    def plot(self, y: str = "ratio", *, x: str | None = None, key: bool = False, log: bool | None = None) -> None:
+        """Draw the rows, keep the figure under the study's name and say which forms have no number.
+
+        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it.
+        `key` marks the figure that the front page shows. What was not measured is hatched.
+        """
+        frame = self._drawn(y)
+        unit = "x" if y == "ratio" else self.rows[0].unit
+        low, high = ("ratio_low", "ratio_high") if y == "ratio" else ("low", "high")
+        label = self._axis(y)
+        if log is None:
+            values = frame[y].dropna()
+            log = bool(len(values) and values.min() > 0 and (values.max() / values.min() > 5 or y == "ratio"))
+        shared = {"title": self.finding(), "ci_low": low, "ci_high": high, "origin": "origin"}
+        if x is not None:
+            axes = {"x": x, "y": y, "hue": "form", "x_label": x.replace("_", " "), "y_label": f"{label} ({unit})"}
+            fig = plots.lines(frame, **axes, **shared, logx=True, logy=log)
+        elif self.keys:
+            frame = frame.assign(cell=[", ".join(str(v) for v in values) for values in frame[self.keys].to_numpy()])
+            fig = plots.bars(frame, x=y, y="cell", hue="form", unit=unit, x_label=label, log=log, **shared)
+        else:
+            fig = plots.bars(frame, x=y, y="form", unit=unit, x_label=label, log=log, **shared)
+        self._lab.figure(fig, self.name, alt=self._alt(y, x), key=key)
+        self._lab.say(*self._remarks())
+
+    def _drawn(self, y: str) -> pd.DataFrame:
+        frame = self.frame
+        frame = frame[(frame["form"] != CONTROL) & (frame["status"] == "ok")]
+        return (frame[frame["ratio"].notna()] if y == "ratio" else frame).astype({y: float})
+
+    def _axis(self, y: str) -> str:
+        if y == "ratio":
+            base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
+            return f"times as fast as {base}"
+        return LABELS.get(self.rows[0].unit, self.name.replace("_", " "))
+
+    def _alt(self, y: str, x: str | None) -> str:
+        shape = f"Lines over {x}" if x else "Bars"
+        forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
+        by = f", by {' and '.join(self.keys)}" if self.keys else ""
+        return f"{shape}: {self._axis(y)}{by}, of {', '.join(forms)}, with 95 % intervals."
+
+    def _remarks(self) -> list[str]:
+        """Each form over all cells, what the A/A control shows, and what has no number."""
+        gains = self.over_baseline()
+        worst = {f: max((r.parity_error or 0.0) for r in self.rows if r.form == f) for f in gains}
+        lines = [
+            f"- {form}: {gain_text(gain)}, largest relative error {worst[form]:.1e}"
+            for form, gain in gains.items()
+            if form != CONTROL
+        ]
+        lines += [f"- {form}: not timed, {reason}" for form, reason in self.failed.items()]
+        if CONTROL in gains:
+            lines.append(f"- the baseline against itself (A/A): {gain_text(gains[CONTROL])}")
+        return ["\n".join(lines)] if lines else []
+
+    def table(self, *columns: str) -> None:
+        """Show the rows: keys, form, value with its interval, ratio, error; `columns` are further fields."""
+        display(self.shown(*columns))
+
+    def shown(self, *columns: str) -> pd.DataFrame:
+        """The frame that `table` shows."""
+        rows = []
+        for row in self.rows:
+            ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)
+            value = row.reason if row.value is None else estimate_text(row.estimate)
+            line = {**row.keys, "form": row.form, f"{row.statistic} ({row.unit})": value, "n": row.n}
+            line["over baseline"] = "" if ratio is None else estimate_text(ratio)
+            line["relative error"] = "" if row.parity_error is None else f"{row.parity_error:.1e}"
+            rows.append({**line, "origin": row.origin.value, **{c: getattr(row, c) for c in columns}})
+        frame = pd.DataFrame(rows).fillna("")
+        plain = [c for c in ("over baseline", "relative error") if (frame[c] == "").all()]
+        plain += ["origin"] if frame["origin"].nunique() == 1 else []
+        return frame.drop(columns=plain).set_index([*self.keys, "form"])
+
+
+def ledger_frame(judged: Sequence[Judged]) -> pd.DataFrame:
+    """Judged claims for a reader."""
+    return pd.DataFrame(
+        {
+            "claim": row.id,
+            "claimed": format_range(row.claimed),
+            "measured here": "not here" if row.value is None else f"{_measured(row)} {row.unit}",
+            "verdict": row.verdict.value,
+            "why": row.why,
+        }
+        for row in judged
+    ).set_index("claim")
+
+
+def _measured(row: Judged) -> str:
+    return estimate_text(Estimate(row.value, row.low, row.high, row.n))
+
+
+def estimate_text(found: Estimate) -> str:
+    """ "1.42 (1.40 to 1.45)"; an exact number and one without an interval stand alone."""
+    if found.low is None or found.low == found.high:
+        return format_value(found.value)
+    return f"{_digits(found.value, found)} ({_digits(found.low, found)} to {_digits(found.high, found)})"
+
+
+def _digits(value: float, found: Estimate) -> str:
+    """As many digits as the interval is worth, three at the least."""
+    half = (found.high - found.low) / 2
+    digits = max(0, -int(np.floor(np.log10(half))) + 1)
+    magnitude = int(np.floor(np.log10(max(abs(found.value), 1e-300))))
+    return f"{value:,.{min(digits, max(0, 3 - magnitude) + 3)}f}"
+
+
+def gain_text(gain: Estimate) -> str:
+    """ "2.31 (2.25 to 2.37) times as fast", or that no difference was seen."""
+    if gain.low is None:
+        return f"{gain.value:.3g} times as fast, of {gain.n} rounds, too few for an interval"
+    text = estimate_text(gain)
+    return f"no difference seen, {text}" if gain.low <= 1 <= gain.high else f"{text} times as fast"

@@ -1,0 +1,187 @@
+"""A race: forms that compute the same, as a dict, over named inputs. Checked first, then timed interleaved.
+
+    forms = {"PyG": conv, "torch.compile": torch.compile(conv), "mine": lambda x, edge_index: ...}
+    found = race_forms(forms, {"x": x, "edge_index": edge_index}, budget_s=1)
+    found["mine"].ratio                  # of the first form's time over this one's, an `Estimate`
+
+The first form is the baseline. A form takes those of the inputs that its arguments name, or all of them in order where
+they are a tuple. One that fails, or computes something else, is not timed, and says why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from . import estimates, timing
+from .conditions import Conditions, Under
+from .estimates import Estimate
+from .parity import RTOL_FLOAT32, ParityError, relative_error
+
+CONTROL = "A/A"
+LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
+MODES = ("inference", "training")
+Inputs = Mapping[str, Any] | Sequence[Any]
+Form = Callable[..., Any]
+
+
+class RaceError(ValueError):
+    """A race that cannot be held as asked. The message is one line for the reader."""
+
+
+@dataclass(frozen=True)
+class Raced:
+    """What became of one form: its times in ms, one a round, or the reason why there are none."""
+
+    times_ms: np.ndarray | None = None
+    ratio: Estimate | None = None  # over the first form; None for that form itself
+    parity_error: float | None = None
+    conditions: Conditions | None = None
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def race_forms(
+    forms: Mapping[str, Form],
+    inputs: Inputs,
+    *,
+    tolerance: float | Mapping[str, float] = RTOL_FLOAT32,
+    mode: str = "inference",
+    control: bool = True,
+    budget_s: float = 2.0,
+    device: Any = "cpu",
+    seed: int = 0,
+) -> dict[str, Raced]:
+    """Every form by its name, the baseline first, then with `control` the baseline a second time ("A/A").
+
+    Outputs must agree with the baseline's within `tolerance`, relative to its largest magnitude; a mapping gives single
+    forms another bound. In mode "training" a call is the forward and the backward pass, with a fixed gradient of the
+    output, and the gradients of inputs and of parameters of the same name have to agree, too.
+
+    Raises:
+        RaceError: no forms, an unknown mode, or a baseline that fails.
+    """
+    if not forms or mode not in MODES:
+        raise RaceError(f"a race needs forms and a mode of {', '.join(MODES)}; got {len(forms)} and {mode!r}")
+    calls = {name: _call(form, inputs, mode) for name, form in forms.items()}
+    with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        usable, found = _agreeing(calls, tolerance)
+        base, *others = usable
+        options = {"budget_s": budget_s, "device": device, "seed": seed, "least": LEAST_ROUNDS, "parity": None}
+        timed = {} if not others and not control else timing.race(
+            calls[base], {name: calls[name] for name in others}, control=control, **options
+        )  # fmt: skip
+    samples = {name: np.asarray(compared.candidate.samples_ms) for name, compared in timed.items()}
+    if timed:
+        samples = {base: np.asarray(next(iter(timed.values())).baseline.samples_ms), **samples}
+    result: dict[str, Raced] = {}
+    for name in [base, *([CONTROL] if CONTROL in samples else []), *(n for n in forms if n != base)]:
+        if name in found and name not in samples:
+            result[name] = found[name]
+            continue
+        noise = samples.get(CONTROL) if name not in (base, CONTROL) else None
+        ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
+        notes = timed[name].notes if name in timed else ()
+        error = found[name].parity_error if name in found and name != base else None
+        result[name] = Raced(samples[name], ratio, error, _conditions(forms.get(name, forms[base])), None, notes)
+    return result
+
+
+def _agreeing(calls: Mapping[str, Form], tolerance: float | Mapping[str, float]) -> tuple[list[str], dict[str, Raced]]:
+    """Names of the forms that can be timed, and how far off each is or why it cannot."""
+    bounds = tolerance if isinstance(tolerance, Mapping) else {}
+    common = RTOL_FLOAT32 if isinstance(tolerance, Mapping) else tolerance
+    base = next(iter(calls))
+    try:
+        expected = calls[base]()
+    except Exception as error:
+        raise RaceError(f"the baseline {base!r} fails: {_one_line(error)}") from error
+    usable, found = [base], {base: Raced()}
+    for name, call in list(calls.items())[1:]:
+        try:
+            error = _error(expected, call(), name)
+        except ParityError as problem:
+            found[name] = Raced(reason=str(problem))
+            continue
+        except Exception as problem:  # whatever a form of the reader raises: the others still race
+            found[name] = Raced(reason=f"does not run here: {_one_line(problem)}")
+            continue
+        bound = bounds.get(name, common)
+        if error <= bound:
+            usable.append(name)
+            found[name] = Raced(parity_error=error)
+        else:
+            reason = f"its output differs from that of {base} by {error:.1e} relative, allowed is {bound:.0e}"
+            found[name] = Raced(reason=f"{reason}; what computes something else is not timed", parity_error=error)
+    return usable, found
+
+
+def _error(expected: Any, got: Any, name: str) -> float:
+    """Relative error; of gradients by name, those that only one side has are left out."""
+    if isinstance(expected, _Step) and isinstance(got, _Step):
+        names = expected.gradients.keys() & got.gradients.keys()
+        pairs = [({n: step.gradients[n] for n in names}) for step in (expected, got)]
+        return max(relative_error(expected.output, got.output, name), relative_error(*pairs, f"{name}, gradients"))
+    return relative_error(expected, got, name)
+
+
+def _call(form: Form, inputs: Inputs, mode: str) -> Callable[[], Any]:
+    """A function without arguments that calls `form` with its part of the inputs."""
+    if isinstance(inputs, Mapping):
+        target = form.forward if isinstance(form, nn.Module) else form
+        names = inspect.signature(target).parameters
+        bound = partial(form, **{name: value for name, value in inputs.items() if name in names})
+        tensors = [value for name, value in inputs.items() if name in names]
+    else:
+        bound, tensors = partial(form, *inputs), list(inputs)
+    if mode == "inference":
+        return bound
+    wanted = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
+    return _Training(form, bound, wanted)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a forward and backward pass gives."""
+
+    output: Any
+    gradients: dict[str, torch.Tensor]
+
+
+class _Training:
+    """A forward and a backward pass, with respect to the inputs that want gradients and to the form's parameters."""
+
+    def __init__(self, form: Form, bound: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        module = form.form if isinstance(form, Under) else form
+        named = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
+        self.leaves = {f"input {i}": tensor for i, tensor in enumerate(inputs)}
+        self.leaves |= {name.removeprefix("_orig_mod."): p for name, p in named.items() if p.requires_grad}
+        self.bound = bound
+        self.direction: torch.Tensor | None = None
+
+    def __call__(self) -> _Step:
+        output = self.bound()
+        if self.direction is None:
+            draw = torch.Generator().manual_seed(0)
+            self.direction = torch.randn(output.shape, generator=draw).to(output)
+        found = torch.autograd.grad(output, list(self.leaves.values()), self.direction, allow_unused=True)
+        given = {name: g for name, g in zip(self.leaves, found, strict=True) if g is not None}
+        return _Step(output, given)
+
+
+def _conditions(form: Form) -> Conditions:
+    return form.conditions if isinstance(form, Under) else Conditions.now()
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:160]}"
