@@ -336,7 +336,7 @@ def _cell_ratio(
         peer = min(peers, key=lambda row: float(np.median(times[row.form][::2])))
         judged = slice(1, None, 2)
     found = estimates.ratio(times[peer.form][judged], times[form.form][judged], of=of)
-    if noise is None or found.low is None:
+    if noise is None or found.low is None or form.form == CONTROL:
         return found, form, peer
     floor = estimates.noise_floor(base, noise)
     return Estimate(found.value, found.low / floor, found.high * floor, found.n), form, peer

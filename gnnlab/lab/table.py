@@ -163,7 +163,8 @@ def row(**fields: Any) -> Row:
     Raises:
         RowError: a field is missing, unknown, or contradicts another; in one line.
     """
-    given = {**_OPTIONAL, **{name: _plain(value) for name, value in fields.items()}}
+    plain = {name: _plain(value) for name, value in fields.items()}
+    given = {**_OPTIONAL, "value": None, **{name: value for name, value in plain.items() if value is not None}}
     if given["status"] != "ok":
         given |= {"value": None, "low": None, "high": None, "n": 0, "interval": Interval.NONE}
         given.setdefault("statistic", "single")

@@ -85,13 +85,13 @@ def races(
     Columns: those of the labels, form, ratio, ci_low, ci_high (over the baseline as installed; above 1 is faster),
     same_ratio, same_low, same_high (over it under our conditions), conditions (ours), n, parity_error, ms, ms_low,
     ms_high, notes, `rounds` and `same_rounds` (n, 2): ms of baseline and form in each round, and `under`, the
-    `Conditions`. A form that does not run here has no numbers, and why in its notes. With `control` the first case has
-    an A/A control.
+    `Conditions`. A form that does not run here has no numbers, and why in its notes. With `control` each case has an
+    A/A control.
     """
     rows = []
     with torch.inference_mode():
-        for place, case in enumerate(cases):
-            options = {"budget_s": budget_s, "device": device, "control": control and place == 0}
+        for case in cases:
+            options = {"budget_s": budget_s, "device": device, "control": control}
             chosen = relaxed(case, ours, budget_s=budget_s / 4, device=device) if relax else ours
             with chosen.held():
                 found = _raced(case, installed, chosen, options)
