@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pandas as pd
 from rich.table import Table
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference import study as inference_study
 from gnnlab.optimize.inference.options import ORIGINAL, PREDICTOR, PREDICTOR_CACHED, Option
 from gnnlab.optimize.inference.prediction_cache import PredictionCache

@@ -17,8 +17,9 @@ PACKAGE = ROOT / "gnnlab"
 ALLOWED = {
     "workloads": {"workloads"},
     "profiling": {"profiling"},
-    "optimize": {"optimize", "workloads", "profiling"},
-    "stages": {"stages", "optimize", "workloads", "profiling"},
+    "kernels": {"kernels", "workloads", "profiling"},
+    "optimize": {"optimize", "kernels", "workloads", "profiling"},
+    "stages": {"stages", "optimize", "kernels", "workloads", "profiling"},
     "lab": {"lab", "profiling"},
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -168,7 +168,7 @@ def looks(names: Sequence[Any]) -> dict[Any, tuple[str, str, str]]:
 
 
 def origins(frame: pd.DataFrame, origin: str | None) -> list[Origin]:
-    """The origin of each row; every row is measured when no column says otherwise. What was counted is drawn as that."""
+    """The origin of each row; every row is measured when no column says otherwise. Counted is drawn as that."""
     if origin is None:
         return [Origin.MEASURED] * len(frame)
     try:

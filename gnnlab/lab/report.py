@@ -22,8 +22,8 @@ import jinja2
 from gnnlab import safe_files
 
 from . import discovery, environment_view, ledger, ledger_view, results
-from .ledger_view import Badge
 from .ledger import Judged
+from .ledger_view import Badge
 from .results import FigureRecord, ResultFile, Status
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -86,7 +86,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
         result=result,
         status=STATUSES[result.status],
         cells=cells,
-        rows=[ledger_view.row(record, lambda r: f"#fig-{r.study}" if r.study in figures else None) for record in judged],
+        rows=[ledger_view.row(row, lambda r: f"#fig-{r.study}" if r.study in figures else None) for row in judged],
         parameters=_parameter_rows(executed_ipynb, result),
         machine=environment_view.machine(result.environment),
     )

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.profiling.conditions import PRECISIONS, Conditions
 from gnnlab.profiling.intervals import median_interval
 from gnnlab.profiling.parity import RTOL_FLOAT32, relative_error, require_equal

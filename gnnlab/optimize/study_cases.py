@@ -16,15 +16,15 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
 
-from gnnlab.optimize.aggregation import FORMS, Neighbours
-from gnnlab.optimize.encoder_packages import ahead_of_time, compiled
-from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.hoisting import HoistedSymptomEncoder
-from gnnlab.optimize.layers import FastGATConv, FastSAGEConv
+from gnnlab.kernels.aggregation import FORMS, Neighbours
+from gnnlab.kernels.encoder_packages import ahead_of_time, compiled
+from gnnlab.kernels.errors import OptimizeError
+from gnnlab.kernels.hoisting import HoistedSymptomEncoder
+from gnnlab.kernels.layers import FastGATConv, FastSAGEConv
+from gnnlab.kernels.swap import SwapReport, swap
+from gnnlab.kernels.symptom_encoder import FastSymptomEncoder
+from gnnlab.kernels.transformer import FastGraphTransformer
 from gnnlab.optimize.study import Case, Form
-from gnnlab.optimize.swap import SwapReport, swap
-from gnnlab.optimize.symptom_encoder import FastSymptomEncoder
-from gnnlab.optimize.transformer import FastGraphTransformer
 from gnnlab.workloads import graphs, models
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.models import Workload

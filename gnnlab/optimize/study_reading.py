@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gnnlab.kernels.swap import SwapReport
 from gnnlab.optimize.study import BASELINE, CONTROL, SAME, Conditions, Gain, geometric_mean, rounds_of
-from gnnlab.optimize.swap import SwapReport
 from gnnlab.profiling.roofline import Ceilings, size_text
 
 Row = dict[str, Any]  # the arguments of `Session.claim`

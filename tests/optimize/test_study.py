@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize import study, study_claims, study_reading
 from gnnlab.optimize import study_cases as cases
-from gnnlab.optimize.errors import OptimizeError
 from gnnlab.optimize.study import (
     BASELINE,
     CONTROL,

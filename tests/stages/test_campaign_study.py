@@ -102,7 +102,7 @@ def test_an_exported_model_is_part_of_what_a_cell_is_known_by(monkeypatch):
 def test_the_code_is_that_of_every_module_that_is_imported_on_the_way():
     found = fingerprints.code(campaign_cells.MEASURES)
     assert {"gnnlab.stages.campaign.cells", "gnnlab.profiling.timing", "gnnlab.workloads.graphsage"} <= found.keys()
-    assert {"gnnlab.optimize.aggregation", "gnnlab.stages.units.openvino_units"} <= found.keys()
+    assert {"gnnlab.kernels.aggregation", "gnnlab.stages.units.openvino_units"} <= found.keys()
     assert not {"gnnlab.stages.campaign.study_reading", "gnnlab.lab.session", "gnnlab.cli"} & found.keys()
     with pytest.raises(ValueError, match="JSON"):
         fingerprints.digest(float("nan"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.openvino_core import openvino_core
-from gnnlab.optimize.errors import OptimizeError
 from gnnlab.optimize.inference import flat_allocator, quantization
 from gnnlab.optimize.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.optimize.inference.model_store import ModelStore

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 
 SUMS = ("bag", "index_add")  # ONNX has no bag

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlab import safe_files
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 
 _LIST = "files.json"
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from cachetools import TTLCache
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 
 
 class _Counted(TTLCache):

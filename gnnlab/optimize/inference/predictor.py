@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference import devices, engines, state_checks
 from gnnlab.optimize.inference.engines import Engine
 from gnnlab.optimize.inference.model_store import ModelStore

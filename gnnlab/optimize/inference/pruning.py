@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference.network_arrays import NetworkArrays
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator

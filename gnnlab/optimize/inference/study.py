@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch_geometric.data import Batch
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference.async_batching import AsyncBatcher
 from gnnlab.optimize.inference.flat_allocator import FlatAllocator
 from gnnlab.optimize.inference.network_arrays import NetworkArrays, Topologies

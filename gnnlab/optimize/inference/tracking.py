@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.profiling.intervals import PERCENTILE_FLOORS, percentile
 
 WINDOW = 10_000  # answers that the percentiles are of, the last ones

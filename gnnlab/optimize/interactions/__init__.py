@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.interactions.choice import Choices
 from gnnlab.optimize.interactions.forms import (
     Embeddings,

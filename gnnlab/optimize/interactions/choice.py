@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.profiling.parity import ParityError, require_equal
 from gnnlab.profiling.sampling import synchronizer
 from gnnlab.profiling.timing import Comparison, measure, race

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training.metrics import varied_labels
 from gnnlab.optimize.training.recipe import Recipe
 from gnnlab.workloads.tables import Table

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training.loop import History, train
 from gnnlab.optimize.training.process_group import processes, share
 from gnnlab.optimize.training.recipe import Recipe, from_json

@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor, nn
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training.checks import check
 from gnnlab.optimize.training.engine import Engine
 from gnnlab.optimize.training.input_pipeline import Batch, feed, order

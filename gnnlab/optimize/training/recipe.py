@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training.precision import PRECISIONS, why_not
 
 CHOICES = {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training.input_pipeline import Share
 from gnnlab.optimize.training.metrics import scores
 from gnnlab.optimize.training.objective import Objective

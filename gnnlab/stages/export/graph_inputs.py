@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from gnnlab.optimize.neighbours import Neighbours
+from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.stages.errors import StageError
 
 PREPARED = ("rowptr", "col", "order", "adjacency")

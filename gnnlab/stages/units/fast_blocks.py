@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnlab.optimize import aggregation
-from gnnlab.optimize.neighbours import Neighbours
+from gnnlab.kernels import aggregation
+from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.stages.units.unit import Unavailable
 from gnnlab.workloads.staged import Block, StagedLayer
 

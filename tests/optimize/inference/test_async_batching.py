@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference.async_batching import AsyncBatcher, BatchError
 
 

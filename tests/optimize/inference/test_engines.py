@@ -9,7 +9,7 @@ from allocator_cases import node, states, usual_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference import engines, quantization
 from gnnlab.optimize.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.optimize.inference.model_store import ModelStore

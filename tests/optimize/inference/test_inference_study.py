@@ -8,8 +8,8 @@ import pytest
 import torch
 from allocator_cases import usual_states
 
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.lab import claims
-from gnnlab.optimize.errors import OptimizeError
 from gnnlab.optimize.inference import (
     engines,
     pruning,

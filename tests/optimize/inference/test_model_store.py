@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference.model_store import ModelStore
 
 

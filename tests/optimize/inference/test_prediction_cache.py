@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference.prediction_cache import PredictionCache
 from gnnlab.workloads.edge_allocator import edges, features, random_state
 

@@ -8,7 +8,7 @@ from allocator_cases import node, states, usual_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference import devices
 from gnnlab.optimize.inference.async_batching import AsyncBatcher
 from gnnlab.optimize.inference.engines import Engine

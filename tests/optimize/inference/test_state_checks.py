@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.inference.state_checks import LIMITS, StateError, check, check_batch
 from gnnlab.workloads.edge_allocator import FEATURES, edges, features, random_state, random_states
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Machine
 
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize import interactions
-from gnnlab.optimize.errors import OptimizeError
 from gnnlab.optimize.interactions import kernels as interaction_kernels
 from gnnlab.optimize.interactions.choice import BEHIND, Choices, Size, fingerprint, form_run, times
 from gnnlab.workloads.deepfm import DeepFM, pairwise

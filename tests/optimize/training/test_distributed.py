@@ -13,7 +13,7 @@ import torch
 import two_processes
 from training_cases import tables
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training import distributed, process_group
 from gnnlab.optimize.training.process_group import processes
 

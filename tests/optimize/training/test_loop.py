@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import SIZES, largest_difference, model, tables, weights
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training import loop as training_module
 from gnnlab.optimize.training import progress
 from gnnlab.optimize.training.checkpoints import CheckpointError

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training.metrics import scores
 from gnnlab.workloads.planted_table import planted
 from gnnlab.workloads.tables import Target

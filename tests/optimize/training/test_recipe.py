@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training import precision, recipe
 from gnnlab.optimize.training.recipe import GUIDE_AFTER, GUIDE_BEFORE, Recipe, from_json
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from training_cases import model, tables
 
-from gnnlab.optimize.errors import OptimizeError
+from gnnlab.kernels.errors import OptimizeError
 from gnnlab.optimize.training import checkpoints
 from gnnlab.optimize.training.engine import Engine
 from gnnlab.optimize.training.loop import train

@@ -6,9 +6,9 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, BatchNorm, GATConv, GCNConv, GraphSAGE, SAGEConv
 
-from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.layers import FastGATConv, FastSAGEConv
-from gnnlab.optimize.swap import swap
+from gnnlab.kernels.errors import OptimizeError
+from gnnlab.kernels.layers import FastGATConv, FastSAGEConv
+from gnnlab.kernels.swap import swap
 from gnnlab.profiling.parity import ParityError
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.optimize.symptom_encoder import EncoderError, FastSymptomEncoder
+from gnnlab.kernels.symptom_encoder import EncoderError, FastSymptomEncoder
 from gnnlab.profiling.parity import relative_error, require_equal
 from gnnlab.workloads.symptom_gat import SymptomGAT
 

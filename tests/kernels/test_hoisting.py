@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnlab.optimize.hoisting import HoistedSymptomEncoder
-from gnnlab.optimize.symptom_encoder import FastSymptomEncoder
+from gnnlab.kernels.hoisting import HoistedSymptomEncoder
+from gnnlab.kernels.symptom_encoder import FastSymptomEncoder
 from gnnlab.profiling.parity import require_equal
 from gnnlab.workloads.symptom_gat import SymptomGAT
 

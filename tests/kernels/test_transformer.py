@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
-from gnnlab.optimize.transformer import FastGraphTransformer, TransformerError
+from gnnlab.kernels.transformer import FastGraphTransformer, TransformerError
 from gnnlab.profiling.parity import relative_error, require_equal
 from gnnlab.workloads.graph_transformer import GraphTransformer
 

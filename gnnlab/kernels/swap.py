@@ -16,9 +16,9 @@ from torch import nn
 from torch_geometric.nn import GATConv
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.graph_cache import GraphCache
-from gnnlab.optimize.layers import FastGATConv, FastSAGEConv, why_not
+from gnnlab.kernels.errors import OptimizeError
+from gnnlab.kernels.graph_cache import GraphCache
+from gnnlab.kernels.layers import FastGATConv, FastSAGEConv, why_not
 from gnnlab.profiling.context import ProfilingContext, call
 from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
 

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.utils import scatter
 
-from gnnlab.optimize import aggregation, neighbours
-from gnnlab.optimize.aggregation import FORMS, edge_products, mean, weighted_sum
-from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.graph_cache import GraphCache
-from gnnlab.optimize.neighbours import Neighbours
+from gnnlab.kernels import aggregation, neighbours
+from gnnlab.kernels.aggregation import FORMS, edge_products, mean, weighted_sum
+from gnnlab.kernels.errors import OptimizeError
+from gnnlab.kernels.graph_cache import GraphCache
+from gnnlab.kernels.neighbours import Neighbours
 
 # the reader is told once that torch's sparse CSR tensors are in beta
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from gnnlab.optimize.neighbours import Neighbours, check_kind, fingerprint
+from gnnlab.kernels.neighbours import Neighbours, check_kind, fingerprint
 
 
 class GraphCache:

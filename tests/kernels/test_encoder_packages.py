@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gnnlab.optimize import encoder_packages
-from gnnlab.optimize.encoder_packages import CompiledSymptomEncoder, ahead_of_time, compiled
-from gnnlab.optimize.symptom_encoder import EncoderError, FastSymptomEncoder, Weights
+from gnnlab.kernels import encoder_packages
+from gnnlab.kernels.encoder_packages import CompiledSymptomEncoder, ahead_of_time, compiled
+from gnnlab.kernels.symptom_encoder import EncoderError, FastSymptomEncoder, Weights
 from gnnlab.profiling.parity import require_equal
 from gnnlab.workloads.symptom_gat import SymptomGAT
 

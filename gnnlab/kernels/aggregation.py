@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.neighbours import Neighbours
+from gnnlab.kernels.errors import OptimizeError
+from gnnlab.kernels.neighbours import Neighbours
 
 __all__ = ["FORMS", "Neighbours", "bag", "edge_products", "mean", "weighted_sum", "weighted_sum_sorted"]
 

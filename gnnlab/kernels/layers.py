@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from torch_geometric.nn import GATConv, SAGEConv
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnlab.optimize import aggregation
-from gnnlab.optimize.edge_softmax import edge_softmax
-from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.graph_cache import GraphCache
-from gnnlab.optimize.neighbours import Neighbours
+from gnnlab.kernels import aggregation
+from gnnlab.kernels.edge_softmax import edge_softmax
+from gnnlab.kernels.errors import OptimizeError
+from gnnlab.kernels.graph_cache import GraphCache
+from gnnlab.kernels.neighbours import Neighbours
 
 FORMS = ("auto", "bag", "dense")
 # graphs of up to so many nodes, and of so many pairs of nodes an edge at most, take the dense form; measured with one

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gnnlab.optimize.symptom_encoder import EncoderError, FastSymptomEncoder, Weights
+from gnnlab.kernels.symptom_encoder import EncoderError, FastSymptomEncoder, Weights
 
 
 class CompiledSymptomEncoder(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from gnnlab.optimize.neighbours import Neighbours
+from gnnlab.kernels.neighbours import Neighbours
 
 # exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
 SAFE_SCORE = 60.0

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from gnnlab.optimize.edge_softmax import edge_softmax
-from gnnlab.optimize.errors import OptimizeError
-from gnnlab.optimize.layers import FastGATConv, FastSAGEConv
-from gnnlab.optimize.neighbours import Neighbours
+from gnnlab.kernels.edge_softmax import edge_softmax
+from gnnlab.kernels.errors import OptimizeError
+from gnnlab.kernels.layers import FastGATConv, FastSAGEConv
+from gnnlab.kernels.neighbours import Neighbours
 
 FORMS = ("bag", "dense")
 GATS = [
