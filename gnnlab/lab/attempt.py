@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import platform
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import execution, freshness, results
+from . import execution, freshness, further_runs, results
 from .discovery import Notebook
+from .earlier import earlier_results
 from .execution import Execution, Progress
+from .freshness import Further
 from .results import ResultFile, Status
-from .results_folder import earlier_results
 
 Stamp = tuple[int, bytes] | None
 
@@ -38,32 +40,34 @@ def attempt(
     folder: Path,
     set_name: str,
     on_progress: Callable[[Progress], None],
+    superseded: Sequence[Further] = (),
 ) -> Attempt:
     """Run `notebook` with `values`, of which the `injected` ones are handed over (the others are its own defaults).
 
-    What passed or was skipped by the notebook is `NN_name.{ipynb,json}` in `folder`. What failed is
-    `NN_name.failed.{ipynb,json}`, and earlier results stand as they were. Raises `ResultError` on a full disk.
+    What passed or was skipped by the notebook is `NN_name.{ipynb,json}` in `folder`, and the further runs that are
+    `superseded` by it are gone. What failed is `NN_name.failed.{ipynb,json}`, and earlier results stand as they were.
+    Raises `ResultError` on a full disk, or where files of someone else are in the way.
     """
     started = datetime.now(UTC)
-    running = folder / f"{notebook.name}.running.ipynb"
     result_path = folder / f"{notebook.name}.json"
-    try:
-        with earlier_results(folder, notebook.name) as earlier:
-            before = _stamp(result_path)
-            ended = execution.execute(
-                notebook.path,
-                running,
-                {name: values[name] for name in injected},
-                root=root,
-                timeout_s=notebook.timeout_minutes * 60,
-                on_progress=on_progress,
-            )
-            status, reason, result = _judge(ended, result_path, before)
-            if result is not None:
-                out_path = _keep(running, notebook, folder)
-                earlier.let_go()
-                return Attempt(status, reason, ended.seconds, result, out_path)
+    with earlier_results(folder, notebook.name) as earlier:
+        before = _stamp(result_path)
+        ended = execution.execute(
+            notebook.path,
+            earlier.running,
+            {name: values[name] for name in injected},
+            root=root,
+            timeout_s=notebook.timeout_minutes * 60,
+            on_progress=on_progress,
+        )
+        status, reason, result = _judge(ended, result_path, before)
+        if result is not None:
+            out_path = _keep(earlier.running, notebook, folder)
+            further_runs.discard(folder, superseded)
+            earlier.let_go()
+            return Attempt(status, reason, ended.seconds, result, out_path)
         failed = ResultFile(
+            run=uuid.uuid4().hex,
             notebook=notebook.name,
             params_set=set_name,
             status=status,
@@ -73,9 +77,7 @@ def attempt(
             started=started.isoformat(timespec="seconds"),
             seconds=ended.seconds,
         )
-        return Attempt(status, reason, ended.seconds, None, _keep_failed(running, failed, folder))
-    finally:
-        running.unlink(missing_ok=True)
+        return Attempt(status, reason, ended.seconds, None, _keep_failed(earlier.running, failed, folder))
 
 
 def _judge(ended: Execution, path: Path, before: Stamp) -> tuple[Status, str | None, ResultFile | None]:
@@ -97,8 +99,8 @@ def _judge(ended: Execution, path: Path, before: Stamp) -> tuple[Status, str | N
 def _keep(running: Path, notebook: Notebook, folder: Path) -> Path:
     execution.clean(running)
     out_path = running.replace(folder / f"{notebook.name}.ipynb")
-    for stale in folder.glob(f"{notebook.name}.failed.*"):
-        stale.unlink(missing_ok=True)
+    for kind in ("json", "ipynb", "html"):  # the last one that failed, and its report
+        (folder / f"{notebook.name}.failed.{kind}").unlink(missing_ok=True)
     return out_path
 
 

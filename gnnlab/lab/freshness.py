@@ -24,6 +24,7 @@ import gnnlab
 from gnnlab import safe_files
 
 from . import results
+from .table import Strict
 
 PARTS = ("parameters", "code", "inputs", "versions", "machine")
 NOT_CODE = ("__pycache__", "templates")  # templates render results; they do not make them
@@ -33,15 +34,24 @@ RUNS = "runs.json"
 Fingerprint = dict[str, dict[str, Any]]
 
 
-class Run(results.Strict):
+class Further(Strict):
+    """A run before the latest, with the same fingerprint: its files in `runs/` with their digests."""
+
+    run: str
+    files: dict[str, str]
+
+
+class Run(Strict):
     """The last passed or skipped run of a notebook."""
 
+    run: str = ""  # of the result file; records of old have none
     status: Literal["passed", "skipped"]
     reason: str | None = None
     finished: str  # ISO 8601, UTC
     seconds: float = Field(ge=0)
     result_digest: str  # of NN_name.json
     fingerprint: Fingerprint
+    further: list[Further] = Field(default_factory=list)
 
     @property
     def when(self) -> str:
@@ -49,7 +59,7 @@ class Run(results.Strict):
         return f"{datetime.fromisoformat(self.finished).astimezone():%Y-%m-%d %H:%M}"
 
 
-class Runs(results.Strict):
+class Runs(Strict):
     """`runs.json` of a results folder."""
 
     schema_version: Literal[1] = 1
@@ -68,7 +78,7 @@ def read_runs(folder: Path) -> tuple[Runs, str | None]:
         return Runs(), None
     except ValidationError as error:
         first = error.errors()[0]
-        kept = _set_aside(path)
+        kept = set_aside(path, "damaged")
         message = f"{path} is damaged ({first['msg']}); it was set aside as {kept.name} and its notebooks run again"
         return Runs(), message
     except OSError as error:
@@ -80,15 +90,19 @@ def write_runs(folder: Path, runs: Runs) -> None:
     safe_files.write_json(folder / RUNS, runs.model_dump(mode="json"))
 
 
-def record(result: results.ResultFile, path: Path, fingerprint: Fingerprint, seconds: float) -> Run:
-    """The record of a run that has just ended with the result file at `path`."""
+def record(
+    result: results.ResultFile, path: Path, fingerprint: Fingerprint, seconds: float, further: Sequence[Further] = ()
+) -> Run:
+    """The record of a run that has just ended with the result file at `path`; `further` are runs before it."""
     return Run(
+        run=result.run,
         status=result.status.value,
         reason=result.reason,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=seconds,
-        result_digest=_digest(path.read_bytes()),
+        result_digest=digest(path.read_bytes()),
         fingerprint=fingerprint,
+        further=list(further),
     )
 
 
@@ -106,15 +120,23 @@ def _lost(name: str, folder: Path, run: Run) -> str | None:
     result = folder / f"{name}.json"
     try:
         content = result.read_bytes()
-        if _digest(content) != run.result_digest:
+        if digest(content) != run.result_digest:
             return f"{result.name} is not as the run left it"
-        figures = [figure[kind] for figure in json.loads(content).get("figures", []) for kind in ("png", "svg")]
+        fields = json.loads(content)
+        figures = [figure[kind] for figure in fields.get("figures", []) for kind in ("png", "svg")]
+        sha256 = fields.get("samples_sha256")
     except OSError:
         return f"{result.name} is missing"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{result.name} is damaged"
-    missing = [file for file in (f"{name}.ipynb", *figures) if not (folder / file).is_file()]
-    return f"{missing[0]} is missing" if missing else None
+    samples = results.samples_path(result)
+    wanted = [f"{name}.ipynb", *figures, *([samples.name] if sha256 else [])]
+    missing = [file for file in wanted if not (folder / file).is_file()]
+    if missing:
+        return f"{missing[0]} is missing"
+    if sha256 and hashlib.sha256(samples.read_bytes()).hexdigest() != sha256:
+        return f"{samples.name} is not the one that {result.name} names"
+    return None
 
 
 def _changed(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -129,9 +151,10 @@ def _missing(values: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return (values[name],) if name in values else ()
 
 
-def _set_aside(path: Path) -> Path:
+def set_aside(path: Path, why: str) -> Path:
+    """Give a file that may be someone's work a name under which nothing reads it: "runs.json.damaged-1"."""
     number = 1
-    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while (kept := path.with_name(f"{path.name}.{why}-{number}")).exists():
         number += 1
     return path.replace(kept)
 
@@ -163,8 +186,8 @@ def fingerprint(
         "parameters": dict(parameters),
         "code": {**shared["code"], CELLS: _cells(notebook)},
         "inputs": {
-            **{path.name: _digest_file(path) for path in needs},
-            **{_label(path, root): _digest_file(path) for path in _user_files(parameters, root, folder)},
+            **{path.name: digest_file(path) for path in needs},
+            **{_label(path, root): digest_file(path) for path in _user_files(parameters, root, folder)},
         },
         "versions": shared["versions"],
         "machine": shared["machine"],
@@ -176,7 +199,7 @@ def package_code() -> dict[str, str]:
     package = Path(gnnlab.__file__).parent
     files = (path for path in sorted(package.rglob("*")) if path.is_file())
     return {
-        path.relative_to(package).as_posix(): _digest_file(path)
+        path.relative_to(package).as_posix(): digest_file(path)
         for path in files
         if not any(part in NOT_CODE or part.startswith(".") for part in path.relative_to(package).parts)
     }
@@ -231,7 +254,7 @@ def _nvidia() -> list[str]:
 def _cells(notebook: Path) -> str:
     cells = [cell for cell in json.loads(notebook.read_bytes())["cells"] if cell["cell_type"] == "code"]
     tagged = [["".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells]
-    return _digest(json.dumps(tagged).encode())
+    return digest(json.dumps(tagged).encode())
 
 
 def _user_files(parameters: Mapping[str, Any], root: Path, folder: Path) -> Iterator[Path]:
@@ -259,7 +282,8 @@ def _label(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if root in path.parents else str(path)
 
 
-def _digest_file(path: Path) -> str:
+def digest_file(path: Path) -> str:
+    """Of its content; says so where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
@@ -267,5 +291,6 @@ def _digest_file(path: Path) -> str:
         return f"unreadable: {error.strerror}"
 
 
-def _digest(content: bytes) -> str:
+def digest(content: bytes) -> str:
+    """32 hexadecimal digits of SHA-256."""
     return hashlib.sha256(content).hexdigest()[:32]

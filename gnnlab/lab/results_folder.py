@@ -1,10 +1,10 @@
-"""A folder of results: one run at a time, earlier results kept until new ones stand, no leftovers of dead runs."""
+"""A folder of results: for results alone, and for one run at a time."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +12,15 @@ from pathlib import Path
 
 import psutil
 
+from . import earlier, freshness, results
 from .results import ResultError
 
 LOCK = ".lock"
-_EARLIER = ".running.earlier"
 _YOUNG_S = 10.0  # a lock without readable content that is younger is being written; an older one is a dead run's
+
+
+class FolderError(ValueError):
+    """A folder that results cannot go to. The message is one line for the reader."""
 
 
 class FolderInUseError(ValueError):
@@ -28,8 +32,10 @@ def only_run(folder: Path) -> Iterator[None]:
     """Hold `folder` (made where missing) for this process, and clear what dead runs left in it.
 
     The lock names its process by id and start time, so that the lock of a dead run is known and taken over. Raises
-    `FolderInUseError` where a living run holds it, `ResultError` where it cannot be written to.
+    `FolderError`, before anything is written, where the folder is not one of results, `FolderInUseError` where a living
+    run holds it, `ResultError` where it cannot be written to.
     """
+    refuse_foreign(folder)
     lock = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,84 +43,65 @@ def only_run(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ResultError(f"could not write to {folder}: {error.strerror or error}") from None
     try:
-        _clear_leftovers(folder)
+        earlier.clear_dead_run(folder)
+        if not (folder / freshness.RUNS).exists():  # by this the folder is known as one of results from now on
+            freshness.write_runs(folder, freshness.Runs())
         yield
     finally:
         lock.unlink(missing_ok=True)
 
 
-@contextmanager
-def earlier_results(folder: Path, name: str) -> Iterator[Earlier]:
-    """Earlier results of a notebook come back at the end, after Ctrl-C too, unless they are let go of by then.
+# ---- whose folder it is ---------------------------------------------------------------------------------------------
 
-    Of a run that is killed they come back when the next run takes the folder.
-    """
-    earlier = Earlier(folder, name)
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise `FolderError` where results cannot go to `folder`: it is git's own, or holds files of someone else."""
+    if ".git" in folder.resolve().parts:
+        raise FolderError(f"output_dir {folder} lies in .git; choose a folder for results alone")
+    names = _names_in(folder)
+    if not names:
+        return
+    tracked = _tracked(folder)
+    if tracked:
+        raise FolderError(f"output_dir {folder} holds files that git tracks ({tracked}); choose another folder")
+    if not _is_ours(folder, names):
+        raise FolderError(
+            f"output_dir {folder} is not empty and holds no results of gnnlab ({min(names)} is there); "
+            "choose a new folder, or an empty one"
+        )
+
+
+def _names_in(folder: Path) -> set[str]:
     try:
-        earlier.keep()
-        yield earlier
+        return {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     except OSError as error:
-        raise ResultError(
-            f"could not write to {folder}: {error.strerror or error}; earlier results are kept"
-        ) from error
-    finally:
-        earlier.restore()
+        raise ResultError(f"could not read {folder}: {error.strerror or error}") from None
 
 
-class Earlier:
-    """A copy of what a notebook left (result file, executed notebook, figures) while a new run may replace it."""
-
-    def __init__(self, folder: Path, name: str):
-        self.folder, self.result, self.notebook = folder, f"{name}.json", f"{name}.ipynb"
-        self.place = folder / f"{name}{_EARLIER}"
-
-    def keep(self) -> None:
-        """Make the copy: whole or not at all."""
-        part = self.place.with_name(f"{self.place.name}.part")
-        part.mkdir()
-        for file in self._files():
-            (part / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(self.folder / file, part / file)
-        part.replace(self.place)
-
-    def let_go(self) -> None:
-        """The new results stand."""
-        shutil.rmtree(self.place)
-
-    def restore(self) -> None:
-        """Put the copy back, where there is one. Needs no space on the disk."""
-        if not self.place.is_dir():
-            return
-        for file in (self.result, self.notebook):
-            if not (self.place / file).exists():
-                (self.folder / file).unlink(missing_ok=True)
-        for file in [path for path in self.place.rglob("*") if path.is_file()]:
-            target = self.folder / file.relative_to(self.place)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(target)
-        shutil.rmtree(self.place)
-
-    def _files(self) -> list[str]:
-        """The files that exist of it, relative to the folder."""
-        try:
-            figures = json.loads((self.folder / self.result).read_bytes()).get("figures", [])
-            named = [figure[kind] for figure in figures for kind in ("png", "svg")]
-        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # damaged: kept as it is
-            named = []
-        named += [self.result, self.notebook]
-        inside = [file for file in named if (self.folder / file).resolve().is_relative_to(self.folder.resolve())]
-        return [file for file in dict.fromkeys(inside) if (self.folder / file).is_file()]
+def _tracked(folder: Path) -> str | None:
+    """The first file in `folder` that git tracks; None where there is none, or no git."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--", "."]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        listed = subprocess.run(command, capture_output=True, timeout=60, check=True, env=plain).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return listed.partition(b"\0")[0].decode(errors="replace") or None
 
 
-def _clear_leftovers(folder: Path) -> None:
-    """Undo what dead runs began: earlier results come back, half-written files go."""
-    for place in folder.glob(f"*{_EARLIER}"):
-        Earlier(folder, place.name.removesuffix(_EARLIER)).restore()
-    for path in (*folder.glob("*.running.*"), *folder.rglob(".*.tmp")):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def _is_ours(folder: Path, names: set[str]) -> bool:
+    """Does it hold the runner's record, models that were exported, or a result file that can be read?"""
+    if freshness.RUNS in names or (folder / "exported_models").is_dir():
+        return True
+    return any(_is_result(path) for path in sorted(folder.glob("[0-9][0-9]_*.json")))
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        results.read(path)
+    except ResultError:
+        return False
+    return True
 
 
 # ---- the lock -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Runs notebooks through papermill: in dependency order, with strict parameters, and only those that have to run.
 
     outcomes = run(["01"], "quick")
+    outcomes = run(["02"], "full", runs=5)      # five times, each in a kernel of its own; the runs are samples
 
 What ran and passed lies whole in `outputs/<set>`; a failure, a timeout, Ctrl-C or a kill leaves earlier results as they
 were. papermill alone gives the same notebook: the runner adds convenience, never a meaning.
@@ -9,21 +10,22 @@ were. papermill alone gives the same notebook: the runner adds convenience, neve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from . import discovery, freshness, parameters, results
+from . import discovery, freshness, further_runs, parameters, results
 from .discovery import Notebook, ParameterSet, RunnerError, root
-from .live import Bar, Live, duration
+from .live import Live, duration
 from .results import Status
 from .results_folder import only_run
 
 __all__ = ["Outcome", "RunnerError", "exit_code", "output_folder", "root", "run"]
 
 ALL_PARTS = ", ".join(freshness.PARTS)
+MOST_RUNS = 100
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class _Job:
     every: Mapping[str, Notebook]
     live: Live
     force: bool
+    wanted: int  # runs of each notebook
     runs: freshness.Runs
     shared: freshness.Fingerprint
     outcomes: list[Outcome] = field(default_factory=list)
@@ -59,6 +62,7 @@ def run(
     params_set: str = "quick",
     *,
     force: bool = False,
+    runs: int = 1,
     overrides: Sequence[tuple[str, str]] = (),
     root: Path | None = None,
     console: Console | None = None,
@@ -67,8 +71,12 @@ def run(
 
     Every parameter file is checked before anything executes or is written: `ParameterError` or `RunnerError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
-    `force`. `overrides` are (name, text) pairs as from a command line. Ctrl-C keeps what is done and passes through.
+    `force`. Each is run until there are `runs` runs of it (1 to 100), each in a kernel of its own; those before the
+    latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Ctrl-C keeps what is done and
+    passes through.
     """
+    if not 1 <= runs <= MOST_RUNS:
+        raise RunnerError(f"runs: got {runs}; allowed is a whole number from 1 to {MOST_RUNS}")
     base = root.resolve() if root else discovery.root()
     every = discovery.notebooks(base)
     chosen = discovery.select(every, numbers)
@@ -77,10 +85,10 @@ def run(
     folder = discovery.output_folder(set_, [values for values in given.values() if values is not None], base)
     live = Live(console, max(len(notebook.name) for notebook in chosen))
     with only_run(folder):
-        runs, damage = freshness.read_runs(folder)
+        recorded, damage = freshness.read_runs(folder)
         if damage:
             live.say(damage)
-        job = _Job(base, set_, folder, given, every, live, force, runs, freshness.surroundings())
+        job = _Job(base, set_, folder, given, every, live, force, runs, recorded, freshness.surroundings())
         try:
             for notebook in chosen:
                 job.outcomes.append(_settle(notebook, job))
@@ -112,33 +120,37 @@ def output_folder(params_set: str, root: Path | None = None) -> Path:
 
 
 def _settle(notebook: Notebook, job: _Job) -> Outcome:
-    """Skip a notebook, keep its earlier results, or run it; and print its line."""
-    why = ""
+    """Skip a notebook, keep its earlier results, or run it as often as it takes; and print a line for each."""
     outcome = _skipped(notebook, job)
-    if outcome is None:
-        values = _values(notebook, job)
-        fingerprint = _fingerprint(notebook, values, job)
-        before = job.runs.runs.get(notebook.name)
-        why = _why(notebook, before, fingerprint, job)
-        outcome = _unchanged(notebook, before, job) if before and not why else None
-    if outcome is None:
-        with job.live.running(notebook.name, why) as bar:
-            outcome = _run(notebook, values, fingerprint, job, bar)
-    took = duration(outcome.seconds) if outcome.ran else ""
-    job.live.ended(notebook.name, outcome.status, took, outcome.reason or "", why=why)
-    return outcome
+    if outcome is not None:
+        return _told(outcome, "", job)
+    values = _values(notebook, job)
+    fingerprint = _fingerprint(notebook, values, job)
+    why = _why(notebook, fingerprint, job)
+    done = 0 if why else further_runs.count(job.runs.runs[notebook.name])
+    if done >= job.wanted or (done and job.runs.runs[notebook.name].status == Status.SKIPPED):
+        if not _failed_last(notebook, job):
+            return _told(_unchanged(notebook, job), "", job)
+        done, why = (done if done > 1 else 0), "runs again: its last run did not pass"  # a single run is replaced
+    return _run_on(notebook, values, fingerprint, job, done, why)
 
 
-def _why(notebook: Notebook, before: freshness.Run | None, now: freshness.Fingerprint, job: _Job) -> str:
-    """Why a notebook runs, as it is printed; empty when its earlier results still hold."""
+def _why(notebook: Notebook, now: freshness.Fingerprint, job: _Job) -> str:
+    """Why a notebook runs anew, as it is printed; empty when its earlier results still hold."""
+    before = job.runs.runs.get(notebook.name)
     if job.force:
         return "forced"
-    if (job.folder / f"{notebook.name}.failed.json").exists():
-        return "runs again: its last run did not pass"
     if before is None:
-        return "first run"
+        return "runs again: its last run did not pass" if _failed_last(notebook, job) else "first run"
     changed = freshness.why_again(notebook.name, job.folder, before, now)
-    return f"runs again: {changed}" if changed else ""
+    if changed:
+        return f"runs again: {changed}"
+    further_runs.tidy(job.folder, notebook.name, job.runs)
+    return ""
+
+
+def _failed_last(notebook: Notebook, job: _Job) -> bool:
+    return (job.folder / f"{notebook.name}.failed.json").exists()
 
 
 def _skipped(notebook: Notebook, job: _Job) -> Outcome | None:
@@ -158,8 +170,11 @@ def _skipped(notebook: Notebook, job: _Job) -> Outcome | None:
     return None
 
 
-def _unchanged(notebook: Notebook, before: freshness.Run, job: _Job) -> Outcome:
+def _unchanged(notebook: Notebook, job: _Job) -> Outcome:
+    before = job.runs.runs[notebook.name]
     reason = f"unchanged since {before.when}: {ALL_PARTS}"
+    if before.further:
+        reason = f"{further_runs.count(before)} runs, {reason}"
     if before.reason:
         reason = f"{before.reason} ({reason})"
     path = job.folder / f"{notebook.name}.ipynb"
@@ -170,24 +185,76 @@ def _not_run(notebook: Notebook, reason: str) -> Outcome:
     return Outcome(notebook.name, Status.SKIPPED, reason, 0.0, None, ran=False)
 
 
-def _run(
-    notebook: Notebook, values: dict[str, Any], fingerprint: freshness.Fingerprint, job: _Job, bar: Bar
+def _told(outcome: Outcome, why: str, job: _Job) -> Outcome:
+    took = duration(outcome.seconds) if outcome.ran else ""
+    job.live.ended(outcome.notebook, outcome.status, took, outcome.reason or "", why=why)
+    return outcome
+
+
+def _run_on(
+    notebook: Notebook, values: dict[str, Any], fingerprint: freshness.Fingerprint, job: _Job, done: int, why: str
 ) -> Outcome:
-    """Run a notebook, and record what it was made from when its results stand."""
+    """Run a notebook until there are as many runs as are wanted; `done` of them are there and hold.
+
+    Stops at the first that does not pass; the earlier ones stand.
+    """
+    last = max(job.wanted, done + 1)
+    outcome = None
+    for number in range(done + 1, last + 1):
+        told = ", ".join(part for part in (f"run {number} of {last}" if last > 1 else "", why) if part)
+        changed = outcome and _changed(notebook, values, job)
+        if changed:
+            outcome = Outcome(notebook.name, Status.FAILED, f"not started, {changed}; run again", 0.0, outcome.out_path)
+        else:
+            outcome = _run(notebook, values, fingerprint, job, number, told)
+        if outcome.status is not Status.PASSED and number > 1:
+            stands = f"{number - 1} {'runs stand' if number > 2 else 'run stands'}"
+            outcome = replace(outcome, reason=f"run {number} of {last}: {outcome.reason}; {stands}")
+        _told(outcome, told, job)
+        if outcome.status is not Status.PASSED:
+            break
+        why = ""
+    return outcome
+
+
+def _changed(notebook: Notebook, values: dict[str, Any], job: _Job) -> str | None:
+    """What has changed since the run before: runs of other code are no samples of one thing."""
+    now = _fingerprint(notebook, values, replace(job, shared=freshness.surroundings()))
+    return freshness.why_again(notebook.name, job.folder, job.runs.runs[notebook.name], now)
+
+
+def _run(
+    notebook: Notebook,
+    values: dict[str, Any],
+    fingerprint: freshness.Fingerprint,
+    job: _Job,
+    number: int,
+    told: str,
+) -> Outcome:
+    """Run a notebook for the `number`-th time, and record what it was made from when its results stand.
+
+    The first run supersedes all that are there, a later one keeps them as further runs.
+    """
     from .attempt import attempt  # Jupyter, heavy
 
-    made = attempt(
-        notebook,
-        values,
-        ["output_dir", *(name for name in job.given[notebook.name] if name != "output_dir")],
-        root=job.root,
-        folder=job.folder,
-        set_name=job.set.name,
-        on_progress=lambda progress: bar.show(progress.done, progress.total, progress.heading),
-    )
+    before = job.runs.runs.get(notebook.name)
+    if number > 1:
+        further_runs.keep(job.folder, notebook.name, job.runs)
+    with job.live.running(notebook.name, told) as bar:
+        made = attempt(
+            notebook,
+            values,
+            ["output_dir", *(name for name in job.given[notebook.name] if name != "output_dir")],
+            root=job.root,
+            folder=job.folder,
+            set_name=job.set.name,
+            on_progress=lambda progress: bar.show(progress.done, progress.total, progress.heading),
+            superseded=before.further if before and number == 1 else (),
+        )
     if made.result is not None:
         path = job.folder / f"{notebook.name}.json"
-        job.runs.runs[notebook.name] = freshness.record(made.result, path, fingerprint, made.seconds)
+        further = before.further if before and number > 1 else ()
+        job.runs.runs[notebook.name] = freshness.record(made.result, path, fingerprint, made.seconds, further)
         freshness.write_runs(job.folder, job.runs)
     return Outcome(notebook.name, made.status, made.reason, made.seconds, made.out_path)
 

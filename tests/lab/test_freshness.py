@@ -9,8 +9,13 @@ import pytest
 
 import gnnlab
 from gnnlab.lab import freshness, results
+from gnnlab.lab.table import Table, row
 
 SHARED = {"code": {"lab/a.py": "1"}, "versions": {"torch": "2.13"}, "machine": {"cores": 2}}
+
+
+FIELDS = {"unit": "ms", "better": "lower", "device": "CPU", "runtime": "torch", "precision": "float32", "threads": 1}
+MEASURED = {"origin": "measured", "statistic": "median", "value": 2.0, "n": 3, "interval": "none"}
 
 
 @pytest.fixture
@@ -18,7 +23,9 @@ def made(tmp_path, result_file):
     """A repository with a notebook, a user's files, and the results of a run."""
     folder = tmp_path / "outputs/quick"
     figure = {"name": "a", "title": "t", "alt": "x", "png": "figures/a.png", "svg": "figures/a.svg"}
-    results.write(folder / "01_a.json", result_file(notebook="01_a", figures=[figure]))
+    table = Table()
+    table.put(row(study="s", form="f", **FIELDS, **MEASURED), [1.0, 2.0, 3.0])
+    results.write(folder / "01_a.json", result_file(notebook="01_a", figures=[figure]), table)
     for name in ("figures/a.png", "figures/a.svg", "01_a.ipynb"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("made")
@@ -87,10 +94,16 @@ def test_each_change_is_seen_and_named(made, clause):
     assert why(made, before, fingerprint(made, **changed)) == clause
 
 
-@pytest.mark.parametrize("lost", ["01_a.ipynb", "figures/a.png", "figures/a.svg"])
+@pytest.mark.parametrize("lost", ["01_a.ipynb", "01_a.samples.parquet", "figures/a.png", "figures/a.svg"])
 def test_a_missing_output_is_made_again(made, lost):
     (made / "outputs/quick" / lost).unlink()
     assert why(made, fingerprint(made), fingerprint(made)) == f"{lost} is missing"
+
+
+def test_samples_that_are_not_those_of_the_result_are_made_again(made):
+    (made / "outputs/quick/01_a.samples.parquet").write_bytes(b"others")
+    told = "01_a.samples.parquet is not the one that 01_a.json names"
+    assert why(made, fingerprint(made), fingerprint(made)) == told
 
 
 def test_a_result_that_someone_changed_is_made_again(made, result_file):
@@ -119,7 +132,8 @@ def test_a_value_that_names_no_file_is_no_input(made, value):
 
 def test_the_record_is_read_back(made):
     folder = made / "outputs/quick"
-    run = freshness.record(results.read(folder / "01_a.json"), folder / "01_a.json", fingerprint(made), 1.0)
+    further = [freshness.Further(run="b", files={"01_a.1.json": "00"})]
+    run = freshness.record(results.read(folder / "01_a.json"), folder / "01_a.json", fingerprint(made), 1.0, further)
     freshness.write_runs(folder, freshness.Runs(runs={"01_a": run}))
     assert freshness.read_runs(folder) == (freshness.Runs(runs={"01_a": run}), None)
     assert freshness.read_runs(made) == (freshness.Runs(), None)

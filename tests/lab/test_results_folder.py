@@ -1,4 +1,4 @@
-"""One run at a time; earlier results survive whatever happens to a new run; dead runs leave nothing behind."""
+"""Results go to a folder that is theirs alone, one run at a time."""
 
 import json
 import os
@@ -9,36 +9,17 @@ import time
 import psutil
 import pytest
 
-from gnnlab.lab import results_folder
+from gnnlab.lab import earlier, freshness, results, results_folder
 from gnnlab.lab.results import ResultError
-from gnnlab.lab.results_folder import FolderInUseError, earlier_results, only_run
-
-RESULT = json.dumps(
-    {"figures": [{"png": "figures/a.png", "svg": "figures/a.svg"}, {"png": "../x.png", "svg": "no.svg"}]}
-)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Earlier results of a notebook: the result file and a figure."""
-    (tmp_path / "out/figures").mkdir(parents=True)
-    (tmp_path / "x.png").write_text("not ours")
-    (tmp_path / "out/01_a.json").write_text(RESULT)
-    (tmp_path / "out/01_a.ipynb").write_text("earlier")
-    for kind in ("png", "svg"):
-        (tmp_path / f"out/figures/a.{kind}").write_text("earlier")
-    return tmp_path / "out"
-
-
-def overwrite(folder):
-    """What a new run does before it fails."""
-    for name in ("01_a.json", "01_a.ipynb", "figures/a.png"):
-        (folder / name).write_text("new")
-    (folder / "figures/a.svg").unlink()
+from gnnlab.lab.results_folder import FolderError, FolderInUseError, only_run
 
 
 def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(errors="replace")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def dead_process():
@@ -49,75 +30,104 @@ def dead_process():
     return {"pid": ended.pid, "started": started}
 
 
-# ---- earlier results
+# ---- whose folder it is
 
 
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
-def test_earlier_results_come_back_after_a_failure(folder, error):
+def git(folder, *arguments):
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A git repository with two tracked folders, and a git-ignored one."""
+    for file in ("gnnlab/a.py", "notebooks/01_a.ipynb", "outputs/README.md"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("tracked")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    return tmp_path
+
+
+def refusal(folder):
+    """The one line that refuses a folder, in which nothing was written."""
     before = contents(folder)
-    with pytest.raises(error), earlier_results(folder, "01_a"):
-        overwrite(folder)
-        raise error
-    assert contents(folder) == before
-    assert (folder.parent / "x.png").read_text() == "not ours"
+    with pytest.raises(FolderError) as error, only_run(folder):
+        pytest.fail("it is not for results")
+    assert contents(folder) == before and len(str(error.value).splitlines()) == 1
+    return str(error.value)
 
 
-def test_new_results_stand_when_the_earlier_are_let_go(folder):
-    with earlier_results(folder, "01_a") as earlier:
-        overwrite(folder)
-        earlier.let_go()
-    assert contents(folder) == {"01_a.json": "new", "01_a.ipynb": "new", "figures/a.png": "new"}
+@pytest.mark.parametrize("name", [".git", ".git/new", ".git/refs/heads"])
+def test_git_s_own_folder_is_refused(repository, name):
+    before = contents(repository)
+    assert "lies in .git" in refusal(repository / name)
+    assert contents(repository) == before
 
 
-def test_a_first_result_of_a_failed_run_does_not_stay(tmp_path):
-    with earlier_results(tmp_path, "01_a"):
-        (tmp_path / "01_a.json").write_text("new")
-        (tmp_path / "01_a.ipynb").write_text("new")
-    assert contents(tmp_path) == {}
+@pytest.mark.parametrize("name", [".", "gnnlab", "notebooks", "outputs"])
+def test_a_folder_with_files_that_git_tracks_is_refused(repository, name):
+    (repository / name / "runs.json").write_text("{}")
+    assert "holds files that git tracks" in refusal(repository / name)
 
 
-def test_a_damaged_earlier_result_is_kept_as_it_is(tmp_path):
-    (tmp_path / "01_a.json").write_bytes(b"\xff{")
-    with earlier_results(tmp_path, "01_a"):
-        (tmp_path / "01_a.json").write_text("new")
-    assert (tmp_path / "01_a.json").read_bytes() == b"\xff{"
+def test_a_folder_with_files_of_someone_is_refused(tmp_path):
+    for file in ("Documents/thesis.tex", "figures/a.png", "12_months.json", "01_a.ipynb"):
+        (tmp_path / "home" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "home" / file).write_text("mine")
+    assert "is not empty and holds no results of gnnlab (01_a.ipynb is there)" in refusal(tmp_path / "home")
 
 
-def test_a_disk_too_full_for_the_copy_stops_before_anything_is_lost(folder, monkeypatch):
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(results_folder.shutil, "copy2", full)
-    before = contents(folder)
-    stops = pytest.raises(ResultError, match="No space left on device; earlier results are kept")
-    with stops, earlier_results(folder, "01_a"):
-        pytest.fail("started")
-    assert contents(folder) == before
-
-
-def test_earlier_results_of_a_killed_run_come_back_with_the_next(folder):
-    before = contents(folder)
-    results_folder.Earlier(folder, "01_a").keep()
-    overwrite(folder)
-    with only_run(folder):
-        after = contents(folder)
-        del after[".lock"]
-        assert after == before
-
-
-# ---- leftovers
-
-
-def test_leftovers_of_dead_runs_are_cleared_and_nothing_else(folder):
-    before = contents(folder)
-    (folder / "01_a.running.ipynb").write_text("half")
-    (folder / ".01_a.json.x1.tmp").write_text("half")
-    (folder / "figures/.a.png.x1.tmp").write_text("half")
-    (folder / "01_a.running.earlier.part/figures").mkdir(parents=True)
-    (folder / "notes.tmp").write_text("mine")
+@pytest.mark.parametrize("left", ["nothing", "a lock", "a record", "a result", "exported models"])
+def test_a_new_an_empty_and_a_folder_of_results_are_taken(tmp_path, result_file, left):
+    folder = tmp_path / "outputs/quick"
+    (folder / ("exported_models" if left == "exported models" else "")).mkdir(parents=True)
+    if left == "a lock":
+        (folder / ".lock").write_text(json.dumps(dead_process()))
+    if left == "a record":
+        freshness.write_runs(folder, freshness.Runs())
+    if left == "a result":
+        results.write(folder / "02_b.failed.json", result_file(status="failed", reason="no luck"))
     with only_run(folder):
         pass
-    assert contents(folder) == before | {"notes.tmp": "mine"}
+    with only_run(folder):  # and taken again
+        pass
+
+
+def test_a_folder_of_results_in_a_repository_is_taken(repository):
+    with only_run(repository / "outputs/quick"):
+        pass
+    with only_run(repository / "outputs/quick"):
+        pass
+
+
+# ---- what dead runs left
+
+
+def test_no_file_is_cleared_for_its_name_alone(tmp_path):
+    with only_run(tmp_path):
+        pass
+    for file in ("01_a.running.ipynb", "draft.running.notes/a.txt", ".01_a.json.x1.tmp", "figures/.a.png.x.tmp"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("mine")
+    (tmp_path / "01_a.running.earlier").mkdir()
+    before = contents(tmp_path)
+    with only_run(tmp_path):
+        pass
+    assert contents(tmp_path) == before and (tmp_path / "01_a.running.earlier").is_dir()
+
+
+@pytest.mark.parametrize(
+    "record", ["{", "[]", '{"notebook": "01_a", "made": ["thesis.tex"], "kept": [], "whole": true}']
+)
+def test_a_record_that_no_run_wrote_is_refused_and_clears_nothing(tmp_path, record):
+    with only_run(tmp_path):
+        pass
+    (tmp_path / earlier.RECORD).write_text(record)
+    (tmp_path / "thesis.tex").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(ResultError, match="move it elsewhere") as error, only_run(tmp_path):
+        pytest.fail("started")
+    assert contents(tmp_path) == before and len(str(error.value).splitlines()) == 1
 
 
 # ---- the lock
@@ -131,20 +141,20 @@ def test_a_second_run_is_refused_in_one_line_and_a_later_one_is_not(tmp_path):
         assert len(str(refusal.value).splitlines()) == 1
     with only_run(tmp_path / "out"):
         assert (tmp_path / "out/.lock").exists()
-    assert contents(tmp_path) == {}
+    assert set(contents(tmp_path)) == {"out/runs.json"}
 
 
 def test_the_lock_is_given_back_after_an_error(tmp_path):
     with pytest.raises(KeyError), only_run(tmp_path):
         raise KeyError
-    assert contents(tmp_path) == {}
+    assert set(contents(tmp_path)) == {"runs.json"}
 
 
 def test_the_lock_of_a_dead_run_is_taken_over(tmp_path):
     (tmp_path / ".lock").write_text(json.dumps(dead_process()))
     with only_run(tmp_path):
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
-    assert contents(tmp_path) == {}
+    assert set(contents(tmp_path)) == {"runs.json"}
 
 
 def test_another_process_with_the_id_of_a_dead_run_does_not_hold_the_lock(tmp_path):

@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from gnnlab import safe_files
-from gnnlab.lab import attempt, execution, freshness, results, runner
+from gnnlab.lab import attempt, execution, freshness, further_runs, results, runner
 from gnnlab.lab.parameters import ParameterError
 from gnnlab.lab.results import Status
-from gnnlab.lab.results_folder import FolderInUseError
+from gnnlab.lab.results_folder import FolderError, FolderInUseError
 from gnnlab.lab.runner import RunnerError
 from gnnlab.safe_files import FileError
 
@@ -29,16 +29,20 @@ width: int = 8                      # channels; 1..64
 output_dir: str = "outputs/quick"   # where results go"""
 
 BODY = """\
-import os, sys, time
+import os, sys, time, uuid
 from pathlib import Path
-from gnnlab.lab import parameters, results
+from gnnlab.lab import parameters, results, table
 print("one", flush=True); print("aside", file=sys.stderr, flush=True); print(sys.executable)
 Path(output_dir, "kernel.pid").write_text(str(os.getpid()))
 def finish(status="passed", reason=None):
     stamp = f"2026-01-02T03:04:05.{time.time_ns()}"
     fields = dict(params_set="quick", parameters=dict(width=width), environment={}, seconds=0, started=stamp)
-    result = results.ResultFile(notebook=NAME, status=status, reason=reason, **fields)
-    results.write(Path(output_dir, NAME + ".json"), result)
+    result = results.ResultFile(run=uuid.uuid4().hex, notebook=NAME, status=status, reason=reason, **fields)
+    rows = table.Table()
+    rows.put(table.row(study="kernel", value=os.getpid(), **ROW), [os.getpid()])
+    results.write(Path(output_dir, NAME + ".json"), result, rows)
+ROW = dict(form="pid", n=1, unit="count", better="neither", origin="measured", statistic="single", interval="none")
+ROW |= dict(device="CPU", runtime="python", precision="none", threads=1)
 """
 
 ACTION = """\
@@ -155,8 +159,10 @@ def test_what_passes_or_skips_itself_leaves_results(ran):
     assert sorted(contents(folder)) == [
         "01_first.ipynb",
         "01_first.json",
+        "01_first.samples.parquet",
         "02_second.ipynb",
         "02_second.json",
+        "02_second.samples.parquet",
         "kernel.pid",
         "runs.json",
     ]
@@ -322,7 +328,8 @@ def slow_run(repository):
 @pytest.mark.parametrize(("sent", "code"), [("SIGINT", 130), ("SIGKILL", -9)])
 def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, slow_run, sent, code):
     folder, (process, kernel) = repository / "outputs/quick", slow_run
-    before = (folder / "01_first.json").read_bytes()
+    (folder / "01_first.running.notes").write_text("mine")
+    before = contents(folder)
     with pytest.raises(FolderInUseError, match=f"process {process.pid} is running notebooks"):
         start(repository, "01")
     process.send_signal(getattr(signal, sent))
@@ -332,10 +339,150 @@ def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, 
     assert process.returncode == code and "Traceback" not in printed
     if sent == "SIGINT":
         assert printed.splitlines()[-1] == "stopped; 0 of 1 notebooks are done; run again to go on"
-        assert not list(folder.glob("*running*")) and not (folder / ".lock").exists()
+        assert not (folder / ".lock").exists() and not (folder / ".running.json").exists()
     outcomes, _ = start(repository, "03")  # takes over what a dead run held
-    assert outcomes["03"].status == "skipped" and not list(folder.glob("*running*"))
-    assert (folder / "01_first.json").read_bytes() == before
+    assert outcomes["03"].status == "skipped"
+    after = contents(folder)
+    made = {".lock", ".running.json", "01_first.running.ipynb", "kernel.pid"}
+    made |= {name for name in before if name.startswith("01_first.running.earlier/")}
+    assert after == {name: before[name] for name in before if name not in made} | {"kernel.pid": after["kernel.pid"]}
+
+
+# ---- several runs
+
+
+def pooled(repository):
+    """The ids of the processes of the runs of notebook 01, as the ledger reads them."""
+    found, problems = results.runs_of(repository / "outputs/quick")
+    assert not problems
+    return sorted(rows.samples_of(next(iter(rows)))[0] for _, rows in found["01_first"])
+
+
+def further(repository):
+    return sorted(path.name for path in (repository / "outputs/quick/runs").glob("*"))
+
+
+KEPT = [f"01_first.{k}.{kind}" for k in (1, 2) for kind in ("json", "samples.parquet")]
+
+
+@pytest.fixture(scope="module")
+def ran_thrice(ran, tmp_path_factory):
+    """A repository where notebook 01 ran three times, and what was printed for the last two."""
+    repository = shutil.copytree(ran[0], tmp_path_factory.mktemp("thrice") / "repository")
+    with pytest.MonkeyPatch.context() as patch:
+        steady(patch)
+        return repository, start(repository, "01", runs=3)[1]
+
+
+@pytest.fixture
+def three(ran_thrice, tmp_path):
+    """A copy of its own of the repository after three runs."""
+    return shutil.copytree(ran_thrice[0], tmp_path / "thrice")
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is set."""
+    made = types.SimpleNamespace(pid=10**7, fail=False)
+
+    def execute(notebook, written, parameters, **options):
+        shutil.copy(notebook, written)
+        if made.fail:
+            return execution.Execution(Status.FAILED, "no luck", 1.0)
+        made.pid += 1
+        path = options["root"] / parameters["output_dir"] / f"{notebook.stem}.json"
+        result, rows = results.read(path), results.table_of(path, results.read(path))
+        changed = next(iter(rows)).model_copy(update={"value": made.pid})
+        rows.put(changed, [made.pid])
+        results.write(path, result.model_copy(update={"run": f"run {made.pid}"}), rows)
+        return execution.Execution(Status.PASSED, None, 1.0)
+
+    monkeypatch.setattr(execution, "execute", execute)
+    return made
+
+
+def test_runs_that_are_missing_are_made_each_in_a_kernel_of_its_own(ran_thrice):
+    repository, printed = ran_thrice
+    assert further(repository) == KEPT
+    assert len(set(pooled(repository))) == 3
+    assert [re.sub(r"[\d.]+ s", "T", line) for line in printed.splitlines()[:-1]] == [
+        "01_first  running  run 2 of 3",
+        "01_first  passed   T",
+        "01_first  running  run 3 of 3",
+        "01_first  passed   T",
+    ]
+
+
+def test_runs_that_are_there_are_not_made_again(three, attempted):
+    before = contents(three)
+    for runs in (1, 3):
+        outcomes, printed = start(three, "01", runs=runs)
+        assert not outcomes["01"].ran and "3 runs, unchanged since" in printed
+    assert attempted == [] and contents(three) == before
+
+
+def test_what_runs_anew_supersedes_its_further_runs_and_no_other_file(three, without_kernels):
+    folder = three / "outputs/quick/runs"
+    (folder / "01_first.9.json").write_text("mine")
+    (folder / "01_first.2.json").write_text("changed by someone")
+    assert start(three, "01", force=True)[0]["01"].status == "passed"
+    assert further(three) == ["01_first.2.json.changed-1", "01_first.9.json"]
+    assert not freshness.read_runs(three / "outputs/quick")[0].runs["01_first"].further
+
+
+def test_a_run_anew_that_fails_leaves_the_further_runs(three, without_kernels):
+    before, without_kernels.fail = pooled(three), True
+    assert start(three, "01", force=True)[0]["01"].status == "failed"
+    assert pooled(three) == before
+
+
+def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(three, without_kernels):
+    before, without_kernels.fail = pooled(three), True
+    outcomes, printed = start(three, "01", runs=5)
+    assert outcomes["01"].status == "failed" and outcomes["01"].reason == "run 4 of 5: no luck; 3 runs stand"
+    assert "run 5 of 5" not in printed and pooled(three) == before
+
+    without_kernels.fail = False
+    outcomes, printed = start(three, "01", runs=4)
+    assert outcomes["01"].status == "passed" and "running  run 4 of 4" in printed
+    assert pooled(three) == [*before, 10**7 + 1]
+    assert not list((three / "outputs/quick").glob("*.failed.*"))
+
+
+def test_a_further_run_that_is_lost_is_made_again(three, without_kernels):
+    (three / "outputs/quick/runs/01_first.1.samples.parquet").unlink()
+    _, printed = start(three, "01", runs=3)
+    assert "running  run 3 of 3" in printed and further(three) == KEPT
+    assert len(set(pooled(three))) == 3
+
+
+def test_a_first_run_of_several_says_why(three, without_kernels):
+    _, printed = start(three, "01", runs=2, force=True)
+    assert "01_first  running  run 1 of 2, forced\n" in printed and "01_first  running  run 2 of 2\n" in printed
+    assert further(three) == KEPT[:2] and pooled(three) == [10**7 + 1, 10**7 + 2]
+
+
+def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
+    outcomes, printed = start(repository, "02", runs=3, force=True)
+    assert outcomes["02"].status == "skipped" and printed.count("02_second  running") == 1
+    assert not start(repository, "02", runs=3)[0]["02"].ran
+
+
+def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, without_kernels, monkeypatch):
+    versions = iter(["1", "2"])
+    monkeypatch.setattr(freshness, "package_code", lambda: {"lab/a.py": next(versions)})
+    outcomes, _ = start(three, "01", runs=5)
+    told = "run 5 of 5: not started, code changed (lab/a.py); run again; 4 runs stand"
+    assert outcomes["01"].status == "failed" and outcomes["01"].reason == told
+    assert len(set(pooled(three))) == 4
+
+
+def test_killed_between_two_runs_nothing_counts_twice(repository, attempted):
+    folder = repository / "outputs/quick"
+    further_runs.keep(folder, "01_first", freshness.read_runs(folder)[0])  # and the next run never came
+    assert len(pooled(repository)) == 1
+    _, printed = start(repository, "01", runs=2)
+    assert "running  run 2 of 2" in printed and attempted == ["01_first"]
 
 
 # ---- what is asked for
@@ -361,6 +508,10 @@ def test_a_notebook_without_a_parameter_file_is_skipped(repository):
         ([], {"params_set": "quikc"}, RunnerError, "sets are npu, quick"),
         (["9"], {}, RunnerError, "there is no notebook '9'"),
         ([], {"overrides": [("output_dir", ".")]}, RunnerError, "holds the repository"),
+        ([], {"overrides": [("output_dir", "notebooks")]}, FolderError, "is not empty and holds no results"),
+        ([], {"overrides": [("output_dir", ".git/x")]}, FolderError, "lies in .git"),
+        ([], {"runs": 0}, RunnerError, "runs: got 0; allowed is a whole number from 1 to 100"),
+        ([], {"runs": 101}, RunnerError, "runs: got 101"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, error, part):
