@@ -8,7 +8,7 @@ was made for), the encoder itself answers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +36,16 @@ class CompiledSymptomEncoder(nn.Module):
             raise EncoderError(f"batch_size must be an integer of 1 or more, got {batch_size!r}")
         rows = self._run([*weights, *encoder.structure(weights.table)])
         return rows.expand(batch_size, -1)
+
+
+def packages(
+    encoder: FastSymptomEncoder, names: Sequence[str], folder: str | Path
+) -> dict[str, CompiledSymptomEncoder]:
+    """The encoder by each compiler named (compiled, packaged), as forms of a race; packages lie in `folder`."""
+    made = {"compiled": lambda: compiled(encoder), "packaged": lambda: ahead_of_time(encoder, folder)}
+    with torch.inference_mode():
+        encoder(1)  # prepares its edges, which a compiler wants to find
+        return {f"rewritten, {name}": made[name]() for name in names}
 
 
 def compiled(encoder: FastSymptomEncoder, mode: str = "default") -> CompiledSymptomEncoder:

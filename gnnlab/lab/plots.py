@@ -12,7 +12,6 @@ simulated ones are hatched or hollow and starred.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gnnlab.profiling.intervals import median_interval
+from gnnlab.profiling.roofline import Ceilings
 
 from . import plot_axes as axes_of
 from .plot_style import (
@@ -44,15 +44,7 @@ from .plot_style import (
 )
 from .table import Origin
 
-__all__ = ["Ceilings", "Figure", "PlotError", "bars", "intervals", "lines", "roofline", "samples", "save"]
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """The limits of a machine: arithmetic in GFLOP/s, and named bandwidths in GB/s (caches, memory)."""
-
-    peak_gflop_s: float
-    bandwidths: Sequence[tuple[str, float]]
+__all__ = ["Figure", "PlotError", "bars", "intervals", "lines", "roofline", "samples", "save"]
 
 
 @styled
@@ -289,10 +281,11 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
     origin = "origin" if "origin" in points else None
     numeric = ["flops_per_byte", "gflop_s", *interval]
     axes_of.check(points, ["label", *numeric], numeric=numeric, positive=True)
-    if not ceilings.bandwidths or min(ceilings.peak_gflop_s, *(gb_s for _, gb_s in ceilings.bandwidths)) <= 0:
-        raise PlotError("roofline needs a positive peak in GFLOP/s and at least one positive bandwidth in GB/s")
+    bandwidths = ceilings.named_bandwidths()
+    if min(ceilings.gemm_gflop_s, *(gb_s for _, gb_s in bandwidths)) <= 0:
+        raise PlotError("roofline needs a positive peak in GFLOP/s and positive bandwidths in GB/s")
     fig, ax = new_figure(title, 4.4)
-    axes_of.roofs(ax, points, ceilings.peak_gflop_s, ceilings.bandwidths)
+    axes_of.roofs(ax, points, ceilings.gemm_gflop_s, bandwidths)
     look_of, sources = list(zip(COLOURS, MARKERS, strict=True)), origins(points, origin)
     for place, ((_, row), source) in enumerate(zip(points.iterrows(), sources, strict=True)):
         colour, marker = look_of[place % len(look_of)]

@@ -14,6 +14,7 @@ from typing import Any
 import cpuinfo
 import psutil
 
+from gnnlab.machine import cache_bytes
 from gnnlab.openvino_core import openvino_core
 
 PACKAGES = (
@@ -99,20 +100,8 @@ def _cpu_static() -> dict[str, Any]:
         "cores": psutil.cpu_count(logical=False),
         "logical": psutil.cpu_count(),
         "flags": [flag for flag in SPEED_FLAGS if flag in flags],
-        **{f"l{level}_cache_bytes": size for level, size in _caches().items()},
+        **{f"l{level}_cache_bytes": size for level, size in cache_bytes().items()},
     }
-
-
-def _caches() -> dict[int, int | None]:
-    """Bytes of the second and third cache that the first core sees; None where the system does not tell (not Linux)."""
-    sizes: dict[int, int | None] = {2: None, 3: None}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level, size = int((index / "level").read_text()), (index / "size").read_text().strip()
-            sizes[level] = int(size.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1], 1)
-        except (OSError, ValueError):
-            continue
-    return {level: sizes[level] for level in (2, 3)}
 
 
 def _cpu() -> dict[str, Any]:

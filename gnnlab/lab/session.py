@@ -12,6 +12,7 @@ whole or not at all.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 import warnings
@@ -32,9 +33,11 @@ from . import claims, discovery, ledger, parameters, plots, provenance, report, 
 from . import table as tables
 from .results import FigureRecord, ResultFile, Status
 from .study import Study, ledger_frame
-from .table import Interval, Origin, Row, Table
+from .table import Interval, Origin, Table
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # PyG loads tqdm's notebook bars; none are used here
+warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # torch says it once a process, to every reader
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler writes to the terminal otherwise
 
 KEY = "case"  # name of the key of a race whose cells have plain names
 
@@ -61,6 +64,7 @@ class Lab:
         self.started, self._clock = datetime.now(UTC), time.monotonic()
         self.table = Table()
         self.figures: list[FigureRecord] = []
+        self.show_environment()
 
     @property
     def path(self) -> Path:
@@ -116,7 +120,7 @@ class Lab:
 
     def samples(
         self, study: str, form: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
-    ) -> Row:
+    ) -> Study:
         """Record samples of something measured; `statistic` is median, mean, p95, or share (of samples above 0).
 
         `fields` are those of a row: keys, better, device ("cpu"), precision, notes, ...
@@ -125,7 +129,7 @@ class Lab:
         given = {"better": "lower", "origin": Origin.MEASURED, **self._conditions_for(fields)}
         row = tables.row(study=study, form=form, unit=unit, statistic=statistic, **_fields(found), **given)
         self.table.put(row, samples)
-        return row
+        return self.study(study)
 
     def count(self, study: str, counts: Mapping[str, float], *, unit: str = "count", **fields: Any) -> Study:
         """Record exact numbers, one a form: what was counted, or computed by a formula."""

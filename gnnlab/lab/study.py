@@ -61,7 +61,7 @@ class Study:
         gains = {form: gain for form, gain in self.over_baseline().items() if form != CONTROL}
         title = self.name.replace("_", " ").capitalize()
         if not gains:
-            return title
+            return self._range(title)
         base = next(row.baseline for row in self.rows if row.baseline)
         best = max(gains, key=lambda form: gains[form].value)
         gain, cells = gains[best], len({tuple(row.keys.items()) for row in self.rows})
@@ -72,14 +72,27 @@ class Study:
             return f"{title}: no form is faster than {base}{where}"
         return f"{title}: {best} is {gain.value:.3g} times as fast as {base}{where}"
 
+    def _range(self, title: str) -> str:
+        """The least and the largest value, for rows that are no race."""
+        rows = sorted((row for row in self.rows if row.value is not None), key=lambda row: row.value)
+        if not rows:
+            return f"{title}: nothing was measured"
+        factor, unit = _shown_as(rows[0].unit)
+        named = [(row, ", ".join([*map(str, row.keys.values()), row.form])) for row in (rows[0], rows[-1])]
+        ends = [f"{format_value(float(f'{row.value * factor:.3g}'))} {unit} ({name})" for row, name in named]
+        return f"{title}: {ends[0]}" if len(rows) == 1 else f"{title}: from {ends[0]} to {ends[1]}"
+
     def plot(self, y: str = "ratio", *, x: str | None = None, key: bool = False, log: bool | None = None) -> None:
         """Draw the rows, keep the figure under the study's name and say which forms have no number.
 
         Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it.
         `key` marks the figure that the front page shows. What was not measured is hatched.
         """
+        if y == "samples":
+            self._plot_samples(key)
+            return
         frame = self._drawn(y)
-        unit = "x" if y == "ratio" else self.rows[0].unit
+        unit = "x" if y == "ratio" else _shown_as(self.rows[0].unit)[1]
         low, high = ("ratio_low", "ratio_high") if y == "ratio" else ("low", "high")
         label = self._axis(y)
         if log is None:
@@ -97,10 +110,20 @@ class Study:
         self._lab.figure(fig, self.name, alt=self._alt(y, x), key=key)
         self._lab.say(*self._remarks())
 
+    def _plot_samples(self, key: bool) -> None:
+        """Every sample of each form as a dot."""
+        samples = {row.form: self._table.samples_of(row) for row in self.rows if row.status == "ok"}
+        label = self.name.replace("_", " ")
+        fig = plots.samples(samples, unit=self.rows[0].unit, x_label=label, title=self.finding())
+        self._lab.figure(fig, self.name, alt=f"Dots: every sample of {', '.join(samples)}, {label}.", key=key)
+
     def _drawn(self, y: str) -> pd.DataFrame:
         frame = self.frame
         frame = frame[(frame["form"] != CONTROL) & (frame["status"] == "ok")]
-        return (frame[frame["ratio"].notna()] if y == "ratio" else frame).astype({y: float})
+        if y == "ratio":
+            return frame[frame["ratio"].notna()].astype({y: float})
+        factor, _ = _shown_as(self.rows[0].unit)
+        return frame.assign(**{end: frame[end].astype(float) * factor for end in ("value", "low", "high")})
 
     def _axis(self, y: str) -> str:
         if y == "ratio":
@@ -137,8 +160,9 @@ class Study:
         rows = []
         for row in self.rows:
             ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)
-            value = row.reason if row.value is None else estimate_text(row.estimate)
-            line = {**row.keys, "form": row.form, f"{row.statistic} ({row.unit})": value, "n": row.n}
+            factor, unit = _shown_as(row.unit)
+            value = row.reason if row.value is None else estimate_text(row.estimate, factor)
+            line = {**row.keys, "form": row.form, f"{row.statistic} ({unit})": value, "n": row.n}
             line["over baseline"] = "" if ratio is None else estimate_text(ratio)
             line["relative error"] = "" if row.parity_error is None else f"{row.parity_error:.1e}"
             rows.append({**line, "origin": row.origin.value, **{c: getattr(row, c) for c in columns}})
@@ -166,8 +190,16 @@ def _measured(row: Judged) -> str:
     return estimate_text(Estimate(row.value, row.low, row.high, row.n))
 
 
-def estimate_text(found: Estimate) -> str:
-    """ "1.42 (1.40 to 1.45)"; an exact number and one without an interval stand alone."""
+def _shown_as(unit: str) -> tuple[float, str]:
+    """The factor and the unit in which a reader sees values of a unit: shares as percent."""
+    return (100.0, "%") if unit == "share" else (1.0, unit)
+
+
+def estimate_text(found: Estimate, factor: float = 1.0) -> str:
+    """As "1.42 (1.40 to 1.45)", times `factor`; an exact number and one without an interval stand alone."""
+    if factor != 1.0:
+        ends = (None, None) if found.low is None else (found.low * factor, found.high * factor)
+        found = Estimate(found.value * factor, *ends, found.n)
     if found.low is None or found.low == found.high:
         return format_value(found.value)
     return f"{_digits(found.value, found)} ({_digits(found.low, found)} to {_digits(found.high, found)})"

@@ -47,6 +47,7 @@ class Interval(StrEnum):
 
     CONFIDENCE = "95 % confidence"  # of the statistic
     PREDICTION = "90 % prediction"  # of a single new value
+    PREDICTION_95 = "95 % prediction"
     EXACT = "exact"  # counted or computed: all three are equal
     NONE = "none"  # too few samples for one
 

@@ -153,6 +153,11 @@ def count(work: nn.Module | Callable[..., Any], batch: Any = (), *, model: nn.Mo
     return Count(counter.records, {path: type(module).__name__ for path, module in modules}, notes)
 
 
+def fuses_attention(model: nn.Module) -> bool:
+    """Has the model attention layers that torch may run in a fused kernel of their own in eval mode?"""
+    return any(isinstance(module, _FUSED) for module in model.modules())
+
+
 class _Counter(Watch):
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +171,7 @@ class _Counter(Watch):
 @contextmanager
 def _expanded_attention(model: Any) -> Iterator[tuple[str, ...]]:
     """Take the fused kernel of attention layers in eval mode apart: inside it nothing could be counted."""
-    fused = isinstance(model, nn.Module) and any(isinstance(module, _FUSED) for module in model.modules())
+    fused = isinstance(model, nn.Module) and fuses_attention(model)
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -107,6 +107,17 @@ def worst(cells: Sequence[Estimate]) -> Estimate:
     return _held(value, min(low for low, _ in ends), min(high for _, high in ends), n)
 
 
+def middle(cells: Sequence[Estimate]) -> Estimate:
+    """The median over `cells`, each with an interval of its own; its ends are the medians of theirs.
+
+    What an interval of a cell leaves open is so in that of the median, which noise can widen and never shift alone.
+    """
+    value, n = float(np.median([cell.value for cell in cells])), min(cell.n for cell in cells)
+    if any(cell.low is None for cell in cells):
+        return Estimate(value, None, None, n)
+    return _held(value, *(float(np.median([getattr(cell, end) for cell in cells])) for end in ("low", "high")), n)
+
+
 def over_clusters(
     values: Sequence[float], clusters: Sequence[object], statistic: str, within: float | None = None
 ) -> Estimate:

@@ -11,6 +11,7 @@ Profiling slows down what it looks at, small operators most: read shares here, a
 from __future__ import annotations
 
 import bisect
+import shutil
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ import torch
 from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, record_function
+
+from gnnlab.safe_files import write_atomically
 
 from .accounting import quiet_profiler
 from .context import call
@@ -97,7 +100,8 @@ def profile_operators(
     `nn.TransformerEncoderLayer` leave its fused path.
 
     Raises:
-        OperatorsError: fewer than 2 runs (no interval from one), or a trace that cannot be written.
+        OperatorsError: fewer than 2 runs (no interval from one), or a trace of another kind.
+        FileError: the trace cannot be written.
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 2:
         raise OperatorsError(f"runs must be a whole number of at least 2, not {runs!r}")
@@ -262,12 +266,12 @@ def _trace_path(trace: Path | str) -> Path:
 
 
 def _write_trace(record: torch.profiler.profile, path: Path) -> None:
-    """Whole or not at all: written beside its place, then moved there."""
+    """Whole or not at all. The profiler names its own file: in the system's temporary folder, and copied from there."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as folder:
+        with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / path.name
             record.export_chrome_trace(str(written))
-            written.replace(path)
+            with written.open("rb") as source:
+                write_atomically(path, lambda file: shutil.copyfileobj(source, file), mode="wb")
     except OSError as error:
         raise OperatorsError(f"could not write the trace {path}: {error.strerror or error}") from error

@@ -29,7 +29,7 @@ from .parity import RTOL_FLOAT32, ParityError, relative_error
 CONTROL = "A/A"
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
 MODES = ("inference", "training")
-Inputs = Mapping[str, Any] | Sequence[Any]
+Inputs = Any  # a mapping by the names of arguments, a tuple of them, or the only one
 Form = Callable[..., Any]
 
 
@@ -142,7 +142,8 @@ def _call(form: Form, inputs: Inputs, mode: str) -> Callable[[], Any]:
         bound = partial(form, **{name: value for name, value in inputs.items() if name in names})
         tensors = [value for name, value in inputs.items() if name in names]
     else:
-        bound, tensors = partial(form, *inputs), list(inputs)
+        arguments = inputs if isinstance(inputs, tuple | list) else (inputs,)
+        bound, tensors = partial(form, *arguments), list(arguments)
     if mode == "inference":
         return bound
     wanted = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]

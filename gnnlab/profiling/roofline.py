@@ -19,6 +19,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from gnnlab.machine import cache_bytes
+
 from .costs import Cost
 from .counting import Count
 
@@ -98,6 +100,13 @@ def ceilings(device: Any = "cpu", threads: int | None = None, budget_s: float = 
         )
 
 
+def last_cache_bytes(device: Any = "cpu") -> int | None:
+    """Bytes of the last cache before the memory of `device`; None where the system does not tell."""
+    if str(device).startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return cache_bytes()[3]
+
+
 def size_text(size: float) -> str:
     """Bytes for a reader: "32 KiB", "1.5 MiB"."""
     for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -113,6 +122,22 @@ def bound_ms(count: Count, limits: Ceilings) -> float:
     FLOPs are not known count with their bytes, so the bound stays one.
     """
     return sum(_cost_ms(cost, limits)[0] * calls for (_, _, cost), calls in count.records.items())
+
+
+def against_copy(times: pd.DataFrame, moved: pd.Series, device: Any = "cpu") -> pd.DataFrame:
+    """How much of a copy's bandwidth work reaches that must move `moved` bytes, as rows of the lab's table.
+
+    `times` has rows of that table in ms. `value` becomes the share of the roofline: the bytes over the bandwidth of a
+    copy of the same size, measured here, over the time; it may pass 1 where a cache keeps what a copy moves. Adds
+    bytes, bound_ms, and leaves_cache ("yes", "no", "unknown"): are the bytes more than the device's last cache holds?
+    """
+    limits, cache = ceilings(device), last_cache_bytes(device)
+    bound = moved.map(lambda size: size / limits.bandwidth_gb_s(size) / 1e6)
+    leaves = moved.map(lambda size: "unknown" if cache is None else "yes" if size > cache else "no")
+    share = {"value": bound / times["value"], "low": bound / times["high"], "high": bound / times["low"]}
+    told = {"unit": "share", "better": "higher", "origin": "measured", "statistic": "median"}
+    kept = times.drop(columns=["ratio", "ratio_low", "ratio_high", "baseline", "parity_error"], errors="ignore")
+    return kept.assign(bytes=moved, bound_ms=bound, leaves_cache=leaves, **share, **told)
 
 
 def share_reached(count: Count, limits: Ceilings, measured_ms: float) -> float:

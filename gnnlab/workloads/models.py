@@ -55,9 +55,15 @@ class Workload:
 
 
 def build(
-    model_spec: str, graph_spec: str | Path | Data, *, batch_size: int = 32, seed: int = 0, **options: Any
+    model_spec: str | Callable[..., nn.Module],
+    graph_spec: str | Path | Data,
+    *,
+    batch_size: int = 32,
+    seed: int = 0,
+    **options: Any,
 ) -> Workload:
-    """The workload of a built-in model, or of a user's own (`module:factory`), on a graph that `graphs.load` takes.
+    """The workload of a built-in model, or of a user's own (`module:factory`, or the factory), on a graph that
+    `graphs.load` takes.
 
     Weights are drawn on the CPU with `seed`, and torch's random state is left as it was. `batch_size` is the number of
     rows that symptom_gat gives; the other models take the graph. Options go to the constructor or the factory; those
@@ -66,7 +72,7 @@ def build(
     >>> build("graph_transformer", "digits", num_layers=2).label
     'graph_transformer on digits'
     """
-    if not isinstance(model_spec, str) or (model_spec not in BUILT_IN and ":" not in model_spec):
+    if not callable(model_spec) and (not isinstance(model_spec, str) or not _is_known(model_spec)):
         near = difflib.get_close_matches(str(model_spec), BUILT_IN, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ModelError(
@@ -78,11 +84,18 @@ def build(
     options = {name: value for name, value in options.items() if value is not None}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if model_spec in BUILT_IN:
+        if callable(model_spec):
+            model, batch = user_models.build_by(model_spec, graph, options)
+            model_spec = getattr(model_spec, "__name__", "factory")
+        elif model_spec in BUILT_IN:
             model, batch = BUILT_IN[model_spec](graph, batch_size, options)
         else:
             model, batch = user_models.build(model_spec, graph, options)
     return Workload(model_spec, graph.name, graph, model, batch)
+
+
+def _is_known(spec: str) -> bool:
+    return spec in BUILT_IN or ":" in spec
 
 
 def _moved(value: Any, device: str | torch.device) -> Any:

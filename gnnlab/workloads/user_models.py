@@ -37,6 +37,15 @@ def build(spec: str, data: Data, options: dict[str, Any]) -> tuple[nn.Module, An
     return model, batch
 
 
+def build_by(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+    """As `build`, by a factory that is at hand."""
+    spec = getattr(factory, "__name__", "factory")
+    model = _made(spec, factory, data, options)
+    batch = bind(model, data, spec)
+    _try(spec, model, batch)
+    return model, batch
+
+
 def bind(model: nn.Module, data: Data, spec: str) -> Any:
     """What to pass to `model.forward`: a mapping of its arguments to the fields of `data` that have their names.
 
