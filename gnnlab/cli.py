@@ -112,12 +112,21 @@ def _add_run(commands) -> None:
         "have changed since their last run. A failure leaves earlier results in place.",
         examples="  gnnlab run                                   every notebook, small\n"
         "  gnnlab run 01 --params full                  one notebook at full size\n"
+        "  gnnlab run 02 --runs 5                       five times: what differs between processes is measured, too\n"
         "  gnnlab run 01 -p graphs '[my_graph.npz]' -p models '[my_models:make_gat]'\n"
         "  gnnlab run --params ~/my-params --force      parameters of your own, whatever has changed",
     )
     parser.add_argument("notebooks", nargs="*", metavar="NN", help="numbers of notebooks, as 01 (default: all)")
     _add_params_set(parser)
     parser.add_argument("--force", action="store_true", help="run what is unchanged, too")
+    parser.add_argument(
+        "--runs",
+        type=_runs,
+        default=1,
+        metavar="N",
+        help="run until there are N runs of each notebook named, each in a fresh process; the ledger pools them "
+        "(%(default)s)",
+    )
     parser.add_argument(
         "-p",
         nargs=2,
@@ -134,8 +143,16 @@ def _run(arguments) -> int:
     from .lab import runner
 
     overrides = [tuple(pair) for pair in arguments.overrides]
-    outcomes = runner.run(arguments.notebooks, arguments.params, force=arguments.force, overrides=overrides)
+    outcomes = runner.run(
+        arguments.notebooks, arguments.params, force=arguments.force, runs=arguments.runs, overrides=overrides
+    )
     return runner.exit_code(outcomes)
+
+
+def _runs(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d?|100", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 100")
+    return int(text)
 
 
 # ---- report, claims, compare ----------------------------------------------------------------------------------------
@@ -166,17 +183,32 @@ def _add_claims(commands) -> None:
         "claims",
         "print the ledger: what was claimed, what was measured here, the verdict",
         _claims,
-        examples="  gnnlab claims\n  gnnlab claims --params full --json > ledger.json",
+        more="Claims of the documents and goals of the lab stand apart. All is computed from the result files of the\n"
+        "folder and of its further runs (gnnlab run --runs).",
+        examples="  gnnlab claims\n  gnnlab claims --params full --json > ledger.json\n"
+        "  gnnlab claims ~/yesterday/quick --recompute   from the stored samples, on any machine",
     )
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="a folder of results (default: that of --params)")
     _add_params_set(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="as JSON")
+    how.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compute rows, intervals and verdicts again from the stored samples; exit code 1 where one differs",
+    )
 
 
 def _claims(arguments) -> int:
-    from .lab import claims, runner
+    from .lab import ledger, ledger_text, runner
 
-    folder = runner.output_folder(arguments.params)
-    _show(claims.ledger_json(folder)) if arguments.json else _show(claims.table(folder))
+    folder = _results(arguments.folder) if arguments.folder else runner.output_folder(arguments.params)
+    if arguments.recompute:
+        follows, lines = ledger_text.recomputed(folder)
+        _show("\n".join(lines))
+        return OK if follows else FAILED
+    judged = ledger.judge(folder)
+    _show(ledger_text.as_json(judged) if arguments.json else ledger_text.tables(judged))
     return OK
 
 
@@ -184,10 +216,10 @@ def _add_compare(commands) -> None:
     parser = _command(
         commands,
         "compare",
-        "compare two runs: the change of every metric with its interval",
+        "compare two runs: the change of every row with its interval",
         _compare,
-        more="A and B are folders of results, single result files, or names of parameter sets. It says when machine,\n"
-        "versions, parameters or commit differ.",
+        more="A and B are folders of results, single result files, or names of parameter sets. Several runs of a\n"
+        "notebook are pooled. It says when machine, versions, parameters or commit differ.",
         examples="  gnnlab compare outputs/quick ~/yesterday/quick\n  gnnlab compare quick full --json",
     )
     parser.add_argument("a", metavar="A", help="the run to compare with")
@@ -196,10 +228,10 @@ def _add_compare(commands) -> None:
 
 
 def _compare(arguments) -> int:
-    from .lab import compare
+    from .lab import compare, compare_text
 
     comparison = compare.compare(_results(arguments.a), _results(arguments.b))
-    _show(comparison.to_json() if arguments.json else compare.render(comparison))
+    _show(comparison.to_json() if arguments.json else compare_text.render(comparison))
     return OK
 
 

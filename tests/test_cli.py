@@ -13,7 +13,7 @@ from rich.table import Table
 
 import gnnlab
 from gnnlab import cli
-from gnnlab.lab import claims, compare, discovery, runner
+from gnnlab.lab import compare, compare_text, discovery, ledger, ledger_text, runner
 from gnnlab.lab.parameters import ParameterError
 from gnnlab.lab.results import Status
 
@@ -101,6 +101,10 @@ def test_python_m_gnnlab_is_the_command():
         (["nope"], "invalid choice: 'nope'"),
         (["run", "--forc"], "--forc"),
         (["run", "-p", "width"], "expected 2 arguments"),
+        (["run", "--runs", "0"], "'0' is not a whole number from 1 to 100"),
+        (["run", "--runs", "101"], "'101' is not a whole number from 1 to 100"),
+        (["run", "--runs", "two"], "'two' is not a whole number from 1 to 100"),
+        (["claims", "--json", "--recompute"], "not allowed with argument --json"),
         (["profile", "--num_nodes", "0"], "'0' is not a whole number above 0"),
         (["profile", "--profile", "speed"], "invalid choice: 'speed'"),
     ],
@@ -148,17 +152,16 @@ def test_a_pipe_without_a_reader_is_no_traceback():
 
 
 def test_run_passes_on_what_is_asked(asked):
-    assert (
-        cli.main(["run", "01", "2", "--params", "full", "--force", "-p", "rate", "-1e-3", "-p", "sizes", "[-1, 2]"])
-        == 0
-    )
+    given = ["-p", "rate", "-1e-3", "-p", "sizes", "[-1, 2]"]
+    assert cli.main(["run", "01", "2", "--params", "full", "--force", "--runs", "5", *given]) == 0
     assert (asked.numbers, asked.params_set) == (["01", "2"], "full")
-    assert asked.options == {"force": True, "overrides": [("rate", "-1e-3"), ("sizes", "[-1, 2]")]}
+    assert asked.options == {"force": True, "runs": 5, "overrides": [("rate", "-1e-3"), ("sizes", "[-1, 2]")]}
 
 
 def test_run_without_more_is_every_notebook_with_quick_parameters(asked):
     assert cli.main(["run"]) == 0
-    assert (asked.numbers, asked.params_set, asked.options) == ([], "quick", {"force": False, "overrides": []})
+    assert (asked.numbers, asked.params_set) == ([], "quick")
+    assert asked.options == {"force": False, "runs": 1, "overrides": []}
 
 
 @pytest.mark.parametrize(
@@ -188,15 +191,32 @@ def test_report_of_what_never_ran_names_the_run(capsys, repository):
     assert code == 2 and "run gnnlab run --params full first" in err
 
 
-def test_claims_prints_the_ledger_as_a_table_and_as_json(capsys, repository, monkeypatch):
-    monkeypatch.setattr(claims, "table", lambda folder: f"table of {folder.name}")
-    monkeypatch.setattr(claims, "ledger_json", lambda folder: f"JSON of {folder.name}")
-    assert said(capsys, "claims") == (0, "table of quick\n", "")
+@pytest.fixture
+def judged(monkeypatch):
+    """`gnnlab claims` prints `.text` for a ledger, and finds the `.problems` when it computes again."""
+    shown = types.SimpleNamespace(text="", problems=[])
+    monkeypatch.setattr(ledger, "judge", lambda folder: folder.name)
+    monkeypatch.setattr(ledger_text, "tables", lambda name: shown.text or f"tables of {name}")
+    monkeypatch.setattr(ledger_text, "as_json", lambda name: f"JSON of {name}")
+    monkeypatch.setattr(ledger_text, "recomputed", lambda folder: (not shown.problems, shown.problems or ["all"]))
+    return shown
+
+
+def test_claims_prints_the_ledger_as_tables_and_as_json(capsys, repository, judged):
+    assert said(capsys, "claims") == (0, "tables of quick\n", "")
     assert said(capsys, "claims", "--json") == (0, "JSON of quick\n", "")
+    (repository / "elsewhere").mkdir()
+    assert said(capsys, "claims", "elsewhere") == (0, "tables of elsewhere\n", "")
 
 
-def test_a_character_that_the_terminal_does_not_know_is_no_error(repository, monkeypatch):
-    monkeypatch.setattr(claims, "table", lambda folder: "±5 % ☃")
+def test_claims_computed_again_exit_with_1_where_one_differs(capsys, repository, judged):
+    assert said(capsys, "claims", "--recompute") == (0, "all\n", "")
+    judged.problems = ["gat.compile: stored 2, computed again 1", "a.json is damaged"]
+    assert said(capsys, "claims", "--recompute") == (1, "\n".join(judged.problems) + "\n", "")
+
+
+def test_a_character_that_the_terminal_does_not_know_is_no_error(repository, judged, monkeypatch):
+    judged.text = "±5 % ☃"
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     monkeypatch.setattr(sys, "stdout", narrow)
     assert cli.main(["claims"]) == 0
@@ -207,17 +227,17 @@ def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, m
     found = types.SimpleNamespace(to_json=lambda: "JSON")
     compared = []
     monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
-    monkeypatch.setattr(compare, "render", lambda comparison: "table")
+    monkeypatch.setattr(compare_text, "render", lambda comparison: "table")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
     assert said(capsys, "compare", "elsewhere", "quick", "--json") == (0, "JSON\n", "")
     assert compared[0] == (repository / "outputs/quick", Path("elsewhere"))
 
 
-def test_a_table_is_not_cut_to_a_narrow_page_in_a_file(capsys, repository, monkeypatch):
+def test_a_table_is_not_cut_to_a_narrow_page_in_a_file(capsys, repository, judged):
     table = Table("wide")
     table.add_row("x" * 120)
-    monkeypatch.setattr(claims, "table", lambda folder: table)
+    judged.text = table
     assert "x" * 120 in said(capsys, "claims")[1]
 
 

@@ -1,8 +1,9 @@
-"""Two runs side by side: what changed of every metric, with an interval, and what else was not the same.
+"""Two results side by side: what changed in every row, with an interval, and what else was not the same.
 
-    print(render(compare(Path("outputs/quick"), Path("elsewhere/quick"))))
+    compare(Path("outputs/quick"), Path("elsewhere/quick")).changes
 
-The two runs were not interleaved, so their ratio also holds what the machine did in between; the comparison says so.
+A folder with several runs of a notebook (`gnnlab run --runs 5`) counts with all of them, pooled row by row. The two
+sides were not interleaved, so their ratio also holds what the machine did in between; the comparison says so.
 """
 
 from __future__ import annotations
@@ -10,18 +11,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import Estimate
+
 from . import environment_view, results
-from .claims import format_value
-from .results import Quantity, ResultFile
+from .results import ResultFile
+from .table import Interval, Row
 
 NOT_INTERLEAVED = (
     "The runs were not interleaved: on a shared machine that alone changes times by 5 to 20 %. "
-    "Intervals hold the noise within each run, not what happened between them."
+    "Intervals hold the noise within a run and, where there are several, between runs, not what happened between A and "
+    "B. Of rows that did not change, about one in twenty is told to have."
 )
+SAME = "no difference seen"
 _WORDS = {  # (better, sign of the change) -> word
     ("lower", -1): "better",
     ("lower", 1): "worse",
@@ -37,28 +43,47 @@ class CompareError(ValueError):
 
 
 @dataclass(frozen=True)
-class Change:
-    """How one metric changed from run A to run B.
+class Figure:
+    """A row's value, or its ratio over the baseline, on one side: of one run, or pooled over `runs` of them."""
 
-    `change` and `ci` are the ratio B / A, or with `scale` "difference" B - A in the metric's unit (a ratio has no
-    meaning where a value or its interval reaches zero). All three are None where the two cannot be compared.
+    row: Row
+    of: str  # "median", ... or "ratio over PyG"
+    unit: str
+    estimate: Estimate
+    runs: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a row's value, or its ratio over the baseline, changed from A to B.
+
+    `change` and `ci` are the ratio B / A, or with `scale` "difference" B - A in `unit` (a ratio has no meaning where a
+    value or its interval reaches zero). They are None where the two cannot be compared, `ci` where a side has none.
     """
 
     notebook: str
-    metric: str
+    study: str
+    keys: dict[str, Any]
+    form: str
+    of: str
     unit: str
     a: float
     b: float
+    runs: tuple[int, int]
     scale: str | None  # "ratio" or "difference"
     change: float | None
     ci: tuple[float, float] | None
     word: str
     note: str = ""
 
+    @property
+    def label(self) -> str:
+        return f"{self.notebook[:2]} {', '.join([self.study, *map(str, self.keys.values())])}: {self.form}, {self.of}"
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that can be said of two runs. `differences` are the conditions that were not the same."""
+    """Everything that can be said of A and B. `differences` are the conditions that were not the same."""
 
     run_a: str
     run_b: str
@@ -73,74 +98,144 @@ class Comparison:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
 
 
+Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
+Name = tuple[Any, ...]  # notebook, and what tells a row from every other
+
+
 def compare(run_a: Path, run_b: Path) -> Comparison:
     """Compare two result folders, or two result files. Raises `CompareError` when one holds no readable result."""
     (found_a, problems_a), (found_b, problems_b) = _results(Path(run_a)), _results(Path(run_b))
     if Path(run_a).is_file() and Path(run_b).is_file():  # two files are meant for each other, whatever their names
         found_b = dict(zip(found_a, found_b.values(), strict=True))
-    metrics_a, metrics_b = _metrics(found_a), _metrics(found_b)
-    both = [key for key in metrics_a if key in metrics_b]
+    rows_a, rows_b = _rows(found_a), _rows(found_b)
+    changes = [change for name in rows_a if name in rows_b for change in _changes(name[0], rows_a[name], rows_b[name])]
     return Comparison(
         run_a=str(run_a),
         run_b=str(run_b),
         differences=list(dict.fromkeys(_differences(found_a, found_b))),
-        changes=[_change(*key, metrics_a[key], metrics_b[key]) for key in both],
-        only_a=[" ".join(key) for key in metrics_a if key not in metrics_b],
-        only_b=[" ".join(key) for key in metrics_b if key not in metrics_a],
+        changes=changes,
+        only_a=_only(rows_a, rows_b),
+        only_b=_only(rows_b, rows_a),
         problems=[*problems_a, *problems_b],
     )
 
 
-def _results(run: Path) -> tuple[dict[str, ResultFile], list[str]]:
-    """The result files of a run by notebook, and a line for each that could not be read."""
+def _results(run: Path) -> tuple[Runs, list[str]]:
+    """The runs of each notebook, and a line for each that could not be read."""
     if run.is_file():
         result = results.read(run)
-        return {result.notebook: result}, []
+        return {result.notebook: [result]}, []
     if not run.is_dir():
         raise CompareError(f"there is no folder or result file {run}; give a folder as outputs/quick, or NN_name.json")
-    found, problems = {}, []
-    for path in sorted(run.glob("[0-9][0-9]_*.json")):
-        if path.name.endswith(".failed.json"):
-            continue
-        try:
-            result = results.read(path)
-            found[result.notebook] = result
-        except results.ResultError as error:
-            problems.append(str(error))
+    found, problems = results.runs_of(run)
     if not found:
         raise CompareError(problems[0] if problems else f"{run} holds no results; run the notebooks first: gnnlab run")
-    return found, problems
+    return {name: [result for result, _ in runs] for name, runs in found.items()}, problems
 
 
-def _metrics(found: Mapping[str, ResultFile]) -> dict[tuple[str, str], Quantity]:
-    return {(name, key): quantity for name, result in found.items() for key, quantity in result.metrics.items()}
+def _rows(found: Runs) -> dict[Name, list[Row]]:
+    """Each row in every run that has it, those with a number first."""
+    rows: dict[Name, list[Row]] = {}
+    for notebook, runs in found.items():
+        for row in (row for result in runs for row in result.rows):
+            rows.setdefault((notebook, *row.id), []).append(row)
+    return {name: sorted(same, key=lambda row: row.status != "ok") for name, same in rows.items()}
 
 
-def _change(notebook: str, metric: str, a: Quantity, b: Quantity) -> Change:
-    if a.unit != b.unit:
-        word = "not comparable because units differ"
-        return Change(notebook, metric, f"{a.unit} | {b.unit}", a.value, b.value, None, None, None, word)
-    ends_a, ends_b = (a.value, *(a.ci or (a.value, a.value))), (b.value, *(b.ci or (b.value, b.value)))
-    if min(*ends_a, *ends_b) > 0:
-        scale, neutral, change = "ratio", 1.0, b.value / a.value
-        low, high = _interval([math.log(end) for end in ends_a], [math.log(end) for end in ends_b])
-        ci = math.exp(low), math.exp(high)
-    else:
-        scale, neutral, change = "difference", 0.0, b.value - a.value
-        ci = _interval(ends_a, ends_b)
-    note = "" if a.origin == b.origin else f"A is {a.origin.value}, B is {b.origin.value}"
-    if _lone(a) or _lone(b):
-        word = "unknown: a single sample has no interval"
-        return Change(notebook, metric, a.unit, a.value, b.value, scale, change, None, word, note)
-    word = "no difference seen"
-    if change != neutral and not ci[0] <= neutral <= ci[1]:
-        word = _WORDS[a.better if a.better == b.better else "neither", 1 if change > neutral else -1]
-    return Change(notebook, metric, a.unit, a.value, b.value, scale, change, ci, word, note)
+def _only(here: Mapping[Name, list[Row]], there: Mapping[Name, list[Row]]) -> list[str]:
+    """Rows with a number on one side alone, and why the other has none, where it says so."""
+    lines = []
+    for name, rows in here.items():
+        other = there.get(name, [None])[0]
+        if rows[0].status == "ok" and (other is None or other.status != "ok"):
+            why = f" (the other is {other.status}: {other.reason})" if other else ""
+            lines.append(f"{name[0][:2]} {rows[0].label}{why}")
+    return lines
 
 
-def _lone(quantity: Quantity) -> bool:
-    """Is it one measured sample, whose "interval" is itself? An exact value, a count, has none at all."""
-    return quantity.n == 1 and quantity.ci is not None and quantity.ci[0] == quantity.ci[1]
+# ---- one row --------------------------------------------------------------------------------------------------------
+
+
+def _changes(notebook: str, rows_a: Sequence[Row], rows_b: Sequence[Row]) -> list[Change]:
+    """The change of a row's value and, in a race, of its ratio over the baseline."""
+    a, b = (_figures([row for row in rows if row.status == "ok"]) for rows in (rows_a, rows_b))
+    return [_change(notebook, *pair) for pair in zip(a, b, strict=False)]
+
+
+def _figures(rows: Sequence[Row]) -> list[Figure]:
+    """Value, then ratio, pooled over runs."""
+    if not rows:
+        return []
+    first = rows[0]
+    value = Figure(first, first.statistic, first.unit, _pooled([row.estimate for row in rows]), len(rows))
+    raced = [row for row in rows if row.ratio is not None]
+    if not raced:
+        return [value]
+    ratios = _pooled([Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n) for row in raced])
+    return [value, Figure(first, f"ratio over {raced[0].baseline}", "x", ratios, len(raced))]
+
+
+def _pooled(runs: Sequence[Estimate]) -> Estimate:
+    """In logarithms where all is above zero; what is the same in all runs, a count, stays as it is."""
+    if len(set(runs)) == 1:
+        return replace(runs[0], n=sum(run.n for run in runs))
+    return estimates.pooled(runs, log=all(min(_ends(run)) > 0 for run in runs))
+
+
+def _ends(estimate: Estimate) -> tuple[float, float, float]:
+    return (estimate.value, *(estimate.interval or (estimate.value, estimate.value)))
+
+
+def _change(notebook: str, a: Figure, b: Figure) -> Change:
+    row = a.row
+    said = {"notebook": notebook, "study": row.study, "keys": row.keys, "form": row.form, "of": a.of}
+    said |= {"a": a.estimate.value, "b": b.estimate.value, "runs": (a.runs, b.runs), "note": _note(a.row, b.row)}
+    for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
+        if one != other:
+            word, unit = f"not comparable because {what} differ", f"{one} | {other}"
+            return Change(**said, unit=unit, scale=None, change=None, ci=None, word=word)
+    scale, change, ci = _scaled(_ends(a.estimate), _ends(b.estimate))
+    said |= {"unit": a.unit, "scale": scale, "change": change}
+    unknown = _unknown("A", a) or _unknown("B", b)
+    if unknown:
+        return Change(**said, ci=None, word=f"unknown: {unknown}")
+    return Change(**said, ci=ci, word=_word(a, b, change, ci, neutral=1.0 if scale == "ratio" else 0.0))
+
+
+def _scaled(a: Sequence[float], b: Sequence[float]) -> tuple[str, float, tuple[float, float]]:
+    """B over A, or B less A where one reaches zero; each is (value, low, high)."""
+    if min(*a, *b) > 0:
+        low, high = _interval([math.log(end) for end in a], [math.log(end) for end in b])
+        return "ratio", b[0] / a[0], (math.exp(low), math.exp(high))
+    return "difference", b[0] - a[0], _interval(a, b)
+
+
+def _unknown(side: str, figure: Figure) -> str | None:
+    """Why no change can be told from this side's interval."""
+    if figure.estimate.interval is None:
+        n = figure.estimate.n
+        return f"{side} has {n} {'sample' if n == 1 else 'samples'}, too few for an interval"
+    if figure.of == figure.row.statistic and figure.row.interval is Interval.PREDICTION:
+        return f"{side} has an interval of single new values, not of its own"
+    return None
+
+
+def _word(a: Figure, b: Figure, change: float, ci: tuple[float, float], neutral: float) -> str:
+    if change == neutral or ci[0] <= neutral <= ci[1]:
+        return SAME
+    better = a.row.better if a.row.better == b.row.better else "neither"
+    if a.of.startswith("ratio over"):
+        better = "higher"  # times as fast, or as small
+    return _WORDS[better, 1 if change > neutral else -1]
+
+
+def _note(a: Row, b: Row) -> str:
+    """What of the row's own conditions was not the same."""
+    parts = [] if a.origin is b.origin else [f"A is {a.origin.value}, B is {b.origin.value}"]
+    for name in ("device", "precision", "threads"):
+        if getattr(a, name) != getattr(b, name):
+            parts.append(f"{name}: {getattr(a, name)} | {getattr(b, name)}")
+    return "; ".join(parts)
 
 
 def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
@@ -150,13 +245,18 @@ def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     return b[0] - a[0] - below, b[0] - a[0] + above
 
 
-def _differences(found_a: Mapping[str, ResultFile], found_b: Mapping[str, ResultFile]) -> Iterator[str]:
-    """Lines "what: A | B" for every condition of the two runs that was not the same, notebook by notebook."""
+# ---- conditions of the runs -----------------------------------------------------------------------------------------
+
+
+def _differences(found_a: Runs, found_b: Runs) -> Iterator[str]:
+    """Lines "what: A | B" for every condition that was not the same, notebook by notebook, by their latest runs."""
     for name in sorted({*found_a, *found_b}):
-        a, b = found_a.get(name), found_b.get(name)
-        if a is None or b is None:
-            yield f"{name}: only in {'B' if a is None else 'A'}"
+        if name not in found_a or name not in found_b:
+            yield f"{name}: only in {'B' if name in found_b else 'A'}"
             continue
+        a, b = found_a[name][0], found_b[name][0]
+        if len(found_a[name]) != len(found_b[name]):
+            yield f"{name} runs: {len(found_a[name])} | {len(found_b[name])}"
         for what, conditions in (("", _conditions), (f"{name} parameter ", lambda result: result.parameters)):
             left, right = conditions(a), conditions(b)
             for key in dict.fromkeys([*left, *right]):
@@ -186,40 +286,3 @@ def _conditions(result: ResultFile) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     return "not there" if value is None else str(value)
-
-
-def render(comparison: Comparison) -> Any:
-    """The comparison for a terminal (rich)."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text("B over A, with 95 % intervals"), title_justify="left")
-    for column in ("metric", "A", "B", "B / A", "interval", ""):
-        table.add_column(column, justify="left" if column in ("metric", "") else "right")
-    styles = {"better": "green", "worse": "red"}
-    for change in comparison.changes:
-        word = f"{change.word} ({change.note})" if change.note else change.word
-        table.add_row(*(Text(cell) for cell in _cells(change)), Text(word, style=styles.get(change.word, "")))
-    lines = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", ""]
-    if comparison.differences:
-        lines += ["Not the same in A | B:", *(f"  {line}" for line in comparison.differences), ""]
-    else:
-        lines += ["Machine, versions, parameters and commit are the same.", ""]
-    tail = [f"only in A: {name}" for name in comparison.only_a] + [f"only in B: {name}" for name in comparison.only_b]
-    tail += [f"left out: {problem}" for problem in comparison.problems]
-    body = table if comparison.changes else Text("No metric is in both.")
-    return Group(Text("\n".join(lines)), body, Text("\n".join([*tail, comparison.caution])))
-
-
-def _cells(change: Change) -> tuple[str, ...]:
-    unit = "" if change.unit in ("count", "ratio", "x") or change.scale is None else f" {change.unit}"
-    form = "+.3g" if change.scale == "difference" else ".3g"
-    exact = change.ci is None or change.ci[0] == change.ci[1]
-    return (
-        f"{change.notebook[:2]} {change.metric}",
-        format_value(change.a) + unit,
-        format_value(change.b) + unit,
-        "" if change.change is None else f"{change.change:{form}}",
-        "" if exact else f"{change.ci[0]:{form}} to {change.ci[1]:{form}}",
-    )

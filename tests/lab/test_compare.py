@@ -1,4 +1,4 @@
-"""Two runs side by side: the words follow the intervals, and every condition that differs is named."""
+"""Two results side by side: the words follow the intervals, and every condition that differs is named."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import io
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gnnlab.lab import compare, results
-from gnnlab.lab.results import Quantity, ResultFile
+from gnnlab.lab import compare, compare_text, results
+from gnnlab.lab.results import ResultFile
+from gnnlab.lab.table import Row, Table, row
 
 ENVIRONMENT = {
     "commit": "abc1234",
@@ -24,37 +26,49 @@ ENVIRONMENT = {
     "threads": 2,
     "load": [0.1, 0.2, 0.3],
 }
+CONDITIONS = {"device": "CPU", "runtime": "torch", "precision": "float32", "threads": 2}
 
 
-def time(value: float, half: float = 0.0, **changes: object) -> Quantity:
-    ci = (value - half, value + half) if half else None
-    return Quantity(**{"value": value, "unit": "ms", "ci": ci, "n": 50, "better": "lower"} | changes)
+def time(value: float, half: float = 0.0, **changes: Any) -> Row:
+    """A measured row; without `half` its samples have no interval."""
+    fields = {"study": "forward", "form": "PyG", "origin": "measured", "statistic": "median", "unit": "ms", "n": 50}
+    fields |= {"better": "lower", "value": value, "interval": "95 % confidence", **CONDITIONS}
+    if half:
+        fields |= {"low": value - half, "high": value + half}
+    return row(**fields | changes)
 
 
-def write(folder: Path, metrics: dict[str, Quantity], name: str = "01_profile_bottlenecks", **changes: object) -> Path:
+def count(value: float, **changes: Any) -> Row:
+    exact = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1, "unit": "count"}
+    return time(value, **exact | {"better": "neither"} | changes)
+
+
+def write(folder: Path, *rows: Row, name: str = "01_profile_bottlenecks", at: str = "{}", **changes: Any) -> Path:
+    """Write a result file; `at` says where, as "runs/{}.1"."""
     content = {
+        "run": str(folder / at),
         "notebook": name,
         "params_set": "quick",
         "status": "passed",
-        "parameters": {"runs": 5, "output_dir": str(folder)},
+        "parameters": {"runs": 5, "output_dir": "out"},
         "environment": ENVIRONMENT,
-        "metrics": metrics,
         "started": "2026-11-20T16:40:00+00:00",
         "seconds": 41.2,
     }
-    results.write(folder / f"{name}.json", ResultFile.model_validate(content | changes))
+    path = folder / f"{at.format(name)}.json"
+    results.write(path, ResultFile.model_validate(content | changes), Table(rows))
     return folder
 
 
-def change(tmp_path: Path, a: Quantity, b: Quantity) -> compare.Change:
-    found = compare.compare(write(tmp_path / "a", {"m": a}), write(tmp_path / "b", {"m": b}))
+def change(tmp_path: Path, a: Row, b: Row) -> compare.Change:
+    found = compare.compare(write(tmp_path / "a", a), write(tmp_path / "b", b))
     assert len(found.changes) == 1
     return found.changes[0]
 
 
 def printed(comparison: compare.Comparison) -> str:
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(compare.render(comparison))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(compare_text.render(comparison))
     return console.export_text()
 
 
@@ -64,29 +78,71 @@ def printed(comparison: compare.Comparison) -> str:
         (time(10, 0.1), time(8, 0.1), "better"),
         (time(10, 0.1), time(12, 0.1), "worse"),
         (time(10, 1.5), time(11, 1.5), "no difference seen"),
-        (time(10), time(10), "no difference seen"),
-        (time(10), time(10.1), "worse"),  # both exact: any change is one
+        (count(10), count(10), "no difference seen"),
+        (count(10), count(11), "higher"),  # both exact: any change is one
+        (count(10, better="lower"), count(11, better="lower"), "worse"),
+        (count(10), time(12, 0.1, statistic="count", unit="count", better="neither"), "higher"),
         (time(10, 0.1, better="higher"), time(12, 0.1, better="higher"), "better"),
         (time(10, 0.1, better="higher"), time(8, 0.1, better="higher"), "worse"),
         (time(10, 0.1, better="neither"), time(12, 0.1, better="neither"), "higher"),
         (time(10, 0.1, better="neither"), time(8, 0.1, better="neither"), "lower"),
-        (time(10, 0.1, better="higher"), time(8, 0.1), "lower"),  # the runs do not agree on which way is better
+        (time(10, 0.1, better="higher"), time(8, 0.1), "lower"),  # the two do not agree on which way is better
         (time(10, 0.1), time(10, 0.1, unit="s"), "not comparable because units differ"),
+        (time(10, 0.1), time(10, 0.1, statistic="mean"), "not comparable because statistics differ"),
+        (time(10, 0.1), time(20, n=3), "unknown: B has 3 samples, too few for an interval"),
+        (time(10, n=1), time(20, 0.1), "unknown: A has 1 sample, too few for an interval"),
+        (
+            time(10, 1, interval="90 % prediction", origin="predicted"),
+            time(90, 1),
+            "unknown: A has an interval of single new values, not of its own",
+        ),
     ],
 )
-def test_the_word_follows_the_interval_and_the_direction(tmp_path: Path, a: Quantity, b: Quantity, word: str) -> None:
+def test_the_word_follows_the_interval_and_the_direction(tmp_path: Path, a: Row, b: Row, word: str) -> None:
     assert change(tmp_path, a, b).word == word
 
 
-def test_of_a_single_sample_no_change_is_told(tmp_path: Path) -> None:
-    found = change(tmp_path, time(10, ci=(10, 10), n=1), time(20, 0.1))
-    assert (found.change, found.ci, found.word) == (2.0, None, "unknown: a single sample has no interval")
+def test_a_row_is_known_by_study_keys_and_form(tmp_path: Path) -> None:
+    rows = [time(10, 0.1, keys={"size": size}, form=form) for size in ("s", "m") for form in ("PyG", "gnnlab")]
+    found = compare.compare(write(tmp_path / "a", *rows), write(tmp_path / "b", *reversed(rows)))
+    assert [(c.keys["size"], c.form) for c in found.changes] == [
+        ("s", "PyG"),
+        ("s", "gnnlab"),
+        ("m", "PyG"),
+        ("m", "gnnlab"),
+    ]
+    assert {c.word for c in found.changes} == {"no difference seen"}
+
+
+def raced(ratio: float, half: float, **changes: Any) -> Row:
+    fields = {
+        "form": "gnnlab",
+        "baseline": "PyG",
+        "ratio": ratio,
+        "ratio_low": ratio - half,
+        "ratio_high": ratio + half,
+    }
+    return time(10, 0.1, **fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "word"),
+    [
+        (raced(2, 0.1), raced(3, 0.1), "better"),
+        (raced(2, 0.1), raced(1.5, 0.1), "worse"),
+        (raced(2, 0.1), raced(2.05, 0.1), "no difference seen"),
+        (raced(2, 0.1), raced(3, 0.1, baseline="torch"), "not comparable because statistics differ"),
+        (raced(2, 0.1), raced(3, 0, ratio_low=None, ratio_high=None), "unknown: B has 50 samples, too few"),
+    ],
+)
+def test_of_a_race_the_ratio_is_compared_too_and_more_is_better(tmp_path: Path, a: Row, b: Row, word: str) -> None:
+    value, ratio = compare.compare(write(tmp_path / "a", a), write(tmp_path / "b", b)).changes
+    assert (value.of, value.word) == ("median", "no difference seen")
+    assert ratio.word.startswith(word) and ratio.label.endswith("gnnlab, ratio over PyG")
 
 
 def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squares(tmp_path: Path) -> None:
-    a = time(10, ci=(9.0, 12.0))
-    b = time(20, ci=(16.0, 25.0))
-    found = change(tmp_path, a, b)
+    found = change(tmp_path, time(10, low=9.0, high=12.0), time(20, low=16.0, high=25.0))
     assert (found.scale, found.change) == ("ratio", 2.0)
     low = 2 * math.exp(-math.hypot(math.log(20 / 16), math.log(12 / 10)))
     high = 2 * math.exp(math.hypot(math.log(25 / 20), math.log(10 / 9)))
@@ -95,7 +151,7 @@ def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squar
 
 
 def test_values_at_or_below_zero_are_compared_by_their_difference(tmp_path: Path) -> None:
-    found = change(tmp_path, time(0.0), time(3.0, 0.5))
+    found = change(tmp_path, count(0.0), time(3.0, 0.5, statistic="count", unit="count"))
     assert (found.scale, found.change, found.ci) == ("difference", 3.0, (2.5, 3.5))
     reaches = change(tmp_path / "more", time(1.0, 2.0), time(2.0, 0.1))
     assert (reaches.scale, reaches.word) == ("difference", "no difference seen")
@@ -104,18 +160,52 @@ def test_values_at_or_below_zero_are_compared_by_their_difference(tmp_path: Path
 positive = st.floats(0.001, 1000)
 
 
-@given(a=positive, b=positive, spread_a=st.floats(1, 2), spread_b=st.floats(1, 2))
-def test_swapping_the_runs_inverts_ratio_and_interval(a: float, b: float, spread_a: float, spread_b: float) -> None:
-    one = time(a, ci=(a / spread_a, a * spread_a))
-    other = time(b, ci=(b / spread_b, b * spread_b))
-    there, back = compare._change("01", "m", one, other), compare._change("01", "m", other, one)
+@given(a=positive, b=positive, spread_a=st.floats(1.001, 2), spread_b=st.floats(1.001, 2))
+def test_swapping_the_sides_inverts_ratio_and_interval(a: float, b: float, spread_a: float, spread_b: float) -> None:
+    one = [time(a, low=a / spread_a, high=a * spread_a)]
+    other = [time(b, low=b / spread_b, high=b * spread_b)]
+    (there,), (back,) = compare._changes("01", one, other), compare._changes("01", other, one)
     assert there.ci[0] <= there.change * (1 + 1e-12) and there.change <= there.ci[1] * (1 + 1e-12)
     assert there.ci == pytest.approx((1 / back.ci[1], 1 / back.ci[0]))
     assert (there.word == "no difference seen") == (back.word == "no difference seen")
 
 
+# ---- several runs
+
+
+def several(folder: Path, *values: float, make: Any = time) -> Path:
+    for number, value in enumerate(values):
+        write(folder, make(value, 0.01) if make is time else make(value), at=f"runs/{{}}.{number}" if number else "{}")
+    return folder
+
+
+def test_runs_of_a_folder_are_pooled_and_what_differs_between_them_is_in_the_interval(tmp_path: Path) -> None:
+    one = compare.compare(several(tmp_path / "a", 10), several(tmp_path / "b", 10.3))
+    assert (one.changes[0].word, one.changes[0].runs) == ("worse", (1, 1))
+    many = compare.compare(several(tmp_path / "a", 10, 10.6, 9.5), several(tmp_path / "b", 10.3, 9.7, 10.8))
+    assert (many.changes[0].word, many.changes[0].runs) == ("no difference seen", (3, 3))
+    assert many.changes[0].a == pytest.approx((10 * 10.6 * 9.5) ** (1 / 3))
+
+
+def test_what_no_run_gives_an_interval_several_do(tmp_path: Path) -> None:
+    for side, values in {"a": (10, 10.1, 10.2), "b": (20, 20.1, 20.2)}.items():
+        several(tmp_path / side, *values, make=lambda value: time(value, n=1))
+    found = compare.compare(tmp_path / "a", tmp_path / "b").changes[0]
+    assert found.word == "worse" and found.ci[0] < 2 < found.ci[1]
+
+
+def test_a_count_that_is_the_same_in_all_runs_stays_exact(tmp_path: Path) -> None:
+    a, b = several(tmp_path / "a", 7, 7, make=count), several(tmp_path / "b", 7, 7, 7, make=count)
+    found = compare.compare(a, b)
+    assert (found.changes[0].a, found.changes[0].ci, found.changes[0].word) == (7, (1, 1), "no difference seen")
+    assert found.differences == ["01_profile_bottlenecks runs: 2 | 3"]
+
+
+# ---- conditions, and what is on one side only
+
+
 def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp_path: Path) -> None:
-    a = write(tmp_path / "a", {})
+    a = write(tmp_path / "a")
     other = ENVIRONMENT | {
         "commit": "def5678",
         "dirty": True,
@@ -124,7 +214,7 @@ def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp
         "versions": {"torch": "2.13.0", "openvino": "2026.4"},
         "load": [9, 9, 9],
     }
-    b = write(tmp_path / "b", {}, environment=other, parameters={"runs": 9, "output_dir": "elsewhere"})
+    b = write(tmp_path / "b", environment=other, parameters={"runs": 9, "output_dir": "elsewhere"})
     assert compare.compare(a, b).differences == [
         "host: bench | laptop",
         "machine: AMD EPYC 9R14, 2 cores | Core Ultra 7, 16 cores",
@@ -135,19 +225,27 @@ def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp
     ]
 
 
-def test_metrics_and_notebooks_of_one_run_only_are_listed(tmp_path: Path) -> None:
-    a = write(tmp_path / "a", {"both": time(1), "gone": time(1)})
-    b = write(tmp_path / "b", {"both": time(1), "new": time(1)})
-    write(b, {"other": time(1)}, name="02_optimize_gnn")
+def test_conditions_of_a_row_that_differ_are_said_with_it(tmp_path: Path) -> None:
+    other = time(10, 0.1, origin="simulated", device="CUDA H100", precision="bfloat16", threads=0)
+    told = "A is measured, B is simulated; device: CPU | CUDA H100; precision: float32 | bfloat16; threads: 2 | 0"
+    assert change(tmp_path, time(10, 0.1), other).note == told
+
+
+def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) -> None:
+    absent = row(study="cuda", form="PyG", status="unavailable", reason="no CUDA", origin="measured", unit="ms",
+                 better="lower", **CONDITIONS)  # fmt: skip
+    a = write(tmp_path / "a", time(1, 0.1), time(1, 0.1, study="gone"), time(1, 0.1, study="cuda"))
+    b = write(tmp_path / "b", time(1, 0.1), time(1, 0.1, study="new", keys={"size": 3}), absent)
+    write(b, time(1, 0.1, study="other"), name="02_optimize_gnn")
     found = compare.compare(a, b)
-    assert found.only_a == ["01_profile_bottlenecks gone"]
-    assert found.only_b == ["01_profile_bottlenecks new", "02_optimize_gnn other"]
-    assert found.differences == ["02_optimize_gnn: only in B"]
+    assert found.only_a == ["01 gone: PyG", "01 cuda: PyG (the other is unavailable: no CUDA)"]
+    assert found.only_b == ["01 new, 3: PyG", "02 other: PyG"]
+    assert found.differences == ["02_optimize_gnn: only in B"] and len(found.changes) == 1
 
 
 def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp_path: Path) -> None:
-    a = write(tmp_path / "a", {"m": time(1)})
-    b = write(tmp_path / "b", {"m": time(1)})
+    a = write(tmp_path / "a", time(1, 0.1))
+    b = write(tmp_path / "b", time(1, 0.1))
     (b / "02_optimize_gnn.json").write_text("{")
     (b / "03_x.failed.json").write_text("{")
     found = compare.compare(a, b)
@@ -156,13 +254,13 @@ def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp
 
 
 def test_two_files_are_compared_whatever_their_names(tmp_path: Path) -> None:
-    a = write(tmp_path / "a", {"m": time(1)}) / "01_profile_bottlenecks.json"
-    b = write(tmp_path / "b", {"m": time(2)}, name="02_optimize_gnn") / "02_optimize_gnn.json"
+    a = write(tmp_path / "a", time(1, 0.1)) / "01_profile_bottlenecks.json"
+    b = write(tmp_path / "b", time(2, 0.1), name="02_optimize_gnn") / "02_optimize_gnn.json"
     assert [c.word for c in compare.compare(a, b).changes] == ["worse"]
 
 
 def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
-    good = write(tmp_path / "good", {"m": time(1)})
+    good = write(tmp_path / "good", time(1))
     with pytest.raises(compare.CompareError, match="no folder or result file"):
         compare.compare(good, tmp_path / "nowhere")
     with pytest.raises(compare.CompareError, match="holds no results"):
@@ -175,33 +273,23 @@ def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path: Path) -> None:
-    count = Quantity(value=169856, unit="count")
-    a = write(
-        tmp_path / "a",
-        {"forward": time(10, 0.1), "parameters": count, "odd": time(1), "[red]x": time(1, origin="simulated")},
-    )
-    b = write(
-        tmp_path / "b",
-        {"forward": time(8, 0.1), "parameters": count, "odd": time(1, unit="s"), "[red]x": time(2)},
-        params_set="full",
-    )
+    parameters = count(169856, study="parameters")
+    odd = {"study": "[red]x", "form": "[/b]"}
+    a = write(tmp_path / "a", time(10, 0.1), parameters, time(1, 0.1, **odd, origin="simulated"))
+    b = write(tmp_path / "b", time(8, 0.1), parameters, time(2, 0.1, **odd), params_set="full")
     found = compare.compare(a, b)
     data = json.loads(found.to_json())
-    assert [c["word"] for c in data["changes"]] == [
-        "better",
-        "no difference seen",
-        "not comparable because units differ",
-        "worse",
-    ]
+    assert [c["word"] for c in data["changes"]] == ["better", "no difference seen", "worse"]
     text = printed(found)
     assert text.count("169,856") == 2
-    assert "forward" in text and "0.8" in text and "better" in text
+    assert "01 forward: PyG, median" in text and "0.8" in text and "better" in text
     assert "parameter set: quick | full" in text
-    assert "[red]x" in text and "A is simulated, B is measured" in text
+    assert "[red]x: [/b]" in text and "A is simulated, B is measured" in text
+    assert "better 1, no difference seen 1, worse 1" in text
     assert "not interleaved" in text and "not interleaved" in data["caution"]
 
 
 def test_equal_conditions_are_said_to_be_equal(tmp_path: Path) -> None:
-    text = printed(compare.compare(write(tmp_path / "a", {}), write(tmp_path / "b", {})))
+    text = printed(compare.compare(write(tmp_path / "a"), write(tmp_path / "b")))
     assert "Machine, versions, parameters and commit are the same." in text
-    assert "No metric is in both." in text
+    assert "No row is in both." in text

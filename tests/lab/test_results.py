@@ -1,52 +1,72 @@
-"""A result file is whole or not there, and reads back as it was written."""
+"""A result file is whole or not there, reads back as it was written, and its runs are told apart."""
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from gnnlab.lab import results
-from gnnlab.lab.results import Measurement, Quantity, ResultError
+from gnnlab.lab.results import ResultError
+from gnnlab.lab.table import Row, RowError, Table, row
 
-CONDITIONS = {"device": "a CPU", "runtime": "torch 1", "threads": 2}
+FIELDS = {"unit": "ms", "better": "lower", "device": "CPU", "runtime": "torch", "precision": "float32", "threads": 2}
+MEASURED = {"origin": "measured", "statistic": "median", "value": 2.0, "low": 1.0, "high": 3.0, "n": 3}
+MEASURED |= {"interval": "95 % confidence"}
 
 
-def test_a_result_reads_back_as_it_was_written(tmp_path, result_file):
-    result = result_file(
-        metrics={"forward": Quantity(value=1.5, unit="ms", ci=(1.4, 1.6), n=30, better="lower")},
-        measurements=[
-            Measurement(
-                name="forward", quantity=Quantity(value=1.5, unit="ms"), samples=[1.4, 1.6], conditions=CONDITIONS
-            ),
-            Measurement(name="cuda", status="unavailable", reason="no CUDA device", conditions=CONDITIONS),
-        ],
-    )
-    results.write(tmp_path / "01_a.json", result)
-    assert results.read(tmp_path / "01_a.json") == result
+def table(study="gat_layer"):
+    """A row with samples, one without, and one that could not be measured."""
+    made = Table()
+    made.put(row(study=study, keys={"size": "58/776"}, form="PyG", **FIELDS, **MEASURED), [1.0, 2.0, 3.0])
+    counted = {"origin": "counted", "statistic": "count", "value": 4.0, "n": 1, "interval": "exact"}
+    made.put(row(study=study, form="parameters", **FIELDS, **counted))
+    made.put(row(study=study, form="cuda", status="unavailable", reason="no CUDA", origin="measured", **FIELDS))
+    return made
+
+
+def test_rows_and_samples_read_back_as_they_were_written(tmp_path, result_file):
+    path = tmp_path / "01_a.json"
+    results.write(path, result_file(), table())
+    result = results.read(path)
+    assert result.rows == list(table()) and result.samples_sha256
+    again = results.table_of(path, result)
+    assert [again.samples_of(each) is not None for each in again] == [True, False, False]
+    assert again.samples_of(result.rows[0]).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("name", sorted(set(Row.model_fields) - {"reason", "notes"}))
+def test_a_row_without_a_field_is_refused(result_file, name):
+    content = next(iter(table())).model_dump(mode="json")
+    with pytest.raises(ValidationError):
+        Row.model_validate({field: value for field, value in content.items() if field != name})
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"quantity": None},
+        {"value": 3.5},  # outside of its interval
+        {"value": math.nan},
+        {"low": None},
+        {"n": 0},
+        {"origin": "guessed"},
+        {"interval": "quartiles"},
+        {"interval": "exact"},
         {"status": "failed"},
-        {"status": "unavailable", "quantity": None},
-        {"status": "guessed"},
+        {"speed": 1},
     ],
 )
-def test_a_measurement_has_a_value_or_a_reason_and_never_both(fields):
-    with pytest.raises(ValidationError):
-        Measurement(**{"name": "m", "quantity": Quantity(value=1, unit="ms"), "conditions": CONDITIONS} | fields)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"value": math.nan}, {"value": math.inf}, {"ci": (2, 1)}, {"origin": "guessed"}, {"n": 0}, {"speed": 1}]
-)
-def test_a_quantity_refuses(fields):
-    with pytest.raises(ValidationError):
-        Quantity(**{"value": 1.0, "unit": "ms"} | fields)
+def test_a_row_that_contradicts_itself_is_refused_in_a_file_too(tmp_path, result_file, fields):
+    path = tmp_path / "01_a.json"
+    results.write(path, result_file(), table())
+    content = json.loads(path.read_text())
+    content["rows"][0] |= fields
+    path.write_text(json.dumps(content))
+    with pytest.raises(ResultError, match=r"01_a\.json is not a result file of this version: rows\.0") as error:
+        results.read(path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', '{"schema_version": 99}', "\x00\xff"])
@@ -61,6 +81,71 @@ def test_a_damaged_file_is_refused_in_one_line_that_names_it(tmp_path, text):
 def test_a_missing_file_says_which_notebook_to_run(tmp_path):
     with pytest.raises(ResultError, match="gnnlab run 04"):
         results.read(tmp_path / "04_stage_export.json")
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("change", [damage, Path.unlink])
+def test_samples_of_another_result_or_none_are_refused_in_one_line(tmp_path, result_file, change):
+    path = tmp_path / "01_a.json"
+    results.write(path, result_file(), table())
+    change(results.samples_path(path))
+    with pytest.raises(ResultError, match=r"01_a\.samples\.parquet") as error:
+        results.table_of(path, results.read(path))
+    assert "\n" not in str(error.value)
+
+
+def test_samples_of_another_number_than_n_are_refused():
+    with pytest.raises(RowError, match="2 samples, and n = 3"):
+        Table().put(next(iter(table())), [1.0, 2.0])
+
+
+# ---- several runs
+
+
+@pytest.fixture
+def folder(tmp_path, result_file):
+    """Three runs of a notebook, the latest "c"."""
+    for place, run in {"01_a": "c", "runs/01_a.1": "a", "runs/01_a.2": "b"}.items():
+        results.write(tmp_path / f"{place}.json", result_file(run=run, notebook="01_a"), table())
+    return tmp_path
+
+
+def runs(folder):
+    found, problems = results.runs_of(folder)
+    return [result.run for result, _ in found["01_a"]], problems
+
+
+def test_runs_of_a_notebook_are_found_the_latest_first_each_with_its_samples(folder):
+    assert runs(folder) == (["c", "a", "b"], [])
+    found, _ = results.runs_of(folder)
+    assert all(rows.samples_of(next(iter(rows))) is not None for _, rows in found["01_a"])
+
+
+def test_a_run_counts_once_and_one_with_other_parameters_not_at_all(folder, result_file):
+    for kind in ("json", "samples.parquet"):
+        shutil.copy(folder / f"01_a.{kind}", folder / f"runs/01_a.3.{kind}")
+    results.write(folder / "runs/01_a.4.json", result_file(run="d", notebook="01_a", parameters={"size": 9}), table())
+    assert runs(folder) == (["c", "a", "b"], [])
+
+
+def test_a_run_that_cannot_be_read_is_a_line_and_the_others_count(folder):
+    damage(folder / "runs/01_a.1.samples.parquet")
+    (folder / "runs/01_a.2.json").write_text("{")
+    found, problems = runs(folder)
+    assert found == ["c"] and len(problems) == 2
+    assert "01_a.1.samples.parquet" in problems[0] and "01_a.2.json" in problems[1]
+
+
+def test_failed_runs_and_other_files_are_no_runs(folder):
+    (folder / "01_a.failed.json").write_text("{")
+    (folder / "runs/01_a.json").write_text("{")
+    (folder / "claims.json").write_text("{")
+    assert runs(folder) == (["c", "a", "b"], [])
 
 
 def test_the_published_schema_is_that_of_the_code():
