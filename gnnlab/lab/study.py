@@ -97,7 +97,10 @@ class Study:
         label = self._axis(y)
         if log is None:
             values = frame[y].dropna()
-            log = bool(len(values) and values.min() > 0 and (values.max() / values.min() > 5 or y == "ratio"))
+            values = values[values > 0]
+            log = bool(len(values) and (values.max() / values.min() > 5 or y == "ratio"))
+        if log:
+            frame = frame[frame[y] > 0]
         shared = {"title": self.finding(), "ci_low": low, "ci_high": high, "origin": "origin"}
         if x is not None:
             axes = {"x": x, "y": y, "hue": "form", "x_label": x.replace("_", " "), "y_label": f"{label} ({unit})"}
@@ -166,15 +169,29 @@ class Study:
             line["over baseline"] = "" if ratio is None else estimate_text(ratio)
             line["relative error"] = "" if row.parity_error is None else f"{row.parity_error:.1e}"
             rows.append({**line, "origin": row.origin.value, **{c: getattr(row, c) for c in columns}})
-        frame = pd.DataFrame(rows).fillna("")
+        frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
         plain = [c for c in ("over baseline", "relative error") if (frame[c] == "").all()]
         plain += ["origin"] if frame["origin"].nunique() == 1 else []
-        return frame.drop(columns=plain).set_index([*self.keys, "form"])
+        first = (self.keys or ["form"])[0]
+        return headed(
+            frame.drop(columns=plain)[[*self.keys, "form", *_rest(frame, [*self.keys, "form", *plain])]], first
+        )
+
+
+def _rest(frame: pd.DataFrame, taken: Sequence[str]) -> list[str]:
+    return [column for column in frame.columns if column not in taken]
+
+
+def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:
+    """The frame with the column `first` as its index, named in the same row as the other columns."""
+    frame = frame.set_index(first)
+    frame.columns.name, frame.index.name = first, None
+    return frame
 
 
 def ledger_frame(judged: Sequence[Judged]) -> pd.DataFrame:
     """Judged claims for a reader."""
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "claim": row.id,
             "claimed": format_range(row.claimed),
@@ -183,7 +200,8 @@ def ledger_frame(judged: Sequence[Judged]) -> pd.DataFrame:
             "why": row.why,
         }
         for row in judged
-    ).set_index("claim")
+    )
+    return headed(frame, "claim") if len(frame) else frame
 
 
 def _measured(row: Judged) -> str:

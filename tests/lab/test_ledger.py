@@ -1,0 +1,195 @@
+"""The ledger follows from rows, samples and rules alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gnnlab.lab import claims, ledger, results
+from gnnlab.lab.claims import Claim, Verdict
+from gnnlab.lab.table import CONTROL, Table, row
+from gnnlab.profiling import estimates
+
+FIELDS = {
+    "origin": "measured",
+    "statistic": "median",
+    "unit": "ms",
+    "better": "lower",
+    "device": "CPU some",
+    "runtime": "torch 2.13",
+    "precision": "float32",
+    "threads": 1,
+}
+
+
+def put(table, study, keys, form, samples, baseline=None, control=None, **fields):
+    found = estimates.summary(samples)
+    over = {}
+    if baseline is not None:
+        ratio = estimates.ratio(*baseline[1:], samples, *([] if control is None else [control]))
+        over = {"baseline": baseline[0], "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+    ends = {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "interval": "95 % confidence"}
+    table.put(row(**{**FIELDS, "study": study, "keys": keys, "form": form, **ends, **over, **fields}), samples)
+
+
+def raced(gains, *, cells=("a",), rounds=40, noise=0.02, seed=0, study="s", device="CPU some"):
+    """A table with one race: `gains` maps each form to how much faster than the baseline it is."""
+    table, rng = Table(), np.random.default_rng(seed)
+    for cell in cells:
+        base, control = (np.exp(rng.normal(0, noise, rounds)) for _ in range(2))
+        put(table, study, {"size": cell}, "PyG", base, device=device)
+        put(table, study, {"size": cell}, CONTROL, control, ("PyG", base), device=device)
+        for form, gain in gains.items():
+            samples = np.exp(rng.normal(0, noise, rounds)) / gain
+            put(table, study, {"size": cell}, form, samples, ("PyG", base), control, device=device)
+    return table
+
+
+def claim(**of):
+    fields = {name: of.pop(name) for name in ("needs", "processor", "at_least", "metric", "claimed") if name in of}
+    given = {"id": "c", "notebook": "02", "metric": "ratio", "statement": "s", "source": "000"}
+    return Claim(**{**given, **fields}, of={"study": "s", "stat": "ratio", **of})
+
+
+def test_a_ratio_is_the_geometric_mean_over_the_cells():
+    found = ledger.evaluate(claim(form="fast"), raced({"fast": 2.0}, cells=("a", "b", "c")))
+    assert found.estimate.value == pytest.approx(2, rel=0.02)
+    assert found.estimate.low < 2 < found.estimate.high
+    assert "geometric mean of 3 cells by size" in found.how
+
+
+def test_with_fewer_cells_than_the_claim_speaks_of_there_is_no_verdict():
+    with pytest.raises(ledger.Untestable, match="3 of the 15 cells"):
+        ledger.evaluate(claim(form="fast", cells=15), raced({"fast": 2.0}, cells=("a", "b", "c")))
+
+
+def test_the_fastest_of_equal_forms_is_not_judged_by_the_samples_that_chose_it():
+    """Of ten forms without a gain the one that looks best shows none: chosen and judged on different rounds."""
+    names = [f"form {i}" for i in range(10)]
+    values = []
+    for seed in range(40):
+        table = raced(dict.fromkeys(names, 1.0), rounds=24, noise=0.2, seed=seed)
+        values.append(ledger.evaluate(claim(form=names), table).estimate.value)
+    assert abs(float(np.mean(np.log(values)))) < 0.03
+    table = raced({"slow": 1.0, "fast": 2.0})
+    assert "fast over PyG" in ledger.evaluate(claim(form=["slow", "fast"]), table).how
+
+
+def test_the_best_peer_counts_and_none_may_be_left_out():
+    table = raced({"fast": 3.0, "EdgeIndex": 2.0, "CSR": 1.5})
+    found = ledger.evaluate(claim(form="fast", over=["EdgeIndex", "CSR"]), table)
+    assert found.estimate.value == pytest.approx(1.5, rel=0.05)
+    with pytest.raises(ledger.Untestable, match=r"needs torch\.compile in the same race"):
+        ledger.evaluate(claim(form="fast", over=["EdgeIndex", "torch.compile"]), table)
+
+
+def test_what_a_control_shows_is_in_every_ratio():
+    quiet = raced({"fast": 2.0}, noise=0.001)
+    samples = {r.form: quiet.samples_of(r) for r in quiet}
+    loud = Table()
+    put(loud, "s", {"size": "a"}, "PyG", samples["PyG"])
+    put(loud, "s", {"size": "a"}, CONTROL, samples[CONTROL] * 1.1, ("PyG", samples["PyG"]))
+    put(loud, "s", {"size": "a"}, "fast", samples["fast"], ("PyG", samples["PyG"]), samples[CONTROL] * 1.1)
+    narrow, wide = (ledger.evaluate(claim(form="fast"), table).estimate for table in (quiet, loud))
+    assert wide.low < narrow.low / 1.05 and wide.high > narrow.high * 1.05
+
+
+def test_rows_of_a_cpu_never_decide_a_claim_about_cuda_nor_the_other_way_round():
+    cpu, cuda = raced({"fast": 2.0}), raced({"fast": 2.0}, device="CUDA H100")
+    with pytest.raises(ledger.Untestable, match="needs a CUDA device"):
+        ledger.evaluate(claim(form="fast", needs="cuda"), cpu)
+    assert ledger.evaluate(claim(form="fast", needs="cuda"), cuda).estimate.value == pytest.approx(2, rel=0.05)
+    with pytest.raises(ledger.Untestable, match="needs a CPU device"):
+        ledger.evaluate(claim(form="fast", processor="cpu"), cuda)
+
+
+def test_a_form_that_failed_is_untestable_with_its_reason():
+    table = Table([row(**{**FIELDS, "study": "s", "form": "fast", "status": "failed", "reason": "differs by 1e-1"})])
+    with pytest.raises(ledger.Untestable, match="differs by 1e-1"):
+        ledger.evaluate(claim(form="fast"), table)
+
+
+def counts(**values):
+    exact = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1, "unit": "count"}
+    return Table(
+        [row(**{**FIELDS, **exact, "study": "s", "form": form, "value": value}) for form, value in values.items()]
+    )
+
+
+@pytest.mark.parametrize(("mul", "expected"), [(120, Verdict.REPRODUCED), (119, Verdict.REFUTED)])
+def test_counts_hold_only_if_all_of_them_do(mul, expected):
+    of = claim(equals={"mul": 120, "mm": 40}, stat="value", metric="count", claimed=(120, 120))
+    judged = ledger._judged(of, [counts(mul=mul, mm=40)])
+    assert judged.verdict is expected and "mul" in judged.why
+
+
+def test_what_differs_between_runs_is_in_the_interval_and_their_number_in_the_row():
+    tables = [raced({"fast": gain}, seed=seed) for seed, gain in enumerate((1.0, 1.2, 1.45, 1.3, 1.1))]
+    one, five = ledger._judged(claim(form="fast"), tables[2:3]), ledger._judged(claim(form="fast"), tables)
+    assert (one.runs, five.runs) == (1, 5)
+    assert "one run: what differs between processes is not in it" in one.why and "5 runs" in five.why
+    assert one.verdict is Verdict.REPRODUCED and five.verdict is Verdict.REPRODUCED
+    assert five.high - five.low > 3 * (one.high - one.low)
+
+
+@pytest.fixture
+def folder(tmp_path, result_file):
+    """A folder with one result of notebook 02, and its `claims.json`."""
+    table = raced({"all together": 1.43, "compile": 1.0}, cells=(1, 8, 16, 32, 64), study="symptom_ladder")
+    results.write(tmp_path / "02_optimize_gnn.json", result_file(notebook="02_optimize_gnn"), table)
+    (tmp_path / ledger.RECORD).write_text(json.dumps(ledger.judge(tmp_path).to_dict()), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_folder_is_judged_from_its_files_alone(folder):
+    found = {judged.id: judged for judged in ledger.judge(folder).rows}
+    assert found["gat.optimized"].verdict is Verdict.REPRODUCED
+    assert found["gat.compile"].verdict is Verdict.REFUTED
+    assert found["gat.compile_cuda"].verdict is Verdict.UNTESTABLE
+    assert {entry.id for entry in ledger.judge(folder).missing} == {
+        id for id, entry in claims.catalogue().items() if entry.notebook != "02"
+    }
+
+
+def test_everything_can_be_computed_again(folder):
+    assert ledger.recompute(folder) == []
+
+
+def changed(path, change):
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def test_a_digit_that_was_changed_is_found(folder):
+    changed(
+        folder / "02_optimize_gnn.json", lambda data: data["rows"][0].update(value=data["rows"][0]["value"] * 1.0001)
+    )
+    assert any("symptom_ladder" in line and "from its samples" in line for line in ledger.recompute(folder))
+
+
+def test_a_verdict_that_was_changed_is_found(folder):
+    changed(folder / ledger.RECORD, lambda data: data["claims"][0].update(verdict="exceeded"))
+    assert [line for line in ledger.recompute(folder) if "stored exceeded" in line]
+
+
+def test_samples_of_another_run_are_not_believed(folder):
+    (folder / "02_optimize_gnn.samples.parquet").write_bytes(b"rubbish")
+    assert any("not those of their result file" in line for line in ledger.recompute(folder))
+
+
+def test_the_share_of_equal_verdicts_needs_two_runs():
+    of = claims.catalogue()["goal.same_verdict"]
+    tables = [
+        raced({"all together": 1.43, "compile": gain}, cells=(1, 8, 16, 32, 64), study="symptom_ladder", seed=seed)
+        for seed, gain in enumerate((1.0, 1.0, 1.15))
+    ]
+    assert ledger._judged(of, tables[:1]).verdict is Verdict.UNTESTABLE
+    assert ledger._judged(of, tables[:2]).value == 1
+    assert ledger._judged(of, tables).value < 1
+
+
+def test_a_notebook_that_was_skipped_leaves_its_claims_untestable_with_the_reason(result_file):
+    skipped = result_file(notebook="02_optimize_gnn", status="skipped", reason="no CUDA device here")
+    judged = ledger.judge_runs([(skipped, Table())])
+    assert {j.verdict for j in judged} == {Verdict.UNTESTABLE} and {j.why for j in judged} == {"no CUDA device here"}

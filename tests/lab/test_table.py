@@ -1,0 +1,119 @@
+"""A row that contradicts itself is refused; what is written is read back, samples and all."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gnnlab.lab import table as tables
+from gnnlab.lab.table import RowError, Table, row
+
+GOOD = {
+    "study": "gat_layer",
+    "keys": {"size": "58/776"},
+    "form": "gnnlab",
+    "origin": "measured",
+    "statistic": "median",
+    "value": 1.0,
+    "low": 0.9,
+    "high": 1.1,
+    "interval": "95 % confidence",
+    "n": 7,
+    "unit": "ms",
+    "better": "lower",
+    "device": "CPU some",
+    "runtime": "torch 2.13",
+    "precision": "float32",
+    "threads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"low": 1.05}, "lies outside of its interval"),
+        ({"value": 8.41, "low": 7.87, "high": 8.23}, "lies outside of its interval"),
+        ({"interval": "quartiles"}, "interval: Input should be"),
+        ({"interval": "exact"}, "no measured number is exact"),
+        ({"n": 1}, "one sample has no 95 % interval"),
+        ({"n": 0}, "status 'ok' and value"),
+        ({"value": None}, "status 'ok' and value"),
+        ({"value": float("nan")}, "status 'ok' and value"),
+        ({"ratio": 2.0}, "a ratio needs its baseline"),
+        ({"ratio": 2.0, "baseline": "PyG", "ratio_low": 2.1, "ratio_high": 3.0}, "ratio: the value 2.0 lies outside"),
+        ({"status": "failed"}, "without a reason"),
+        ({"origin": "guessed"}, "origin: Input should be"),
+        ({"colour": "red"}, "colour: Extra inputs"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused_in_one_line(change, message):
+    with pytest.raises(RowError, match=message) as refused:
+        row(**{**GOOD, **change})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("lacking", ["origin", "n", "unit", "better", "device", "precision", "threads", "statistic"])
+def test_nothing_has_a_default_that_could_be_untrue(lacking):
+    with pytest.raises(RowError, match=lacking if lacking != "n" else "n"):
+        row(**{name: value for name, value in GOOD.items() if name != lacking})
+
+
+def test_a_row_without_ends_has_no_interval_and_says_so():
+    assert row(**{**GOOD, "low": None, "high": float("nan")}).interval == "none"
+
+
+def test_a_row_that_is_not_ok_has_a_reason_and_no_value():
+    found = row(**{**GOOD, "status": "unavailable", "reason": "no CUDA device"})
+    assert (found.value, found.low, found.n, found.interval) == (None, None, 0, "none")
+
+
+def test_a_count_is_exact():
+    found = row(**{**GOOD, "origin": "counted", "statistic": "count", "interval": "exact", "value": 6, "n": 1})
+    assert found.low == found.value == found.high == 6
+
+
+def test_a_row_takes_the_place_of_the_one_that_it_measures_again():
+    table = Table([row(**GOOD), row(**{**GOOD, "form": "PyG"})])
+    table.put(row(**{**GOOD, "value": 1.05}), [1.05] * 7)
+    assert [(r.form, r.value) for r in table] == [("gnnlab", 1.05), ("PyG", 1.0)]
+
+
+def test_as_many_samples_as_n():
+    with pytest.raises(RowError, match="3 samples, and n = 7"):
+        Table().put(row(**GOOD), [1, 2, 3])
+
+
+def test_rows_are_selected_by_study_form_and_keys():
+    table = Table([row(**{**GOOD, "keys": {"size": size, "features": 64}}) for size in ("a", "b", "c")])
+    assert len(table.select("gat_layer", "gnnlab", {"size": ["a", "c"]})) == 2
+    assert table.select("gat_layer", "gnnlab", {"features": 500}) == []
+    assert list(table.frame("gat_layer")["size"]) == ["a", "b", "c"]
+
+
+def test_samples_come_back_as_they_were_written(tmp_path):
+    table = Table()
+    for form, n in (("a", 3), ("b", 0), ("c", 5)):
+        fields = {**GOOD, "form": form, "n": n or 7}
+        table.put(row(**fields), np.arange(n) / 3)
+    sha = table.write_samples(tmp_path / "s.parquet")
+    again = Table(list(table))
+    again.read_samples(tmp_path / "s.parquet", sha)
+    found = {r.form: again.samples_of(r) for r in again}
+    assert found["b"] is None
+    np.testing.assert_array_equal(found["c"], np.arange(5) / 3)
+    assert list(pd.read_parquet(tmp_path / "s.parquet").columns) == ["row", "sample", "value"]
+
+
+def test_samples_of_another_run_are_refused(tmp_path):
+    table = Table()
+    table.put(row(**GOOD), [1.0] * 7)
+    table.write_samples(tmp_path / "s.parquet")
+    with pytest.raises(RowError, match="not those of their result file"):
+        Table(list(table)).read_samples(tmp_path / "s.parquet", "0" * 64)
+    with pytest.raises(RowError, match="could not read the samples"):
+        Table(list(table)).read_samples(tmp_path / "none.parquet", "0" * 64)
+
+
+def test_the_fields_that_may_be_left_out_are_those_of_which_there_is_none():
+    assert set(tables._OPTIONAL) == {
+        "reason", "baseline", "ratio", "ratio_low", "ratio_high", "parity_error", "notes", "keys", "status",
+    }  # fmt: skip

@@ -1,0 +1,130 @@
+"""Intervals that hold planted truth, and combinations that never say more than their parts."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import Estimate
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=200), st.sampled_from(["median", "mean", "share"]))
+def test_a_value_lies_within_its_interval(samples, statistic):
+    found = estimates.summary(samples, statistic)
+    assert found.n == len(samples)
+    if found.interval:
+        assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize(("n", "has"), [(1, False), (5, False), (6, True), (50, True)])
+def test_a_median_of_fewer_than_six_samples_has_no_interval(n, has):
+    assert (estimates.summary(np.arange(1.0, n + 1)).interval is not None) is has
+
+
+def test_a_95th_percentile_needs_130_samples():
+    x = np.random.default_rng(0).exponential(size=130)
+    assert estimates.summary(x[:129], "p95").interval is None
+    assert estimates.summary(x, "p95").interval is not None
+
+
+def test_a_share_has_wilsons_interval_and_never_certainty():
+    found = estimates.summary([1.0] * 20, "share")
+    assert found.value == found.high == 1 and found.low == pytest.approx(0.839, abs=1e-3)
+
+
+def test_an_estimate_whose_value_lies_outside_of_its_interval_is_refused():
+    with pytest.raises(ValueError, match="outside of its interval"):
+        Estimate(8.41, 7.87, 8.23, 10)
+
+
+def races(seed, rounds, gain, noise=0.05, control_drift=1.0):
+    rng = np.random.default_rng(seed)
+    base, form, control = (np.exp(rng.normal(0, noise, rounds)) for _ in range(3))
+    return base, form / gain, control * control_drift
+
+
+@pytest.mark.parametrize("of", ["median", "mean"])
+def test_the_interval_of_a_ratio_holds_the_planted_gain(of):
+    hits = 0
+    for seed in range(200):
+        base, form, control = races(seed, 40, 1.3)
+        low, high = estimates.ratio(base, form, control, of=of).interval
+        hits += low <= 1.3 <= high
+    assert hits >= 190
+
+
+def test_what_the_control_shows_beyond_1_is_in_the_interval():
+    base, form, control = races(0, 40, 1.3, control_drift=1.1)
+    alone, widened = estimates.ratio(base, form), estimates.ratio(base, form, control)
+    floor = estimates.noise_floor(base, control)
+    assert floor == pytest.approx(1.1, rel=0.05)
+    assert (widened.low, widened.high) == pytest.approx((alone.low / floor, alone.high * floor))
+
+
+def test_a_geometric_mean_is_that_of_the_cells_and_narrower_than_they_are():
+    cells = [Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, 7.2, 8.8, 20)]
+    found = estimates.geometric_mean(cells)
+    assert found.value == pytest.approx(4) and found.n == 20
+    assert found.low > 4 * 0.9 and found.high < 4 * 1.1
+
+
+def test_a_cell_without_an_interval_leaves_the_mean_without_one():
+    assert estimates.geometric_mean([Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, None, None, 2)]).interval is None
+
+
+def test_the_worst_cell_has_an_interval_that_holds_the_noise_of_all():
+    found = estimates.worst([Estimate(5.0, 4.0, 9.0, 9), Estimate(5.5, 3.0, 6.0, 9)])
+    assert (found.value, found.low, found.high) == (5.0, 3.0, 6.0)
+
+
+def test_what_differs_between_runs_is_in_the_pooled_interval():
+    runs = [Estimate(value, value * 0.99, value * 1.01, 50) for value in (0.96, 1.05, 1.12, 1.22, 1.0)]
+    found = estimates.pooled(runs, log=True)
+    assert found.value == pytest.approx(math.exp(np.mean(np.log([r.value for r in runs]))))
+    assert found.low < 1.0 and found.high > 1.15 and found.n == 250
+
+
+def test_runs_that_agree_have_at_least_the_noise_within_them():
+    runs = [Estimate(2.0, 1.8, 2.2, 10)] * 4
+    found = estimates.pooled(runs, log=False)
+    assert found.high - 2.0 == pytest.approx(0.2 / 2)
+
+
+def test_two_single_samples_get_an_interval_from_between_the_runs():
+    found = estimates.pooled([Estimate(2.0, None, None, 1), Estimate(2.2, None, None, 1)], log=False)
+    assert found.low < 2.0 and found.high > 2.2
+
+
+def test_one_run_is_itself():
+    run = Estimate(2.0, 1.8, 2.2, 10)
+    assert estimates.pooled([run], log=True) is run
+
+
+def test_cells_of_one_cluster_are_no_samples_of_their_own():
+    rng = np.random.default_rng(0)
+    shifts = rng.normal(0, 5, 4)
+    values = np.concatenate([shift + rng.normal(10, 0.1, 50) for shift in shifts])
+    clusters = np.repeat(np.arange(4), 50)
+    together = estimates.over_clusters(values, list(clusters), "median")
+    apart = estimates.over_clusters(values, range(200), "median")
+    assert together.high - together.low > 2 * (apart.high - apart.low)
+
+
+def test_all_cells_of_two_sizes_within_the_bound_are_no_certainty():
+    found = estimates.over_clusters([1.0] * 20, [0] * 10 + [1] * 10, "share", within=10)
+    assert found.value == 1 and found.low < 0.5
+
+
+def test_one_cluster_has_no_interval():
+    assert estimates.over_clusters([1.0, 2.0], ["a", "a"], "mean").interval is None
+
+
+def test_the_median_of_cells_is_no_narrower_than_the_middle_one_of_them():
+    """Many cells whose intervals reach 1 do not exclude it together: what bends each of them bends their median."""
+    cells = [Estimate(value, 0.3, 1.0, 8) for value in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    found = estimates.middle(cells)
+    assert (found.value, found.low, found.high, found.n) == (0.7, 0.3, 1.0, 8)
+    assert estimates.middle([*cells, Estimate(0.5, None, None, 3)]).interval is None

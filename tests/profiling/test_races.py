@@ -1,0 +1,99 @@
+"""A race checks before it times; forms see the inputs that they name."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gnnlab.profiling import races
+from gnnlab.profiling.conditions import Conditions, under
+from gnnlab.profiling.races import CONTROL, LEAST_ROUNDS, RaceError, race_forms
+
+X = torch.arange(12.0).reshape(4, 3)
+
+
+def race(forms, inputs=None, **options):
+    return race_forms(forms, {"x": X, "scale": 2.0} if inputs is None else inputs, budget_s=0.01, **options)
+
+
+def test_every_form_that_agrees_is_timed_in_the_same_rounds():
+    found = race({"base": lambda x, scale: x * scale, "mine": lambda x: x + x})
+    assert list(found) == ["base", CONTROL, "mine"]
+    assert {len(raced.times_ms) for raced in found.values()} == {len(found["base"].times_ms)}
+    assert len(found["base"].times_ms) >= LEAST_ROUNDS
+    assert found["base"].ratio is None and found["mine"].parity_error == 0
+    assert found["mine"].ratio.value == pytest.approx(np.median(found["base"].times_ms / found["mine"].times_ms))
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (lambda x: x * 2.1, "differs from that of base by 5.0e-02 relative"),
+        (lambda x: x[:2], "shape"),
+        (lambda x: 1 / 0, "does not run here: ZeroDivisionError"),
+        (lambda x: {"y": x}, "cannot be compared"),
+    ],
+)
+def test_a_form_that_computes_something_else_is_not_timed_and_says_why(form, reason):
+    found = race({"base": lambda x: x * 2, "wrong": form, "right": lambda x: x + x})
+    assert found["wrong"].times_ms is None and reason in found["wrong"].reason
+    assert found["right"].times_ms is not None
+
+
+def test_a_form_may_have_a_tolerance_of_its_own():
+    forms = {"base": lambda x: x * 2, "rough": lambda x: x * 2.001}
+    assert race(forms)["rough"].times_ms is None
+    assert race(forms, tolerance={"rough": 1e-2})["rough"].times_ms is not None
+
+
+def test_a_baseline_that_fails_stops_the_race_in_one_line():
+    with pytest.raises(RaceError, match="the baseline 'base' fails: ZeroDivisionError"):
+        race({"base": lambda: 1 / 0})
+    with pytest.raises(RaceError, match="mode of inference, training"):
+        race({"base": lambda x: x}, mode="testing")
+
+
+def test_a_tuple_is_spread_and_anything_else_is_one_argument():
+    assert race({"a": lambda x, y: x + y, "b": lambda p, q: q + p}, (X, X))["b"].parity_error == 0
+    assert race({"a": lambda x: x, "b": lambda y: y + 0}, X)["b"].parity_error == 0
+
+
+def test_training_compares_the_gradients_too():
+    torch.manual_seed(0)
+    layer, same = nn.Linear(3, 2), nn.Linear(3, 2)
+    same.load_state_dict(layer.state_dict())
+    x = X.clone().requires_grad_()
+    cut = lambda input: layer(input.detach()) + 0 * input.sum()  # noqa: E731 - the right output, no gradient
+    found = race({"base": layer, "same": same, "cut": cut}, {"input": x}, mode="training")
+    assert found["same"].parity_error < 1e-6 and found["same"].times_ms is not None
+    assert found["cut"].times_ms is None and "differs" in found["cut"].reason
+    assert layer.weight.grad is None and x.grad is None
+
+
+def test_inference_needs_no_gradients():
+    seen = []
+    race({"base": lambda x: seen.append(torch.is_inference_mode_enabled()) or x})
+    assert all(seen)
+
+
+def test_a_form_runs_under_its_own_conditions_and_the_others_under_those_around():
+    seen = {}
+    before = Conditions.now()
+
+    def form(x):
+        seen[torch.get_float32_matmul_precision()] = torch.get_num_threads()
+        return x
+
+    found = race({"base": lambda x: x, "mine": under(form, threads=1, precision="medium")})
+    assert seen == {"medium": 1} and Conditions.now() == before
+    assert found["mine"].conditions == Conditions(1, "medium") and found["base"].conditions == before
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="one of highest, high, medium"):
+        under(lambda x: x, precision="low")
+
+
+def test_without_a_control_a_lone_baseline_has_no_times():
+    found = races.race_forms({"base": lambda x: x}, {"x": X}, control=False)
+    assert found["base"].times_ms is None
