@@ -127,6 +127,14 @@ def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_p
     assert campaign_study.report(tmp_path).startswith("GNN stage profile")
 
 
+def test_what_is_known_is_measured_again_only_when_asked_to(tmp_path):
+    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["1", "2"], "names": [NPU]}
+    known = []
+    for anew in (False, False, True, True):
+        known.append(campaign_study.measure(tmp_path, **asked, features=8, budget_s=0.01, anew=anew).done.known)
+    assert known == [0, 2, 0, 0]
+
+
 def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
     with LocalUnits([], Settings(), 1.0) as local:
         local.available["openvino:GPU"] = Availability(False, "no GPU", "a driver")

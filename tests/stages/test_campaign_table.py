@@ -1,26 +1,18 @@
-"""Tables, sentences and claims of a campaign on planted outcomes: they follow the numbers, and nothing is filled in."""
-
-from types import SimpleNamespace
+"""Tables and sentences of a campaign on planted outcomes: they follow the numbers, and nothing is filled in."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from gnnlab.profiling.roofline import Ceilings
-from gnnlab.stages.campaign import fused_race, sizes
-from gnnlab.stages.campaign import study_claims as claims
 from gnnlab.stages.campaign import study_reading as reading
 from gnnlab.stages.campaign import table as tables
-from gnnlab.stages.campaign.campaign import Answer, Done, as_json
+from gnnlab.stages.campaign.campaign import Answer, as_json
 from gnnlab.stages.campaign.cells import Cell, Outcome
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.units.unit import Availability
 
 TORCH, ORT, FAST, NPU, GPU = "torch:CPU", "onnxruntime:CPU", "fast:CPU", "simulated:NPU", "openvino:GPU"
-CATALOGUE = {
-    "goal.openvino_fused": SimpleNamespace(claimed=(5, None)),
-    "goal.campaign_minutes": SimpleNamespace(claimed=(None, 3)),
-}
 
 
 def timed(ms, half=0.01, status="measured", **changes):
@@ -160,70 +152,3 @@ def test_titles_follow_the_numbers(cells):
 def test_units_are_shown_with_what_they_need():
     found = {TORCH: Availability(True, device="a CPU", version="1"), GPU: Availability(False, "no GPU", "a driver")}
     assert list(reading.units_rows(found)["here"]) == ["a CPU, 1", "not here, no GPU; what helps: a driver"]
-
-
-# ---- claims
-
-
-def done(answers):
-    return Done(tuple(answers), 1.0, 0, len(answers), 0, 2, ())
-
-
-def raced(*ratios):
-    rows = [
-        {"size": f"{i}", "form": form, "ratio": r / (1 + place), "ci_low": 0.9 * r, "ci_high": 1.1 * r, "n": 9}
-        for i, r in enumerate(ratios)
-        for place, form in enumerate((fused_race.BAG, fused_race.SORTING))
-    ]
-    return pd.DataFrame(rows).assign(parity_error=1e-7)
-
-
-def test_hours_are_scaled_to_the_cells_of_the_study_and_say_so():
-    answers = [answer(TORCH, 1, timed(1.0), took_s=s) for s in (1.0, 2.0, 3.0)] + [
-        answer(GPU, 1, missing(), took_s=9.0)
-    ]
-    row = claims.campaign_hours(done(answers))
-    assert row["measured"] == pytest.approx(2 * 315 / 3600) and row["n"] == 3
-    assert row["ci"][0] < row["measured"] < row["ci"][1] and "scaled to the study's 315" in row["why"]
-    assert claims.campaign_hours(done(answers[3:]))["measured"] is None
-
-
-@pytest.mark.parametrize(
-    ("ratios", "word"),
-    [((9, 6), "met"), ((9, 5.2), "met, though the interval reaches beyond the goal"), ((9, 3), "missed")],
-)
-def test_the_fused_goal_is_that_of_the_worst_size(ratios, word):
-    row = claims.openvino_fused(raced(*ratios), CATALOGUE)
-    assert row["measured"] == ratios[1] and row["why"].startswith(word) and ": worst of 2 sizes is 1" in row["why"]
-
-
-def whole(unit, took_s, **changes):
-    return [
-        answer(unit, stage, timed(1.0, **changes), (s.nodes, s.edges), took_s=took_s)
-        for s in sizes.read(["study"])
-        for stage in range(1, 8)
-    ]
-
-
-@pytest.mark.parametrize(("took_s", "word"), [(0.5, "met"), (1.0, "missed")])
-def test_minutes_count_the_stages_of_every_usable_unit(took_s, word):
-    available = {TORCH: Availability(True), ORT: Availability(True), GPU: Availability(False)}
-    fused = [answer(TORCH, 1, timed(1.0), last=5, took_s=1e6)]
-    answers = whole(TORCH, took_s) + whole(ORT, took_s, notes=("interval is ±3.0%",)) + fused
-    row = claims.campaign_minutes(done(answers), available, CATALOGUE)
-    assert row["measured"] == pytest.approx(210 * took_s / 60) and row["n"] == 210
-    assert row["why"].startswith(f"{word}: 210 cells of 2 units, 210 measured, 105 of them marked as wider than 2 %")
-
-
-def test_minutes_of_fewer_cells_are_not_claimed():
-    available = {TORCH: Availability(True), ORT: Availability(True)}
-    row = claims.campaign_minutes(done(whole(TORCH, 0.1)), available, CATALOGUE)
-    assert row["measured"] is None and ORT in row["why"] and TORCH not in row["why"]
-    assert claims.campaign_minutes(done([]), {}, CATALOGUE)["measured"] is None
-
-
-def test_every_row_reaches_the_ledger():
-    found = claims.rows(done(whole(TORCH, 0.1)), {TORCH: Availability(True)}, raced(6), CATALOGUE)
-    got = []
-    assert claims.record(lambda **row: got.append(row["id"]), found) == 3
-    assert got == ["stages.campaign_hours", "goal.openvino_fused", "goal.campaign_minutes"]

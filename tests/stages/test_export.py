@@ -76,6 +76,16 @@ def test_what_is_unchanged_is_not_exported_again(folder, monkeypatch):
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
+def test_asked_to_export_anew_makes_every_model_also_those_of_equal_shapes(tmp_path):
+    layer, sizes = sage(4), [(20, 30), (20, 60)]  # stages 5 to 7 are the same at both
+    once = export_all(layer, sizes, tmp_path)
+    assert any(not a.fresh for a in once)
+    again = export_all(layer, sizes, tmp_path, anew=True)
+    assert all(a.fresh and a.ready and a.seconds > 0 for a in again) and len(again) == len(once)
+    assert {a.key for a in again} == {a.key for a in once}
+    assert not any(a.fresh for a in export_all(layer, sizes, tmp_path))
+
+
 @pytest.mark.parametrize("ending", [".xml", ".bin"])
 def test_a_damaged_or_missing_file_is_noticed_and_made_anew(folder, ending):
     path = built(folder).path.with_suffix(ending)

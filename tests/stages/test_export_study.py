@@ -1,6 +1,5 @@
 """The matrix finds what is wrong, and what is said follows from the numbers."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -115,25 +114,15 @@ def artefact(number, exporter="onnx", seconds=1.0, nodes=None, status="ready", p
     return Artefact(key=f"{number}{exporter}", seconds=seconds, status=status, **place, **made)
 
 
-def test_the_claim_counts_the_documents_models_and_no_others():
-    made = [artefact(n, e) for n in range(1, 8) for e in ("onnx", "openvino", "handbuilt")]
-    made += [artefact(n, "openvino", seconds=0.5, nodes=10) for n in range(1, 5)]
-    row = reading.export_claim(made)
-    assert row["measured"] == pytest.approx((14 * 1 + 4 * 0.5) / 60) and row["n"] == 18
-    assert row["ci"][0] <= row["measured"] <= row["ci"][1]
-    assert "14 dynamic and 4 static models (the document: 14 and 105), all of them checked and right" in row["why"]
-    assert f"would take {(14 + 105 * 0.5) / 60:.2g} minutes at this rate" in row["why"]
-    as_many = [*made, *(artefact(1, "openvino", seconds=0.5, nodes=n) for n in range(101))]
-    assert "at this rate" not in reading.export_claim(as_many)["why"]
-    assert "1 of them not fit" in reading.export_claim([*made, artefact(5, "openvino", nodes=9, status="wrong")])["why"]
-
-
 def test_models_are_counted_once_by_file(tmp_path):
     paths = [tmp_path / "a", tmp_path / "a", tmp_path / "b"]
     made = [artefact(5, "openvino", nodes=n, path=p) for n, p in enumerate(paths, 1)]
     table = study.models(made)
-    assert tuple(table.loc[0, ["models", "files", "ready"]]) == (3, 2, 3)
+    assert tuple(table.loc[0, ["models", "files", "ready", "made", "seconds"]]) == (3, 2, 3, 0, 0)
     assert "which share 2 files" in reading.models(table) and "all are right" in reading.models(table)
-    times = reading.export_times([*made, artefact(5, "openvino", seconds=0.0, nodes=9)])
-    assert times.loc[0, "models"] == 3 and np.isclose(times.loc[0, "seconds"], 1.0)
-    assert reading.times_title(times).startswith("A model takes")
+
+
+def test_titles_of_export_times_follow_the_numbers():
+    times = pd.DataFrame({"form": ["a", "b"], "value": [0.25, 2.0]})
+    assert reading.times_title(times) == "A model takes 0.25 s (a) to 2 s (b)"
+    assert reading.times_title(times.assign(value=None)).startswith("No model was exported by this run")

@@ -8,6 +8,7 @@ measured.available      # of each unit: usable here, or why not
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,12 @@ def measure(
     budget_s: float = 0.2,
     timeout_s: float = 60.0,
     seed: int = 0,
+    anew: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Measured:
     """Measure what is not known yet of every block at every size on the units `names` (none: all that there are).
+
+    With `anew` what is known is measured again: every time is then of this call.
 
     Raises:
         StageError: something asked for is not there, another campaign holds the folder, or the disk refuses.
@@ -73,7 +77,7 @@ def measure(
     with LocalUnits(chosen, settings, timeout_s) as local:
         conditions = {"precision": precision, "threads": threads}
         cells = campaign_cells.cells(layer, features, sizes, numbers, chosen, **conditions)
-        plan = campaign_cells.plan(cells, settings, local.available)
+        plan = campaign_cells.plan(cells, settings, local.available, uuid.uuid4().hex if anew else None)
         done = campaign.run(folder, plan, local, seed=seed, say=say)
         available = local.available
     return Measured(analyze(folder), done, available)

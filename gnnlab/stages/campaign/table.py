@@ -28,8 +28,9 @@ def table(measurements: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """A row for each cell, by stage, size and unit.
 
     Columns: key, layer, features, size, nodes, edges, first, last, fused, stage ("3 REDUCE_SUM"), unit,
-    processor, origin, status, ms, ms_low, ms_high, std_ms, n, within (is the interval within 2 %?), parity_error,
-    precision, threads, device, runtime_version, host, reason, notes; of cells without a time the numbers are NaN.
+    processor, origin, status, ms, ms_low, ms_high, std_ms, n, samples_ms (n,), within (is the interval within 2 %?),
+    parity_error, precision, threads, device, runtime_version, host, reason, notes; of cells without a time the numbers
+    are NaN.
 
     Raises:
         StageError: there are no measurements.
@@ -68,7 +69,8 @@ def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], host: st
         "ms_high": ci[1],
         "std_ms": outcome["std_ms"] if timed else np.nan,
         "n": len(samples),
-        "within": timed and len(samples) >= LEAST_SAMPLES and half_width(median, ci) <= TARGET,
+        "samples_ms": tuple(samples),
+        "within": timed and within(median, ci, len(samples)),
         "parity_error": outcome["parity_error"],
         "precision": outcome["precision"],
         "threads": outcome["threads"],
@@ -78,6 +80,11 @@ def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], host: st
         "reason": outcome["reason"] or "",
         "notes": "; ".join(outcome["notes"]),
     }
+
+
+def within(median: float, ci: tuple[float, float], n: int) -> bool:
+    """Is the interval of `n` samples within 2 % of their median?"""
+    return n >= LEAST_SAMPLES and half_width(median, ci) <= TARGET
 
 
 def measured(cells: pd.DataFrame) -> pd.DataFrame:
@@ -168,8 +175,11 @@ def relative(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def sums(cells: pd.DataFrame) -> pd.DataFrame:
-    """Stages by themselves, added up, over the same stages fused: size, unit, stage (the block), origin, ratio, ci_low,
-    ci_high, sum_ms, fused_ms. Above 1, fusing pays. Only where every one of them has a time on that unit.
+    """Stages by themselves, added up, over the same stages fused. Only where all of them have a time on that unit.
+
+    Columns: size, unit, stage (the block), origin, ratio (above 1, fusing pays), ci_low, ci_high, sum_ms, fused_ms, n
+    (the least of their samples), device, runtime, precision, threads (of the CPU). The interval goes from the sum's low
+    end over the block's high end to the opposite, which holds 95 % at the least.
     """
     rows = []
     for (size, unit), part in timed(cells).groupby(["size", "unit"], sort=False):
@@ -178,18 +188,15 @@ def sums(cells: pd.DataFrame) -> pd.DataFrame:
             numbers = list(range(fused.first, fused.last + 1))
             if not set(numbers) <= set(alone.index):
                 continue
-            rows.append(
-                {
-                    "size": size,
-                    "unit": unit,
-                    "stage": fused.stage,
-                    "origin": fused.origin,
-                    **_sum(alone.loc[numbers], fused),
-                }
-            )
-    return pd.DataFrame(
-        rows, columns=["size", "unit", "stage", "origin", "ratio", "ci_low", "ci_high", "sum_ms", "fused_ms"]
-    )
+            named = {"size": size, "unit": unit, "stage": fused.stage, "origin": fused.origin}
+            where = {"device": f"{fused.processor} {fused.device}", "runtime": fused.runtime_version}
+            where |= {"precision": fused.precision, "threads": fused.threads if fused.processor == "CPU" else 0}
+            rows.append({**named, **_sum(alone.loc[numbers], fused), **where})
+    return pd.DataFrame(rows, columns=_SUMS)
+
+
+_SUMS = ["size", "unit", "stage", "origin", "ratio", "ci_low", "ci_high", "sum_ms", "fused_ms", "n", "device",
+         "runtime", "precision", "threads"]  # fmt: skip
 
 
 def _sum(alone: pd.DataFrame, fused: Any) -> dict[str, float]:
@@ -197,7 +204,8 @@ def _sum(alone: pd.DataFrame, fused: Any) -> dict[str, float]:
     below = float(np.linalg.norm(alone["ms"] - alone["ms_low"]))
     above = float(np.linalg.norm(alone["ms_high"] - alone["ms"]))
     ends = {"ci_low": (total - below) / fused.ms_high, "ci_high": (total + above) / fused.ms_low}
-    return {"ratio": total / fused.ms, **ends, "sum_ms": total, "fused_ms": fused.ms}
+    n = min(int(alone["n"].min()), fused.n)
+    return {"ratio": total / fused.ms, **ends, "sum_ms": total, "fused_ms": fused.ms, "n": n}
 
 
 def gaps(cells: pd.DataFrame) -> pd.DataFrame:

@@ -63,9 +63,15 @@ def cells(
     ]
 
 
-def plan(cells: Sequence[Cell], settings: Settings, available: Mapping[str, Availability]) -> Plan:
-    """The cells with their fingerprints. `available` says for each unit on what device and driver it would run."""
-    campaign = fingerprints.campaign(MEASURES, settings.to_json() | {"models": None})
+def plan(
+    cells: Sequence[Cell], settings: Settings, available: Mapping[str, Availability], token: str | None = None
+) -> Plan:
+    """The cells with their fingerprints. `available` says for each unit on what device and driver it would run.
+
+    A `token` tells these cells from those of every plan with another one or none.
+    """
+    own = {"models": None} | ({} if token is None else {"token": token})
+    campaign = fingerprints.campaign(MEASURES, settings.to_json() | own)
     weights = {pair: layer_of(*pair).fingerprint() for pair in {(cell.layer, cell.features) for cell in cells}}
     exporters = {unit: units.find(unit).exporter for unit in available}
     models = _models(settings) if any(exporters.values()) else {}

@@ -65,11 +65,13 @@ def export(
     size: tuple[int, int] | None = None,
     form: str | None = None,
     graphs: Graphs | None = None,
+    anew: bool = False,
 ) -> Artefact:
     """The model of the stages `first`..`last`, from `folder` if it is there unchanged, else exported and checked.
 
     `size` (nodes, edges) makes every dimension static; without it nodes and edges stay open. `form`: how it sums over
-    targets, as in the table above. `graphs`: what it is checked on, `checking.check_graphs` unless told.
+    targets, as in the table above. `graphs`: what it is checked on, `checking.check_graphs` unless told. With `anew` it
+    is exported in any case, so that its time is of this call.
 
     Raises:
         StageError: an exporter, form or size that there is not.
@@ -77,7 +79,7 @@ def export(
     """
     shelf = folder if isinstance(folder, Shelf) else Shelf(folder)
     wanted = _wanted(layer, first, last, exporter, form, size)
-    found = shelf.get(wanted)
+    found = None if anew else shelf.get(wanted)
     if found is not None:
         return found
     start = time.perf_counter()
@@ -99,18 +101,20 @@ def export_all(
     *,
     blocks: Sequence[tuple[int, int]] = (),
     static_sums: bool = False,
+    anew: bool = False,
 ) -> list[Artefact]:
     """What the stage campaign runs: each stage as ONNX and as IR of dynamic shapes, and as static IR at every size.
 
     Static ones are for NPUs, so stages that sum over targets, which the study's NPU could not run, are left out unless
     `static_sums`. `blocks`: fused blocks to export as well, dynamic. Blocks that sum over neighbours
-    come hand-built, too.
+    come hand-built, too. With `anew` every model is exported by this call, also one that is there unchanged and one
+    that equals another size's.
     """
     shelf = Shelf(folder)
     singles = [(number, number) for number in layer.numbers]
     graphs = checking.check_graphs(layer)
     made = [
-        export(layer, *block, exporter=exporter, folder=shelf, graphs=graphs)
+        export(layer, *block, exporter=exporter, folder=shelf, graphs=graphs, anew=anew)
         for block in dict.fromkeys([*singles, *blocks])
         for exporter in ("onnx", "openvino", HANDBUILT)
         if exporter != HANDBUILT or _can_be_built(layer, block)
@@ -118,7 +122,7 @@ def export_all(
     for size in dict.fromkeys(sizes):
         graphs = checking.check_graphs(layer, size)
         made += [
-            export(layer, *block, exporter="openvino", folder=shelf, size=size, graphs=graphs)
+            export(layer, *block, exporter="openvino", folder=shelf, size=size, graphs=graphs, anew=anew)
             for block in singles
             if static_sums or not layer.block(*block).reduces
         ]

@@ -113,8 +113,8 @@ def _judged(
 def models(artefacts: Sequence[Artefact]) -> pd.DataFrame:
     """What was exported, a row for each exporter and kind of shapes.
 
-    Columns: exporter, shapes, models, files (equal models share theirs), mib, seconds (of all of them, as they were
-    exported and checked), ready.
+    Columns: exporter, shapes, models, files (equal models may share theirs), mib, made (by this run), seconds (that
+    those took to export and check), ready.
     """
     rows = []
     kinds = dict.fromkeys((a.exporter, "dynamic" if a.dynamic else "static") for a in artefacts)
@@ -128,7 +128,8 @@ def models(artefacts: Sequence[Artefact]) -> pd.DataFrame:
                 "models": len(members),
                 "files": len(sizes),
                 "mib": sum(sizes.values()) / 2**20,
-                "seconds": sum(a.seconds for a in members),
+                "made": sum(a.fresh for a in members),
+                "seconds": sum(a.seconds for a in members if a.fresh),
                 "ready": sum(a.ready for a in members),
             }
         )
@@ -189,7 +190,8 @@ def _cropped(layer: StagedLayer, run: checking.Run, fed: dict[str, np.ndarray], 
 def preparation(sizes: Iterable[tuple[int, int]], *, budget_s: float) -> pd.DataFrame:
     """What the inputs of hand-built models cost before the first sum: sorting the edges, filling the matrix.
 
-    Columns: size, input, ms, ms_low, ms_high, n. Matrices are left out where N is too large for one.
+    Columns: size, input, ms, ms_low, ms_high, n, samples (n,), notes. Matrices are left out where N is too large for
+    one.
     """
     rows = []
     for nodes, edges in sizes:
@@ -200,5 +202,5 @@ def preparation(sizes: Iterable[tuple[int, int]], *, budget_s: float) -> pd.Data
             found = measure(partial(graph_inputs.prepared, inputs, values), budget_s=budget_s)
             low, high = found.ci_ms
             row = {"size": f"{nodes}/{edges}", "input": name, "ms": found.median_ms, "ms_low": low, "ms_high": high}
-            rows.append({**row, "n": found.n})
+            rows.append({**row, "n": found.n, "samples": found.samples_ms, "notes": "; ".join(found.notes)})
     return pd.DataFrame(rows)

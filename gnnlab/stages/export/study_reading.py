@@ -1,23 +1,16 @@
-"""What the tables of `export_study` say: titles, sentences, a row of the ledger. All computed from the numbers."""
+"""What the tables of notebook 04 say: titles and sentences, all computed from the numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from gnnlab.optimize.study import BASELINE, CONTROL
-from gnnlab.profiling.intervals import median_interval
 from gnnlab.profiling.parity import RTOL_FLOAT32
-from gnnlab.stages.export.artefacts import FAILED, WRONG, Artefact
+from gnnlab.stages.export.artefacts import FAILED, WRONG
 from gnnlab.stages.export.study import RIGHT
 from gnnlab.workloads.staged import StagedLayer
-
-DOCUMENT = (14, 105)  # dynamic and static models of which the document says how long they take
-CAMPAIGN = ("onnx", "openvino")  # the exporters of the seven stages' dynamic models
-_RESAMPLES = 999
 
 
 def stages(layer: StagedLayer, nodes: int, edges: int) -> str:
@@ -71,29 +64,17 @@ def models(table: pd.DataFrame) -> str:
     shared = f", which share {files} files: where only nodes or only edges count, sizes have models in common"
     bad = total - int(table["ready"].sum())
     fit = f"{bad} of them are not fit to be measured" if bad else "all are right and fit to be measured"
-    return (
-        f"{total} models{shared if files < total else ''}; {table['mib'].sum():.1f} MiB, exported and checked in "
-        f"{table['seconds'].sum():.1f} s; {fit}."
-    )
-
-
-def export_times(artefacts: Sequence[Artefact]) -> pd.DataFrame:
-    """Seconds a model, for each exporter and kind of shapes: the median over those that were made, not shared.
-
-    Columns: kind, seconds, ci_low, ci_high, models.
-    """
-    rows = []
-    for kind in dict.fromkeys(_kind(a) for a in artefacts if a.seconds > 0):
-        seconds = [a.seconds for a in artefacts if _kind(a) == kind and a.seconds > 0]
-        low, high = median_interval(seconds)
-        row = {"kind": kind, "seconds": float(np.median(seconds)), "ci_low": low, "ci_high": high}
-        rows.append({**row, "models": len(seconds)})
-    return pd.DataFrame(rows)
+    made = f"{table['made'].sum()} of them exported and checked by this run in {table['seconds'].sum():.1f} s"
+    return f"{total} models{shared if files < total else ''}; {table['mib'].sum():.1f} MiB, {made}; {fit}."
 
 
 def times_title(times: pd.DataFrame) -> str:
-    slow, fast = times.loc[times["seconds"].idxmax()], times.loc[times["seconds"].idxmin()]
-    return f"A model takes {fast['seconds']:.2g} s ({fast['kind']}) to {slow['seconds']:.2g} s ({slow['kind']})"
+    """`times` has the columns form and value, seconds a model, None where this run made none."""
+    values = times["value"].astype(float)
+    if values.isna().all():
+        return "No model was exported by this run, so none was timed"
+    slow, fast = times.loc[values.idxmax()], times.loc[values.idxmin()]
+    return f"A model takes {fast['value']:.2g} s ({fast['form']}) to {slow['value']:.2g} s ({slow['form']})"
 
 
 def waste(table: pd.DataFrame) -> str:
@@ -149,35 +130,6 @@ def preparation(table: pd.DataFrame) -> str:
     last = table[table["size"] == table["size"].iloc[-1]]
     said = _listed(f"{r.input} {r.ms:.2g} ms ({r.ms_low:.2g} to {r.ms_high:.2g})" for r in last.itertuples())
     return f"Once for a graph, before the first sum: at {last['size'].iloc[0]} {said}."
-
-
-def export_claim(artefacts: Sequence[Artefact]) -> dict[str, Any]:
-    """The row of the ledger on the time of exporting; the time is that of when each model was made.
-
-    The interval: as many models drawn again from those of each kind, 999 times.
-    """
-    dynamic = [a for a in artefacts if a.dynamic and a.exporter in CAMPAIGN and a.first == a.last]
-    static = [a for a in artefacts if not a.dynamic]
-    minutes = sum(a.seconds for a in (*dynamic, *static)) / 60
-    random, drawn = np.random.default_rng(0), np.zeros(_RESAMPLES)
-    for kind in (dynamic, static):
-        seconds = np.array([a.seconds for a in kind])
-        drawn += seconds[random.integers(0, len(seconds), (_RESAMPLES, len(seconds)))].sum(axis=1) / 60
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    bad = sum(not a.ready for a in (*dynamic, *static))
-    fit = f"{bad} of them not fit to be measured" if bad else "all of them checked and right"
-    counts = f"{len(dynamic)} dynamic and {len(static)} static models (the document: {DOCUMENT[0]} and {DOCUMENT[1]})"
-    why = f"{counts}, {fit}; static ones are made from the dynamic ones, equal ones once"
-    if len(static) != DOCUMENT[1]:
-        apiece = np.mean([a.seconds for a in static if a.seconds > 0])
-        whole = (sum(a.seconds for a in dynamic) + DOCUMENT[1] * apiece) / 60
-        why += f"; {DOCUMENT[1]} static ones, each made anew, would take {whole:.2g} minutes at this rate"
-    ci = (min(float(low), minutes), max(float(high), minutes))
-    return {"id": "stages.export_minutes", "measured": minutes, "ci": ci, "n": len(dynamic) + len(static), "why": why}
-
-
-def _kind(artefact: Artefact) -> str:
-    return f"{artefact.exporter}, {'dynamic' if artefact.dynamic else 'static'}"
 
 
 def _change(row: Any) -> str:
