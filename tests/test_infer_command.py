@@ -92,7 +92,7 @@ def test_the_benchmark_shows_each_form_with_interval_and_decisions(monkeypatch, 
     monkeypatch.setattr(infer_command, "BENCHMARK_BATCH", 4)
     monkeypatch.setattr(infer_command, "BUDGET_S", 0.02)
     raced = infer_command.benchmark("dqn", Predictor("dqn", "cpu", *precision))
-    forms = ["baseline", "A/A", "predictor", "predictor, cached"]
+    forms = ["original", "A/A", "predictor", "predictor, cached"]
     assert list(raced["form"]) == forms + ["predictor, batch of 4"] * (precision[0] == "float32")
     assert infer_command._table(raced).row_count == len(raced)
     assert raced.set_index("form").loc["predictor, cached", "same_share"] == 1

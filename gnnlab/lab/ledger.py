@@ -193,13 +193,14 @@ def _conditions(rows: Sequence[Row]) -> str:
 def evaluate(claim: Claim, table: Table) -> Found:
     """What `table` says of `claim` by its rule. Raises `Untestable` with what it would need."""
     rule = claim.of
-    rows = _of_device(table.select(rule.study, where=rule.where), claim)
+    everywhere = table.select(rule.study, where=rule.where)
+    rows = _of_device(everywhere, claim)
     if not rows:
         raise Untestable(_nothing(claim, table))
     if rule.equals is not None:
         return _counts(rule, rows)
     if rule.stat in ("ratio", "throughput", "worst ratio"):
-        return _ratio(rule, rows, table)
+        return _ratio(rule, rows, everywhere, table)
     chosen = _usable(rule, [row for row in rows if row.form == rule.form])
     if rule.stat == "value":
         if len(chosen) > 1:
@@ -275,15 +276,19 @@ def _cells(rows: Sequence[Row]) -> str:
 # ---- ratios of a race -----------------------------------------------------------------------------------------------
 
 
-def _ratio(rule: Rule, rows: list[Row], table: Table) -> Found:
-    """The form over its baseline in each cell, from the samples of each round."""
+def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> Found:
+    """The form over its baseline in each cell, from the samples of each round.
+
+    The form is one of `rows`; what it is compared with may have run on another device, as a GPU's with the CPU's.
+    """
     forms, peers = _names(rule.form), _names(rule.over)
+    usable = {row.id for row in rows if row.status == "ok"}
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in rows:
+    for row in everywhere:
         cells.setdefault(tuple(sorted(row.keys.items())), {})[row.form] = row
     found, chosen, picks = [], [], []
     for cell in cells.values():
-        ours = [cell[name] for name in forms if name in cell and cell[name].status == "ok"]
+        ours = [cell[name] for name in forms if name in cell and cell[name].id in usable]
         if not ours:
             continue
         against = _baselines(rule, peers, cell, ours)

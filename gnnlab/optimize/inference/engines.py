@@ -14,7 +14,8 @@ import logging
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -40,11 +41,16 @@ MOST_NODES = 2048  # in a pass: hidden values of 512 KiB, which stay in the cach
 # at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
 DENSE_NODES = 64
 CPU_ONLY = ("onnx", "openvino", "package")
+TORCH = f"torch {torch.__version__}"
+ONE_THREAD = "ONNX Runtime has one thread"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Scores of networks: `engine(networks)` -> (N,) float32. `build_s` is 0 where a stored model was used again."""
+    """Scores of networks: `engine(networks)` -> (N,) float32. `build_s` is 0 where a stored model was used again.
+
+    `runtime` is what computes, with its version, and `threads` how many it has; None: those of torch.
+    """
 
     name: str
     precision: str
@@ -53,6 +59,8 @@ class Engine:
     load_s: float
     stored_bytes: int = 0
     note: str = ""
+    runtime: str = TORCH
+    threads: int | None = None
 
     def __call__(self, networks: NetworkArrays) -> np.ndarray:
         pieces = networks.pieces(MOST_NODES)
@@ -129,10 +137,11 @@ def _eager_int8(model: EdgeAllocator, device: torch.device, store: ModelStore | 
 def _fast(model: EdgeAllocator, device: torch.device, store: ModelStore | None) -> Engine:
     start = time.perf_counter()
     flat = FlatAllocator(model.to(device))
-    run = partial(_run_flat, flat, device)
+    run, runtime = partial(_run_flat, flat, device), TORCH
     if device.type == "cpu":
         run = partial(_run_fast, DenseAllocator(flat), run)
-    return Engine("fast", "float32", run, 0.0, time.perf_counter() - start)
+        runtime = f"numpy {np.__version__} up to {DENSE_NODES} nodes, {TORCH} beyond"
+    return Engine("fast", "float32", run, 0.0, time.perf_counter() - start, runtime=runtime)
 
 
 def _run_fast(dense: DenseAllocator, run: Run, networks: NetworkArrays) -> np.ndarray:
@@ -173,15 +182,15 @@ def _package(model: EdgeAllocator, device: torch.device, store: ModelStore) -> E
     def build(folder: Path) -> None:
         torch._inductor.aoti_compile_and_package(_exported(flat), package_path=str(folder / "model.pt2"))
 
-    stored, seconds = _stored(store, "package", model, build)
+    made, seconds = stored(store, "package", model, build)
     start = time.perf_counter()
-    run_boxed = torch._inductor.aoti_load_package(str(stored.folder / "model.pt2")).loader.boxed_run
+    run_boxed = torch._inductor.aoti_load_package(str(made.folder / "model.pt2")).loader.boxed_run
 
     def run(networks: NetworkArrays) -> np.ndarray:
         return run_boxed(list(networks.tensors))[0].numpy()
 
     return Engine(
-        "package", "float32", partial(_run_dynamic, run), seconds, time.perf_counter() - start, stored.size_bytes
+        "package", "float32", partial(_run_dynamic, run), seconds, time.perf_counter() - start, made.size_bytes
     )
 
 
@@ -193,31 +202,44 @@ def _run_dynamic(run: Run, networks: NetworkArrays) -> np.ndarray:
 
 
 def _onnx(model: EdgeAllocator, device: torch.device, store: ModelStore) -> Engine:
-    import onnxruntime
-
     flat = FlatAllocator(model, sums="index_add")
-    stored, seconds = _stored(store, "onnx", model, lambda folder: _export_onnx(flat, folder / "model.onnx"))
+    made, seconds = stored(store, "onnx", model, lambda folder: _export_onnx(flat, folder / "model.onnx"))
     start = time.perf_counter()
-    options = onnxruntime.SessionOptions()
-    # one thread, whatever torch has: on two, ScatterND loses sums of edges with one target (1.31.1, errors of 1e-2)
-    options.intra_op_num_threads, options.inter_op_num_threads = 1, 1
-    path, providers = str(stored.folder / "model.onnx"), ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(path, options, providers=providers)
+    session, runtime = onnx_session(made.folder / "model.onnx")
 
     def run(networks: NetworkArrays) -> np.ndarray:
         topology = networks.topology
         return session.run(None, {"x": networks.x, "source": topology.source, "target": topology.target})[0]
 
-    return Engine("onnx", "float32", run, seconds, time.perf_counter() - start, stored.size_bytes)
+    load_s = time.perf_counter() - start
+    return Engine("onnx", "float32", run, seconds, load_s, made.size_bytes, ONE_THREAD, runtime, threads=1)
+
+
+def onnx_session(path: Path) -> tuple[Any, str]:
+    """(session of ONNX Runtime on the CPU with one thread, its name and version)."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # one thread, whatever torch has: on two, ScatterND loses sums of edges with one target (1.31.1, errors of 1e-2)
+    options.intra_op_num_threads, options.inter_op_num_threads = 1, 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session, f"onnxruntime {onnxruntime.__version__}"
 
 
 def _export_onnx(flat: FlatAllocator, path: Path) -> None:
     options = {"dynamo": True, "dynamic_shapes": _dynamic()[:3], "verbose": False}
+    with quiet_export():
+        torch.onnx.export(_WithoutStarts(flat), _example()[:3], **options).save(str(path))
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Without the warning that torchvision, which nothing here needs, is not installed."""
     log = logging.getLogger("torch.onnx")
     level = log.level
-    log.setLevel(logging.ERROR)  # it warns that torchvision, which nothing here needs, is not installed
+    log.setLevel(logging.ERROR)
     try:
-        torch.onnx.export(_WithoutStarts(flat), _example()[:3], **options).save(str(path))
+        yield
     finally:
         log.setLevel(level)
 
@@ -244,14 +266,14 @@ def _openvino(precision: str, model: EdgeAllocator, device: torch.device, store:
             program = quantization.static(program, model)
         openvino.save_model(program, folder / "model.xml", compress_to_fp16=False)
 
-    stored, seconds = _stored(store, "openvino-int8" if precision == "int8" else "openvino", model, build)
+    made, seconds = stored(store, "openvino-int8" if precision == "int8" else "openvino", model, build)
     start = time.perf_counter()
     hints = {
         "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
     }
-    request = openvino_core().compile_model(stored.folder / "model.xml", "CPU", hints).create_infer_request()
+    request = openvino_core().compile_model(made.folder / "model.xml", "CPU", hints).create_infer_request()
 
     def run(networks: NetworkArrays) -> np.ndarray:
         padded = networks.with_ghost()  # OpenVINO's bag refuses a last node without edges
@@ -259,15 +281,17 @@ def _openvino(precision: str, model: EdgeAllocator, device: torch.device, store:
         return request.infer([padded.x, edges.source, edges.target, edges.starts], share_outputs=True)[0][:-1].copy()
 
     note = quantization.STATIC if precision == "int8" else ""
-    return Engine("openvino", precision, run, seconds, time.perf_counter() - start, stored.size_bytes, note)
+    load_s, runtime = time.perf_counter() - start, f"openvino {openvino.__version__.split('-')[0]}"
+    return Engine("openvino", precision, run, seconds, load_s, made.size_bytes, note, runtime)
 
 
-def _stored(store: ModelStore, kind: str, model: EdgeAllocator, build: Callable[[Path], None]) -> tuple[Any, float]:
+def stored(store: ModelStore, kind: str, model: EdgeAllocator, build: Callable[[Path], None]) -> tuple[Any, float]:
+    """(what `build` made of `model`, s that it took); 0 s where the store had it."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # exporters and compilers warn of what is deprecated inside themselves
-        stored = store.get(kind, {"weights": fingerprint(model), "made by": _made_by()}, build)
-    return stored, (time.perf_counter() - start) * stored.made
+        made = store.get(kind, {"weights": fingerprint(model), "made by": _made_by()}, build)
+    return made, (time.perf_counter() - start) * made.made
 
 
 @cache
@@ -276,7 +300,7 @@ def _made_by() -> dict[str, Any]:
     import onnxruntime
     import openvino
 
-    files = (__file__, flat_allocator.__file__, quantization.__file__)
+    files = (__file__, flat_allocator.__file__, quantization.__file__, Path(__file__).with_name("guide_exports.py"))
     code = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
     versions = [torch.__version__, onnxruntime.__version__, openvino.__version__]
     processor = [platform.system(), platform.machine(), torch.backends.cpu.get_cpu_capability()]

@@ -5,7 +5,9 @@
     raced = latency(options, pools([10, 50, 200]), budget_s=2)
 
 Exact options must give the scores of the original before they are timed; of the others the decisions that they change
-are counted, and stand beside their time.
+are counted, and stand beside their time. Tables of races have a row for each form of each cell, the baseline's own
+among them, with columns named as the fields of the lab's one table: form, samples (ms of one state, one a round),
+value, low, high, n, ratio, ratio_low, ratio_high (over the baseline, above 1 is faster; what A/A shows is in the ends).
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ import torch
 from torch_geometric.data import Batch
 
 from gnnlab.kernels.errors import OptimizeError
+from gnnlab.optimize.inference import engines as runtimes
 from gnnlab.optimize.inference.async_batching import AsyncBatcher
 from gnnlab.optimize.inference.flat_allocator import FlatAllocator
 from gnnlab.optimize.inference.network_arrays import NetworkArrays, Topologies
-from gnnlab.optimize.inference.options import ORIGINAL, PREDICTOR, Option, predictors
+from gnnlab.optimize.inference.options import ORIGINAL, PREDICTOR, SCORES_WITHIN, Option, predictors
 from gnnlab.optimize.inference.prediction_cache import PredictionCache
 from gnnlab.optimize.inference.predictor import Decision, OriginalPredictor, Predictor, build_graph
-from gnnlab.optimize.study import BASELINE
-from gnnlab.profiling import memory
-from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
+from gnnlab.profiling import estimates, memory
+from gnnlab.profiling.estimates import LEAST_SAMPLES, Estimate
+from gnnlab.profiling.parity import require_equal
+from gnnlab.profiling.races import CONTROL, LEAST_ROUNDS
 from gnnlab.profiling.timing import Comparison, measure, race
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import State
@@ -38,7 +42,9 @@ from gnnlab.workloads.edge_allocator import State
 POOL = 4  # states of a size, in turn
 CHUNK = 64  # networks in a pass, where accuracy is counted
 ONE_BY_ONE, BATCHED, GATHERED = "original, one by one", "original, batched", "gathered"
-SCORES_WITHIN = 5 * RTOL_FLOAT32  # three layers of sums in another order, of the largest score
+NO_CACHE, HIT, MISS = "no cache", "hit", "miss"
+ALONE, TOGETHER = "one_state", "predictors"  # the two races of one state at a time
+TIMES = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
 
 
 def pools(sizes: Sequence[int], seed: int = 0) -> dict[int, list[State]]:
@@ -50,9 +56,10 @@ def pools(sizes: Sequence[int], seed: int = 0) -> dict[int, list[State]]:
 
 
 def accuracy(options: Mapping[str, Option], states: Sequence[State]) -> pd.DataFrame:
-    """A row for each option: same_share of its decisions are the original's, with the interval of that share;
-    regret_ms and best_share against the exact optimum; score_error, the largest difference of a score over the largest
-    score.
+    """A row for each option that computes scores in its own way: `same` (states,) is 1 where its decision is the
+    original's, same_share with its interval same_low, same_high; `regret` (states,) is the ms more than the best node
+    costs in the model of the networks, regret_ms its mean; best_share; score_error, the largest difference of a score
+    over the largest score.
 
     Raises:
         ParityError: an exact option gives other scores than the original.
@@ -61,24 +68,27 @@ def accuracy(options: Mapping[str, Option], states: Sequence[State]) -> pd.DataF
     expected, chosen = _decided(options[ORIGINAL], parts)
     rows = []
     for name, option in options.items():
+        if option.scores is None:
+            continue
         scores, decisions = _decided(option, parts)
         error = require_equal(expected, scores, SCORES_WITHIN if option.exact else np.inf, name)
-        same = np.concatenate(decisions) == np.concatenate(chosen)
+        same = (np.concatenate(decisions) == np.concatenate(chosen)).astype(float)
         pairs = zip(parts, decisions, strict=True)
         regrets = np.concatenate([edge_allocator.regret(p.x, p.edge_index, d, p.network_of) for p, d in pairs])
-        low, high = share_interval(int(same.sum()), len(same))
+        share = estimates.summary(same, "share")
         rows.append(
             {
                 "option": name,
-                "same_share": same.mean(),
-                "same_low": low,
-                "same_high": high,
+                "same": same,
+                "same_share": share.value,
+                "same_low": share.low,
+                "same_high": share.high,
+                "regret": regrets,
                 "regret_ms": regrets.mean(),
                 "best_share": (regrets == 0).mean(),
                 "score_error": error,
                 "exact": option.exact,
-                "precision": option.precision,
-                "n": len(same),
+                "n": share.n,
             }
         )
     return pd.DataFrame(rows)
@@ -89,66 +99,65 @@ def _decided(option: Option, parts: Sequence[NetworkArrays]) -> tuple[list[np.nd
     return scores, [part.decide(s) for part, s in zip(parts, scores, strict=True)]
 
 
-def share_interval(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a share by Wilson's score (1927), which holds near 0 and 1."""
-    share, extra = hits / trials, z * z / trials
-    middle = (share + extra / 2) / (1 + extra)
-    half = z * np.sqrt(share * (1 - share) / trials + extra / (4 * trials)) / (1 + extra)
-    return float(max(0.0, middle - half)), float(min(1.0, middle + half))
-
-
 # ---- one prediction --------------------------------------------------------------------------------------------------
 
 
 def latency(options: Mapping[str, Option], pools: Mapping[int, Sequence[State]], *, budget_s: float) -> pd.DataFrame:
     """Every option over the original on one state at a time: two races a size, options alone and predictors.
 
-    Columns: nodes, form, ratio, ci_low, ci_high (above 1 is faster), n, ms, ms_low, ms_high (of one prediction), rounds
-    (n, 2); the first race has an A/A control. Exact options must give the scores of the original on these very states.
+    Columns: race (one_state|predictors), nodes, parity_error (on these very states, of options that compute exactly or
+    leave the model as it is), and those of every race. Raises `ParityError` where an exact option differs.
     """
-    together = {name for name in options if name.startswith(PREDICTOR)}
     rows = []
     for nodes, states in pools.items():
         forms = {name: partial(_each, option.predict, states) for name, option in options.items()}
         baseline = forms.pop(ORIGINAL)
-        for name in (name for name in forms if options[name].exact):
-            _require_same(baseline, forms[name], f"{name}, {nodes} nodes")
-        for group in (forms.keys() - together, together):
-            chosen = {name: form for name, form in forms.items() if name in group}
-            control = group is not together
-            share = 0.75 if control else 0.25  # there are more of them, and slower ones
-            found = race(baseline, chosen, control=control, parity=None, budget_s=share * budget_s)
-            rows += _rows({"nodes": nodes}, found, len(states))[not control :]
+        errors = {n: _error(baseline, forms[n], f"{n}, {nodes} nodes") for n in forms if options[n].exact}
+        # the options alone are more, and slower ones
+        for study, share in ((ALONE, 0.75), (TOGETHER, 0.25)):
+            chosen = {n: form for n, form in forms.items() if n.startswith(PREDICTOR) == (study == TOGETHER)}
+            found = _race(baseline, chosen, share * budget_s)
+            rows += _rows({"race": study, "nodes": nodes}, ORIGINAL, found, len(states), errors)
     return pd.DataFrame(rows)
 
 
-def _require_same(original: Callable[[], Any], form: Callable[[], Any], name: str) -> None:
-    """The chosen nodes' scores agree; which of two nodes that tie within rounding is chosen does not matter."""
+def _error(original: Callable[[], Any], form: Callable[[], Any], name: str) -> float:
+    """How far the chosen nodes' scores differ; which of two nodes that tie within rounding is chosen is the same."""
     expected, got = (np.array([decision.score for decision in run()]) for run in (original, form))
-    require_equal(expected, got, SCORES_WITHIN, name)
+    return require_equal(expected, got, SCORES_WITHIN, name)
 
 
 def _each(predict: Callable[[State], Decision], states: Sequence[State]) -> list[Decision]:
     return [predict(state) for state in states]
 
 
-def _rows(label: Mapping[str, Any], found: Mapping[str, Comparison], states: int) -> list[dict[str, Any]]:
-    first = next(iter(found.values())).baseline
-    rows = [{**label, "form": BASELINE, "ratio": 1.0, "ci_low": 1.0, "ci_high": 1.0, **_times(first, states)}]
-    for name, one in found.items():
-        rounds = np.column_stack([one.baseline.samples_ms, one.candidate.samples_ms])
-        ends = {"ratio": one.ratio, "ci_low": one.ci[0], "ci_high": one.ci[1], "rounds": rounds}
-        rows.append({**label, "form": name, **ends, **_times(one.candidate, states)})
+def _race(
+    baseline: Callable[[], Any], forms: Mapping[str, Callable[[], Any]], budget_s: float, least: int = LEAST_ROUNDS
+) -> dict[str, Comparison]:
+    return race(baseline, forms, control=True, parity=None, budget_s=budget_s, least=least)
+
+
+def _rows(
+    cell: Mapping[str, Any], baseline: str, found: Mapping[str, Comparison], states: int, errors: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """A row for the baseline and each form of one cell, A/A among them."""
+    base = np.asarray(found[CONTROL].baseline.samples_ms) / states
+    times = {name: np.asarray(one.candidate.samples_ms) / states for name, one in found.items()}
+    rows = [{**cell, "form": baseline, "samples": base, **TIMES, **_ends(estimates.summary(base))}]
+    for name, samples in times.items():
+        over = estimates.ratio(base, samples, None if name == CONTROL else times[CONTROL])
+        ratio = {"baseline": baseline, "ratio": over.value, "ratio_low": over.low, "ratio_high": over.high}
+        row = {**cell, "form": name, "samples": samples, **TIMES, **_ends(estimates.summary(samples)), **ratio}
+        rows.append({**row, "parity_error": errors.get(name)})
     return rows
 
 
-def _times(timing: Any, states: int) -> dict[str, Any]:
-    low, high = timing.ci_ms
-    return {"n": timing.n, "ms": timing.median_ms / states, "ms_low": low / states, "ms_high": high / states}
+def _ends(found: Estimate) -> dict[str, Any]:
+    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}
 
 
 def anatomy(model_type: str, states: Sequence[State], *, budget_s: float) -> pd.DataFrame:
-    """Where the time of one prediction goes: path, part, us, us_low, us_high, n; the parts in their order."""
+    """Where the time of one prediction goes: path, form (a part of it, or all), samples, value, low, high (ms), n."""
     original, fast = OriginalPredictor(model_type), Predictor(model_type, "cpu")
     graphs = [build_graph(state) for state in states]
     topologies = Topologies()
@@ -163,28 +172,25 @@ def anatomy(model_type: str, states: Sequence[State], *, budget_s: float) -> pd.
     }
     rows = []
     for (path, part), form in parts.items():
-        taken = measure(form, budget_s=budget_s / len(parts))
-        us, (low, high) = taken.median_ms * 1e3 / len(states), taken.ci_ms
-        ends = {"us_low": low * 1e3 / len(states), "us_high": high * 1e3 / len(states)}
-        rows.append({"path": path, "part": part, "us": us, **ends, "n": taken.n})
+        samples = np.asarray(measure(form, budget_s=budget_s / len(parts)).samples_ms) / len(states)
+        runtime = fast.engine.runtime if path == "predictor" else runtimes.TORCH
+        row = {"path": path, "form": part, "samples": samples, "runtime": runtime, **TIMES}
+        rows.append({**row, **_ends(estimates.summary(samples))})
     return pd.DataFrame(rows)
 
 
 def cache_costs(model_type: str, states: Sequence[State], *, budget_s: float) -> pd.DataFrame:
-    """A prediction without a cache, with one that knows the state, and with one that does not: form, ratio, ms, ..."""
+    """A prediction without a cache, with one that knows the state, and with one that does not, a race of three."""
     miss = PredictionCache(1, 3600.0)  # states in turn, one place: nothing is ever found
     forms = {
-        "hit": Predictor(model_type, "cpu", cache=PredictionCache(1000, 3600.0)),
-        "miss": Predictor(model_type, "cpu", cache=miss),
+        HIT: Predictor(model_type, "cpu", cache=PredictionCache(1000, 3600.0)),
+        MISS: Predictor(model_type, "cpu", cache=miss),
     }
     plain = partial(_each, Predictor(model_type, "cpu").predict, states)
-    found = race(
-        plain,
-        {name: partial(_each, predictor.predict, states) for name, predictor in forms.items()},
-        parity=None,
-        budget_s=budget_s,
-    )
-    return pd.DataFrame(_rows({}, found, len(states)))
+    cached = {name: partial(_each, predictor.predict, states) for name, predictor in forms.items()}
+    errors = {name: _error(plain, form, name) for name, form in cached.items()}
+    nodes = len(states[0]["nodes"])
+    return pd.DataFrame(_rows({"nodes": nodes}, NO_CACHE, _race(plain, cached, budget_s), len(states), errors))
 
 
 # ---- many at once ----------------------------------------------------------------------------------------------------
@@ -198,12 +204,13 @@ def throughput(
     *,
     engines: Sequence[str],
     budget_s: float,
+    least: int = LEAST_ROUNDS,
 ) -> pd.DataFrame:
     """Batches over the same states one by one through the original path, all in one race a batch size.
 
-    `engines` whose predictors take part, those of them that are among the options and exact.
-    Columns: batch, nodes, form, ratio, ci_low, ci_high, n, ms (of one state), states_per_s with rate_low and rate_high,
-    rounds.
+    `engines` whose predictors take part, those of them that are among the options and exact; `least` rounds are run.
+    Columns: batch, nodes, those of every race, states_per_s with rate_low and rate_high, gain with gain_low and
+    gain_high (the ratio of throughputs, that is of the mean times).
 
     Raises:
         OptimizeError: a batch of more states than there are, or none of the engines takes part.
@@ -222,14 +229,25 @@ def throughput(
         one_by_one = partial(_each, original.predict, asked)
         forms: dict[str, Any] = {BATCHED: partial(_in_one_pass, original, asked)}
         forms |= {PREDICTOR + name: partial(predictor.predict_batch, asked) for name, predictor in exact.items()}
-        for name, form in forms.items():
-            _require_same(one_by_one, form, f"{name}, batch of {size}")
-        rows += _rows(
-            {"batch": size, "nodes": nodes_of(asked)}, race(one_by_one, forms, parity=None, budget_s=budget_s), size
-        )
-    table = pd.DataFrame(rows).replace({"form": {BASELINE: ONE_BY_ONE}})
-    rates = {"states_per_s": 1e3 / table["ms"], "rate_low": 1e3 / table["ms_high"], "rate_high": 1e3 / table["ms_low"]}
-    return table.assign(**rates)
+        errors = {name: _error(one_by_one, form, f"{name}, batch of {size}") for name, form in forms.items()}
+        found = _race(one_by_one, forms, budget_s, least)
+        rows += _rows({"batch": size, "nodes": nodes_of(asked)}, ONE_BY_ONE, found, size, errors)
+    table = pd.DataFrame(rows)
+    rates = {"states_per_s": "value", "rate_low": "high", "rate_high": "low"}
+    return with_gains(table.assign(**{rate: 1e3 / table[ms] for rate, ms in rates.items()}), "batch")
+
+
+def with_gains(table: pd.DataFrame, cell: str) -> pd.DataFrame:
+    """With gain, gain_low, gain_high: the ratio of the mean times of baseline and form in each cell (a column)."""
+    gains = {}
+    for _, rows in table.groupby(cell, sort=False):
+        samples = rows.set_index("form")["samples"]
+        for place, row in rows.iterrows():
+            if isinstance(row["baseline"], str):
+                noise = None if row["form"] == CONTROL else samples[CONTROL]
+                found = estimates.ratio(samples[row["baseline"]], row["samples"], noise, of="mean")
+                gains[place] = {"gain": found.value, "gain_low": found.low, "gain_high": found.high}
+    return table.join(pd.DataFrame.from_dict(gains, orient="index"))
 
 
 def nodes_of(states: Sequence[State]) -> str:
@@ -252,7 +270,7 @@ def concurrent(model_type: str, states: Sequence[State], *, max_batch: int, budg
     """As many callers as states at the same time: one request after the other, and gathered by `AsyncBatcher`.
 
     The original path (one after the other is the baseline) and the predictor, each on an event loop in its own thread,
-    so that a notebook's loop does not matter. Columns as in `latency`, with callers for nodes.
+    so that a notebook's loop does not matter. Columns: callers, those of every race, gain, gain_low, gain_high.
     """
     original, predictor = OriginalPredictor(model_type), Predictor(model_type, "cpu")
     with ThreadPoolExecutor(1) as thread:
@@ -266,10 +284,10 @@ def concurrent(model_type: str, states: Sequence[State], *, max_batch: int, budg
             PREDICTOR + "one by one": partial(run, _one_by_one, predictor.predict),
             PREDICTOR + GATHERED: partial(run, _gathered, predictor.predict_batch, max_batch),
         }
-        for name, form in forms.items():
-            _require_same(one_by_one, form, name)
-        found = race(one_by_one, forms, parity=None, budget_s=budget_s)
-    return pd.DataFrame(_rows({"callers": len(states)}, found, len(states)))
+        errors = {name: _error(one_by_one, form, name) for name, form in forms.items()}
+        found = _race(one_by_one, forms, budget_s, LEAST_SAMPLES)
+    table = pd.DataFrame(_rows({"callers": len(states)}, ONE_BY_ONE, found, len(states), errors))
+    return with_gains(table, "callers")
 
 
 async def _one_by_one(states: Sequence[State], predict: Callable[[State], Decision]) -> list[Decision]:

@@ -10,74 +10,92 @@ import pandas as pd
 
 from gnnlab.optimize.inference.options import (
     CACHED,
-    GPU,
+    CACHED_ARRAYS,
+    CUDA,
     GUIDE,
+    GUIDE_CUDA,
+    GUIDE_KNOWN,
+    INT8,
+    ONNX,
     ORIGINAL,
     PREDICTOR,
     PREDICTOR_CACHED,
+    PREDICTOR_CUDA,
     PRUNED,
+    REWRITTEN,
     SMALLER,
+    TRACED,
+    Option,
 )
-from gnnlab.optimize.inference.study import BATCHED, GATHERED
-from gnnlab.optimize.study import BASELINE, CONTROL, Gain, geometric_mean, rounds_of
-from gnnlab.optimize.study_reading import gain_text
+from gnnlab.optimize.inference.study import BATCHED, GATHERED, HIT, MISS, NO_CACHE
+from gnnlab.optimize.inference.study_rows import beyond_bound, decides_as
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import Estimate
+from gnnlab.profiling.races import CONTROL
 
 # the guide's table of expected gains: its name, latency cut, throughput; then our option, or what it is measured by
 GUIDES_TABLE = (
-    ("GPU Acceleration", "90 %", "10-100x", GPU),
+    ("GPU Acceleration", "90 %", "10-100x", CUDA),
     ("LRU Caching", "80 % (cached)", "5x", CACHED),
-    ("ONNX Export", "60 %", "2-5x", "onnx"),
-    ("Model Quantization", "50 %", "2-4x", "int8, dynamic"),
+    ("ONNX Export", "60 %", "2-5x", ONNX),
+    ("Model Quantization", "50 %", "2-4x", INT8),
     ("Batch Processing", "30 %", "3-10x", BATCHED),
     ("Redis Caching", "70 % (cached)", "5-20x", None),
-    ("TorchScript", "40 %", "1.5-3x", "torchscript"),
+    ("TorchScript", "40 %", "1.5-3x", TRACED),
     ("Async API", "20 %", "2-5x", GATHERED),
     ("torch.no_grad()", "30-50 %", "", "no_grad"),
     ("Model Pruning", "", "", PRUNED),
     ("Graph Construction Caching", "", "", "graph cache"),
     ("Optimized script (CPU)", "", "3.3x", GUIDE),
+    ("Optimized script (GPU)", "", "25x", GUIDE_CUDA),
+    ("Optimized script (cached)", "", "100x", GUIDE_KNOWN),
 )
 
 
+KEPT = ("same_share", "same_low", "same_high", "regret_ms", "score_error", "exact")  # of what `accuracy` says
+CACHES = (CACHED, CACHED_ARRAYS, GUIDE_KNOWN)  # answers that were computed before
 # forms of the same change of decisions; the faster one of each is what there is to choose
 CHANGING = (
     (SMALLER, PREDICTOR + SMALLER),
-    ("bf16", "openvino, bf16", PREDICTOR + "openvino, bf16"),
-    ("int8, dynamic",),
-    ("openvino, int8", PREDICTOR + "openvino, int8"),
+    ("bf16", REWRITTEN + "openvino, bf16", PREDICTOR + "openvino, bf16"),
+    (INT8,),
+    (REWRITTEN + "openvino, int8", PREDICTOR + "openvino, int8"),
     (PRUNED,),
 )
 
 
-def gains(raced: pd.DataFrame) -> dict[str, Gain]:
-    """Each form over the original, the geometric mean over the sizes."""
-    return {form: geometric_mean(rounds_of(raced, form)) for form in dict.fromkeys(raced["form"]) if form != BASELINE}
+def gains(table: pd.DataFrame, ratio: str = "ratio") -> dict[str, Estimate]:
+    """Each form over the baseline, the geometric mean over the cells; `ratio`: the column, `gain` of throughputs."""
+    found = {}
+    for form, rows in table.dropna(subset=[ratio]).groupby("form", sort=False):
+        columns = rows[[ratio, f"{ratio}_low", f"{ratio}_high", "n"]].itertuples(index=False)
+        found[form] = estimates.geometric_mean([Estimate(*cell) for cell in columns])
+    return found
 
 
-def summary(raced: pd.DataFrame, accurate: pd.DataFrame, bound: float) -> pd.DataFrame:
-    """Speed and accuracy side by side: option, ratio, ci_low, ci_high, same_share, regret_ms, score_error, verdict.
+def summary(raced: pd.DataFrame, accurate: pd.DataFrame, options: Mapping[str, Option], bound: float) -> pd.DataFrame:
+    """Speed and accuracy side by side: option, ratio, ci_low, ci_high, same_share, same_low, same_high, regret_ms,
+    score_error, exact, decides_as, verdict.
 
-    `bound` is the share of decisions that an option may change without that being part of its verdict.
+    An option without scores of its own has the decisions of the one that computes for it. `bound` is the share of
+    decisions that an option may change without that being part of its verdict.
     """
-    found, rows = gains(raced), []
-    for row in accurate.to_dict("records"):
-        if (gain := found.get(row["option"])) is None:
+    found, decided, rows = gains(raced), accurate.set_index("option"), []
+    for name, option in options.items():
+        if (over := found.get(name)) is None:
             continue
-        ends = {"ratio": gain.value, "ci_low": gain.ci[0], "ci_high": gain.ci[1], "n": gain.n}
-        kept = {name: row[name] for name in ("same_share", "same_low", "same_high", "regret_ms", "score_error")}
-        rows.append({"option": row["option"], **ends, **kept, "verdict": verdict(gain, row, bound)})
+        row = decided.loc[decides_as(name, option)]
+        ends = {"ratio": over.value, "ci_low": over.low, "ci_high": over.high, "n": over.n}
+        kept = {"decides_as": row.name, **{column: row[column] for column in KEPT}}
+        rows.append({"option": name, **ends, **kept, "verdict": verdict(over, row, bound)})
     return pd.DataFrame(rows).sort_values("ratio", ascending=False, ignore_index=True)
 
 
-def verdict(gain: Gain, accurate: Mapping[str, Any], bound: float) -> str:
+def verdict(over: Estimate, accurate: Mapping[str, Any], bound: float) -> str:
     """Faster, slower or neither, and whether its decisions change by more than the bound."""
-    low, high = gain.ci
-    speed = "faster" if low > 1 else "slower" if high < 1 else "no difference seen"
-    changed = 1 - accurate["same_share"]
-    if accurate["exact"] or changed <= bound + 1e-9:  # as far as a difference of floats tells
-        return speed
-    word = "changes" if 1 - accurate["same_high"] > bound else "may change"
-    return f"{speed}; {word} {changed:.1%} (bound {bound:.1%})"
+    speed = "faster" if over.low > 1 else "slower" if over.high < 1 else "no difference seen"
+    changed = beyond_bound(accurate, bound)
+    return f"{speed}; {changed}" if changed else speed
 
 
 def for_readers(table: pd.DataFrame) -> pd.DataFrame:
@@ -86,13 +104,20 @@ def for_readers(table: pd.DataFrame) -> pd.DataFrame:
         {
             "option": r["option"],
             "over the original": f"{r['ratio']:.2f} ({r['ci_low']:.2f} to {r['ci_high']:.2f})",
-            "same decisions": f"{r['same_share']:.1%} ({r['same_low']:.1%} to {r['same_high']:.1%})",
+            "same decisions": _same(r),
             "regret (ms)": f"{r['regret_ms']:.2f}",
             "score error": f"{r['score_error']:.0e}",
             "verdict": r["verdict"],
         }
         for r in table.to_dict("records")
     )
+
+
+def _same(row: Mapping[str, Any]) -> str:
+    """The share of equal decisions; none was counted where it is the very model that decides."""
+    if row["decides_as"] == ORIGINAL:
+        return "the same model"
+    return f"{row['same_share']:.1%} ({row['same_low']:.1%} to {row['same_high']:.1%})"
 
 
 def guides_table(
@@ -118,7 +143,7 @@ def guides_table(
                 if alone
                 else "",
                 "calls": f"{ratio:.2f}x ({low:.2f} to {high:.2f})",
-                "same decisions": f"{row['same_share']:.1%}",
+                "same decisions": _same(row),
                 "verdict": row["verdict"],
             }
         rows.append({"guide's option": name, "guide: latency cut by": cut, "guide: calls": throughput, **measured})
@@ -128,7 +153,7 @@ def guides_table(
 def _lacks(option: str | None, missing: Mapping[str, str]) -> str:
     if option is None:
         return "untestable here: needs a Redis server"
-    if option == GPU:
+    if option in (CUDA, GUIDE_CUDA):
         return "untestable here: needs a CUDA device; params/gpu measures it there"
     return f"untestable here: {missing.get(option, 'not among the options of this run')}"
 
@@ -138,31 +163,35 @@ def _batch_row(batched: pd.DataFrame) -> dict[str, Any]:
 
 
 def _gain_row(table: pd.DataFrame, form: str) -> dict[str, Any]:
-    gain = geometric_mean(rounds_of(table, form), of="mean")
-    ends = {"ratio": gain.value, "ci_low": gain.ci[0], "ci_high": gain.ci[1], "n": gain.n}
-    return {**ends, "same_share": 1.0, "verdict": verdict(gain, {"exact": True, "same_share": 1.0}, 0.0)}
+    over = gains(table, "gain")[form]
+    ends = {"ratio": over.value, "ci_low": over.low, "ci_high": over.high, "n": over.n}
+    same = {"decides_as": ORIGINAL, "exact": True, "same_share": 1.0, "same_low": 1.0, "same_high": 1.0}
+    return {**ends, **same, "verdict": verdict(over, same, 0.0)}
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
-def best_exact(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
-    """The fastest predictor with the decisions of the original, that computes each of them."""
-    left_out = {PREDICTOR_CACHED, GPU, PREDICTOR + "torchscript"}  # TorchScript is deprecated, measured for the record
-    exact = set(accurate.loc[accurate["exact"], "option"]) - left_out
-    ours = table[table["option"].isin(exact) & table["option"].str.startswith(PREDICTOR)]
+def best_exact(table: pd.DataFrame) -> str:
+    """The fastest predictor with the decisions of the original, that computes each of them on a CPU."""
+    ours = _exact_predictors(table, leaving_out=[PREDICTOR + "torchscript"])  # deprecated, measured for the record
     return str(ours.loc[ours["ratio"].idxmax(), "option"])
 
 
-def trade(table: pd.DataFrame, accurate: pd.DataFrame) -> pd.DataFrame:
+def _exact_predictors(table: pd.DataFrame, leaving_out: Sequence[str] = ()) -> pd.DataFrame:
+    left_out = {PREDICTOR_CACHED, PREDICTOR_CUDA, *leaving_out}
+    ours = table["exact"] & table["option"].str.startswith(PREDICTOR) & ~table["option"].isin(left_out)
+    return table[ours]
+
+
+def trade(table: pd.DataFrame) -> pd.DataFrame:
     """What to choose among: the three fastest that keep the decisions, and of each way to change them its faster form.
 
     Adds changed, changed_low, changed_high (%) and front: no other here is both faster and more faithful.
     """
-    exact = set(accurate.loc[accurate["exact"], "option"]) - {PREDICTOR_CACHED, CACHED, GPU}
-    ours = table[table["option"].isin(exact) & table["option"].str.startswith(PREDICTOR)]
     ways = [table[table["option"].isin(names)] for names in CHANGING]
-    points = pd.concat([part.nlargest(count, "ratio") for part, count in [(ours, 3), *((way, 1) for way in ways)]])
+    parts = [(_exact_predictors(table), 3), *((way, 1) for way in ways)]
+    points = pd.concat([part.nlargest(count, "ratio") for part, count in parts])
     changed = {"changed": 1 - points["same_share"], "changed_low": 1 - points["same_high"]}
     changed |= {"changed_high": 1 - points["same_low"]}
     points = points.assign(**{name: 100 * share for name, share in changed.items()}).reset_index(drop=True)
@@ -173,13 +202,13 @@ def trade(table: pd.DataFrame, accurate: pd.DataFrame) -> pd.DataFrame:
     return points.assign(front=[not worse for worse in beaten])
 
 
-def pareto_title(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
+def pareto_title(table: pd.DataFrame) -> str:
     """The fastest with every decision, and what is faster still."""
-    best = best_exact(table, accurate)
+    best = best_exact(table)
     ratio = table.loc[table["option"] == best, "ratio"].iloc[0]
     most_sure = table.loc[table["option"] == best, "ci_high"].iloc[0]
     text = f"“{best}” is {ratio:.1f} times as fast and keeps the decisions"
-    points = trade(table, accurate)
+    points = trade(table)
     faster = points[(points["changed"] > 0) & (points["ci_low"] > most_sure)]
     if faster.empty:
         return f"{text}; nothing that changes some is seen to be faster"
@@ -190,20 +219,29 @@ def pareto_title(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
 def best_batch(batched: pd.DataFrame) -> pd.Series:
     """The fastest predictor on the largest batch."""
     rows = batched[(batched["batch"] == batched["batch"].max()) & batched["form"].str.startswith(PREDICTOR)]
-    return rows.loc[rows["ratio"].idxmax()]
+    return rows.loc[rows["gain"].idxmax()]
 
 
-def options_title(table: pd.DataFrame, accurate: pd.DataFrame) -> str:
-    """What the guide's script and ours bring on one state at a time."""
-    ratio, best = table.set_index("option")["ratio"], best_exact(table, accurate)
-    guides = f"the guide's script {ratio[GUIDE]:.2f} times as fast as the original"
-    return f"One decision: {guides}; “{best}” {ratio[best]:.1f} times"
+def options_title(table: pd.DataFrame) -> str:
+    """What the guide's script and its options bring in its own path."""
+    ratio = table.set_index("option")["ratio"]
+    alone = ratio[~ratio.index.str.startswith((PREDICTOR, REWRITTEN, *CACHES))]
+    best = alone.idxmax()
+    script = f"the guide's script is {ratio[GUIDE]:.2f} times as fast as the original"
+    return f"One decision: {script}, of its options that compute “{best}” is fastest, {alone[best]:.2f} times"
+
+
+def predictors_title(table: pd.DataFrame) -> str:
+    """What our predictor brings."""
+    best = best_exact(table)
+    row = table.set_index("option").loc[best]
+    return f"One decision: “{best}” is {row['ratio']:.1f} times as fast as the original, with its decisions"
 
 
 def throughput_title(batched: pd.DataFrame) -> str:
     """What is fastest on the largest batch, and by how much."""
     best = best_batch(batched)
-    return f"{best['form']}: {best['batch']:,} states {best['ratio']:.1f} times as fast as one by one in the original"
+    return f"{best['form']}: {best['batch']:,} states {best['gain']:.1f} times as fast as one by one in the original"
 
 
 # ---- sentences -------------------------------------------------------------------------------------------------------
@@ -213,20 +251,21 @@ def anatomy(parts: pd.DataFrame) -> str:
     """What share of a prediction is not the model."""
     sentences = []
     for path, rows in parts.groupby("path", sort=False):
-        whole = rows.loc[rows["part"] == "all", "us"].iloc[0]
-        shares = [f"{r['part']} {r['us'] / whole:.0%}" for r in rows.to_dict("records") if r["part"] != "all"]
-        rest = 1 - sum(r["us"] for r in rows.to_dict("records") if r["part"] != "all") / whole
+        ms = rows.set_index("form")["value"]
+        whole, parts = ms["all"], ms.drop("all")
+        shares = [f"{part} {taken / whole:.0%}" for part, taken in parts.items()]
+        rest = 1 - parts.sum() / whole
         shares.append(
             f"{abs(rest):.0%} {'in none of these parts' if rest >= 0 else 'more than the whole'}, noise included"
         )
-        sentences.append(f"- {path}: {whole:,.0f} µs a prediction; {'; '.join(shares)}")
+        sentences.append(f"- {path}: {1e3 * whole:,.0f} µs a prediction; {'; '.join(shares)}")
     return "\n".join(sentences)
 
 
 def breaks_even(costs: pd.DataFrame) -> float:
     """The share of known states from which on a cache pays; NaN where a hit is no faster than computing."""
-    ms = costs.set_index("form")["ms"]
-    plain, hit, miss = ms[BASELINE], ms["hit"], ms["miss"]
+    ms = costs.set_index("form")["value"]
+    plain, hit, miss = ms[NO_CACHE], ms[HIT], ms[MISS]
     if hit >= plain:
         return float("nan")
     return float(np.clip((miss - plain) / (miss - hit), 0, 1)) if miss > hit else 0.0
@@ -234,10 +273,8 @@ def breaks_even(costs: pd.DataFrame) -> float:
 
 def cache(costs: pd.DataFrame, nodes: int) -> str:
     """What a hit saves, what a miss costs, and from what share of hits on it pays."""
-    ms, share = costs.set_index("form")["ms"] * 1e3, breaks_even(costs)
-    text = (
-        f"At {nodes} nodes a prediction takes {ms[BASELINE]:.0f} µs, a hit {ms['hit']:.0f}, a miss {ms['miss']:.0f}: "
-    )
+    us, share = costs.set_index("form")["value"] * 1e3, breaks_even(costs)
+    text = f"At {nodes} nodes a prediction takes {us[NO_CACHE]:.0f} µs, a hit {us[HIT]:.0f}, a miss {us[MISS]:.0f}: "
     if np.isnan(share):
         return text + "a cache pays at no share of known states."
     return text + f"a cache pays when more than {share:.0%} of the states are known."
@@ -259,16 +296,12 @@ def memory(used: pd.DataFrame) -> str:
     return f"A pass over {used['states'].max():,} states holds beside the model: {paths}, as torch accounts for it."
 
 
-def what_when(
-    table: pd.DataFrame, accurate: pd.DataFrame, batched: pd.DataFrame, costs: pd.DataFrame, nodes: int
-) -> str:
+def what_when(table: pd.DataFrame, batched: pd.DataFrame, costs: pd.DataFrame, nodes: int) -> str:
     """Advice for this machine, each line from a number of this run."""
-    best, share = best_exact(table, accurate), breaks_even(costs)
+    best, share = best_exact(table), breaks_even(costs)
     rows = table.set_index("option")
     lines = [f"- one state at a time: {best}, {gain_of(rows.loc[best])} over the original, with its decisions"]
-    lossy = table[
-        ~table["option"].isin(accurate.loc[accurate["exact"], "option"]) & (table["ci_low"] > rows.loc[best, "ci_high"])
-    ]
+    lossy = table[~table["exact"].astype(bool) & (table["ci_low"] > rows.loc[best, "ci_high"])]
     within = [r for r in lossy.to_dict("records") if "change" not in r["verdict"]]
     if within:
         lines.append(f"- faster still within the bound on decisions: {within[0]['option']}, {gain_of(within[0])}")
@@ -284,7 +317,7 @@ def what_when(
     )
     none = [r["option"] for r in table.to_dict("records") if r["verdict"].startswith(("no difference", "slower"))]
     if none:
-        lines.append(f"- not for speed: {'; '.join(none)}")
+        lines.append(f"- no gain seen: {'; '.join(none)}")
     return "\n".join(lines)
 
 
@@ -294,8 +327,9 @@ def gain_of(row: Mapping[str, Any]) -> str:
 
 def noise(raced: pd.DataFrame) -> str:
     """What the original against itself shows."""
-    found = gain_text(geometric_mean(rounds_of(raced, CONTROL)))
-    return f"The original against itself: {found}. Differences no larger than that are not told apart here."
+    same = gains(raced)[CONTROL]
+    found = f"{same.value:.3f} ({same.low:.3f} to {same.high:.3f})"
+    return f"The original against itself (A/A): {found}. What it shows beyond 1 is in the interval of each form."
 
 
 def others(missing: Mapping[str, str]) -> str:
@@ -309,20 +343,24 @@ def batches(batched: pd.DataFrame, mixed: pd.DataFrame) -> str:
     for table in (batched, mixed):
         best = best_batch(table)
         parts.append(
-            f"- {best['batch']:,} networks of {best['nodes']} nodes: {best['form']}, {gain_of(best)} as one by one in "
-            f"the original, {best['states_per_s']:,.0f} states a second"
+            f"- {best['batch']:,} networks of {best['nodes']} nodes: {best['form']}, {throughput_text(best)} "
+            f"one by one in the original, {best['states_per_s']:,.0f} states a second"
         )
     return "\n".join(parts)
+
+
+def throughput_text(row: Mapping[str, Any]) -> str:
+    return f"{row['gain']:.2f} times ({row['gain_low']:.2f} to {row['gain_high']:.2f}) the throughput of"
 
 
 def gathered(table: pd.DataFrame) -> str:
     """What gathering concurrent requests into batches brings, in the original path and in the predictor."""
     rows = table.set_index("form")
-    row, us = rows.loc[GATHERED], rows["ms"] * 1e3
+    row, us = rows.loc[GATHERED], rows["value"] * 1e3
     return (
-        f"{row['callers']:,.0f} callers at once, gathered into batches: {gain_of(row)} as one after the other in the "
-        f"original path; in the predictor {us[PREDICTOR + GATHERED]:.0f} µs a state, one after the other "
-        f"{us[PREDICTOR + 'one by one']:.0f}."
+        f"{row['callers']:,.0f} callers at once, gathered into batches: {throughput_text(row)} one after "
+        f"the other in the original path; in the predictor {us[PREDICTOR + GATHERED]:.0f} µs a state, one after the "
+        f"other {us[PREDICTOR + 'one by one']:.0f}."
     )
 
 
@@ -336,9 +374,3 @@ def exact_same(accurate: pd.DataFrame) -> str:
         f"within {rows['score_error'].max():.0e} of the largest; the least share of equal decisions among them is "
         f"{rows['same_share'].min():.2%}."
     )
-
-
-def compared(names: Sequence[str], table: pd.DataFrame) -> str:
-    """A few options by name in one line each."""
-    rows = table.set_index("option")
-    return "\n".join(f"- {n}: {gain_of(rows.loc[n])}; {rows.loc[n, 'verdict']}" for n in names if n in rows.index)
