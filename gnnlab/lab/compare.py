@@ -107,13 +107,14 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
     (found_a, problems_a), (found_b, problems_b) = _results(Path(run_a)), _results(Path(run_b))
     if Path(run_a).is_file() and Path(run_b).is_file():  # two files are meant for each other, whatever their names
         found_b = dict(zip(found_a, found_b.values(), strict=True))
-    rows_a, rows_b = _rows(found_a), _rows(found_b)
+    rows_a, rows_b = _rows(found_a, found_b), _rows(found_b, found_a)
+    differences = list(dict.fromkeys(_differences(found_a, found_b)))
     changes = [change for name in rows_a if name in rows_b for change in _changes(name[0], rows_a[name], rows_b[name])]
     return Comparison(
         run_a=str(run_a),
         run_b=str(run_b),
-        differences=list(dict.fromkeys(_differences(found_a, found_b))),
-        changes=changes,
+        differences=differences,
+        changes=[replace(change, note=_unsaid(change.note, differences)) for change in changes],
         only_a=_only(rows_a, rows_b),
         only_b=_only(rows_b, rows_a),
         problems=[*problems_a, *problems_b],
@@ -133,11 +134,11 @@ def _results(run: Path) -> tuple[Runs, list[str]]:
     return {name: [result for result, _ in runs] for name, runs in found.items()}, problems
 
 
-def _rows(found: Runs) -> dict[Name, list[Row]]:
-    """Each row in every run that has it, those with a number first."""
+def _rows(found: Runs, other: Runs) -> dict[Name, list[Row]]:
+    """Each row of the notebooks that both sides have, in every run that has it, those with a number first."""
     rows: dict[Name, list[Row]] = {}
-    for notebook, runs in found.items():
-        for row in (row for result in runs for row in result.rows):
+    for notebook in (name for name in found if name in other):
+        for row in (row for result in found[notebook] for row in result.rows):
             rows.setdefault((notebook, *row.id), []).append(row)
     return {name: sorted(same, key=lambda row: row.status != "ok") for name, same in rows.items()}
 
@@ -236,6 +237,11 @@ def _note(a: Row, b: Row) -> str:
         if getattr(a, name) != getattr(b, name):
             parts.append(f"{name}: {getattr(a, name)} | {getattr(b, name)}")
     return "; ".join(parts)
+
+
+def _unsaid(note: str, differences: Sequence[str]) -> str:
+    """Without what is said of the runs as a whole: "threads: 2 | 1"."""
+    return "; ".join(part for part in note.split("; ") if part not in differences)
 
 
 def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:

@@ -29,7 +29,7 @@ def tables(judged: Ledger) -> Group:
     goals = [row for row in judged.rows if row.is_goal]
     parts = [part for title, rows in (("Claims", claims), ("Goals", goals)) for part in _section(title, rows)]
     missing = Counter(claim.notebook for claim in judged.missing)
-    lines = [f"notebook {number} has no result here: {n} rows" for number, n in sorted(missing.items())]
+    lines = [f"notebook {number} has no result here: {_number(n, 'row')}" for number, n in sorted(missing.items())]
     return Group(*parts, *(Text(line) for line in [*lines, *judged.problems]))
 
 
@@ -48,8 +48,8 @@ def recomputed(folder: Path) -> tuple[bool, list[str]]:
     found, _ = results.runs_of(folder)
     sampled = [table.samples_of(row) is not None for runs in found.values() for _, table in runs for row in table]
     claims = len(ledger.judge(folder).rows)
-    told = f"{sum(sampled)} of {len(sampled)} rows were computed again from their samples, the others have none"
-    return True, [f"{told}; {claims} claims and goals were judged again: all as stored"]
+    told = f"rows computed again from their samples: {sum(sampled)} of {len(sampled)}, the others have none"
+    return True, [f"{told}; claims and goals judged again: {claims}; all is as stored"]
 
 
 def _section(title: str, rows: Sequence[Judged]) -> list[Any]:
@@ -62,7 +62,11 @@ def _section(title: str, rows: Sequence[Judged]) -> list[Any]:
         table.add_row(*_cells(row))
     verdicts = Counter(row.verdict for row in rows)
     counts = [f"{verdict.value} {verdicts[verdict]}" for verdict in Verdict if verdicts[verdict]]
-    return [table, Text(f"{len(rows)} {title.lower()}: {', '.join(counts)}\n")]
+    return [table, Text(f"{_number(len(rows), title.lower()[:-1])}: {', '.join(counts)}\n")]
+
+
+def _number(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _cells(record: Judged) -> list[Text]:

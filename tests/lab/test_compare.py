@@ -231,6 +231,13 @@ def test_conditions_of_a_row_that_differ_are_said_with_it(tmp_path: Path) -> Non
     assert change(tmp_path, time(10, 0.1), other).note == told
 
 
+def test_what_differs_in_the_whole_run_is_not_said_with_each_row(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", time(10, 0.1)), tmp_path / "b"
+    write(b, time(10, 0.1, threads=1, device="GPU"), environment=ENVIRONMENT | {"threads": 1})
+    found = compare.compare(a, b)
+    assert found.differences == ["threads: 2 | 1"] and found.changes[0].note == "device: CPU | GPU"
+
+
 def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) -> None:
     absent = row(study="cuda", form="PyG", status="unavailable", reason="no CUDA", origin="measured", unit="ms",
                  better="lower", **CONDITIONS)  # fmt: skip
@@ -239,7 +246,7 @@ def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) 
     write(b, time(1, 0.1, study="other"), name="02_optimize_gnn")
     found = compare.compare(a, b)
     assert found.only_a == ["01 gone: PyG", "01 cuda: PyG (the other is unavailable: no CUDA)"]
-    assert found.only_b == ["01 new, 3: PyG", "02 other: PyG"]
+    assert found.only_b == ["01 new, 3: PyG"]
     assert found.differences == ["02_optimize_gnn: only in B"] and len(found.changes) == 1
 
 

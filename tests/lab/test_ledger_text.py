@@ -86,7 +86,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts(folder):
     assert line(claims, "gat.calls")[2:7] == ["7", "", "2", "2", "✓ reproduced"]
     assert "3 claims: reproduced 2, untestable here 1" in claims and "goal." not in claims
     assert line(goals, "goal.gat")[1] == "at least 1.5×" and "2 goals: met 1, missed 1" in goals
-    assert "notebook 02 has no result here: 1 rows" in goals
+    assert "notebook 02 has no result here: 1 row" in goals
 
 
 def test_what_could_not_be_read_is_said(folder):
@@ -105,8 +105,8 @@ def test_the_json_holds_claims_goals_and_what_was_not_measured(folder):
 
 
 def test_stored_results_follow_from_their_samples(folder):
-    told = "6 of 8 rows were computed again from their samples, the others have none; "
-    assert ledger_text.recomputed(folder) == (True, [told + "5 claims and goals were judged again: all as stored"])
+    told = "rows computed again from their samples: 6 of 8, the others have none; "
+    assert ledger_text.recomputed(folder) == (True, [told + "claims and goals judged again: 5; all is as stored"])
 
 
 def change(path, where, by=1.001):
