@@ -75,14 +75,14 @@ def test_help_answers_without_loading_anything_heavy():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_is_thin(path):
+def test_a_notebook_holds_what_is_compared_and_no_machinery(path):
     cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
-    assert len(cells) <= 17
+    assert len(cells) <= 20
     for cell in cells:
-        source = "".join(cell["source"])
-        assert len(source.splitlines()) <= 16, source
-        for node in ast.walk(ast.parse(source)):
-            assert not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.If)), source
+        for node in ast.walk(ast.parse("".join(cell["source"]))):
+            assert not isinstance(node, (ast.ClassDef, ast.For, ast.While)), ast.unparse(node)
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 10, node.name
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

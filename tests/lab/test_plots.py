@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from gnnlab.lab import plot_axes, plots
+from gnnlab.profiling.roofline import Ceilings
 from gnnlab.safe_files import FileError
 
 TITLE = "mm takes a third of the forward pass of symptom_gat on digits, and the next four operators another third of it"
@@ -51,7 +52,7 @@ def roofline(count: int) -> plots.Figure:
     points = pd.DataFrame({"label": [f"operator {i}" for i in range(count)]})
     points = points.assign(flops_per_byte=rng.uniform(0.4, 0.6, count), gflop_s=rng.uniform(3, 5, count))
     points = points.assign(ci_low=points.gflop_s * 0.9, ci_high=points.gflop_s * 1.1)
-    return plots.roofline(points, plots.Ceilings(88.0, [("L2", 90.0), ("memory", 12.4)]), title=TITLE)
+    return plots.roofline(points, Ceilings([(2**20, 90.0), (2**28, 12.4)], 88.0, "float32", 1, "cpu"), title=TITLE)
 
 
 def forest() -> plots.Figure:
@@ -292,7 +293,7 @@ def test_empty_tables_and_impossible_ceilings_are_refused(operators: pd.DataFram
         plots.samples({"a": [float("nan")]}, title=TITLE)
     points = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]})
     with pytest.raises(plots.PlotError, match="positive bandwidth"):
-        plots.roofline(points, plots.Ceilings(88.0, []), title=TITLE)
+        plots.roofline(points, Ceilings([(2**20, 0.0)], 88.0, "float32", 1, "cpu"), title=TITLE)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ import pytest
 from nbformat import v4
 
 from gnnlab.lab import claims, ledger_view, notebook_html, plots, report, results
-from gnnlab.lab.results import ClaimRecord, FigureRecord, ResultFile, Verdict
+from gnnlab.lab.claims import Verdict
+from gnnlab.lab.ledger import Judged, Ledger
+from gnnlab.lab.results import FigureRecord, ResultFile
 from gnnlab.lab.sanitize import clean
 from gnnlab.safe_files import FileError
 
@@ -39,17 +41,36 @@ ENVIRONMENT = {
 PARAMETERS_CELL = 'output_dir: str = "outputs/quick"  # where results go\nruns: int = 5  # timed runs; 1..100'
 
 
-def records() -> list[ClaimRecord]:
-    """One record for each verdict, open and missing ranges among them."""
+def judged(id: str, value: float | None, interval: tuple[float, float] | None, n: int, why: str) -> Judged:
+    """A row of the ledger, its verdict by the interval."""
+    claim = claims.catalogue()[id]
+    named = {name: getattr(claim, name) for name in ("id", "source", "notebook", "statement", "metric", "unit")}
+    low, high = interval or (None, None)
+    if value is None:
+        said = Verdict.UNTESTABLE
+    elif claim.of.equals:
+        said = Verdict.REPRODUCED
+    else:
+        said = claims.verdict(claim, interval)
+    numbers = {"value": value, "low": low, "high": high, "n": n, "runs": min(n, 1)}
+    study = "operators" if claim.notebook == "01" else "rungs"
+    return Judged(**named, **numbers, claimed=claim.bounds, verdict=said, study=study, conditions="CPU", why=why)
+
+
+def records() -> list[Judged]:
+    """A row for each verdict, open and missing ranges among them."""
     why = "Interleaved pairs on equal weights; the interval says it."
     return [
-        claims.record("gat.optimized", 0.972, ci=(0.958, 0.988), n=240, notebook="02", why=why, figure="rungs"),
-        claims.record("gat.compile", 1.27, ci=(1.24, 1.30), n=120, notebook="02", why=why, figure="rungs"),
-        claims.record("gat.expand", 1.04, ci=(0.97, 1.12), n=40, notebook="02", why="Too noisy here."),
-        claims.record("gat.throughput", 1.2, ci=(1.17, 1.23), n=90, notebook="02", why=why),
-        claims.record("gat.compile_cuda", None, notebook="02", why="Needs a CUDA device; none is usable here."),
-        claims.record("gat.cached_ids", 1.031, ci=(1.02, 1.04), n=120, notebook="02", why=why),
-        claims.record("goal.gat_hoisted", 214.0, ci=(205.0, 222.0), n=60, notebook="02", why=why),
+        judged("gat.parameters", 169856, (169856, 169856), 1, f"Counted. {HOSTILE[1]}"),
+        judged("gat.optimized", 0.972, (0.958, 0.988), 240, why),
+        judged("gat.compile", 1.27, (1.25, 1.30), 120, why),
+        judged("gat.expand", 1.04, (0.97, 1.12), 40, "Too noisy here."),
+        judged("gat.throughput", 1.2, (1.17, 1.23), 90, why),
+        judged("gat.compile_cuda", None, None, 0, "Needs a CUDA device; none is usable here."),
+        judged("gat.cached_ids", 1.031, (1.02, 1.04), 120, why),
+        judged("goal.gat_hoisted", 214.0, (205.0, 222.0), 60, why),
+        judged("goal.gat_layer", 4.0, (3.9, 4.2), 60, why),
+        judged("goal.gat_computed", 4.9, (4.0, 5.2), 60, why),
     ]
 
 
@@ -98,6 +119,7 @@ def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
 
 def result(number_name: str, folder: Path, **changes: object) -> ResultFile:
     content = {
+        "run": "0" * 32,
         "notebook": number_name,
         "params_set": "quick",
         "status": "passed",
@@ -121,13 +143,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nbformat.write(executed(picture, "operators", record.alt), folder / "01_profile_bottlenecks.ipynb")
     nbformat.write(executed(picture_2, "rungs", rungs.alt), folder / "02_optimize_gnn.ipynb")
     nbformat.write(executed(picture_2, "rungs", rungs.alt), folder / "02_optimize_gnn.failed.ipynb")
-    counted = claims.record("gat.parameters", 169856, notebook="01", why=f"Counted. {HOSTILE[1]}", figure="operators")
-    result("01_profile_bottlenecks", folder, claims=[counted], figures=[record])
-    result("02_optimize_gnn", folder, claims=records(), figures=[rungs])
+    result("01_profile_bottlenecks", folder, figures=[record])
+    result("02_optimize_gnn", folder, figures=[rungs])
     result("02_optimize_gnn", folder, status="failed", reason=f"cell 3: {HOSTILE[0]}", seconds=3)
     (folder / "03_fm_amp_training.json").write_text("{not json")
     result("04_stage_export", folder, status="skipped", reason="run 03 first: gnnlab run 03 --params quick", seconds=1)
-    report.build_site(folder)
+    known = {row.id for row in records()}
+    missing = [claim for id, claim in claims.catalogue().items() if id not in known]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report.ledger, "judge", lambda _: Ledger(records(), missing))
+        report.build_site(folder)
     return folder
 
 
@@ -213,11 +238,13 @@ def test_code_is_folded_and_injected_parameters_and_tagged_outputs_are_left_out(
 
 def test_the_front_page_leads_with_the_ledger_and_counts_the_verdicts(finished: Path) -> None:
     html = read(finished, "index.html")
-    assert html.index('id="ledger"') < html.index('id="notebooks"') < html.index('id="environment"')
-    chips = dict(re.findall(r'class="chip (\w+)".*?<b>(\d+)</b>', html))
-    assert chips == {"good": "3", "best": "1", "fair": "1", "bad": "1", "open": "1", "none": "1"}
-    rows = {id: css for css, id in re.findall(r'<tr data-verdict="(\w+)" id="claim-([\w.]+)">', html)}
-    assert len(rows) == 8 and rows["gat.optimized"] == "bad" and rows["gat.compile"] == "best"
+    order = [html.index(f'id="{part}"') for part in ("claims", "goals", "notebooks", "environment")]
+    assert order == sorted(order)
+    chips = re.findall(r'data-verdict="([\w ]+)" aria-pressed.*?<b>(\d+)</b>', html)
+    of_claims = {"reproduced": 2, "exceeded": 1, "weaker": 1, "refuted": 1, "inconclusive": 1, "untestable here": 1}
+    assert {word: int(count) for word, count in chips} == {**of_claims, "met": 1, "missed": 1, "open": 1}
+    rows = {id: word for word, id in re.findall(r'<tr data-verdict="([\w ]+)" id="claim-([\w.]+)">', html)}
+    assert len(rows) == 10 and rows["gat.optimized"] == "refuted" and rows["goal.gat_layer"] == "missed"
 
 
 def test_a_row_says_what_was_claimed_and_measured_and_leads_to_its_figure(finished: Path) -> None:
@@ -231,7 +258,7 @@ def test_a_row_says_what_was_claimed_and_measured_and_leads_to_its_figure(finish
 def test_claims_without_a_result_come_last_and_folded(finished: Path) -> None:
     html = read(finished, "index.html")
     fold = re.search(r'<details class="missing">.*?</details>', html, re.DOTALL)[0]
-    assert f"{len(claims.catalogue()) - 8} claims not yet measured here" in fold
+    assert f"{len(claims.catalogue()) - 10} claims not yet measured here" in fold
     assert "goal.plan_gain" in fold and "goal.gat_hoisted" not in fold
 
 
@@ -258,7 +285,7 @@ def test_the_ledger_is_also_written_as_data(finished: Path) -> None:
 def test_only_stale_reports_are_rendered_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = []
     real = report.render_notebook
-    monkeypatch.setattr(report, "render_notebook", lambda n, r: rendered.append(n.name) or real(n, r))
+    monkeypatch.setattr(report, "render_notebook", lambda n, r, *j: rendered.append(n.name) or real(n, r, *j))
     report.build_site(finished)
     assert rendered == []
     touched = finished / "01_profile_bottlenecks.json"
@@ -380,7 +407,8 @@ def test_the_drawn_interval_lies_as_the_numbers_do() -> None:
 
 def test_every_verdict_and_status_has_a_word_and_a_symbol_of_its_own() -> None:
     assert set(ledger_view.VERDICTS) == set(Verdict) and set(report.STATUSES) == set(results.Status)
-    assert len({badge.symbol for badge in ledger_view.VERDICTS.values()}) == 6
+    words = [badge.word for badge in ledger_view.VERDICTS.values()]
+    assert len(set(words)) == len(words)
 
 
 def test_links_lead_where_they_did_from_the_notebooks_folder(tmp_path: Path) -> None:
