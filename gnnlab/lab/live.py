@@ -33,10 +33,13 @@ class Live:
         self.console.print(line, soft_wrap=True)
 
     @contextmanager
-    def running(self, name: str, why: str) -> Iterator[Bar]:
-        """A bar while a notebook runs, or its one line at the start where the console is no terminal."""
+    def running(self, name: str, why: str, place: str = "") -> Iterator[Bar]:
+        """A bar while a notebook runs, or its one line at the start where the console is no terminal.
+
+        `place` says which of its runs this is: "run 3 of 5".
+        """
         if not self.console.is_terminal:
-            self.say(f"{name.ljust(self.width)}  running  {why}")
+            self.say(f"{name.ljust(self.width)}  running  {', '.join(part for part in (place, why) if part)}")
             yield Bar()
             return
         columns = (
@@ -47,7 +50,7 @@ class Live:
             TextColumn("{task.fields[heading]}", markup=False),
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(name.ljust(self.width), total=None, heading=why)
+            task = progress.add_task(f"{name.ljust(self.width)} {place}".rstrip(), total=None, heading=why)
             yield Bar(progress, task)
 
 

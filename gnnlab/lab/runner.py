@@ -40,6 +40,15 @@ class Outcome:
     ran: bool = True  # False: its earlier results still hold, or it was skipped before it started
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A notebook with every parameter, and what its results are made from."""
+
+    notebook: Notebook
+    values: dict[str, Any]
+    fingerprint: freshness.Fingerprint
+
+
 @dataclass
 class _Job:
     """What the notebooks of one run share."""
@@ -132,7 +141,7 @@ def _settle(notebook: Notebook, job: _Job) -> Outcome:
         if not _failed_last(notebook, job):
             return _told(_unchanged(notebook, job), "", job)
         done, why = (done if done > 1 else 0), "runs again: its last run did not pass"  # a single run is replaced
-    return _run_on(notebook, values, fingerprint, job, done, why)
+    return _run_on(_Task(notebook, values, fingerprint), job, done, why)
 
 
 def _why(notebook: Notebook, now: freshness.Fingerprint, job: _Job) -> str:
@@ -191,9 +200,7 @@ def _told(outcome: Outcome, why: str, job: _Job) -> Outcome:
     return outcome
 
 
-def _run_on(
-    notebook: Notebook, values: dict[str, Any], fingerprint: freshness.Fingerprint, job: _Job, done: int, why: str
-) -> Outcome:
+def _run_on(task: _Task, job: _Job, done: int, why: str) -> Outcome:
     """Run a notebook until there are as many runs as are wanted; `done` of them are there and hold.
 
     Stops at the first that does not pass; the earlier ones stand.
@@ -201,50 +208,45 @@ def _run_on(
     last = max(job.wanted, done + 1)
     outcome = None
     for number in range(done + 1, last + 1):
-        told = ", ".join(part for part in (f"run {number} of {last}" if last > 1 else "", why) if part)
-        changed = outcome and _changed(notebook, values, job)
+        place = f"run {number} of {last}" if last > 1 else ""
+        changed = outcome and _changed(task, job)
         if changed:
-            outcome = Outcome(notebook.name, Status.FAILED, f"not started, {changed}; run again", 0.0, outcome.out_path)
+            outcome = replace(outcome, status=Status.FAILED, reason=f"not started, {changed}; run again", seconds=0.0)
         else:
-            outcome = _run(notebook, values, fingerprint, job, number, told)
+            outcome = _run(task, job, number, place, why)
         if outcome.status is not Status.PASSED and number > 1:
             stands = f"{number - 1} {'runs stand' if number > 2 else 'run stands'}"
-            outcome = replace(outcome, reason=f"run {number} of {last}: {outcome.reason}; {stands}")
-        _told(outcome, told, job)
+            outcome = replace(outcome, reason=f"{place}: {outcome.reason}; {stands}")
+        _told(outcome, ", ".join(part for part in (place, why) if part), job)
         if outcome.status is not Status.PASSED:
             break
         why = ""
     return outcome
 
 
-def _changed(notebook: Notebook, values: dict[str, Any], job: _Job) -> str | None:
+def _changed(task: _Task, job: _Job) -> str | None:
     """What has changed since the run before: runs of other code are no samples of one thing."""
-    now = _fingerprint(notebook, values, replace(job, shared=freshness.surroundings()))
-    return freshness.why_again(notebook.name, job.folder, job.runs.runs[notebook.name], now)
+    now = _fingerprint(task.notebook, task.values, replace(job, shared=freshness.surroundings()))
+    name = task.notebook.name
+    return freshness.why_again(name, job.folder, job.runs.runs[name], now)
 
 
-def _run(
-    notebook: Notebook,
-    values: dict[str, Any],
-    fingerprint: freshness.Fingerprint,
-    job: _Job,
-    number: int,
-    told: str,
-) -> Outcome:
+def _run(task: _Task, job: _Job, number: int, place: str, why: str) -> Outcome:
     """Run a notebook for the `number`-th time, and record what it was made from when its results stand.
 
     The first run supersedes all that are there, a later one keeps them as further runs.
     """
     from .attempt import attempt  # Jupyter, heavy
 
-    before = job.runs.runs.get(notebook.name)
+    notebook, name = task.notebook, task.notebook.name
+    before = job.runs.runs.get(name)
     if number > 1:
-        further_runs.keep(job.folder, notebook.name, job.runs)
-    with job.live.running(notebook.name, told) as bar:
+        further_runs.keep(job.folder, name, job.runs)
+    with job.live.running(name, why, place) as bar:
         made = attempt(
             notebook,
-            values,
-            ["output_dir", *(name for name in job.given[notebook.name] if name != "output_dir")],
+            task.values,
+            ["output_dir", *(given for given in job.given[name] if given != "output_dir")],
             root=job.root,
             folder=job.folder,
             set_name=job.set.name,
@@ -252,11 +254,11 @@ def _run(
             superseded=before.further if before and number == 1 else (),
         )
     if made.result is not None:
-        path = job.folder / f"{notebook.name}.json"
+        path = job.folder / f"{name}.json"
         further = before.further if before and number > 1 else ()
-        job.runs.runs[notebook.name] = freshness.record(made.result, path, fingerprint, made.seconds, further)
+        job.runs.runs[name] = freshness.record(made.result, path, task.fingerprint, made.seconds, further)
         freshness.write_runs(job.folder, job.runs)
-    return Outcome(notebook.name, made.status, made.reason, made.seconds, made.out_path)
+    return Outcome(name, made.status, made.reason, made.seconds, made.out_path)
 
 
 def _values(notebook: Notebook, job: _Job) -> dict[str, Any]:

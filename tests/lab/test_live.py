@@ -33,6 +33,17 @@ def test_a_log_says_at_the_start_why_and_draws_no_bar(log):
     ]
 
 
+def test_which_of_several_runs_this_is_stands_before_why(log):
+    with log.running("01_first", "first run", "run 1 of 5"):
+        pass
+    with log.running("01_first", "", "run 2 of 5"):
+        pass
+    assert printed(log).splitlines() == [
+        "01_first    running  run 1 of 5, first run",
+        "01_first    running  run 2 of 5",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0.0 s"), (0.84, "0.8 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (125, "2 min 5 s")],
