@@ -104,3 +104,16 @@ def test_bandwidth_of_the_fit_is_not_part_of_its_interface():
     """Bytes and arithmetic of a stage may be proportional: coefficients are not told apart, so none is given a name."""
     assert not any("bandwidth" in name or "mb_s" in name for name in dir(fit([1.0] * len(STUDY))))
     assert isinstance(Truth().bandwidth, Bandwidth)
+
+
+def test_the_same_sizes_are_left_out_once():
+    """The only size of N = 1200 is the only one of E = 5000, too."""
+    at = np.array([(1000, 1000), (1000, 10_000), (1200, 5000), (1500, 10_000)], dtype=float)
+    folds = [tuple(map(bool, fold)) for fold in fitting._folds(at, (0, 1))]
+    assert len(folds) == len(set(folds)) == 5
+
+
+def test_an_error_knows_the_size_that_was_left_out():
+    found = fit([0.1 + n / 1e4 + e / 1e5 for n, e in STUDY])
+    assert len(found.inside_at) == len(found.inside) and len(found.beyond_at) == len(found.beyond)
+    assert set(found.inside_at) | set(found.beyond_at) <= set(STUDY)

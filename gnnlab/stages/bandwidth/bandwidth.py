@@ -24,7 +24,7 @@ from gnnlab.profiling import timing
 from gnnlab.stages.bandwidth import measured_hull, tables
 from gnnlab.stages.bandwidth.measured_hull import Size
 from gnnlab.stages.bandwidth.prediction import INTERPOLATED, SIMULATED, Predictor
-from gnnlab.stages.bandwidth.transfer import Curve, Transfers
+from gnnlab.stages.bandwidth.transfer import PLAIN_COPY, Curve, Transfers, base, copier, sums_only
 from gnnlab.stages.campaign import campaign
 from gnnlab.stages.campaign import table as campaign_table
 from gnnlab.stages.campaign import wanted_cells as campaign_cells
@@ -36,7 +36,7 @@ from gnnlab.stages.campaign.sizes import Size as NamedSize
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.export.export import export
 from gnnlab.stages.units import registry as units
-from gnnlab.stages.units.torch_units import FastUnit
+from gnnlab.stages.units.torch_units import cpu_name
 from gnnlab.stages.units.unit import Unit
 
 IDENTITY, IDENTITY_STAGE = "sage", 2
@@ -49,7 +49,7 @@ WITHIN = 0.10  # of the measured time
 
 @dataclass(frozen=True)
 class Study:
-    """What was measured, and what follows. `copies`: unit, size_bytes, ms, ms_low, ms_high, n."""
+    """What was measured, and what follows. `copies`: as `copies_of`, those through units and plain ones."""
 
     grid: pd.DataFrame
     compared: pd.DataFrame
@@ -109,13 +109,15 @@ def measure(
     found = tables.measured_cells(folder / MEASURED_IN)
     again_found = _at(found, repeated, blocks)
     on_grid = pd.concat([both_times(cells, again_found), _at(found, asked["extra"], blocks)], ignore_index=True)
-    on_grid = on_grid[on_grid["unit"].isin(chosen) | (on_grid["origin"] == SIMULATED)].reset_index(drop=True)
+    on_grid = on_grid[on_grid["unit"].isin(chosen) | (on_grid["origin"] == SIMULATED)]
+    on_grid = on_grid.drop(columns="samples_ms").reset_index(drop=True)  # some cells are of two measurements
     copies = copies_of(found, sweep)
-    transfers = _transfers(copies, chosen, like, sweep, models, budget_s)
+    plain = _plain_copies(sweep, like, budget_s)
+    transfers = _transfers(copies, plain, chosen, like, sweep, models, budget_s)
     predictor = Predictor.fit(layer_of(like.layer, like.features), on_grid, transfers.through)
     compared = pd.concat([compare(predictor, _at(found, new, blocks)), repeats(predictor, cells, again_found)])
     compared = compared.reset_index(drop=True)
-    return Study(on_grid, compared, copies, transfers, predictor, done)
+    return Study(on_grid, compared, pd.concat([copies, plain], ignore_index=True), transfers, predictor, done)
 
 
 def need_times(stages: Path, skip: Callable[[str], None]) -> None:
@@ -165,8 +167,10 @@ def _at(found: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[tuple[int, 
     return found[np.array(kept, dtype=bool)]
 
 
+CONDITIONS = ["device", "runtime_version", "precision", "threads"]
 COMPARED = ["kind", "unit", "stage", "size", "nodes", "edges", "first", "last", "ms", "ms_low", "ms_high",
-            "predicted_ms", "low_ms", "high_ms", "error", "within", "covered", "wide", "form"]  # fmt: skip
+            "n", "samples_ms", *CONDITIONS, "predicted_ms", "low_ms", "high_ms", "error", "within", "covered", "wide",
+            "form", "fitted"]  # fmt: skip
 _CELL = ["unit", "first", "last", "nodes", "edges"]
 
 
@@ -186,9 +190,10 @@ def both_times(cells: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
 def compare(predictor: Predictor, new: pd.DataFrame) -> pd.DataFrame:
     """Predicted beside measured: a row for each measured cell of a size that was never fitted and lies between others.
 
-    Columns: kind (`new`), unit, stage, size, nodes, edges, first, last, ms, ms_low, ms_high, predicted_ms, low_ms,
-    high_ms, error (predicted / measured - 1), within (10 %), covered (is the measured time in the interval?), wide (is
-    its own interval wider than 10 %?), form.
+    Columns: kind (`new`), unit, stage, size, nodes, edges, first, last, ms, ms_low, ms_high, n and samples_ms (of the
+    measured time), its conditions, predicted_ms, low_ms, high_ms, error (predicted / measured - 1), within (10 %),
+    covered (is the measured time in the interval?), wide (is its own interval wider than 10 %?), form, fitted (sizes
+    that the prediction rests on).
     """
     rows = []
     for row in campaign_table.measured(new).itertuples():
@@ -217,7 +222,7 @@ def _timed(cells: pd.DataFrame) -> Iterable[tuple[Any, ...]]:
 
 def _held_against(kind: str, row: Any, expected: tuple[float, float, float], predictor: Predictor) -> dict[str, Any]:
     middle, low, high = expected
-    kept = {name: getattr(row, name) for name in COMPARED[1:11]}
+    kept = {name: getattr(row, name) for name in COMPARED[1 : COMPARED.index("predicted_ms")]}
     return {
         "kind": kind,
         **kept,
@@ -229,6 +234,7 @@ def _held_against(kind: str, row: Any, expected: tuple[float, float, float], pre
         "covered": low <= row.ms <= high,
         "wide": (row.ms_high - row.ms_low) / 2 > WITHIN * row.ms,
         "form": predictor.fits[row.unit, row.first, row.last].form,
+        "fitted": len(predictor.measured[row.unit, row.first, row.last]),
     }
 
 
@@ -239,18 +245,6 @@ def sweep_sizes(cells: pd.DataFrame, features: int, points: int) -> list[int]:
     row_bytes = 4 * features
     sizes = np.geomspace(max(LEAST_BYTES, row_bytes), max(most, 4 * LEAST_BYTES, 4 * row_bytes), points)
     return [int(edges) for edges in np.unique(np.maximum(1, np.rint(sizes / row_bytes)))]
-
-
-def sums_only(unit: str) -> bool:
-    """Has a unit only blocks that sum over neighbours, and so no identity?"""
-    found = units.find(unit)
-    return isinstance(found, FastUnit) or found.exporter == "handbuilt"
-
-
-def base(unit: str) -> str:
-    """The plain unit of the same runtime and processor, which writes its results as this one does; or itself."""
-    found, every = units.find(unit), units.all_units().values()
-    return next((u.name for u in every if (u.runtime, u.processor) == (found.runtime, found.processor)), unit)
 
 
 def _identity(like: Cell, edges: int, unit: str) -> Cell:
@@ -267,38 +261,53 @@ def _export_identity(names: Iterable[str], features: int, models: Path, sweep: S
                 export(layer, *stage, exporter=unit.exporter, folder=models, size=size)
 
 
+COPIES = ["unit", "size_bytes", "ms", "ms_low", "ms_high", "n", "samples_ms", *CONDITIONS]
+
+
 def copies_of(found: pd.DataFrame, sweep: Sequence[int]) -> pd.DataFrame:
-    """The copies among the cells: unit, size_bytes, ms, ms_low, ms_high, n."""
+    """The copies among the cells: unit, size_bytes, ms, ms_low, ms_high, n, samples_ms, and their conditions."""
     kept = found[(found["nodes"] == _NODES) & found["edges"].isin(sweep) & found["ms"].notna()]
     kept = kept.assign(size_bytes=4 * kept["edges"] * kept["features"])
-    columns = ["unit", "size_bytes", "ms", "ms_low", "ms_high", "n"]
-    return kept[columns].sort_values(["unit", "size_bytes"], kind="stable", ignore_index=True)
+    return kept[COPIES].sort_values(["unit", "size_bytes"], kind="stable", ignore_index=True)
+
+
+def _plain_copies(sweep: Sequence[int], like: Cell, budget_s: float) -> pd.DataFrame:
+    """Copies by numpy from array to array, as `copies_of` gives those through units."""
+    buffer = np.empty((max(sweep), like.features), np.float32)
+    found = _swept(sweep, like.features, budget_s, lambda edges: _plain(buffer[:edges]))
+    about = {"device": cpu_name(), "runtime_version": f"numpy {np.__version__}", "precision": "float32", "threads": 1}
+    return found.assign(unit=PLAIN_COPY, **about)[COPIES]
 
 
 def _transfers(
-    copies: pd.DataFrame, chosen: Sequence[str], like: Cell, sweep: Sequence[int], models: Path, budget_s: float
+    copies: pd.DataFrame,
+    plain: pd.DataFrame,
+    chosen: Sequence[str],
+    like: Cell,
+    sweep: Sequence[int],
+    models: Path,
+    budget_s: float,
 ) -> Transfers:
     fitted = {unit: Curve.fit(part) for unit, part in copies.groupby("unit", sort=False) if len(part) > 1}
-    copiers = {unit: base(unit) if sums_only(unit) else unit for unit in chosen}
-    through = {unit: fitted[other] for unit, other in copiers.items() if other in fitted}
+    through = {unit: fitted[copier(unit)] for unit in chosen if copier(unit) in fitted}
     kinds = {unit: units.find(unit) for unit in chosen}
     buffer = np.empty((max(sweep), like.features), np.float32)
-    plain = _swept(sweep, like.features, budget_s, lambda edges: _plain(buffer[:edges]))
     sources = {unit: base(unit) for unit in chosen if kinds[unit].processor == "CPU"}
     handed: dict[str, Curve] = {}
     for source in dict.fromkeys(sources.values()):
         made = partial(_out_of, units.find(source), like, models, buffer)
-        handed[source] = _swept(sweep[::2] if len(sweep) > 4 else sweep, like.features, budget_s, made)
+        handed[source] = Curve.fit(_swept(sweep[::2] if len(sweep) > 4 else sweep, like.features, budget_s, made))
     out_of = {unit: handed[source] for unit, source in sources.items()}
     separate = frozenset(unit for unit in chosen if kinds[unit].processor != "CPU")
-    return Transfers(plain, through, out_of, separate)
+    return Transfers(Curve.fit(plain), through, out_of, separate)
 
 
 Copy = tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], None]]  # the copy, what it copies, the end
 
 
-def _swept(sweep: Sequence[int], features: int, budget_s: float, make: Callable[[int], Copy]) -> Curve:
-    rows: list[Mapping[str, float]] = []
+def _swept(sweep: Sequence[int], features: int, budget_s: float, make: Callable[[int], Copy]) -> pd.DataFrame:
+    """size_bytes, ms, ms_low, ms_high, n, samples_ms"""
+    rows: list[Mapping[str, Any]] = []
     for edges in sweep:
         copy, source, close = make(edges)
         try:
@@ -306,8 +315,9 @@ def _swept(sweep: Sequence[int], features: int, budget_s: float, make: Callable[
         finally:
             close()
         low, high = found.ci_ms
-        rows.append({"size_bytes": 4 * edges * features, "ms": found.median_ms, "ms_low": low, "ms_high": high})
-    return Curve.fit(pd.DataFrame(rows))
+        row = {"size_bytes": 4 * edges * features, "ms": found.median_ms, "ms_low": low, "ms_high": high}
+        rows.append({**row, "n": found.n, "samples_ms": found.samples_ms})
+    return pd.DataFrame(rows)
 
 
 def _plain(target: np.ndarray) -> Copy:

@@ -33,13 +33,14 @@ _LEAST_MS = 1e-6
 _NO_ERROR = 1e-4
 
 Columns = Callable[[np.ndarray], np.ndarray]  # sizes (n, 2) -> (n, columns)
+LeftOut = tuple[Size, float]  # a size that was left out, log(measured / predicted)
 
 
 @dataclass(frozen=True)
 class Fit:
     """A block's time on a unit. `inside`: log(measured / predicted) at sizes left out that lay between the others;
-    `beyond`: at those that did not; `fitted`: at the sizes of the fit. `coordinates`: of N (0) and E (1) those that
-    the block's work depends on.
+    `beyond`: at those that did not; `fitted`: at the sizes of the fit. `inside_at`, `beyond_at`: the sizes of these
+    errors. `coordinates`: of N (0) and E (1) those that the block's work depends on.
     """
 
     form: str
@@ -49,6 +50,8 @@ class Fit:
     inside: tuple[float, ...]
     beyond: tuple[float, ...]
     fitted: tuple[float, ...]
+    inside_at: tuple[Size, ...]
+    beyond_at: tuple[Size, ...]
     errors: dict[str, float]  # of each form: mean |log error| at sizes left out
 
     def ms(self, nodes: int, edges: int) -> float:
@@ -79,13 +82,14 @@ def choose(
     weights = 1 / np.hypot(np.array(half, dtype=float), _FLOOR)
     makers = forms(layer, first, last, along, curve)
     found = {name: _left_out(make, at, times, weights, along) for name, make in makers.items()}
-    errors = {name: _error(inside or beyond) for name, (inside, beyond) in found.items()}
+    errors = {name: _error(_errors(inside or beyond)) for name, (inside, beyond) in found.items()}
     form = _simplest(errors)
     columns = makers[form](at)
     coefficients = _nonnegative(columns(at), times, weights)
     fitted = np.log(times / _predicted(columns, coefficients, at))
-    inside, beyond = (tuple(map(float, part)) for part in found[form])
-    return Fit(form, columns, coefficients, along, inside, beyond, tuple(fitted.tolist()), errors)
+    inside, beyond = (_errors(part) for part in found[form])
+    places = (tuple(size for size, _ in part) for part in found[form])
+    return Fit(form, columns, coefficients, along, inside, beyond, tuple(fitted.tolist()), *places, errors)
 
 
 def coordinates(layer: StagedLayer, first: int, last: int) -> tuple[int, ...]:
@@ -135,8 +139,8 @@ def _ramps(measured: np.ndarray, along: Sequence[int]) -> Columns:
 
 def _left_out(
     make: Callable[[np.ndarray], Columns], at: np.ndarray, ms: np.ndarray, weights: np.ndarray, along: Sequence[int]
-) -> tuple[list[float], list[float]]:
-    """log(measured / predicted) of sizes left out: those between the others, and those beyond them."""
+) -> tuple[list[LeftOut], list[LeftOut]]:
+    """Errors at sizes left out: those between the others, and those beyond them."""
     inside, beyond = [], []
     for out in _folds(at, along):
         rest = ~out
@@ -144,17 +148,23 @@ def _left_out(
         predicted = _predicted(columns, _nonnegative(columns(at[rest]), ms[rest], weights[rest]), at[out])
         others = [tuple(map(int, size)) for size in at[rest]]
         for size, error in zip(at[out], np.log(ms[out] / predicted), strict=True):
-            (inside if holds(others, tuple(map(int, size)), tuple(along)) else beyond).append(float(error))
+            place = tuple(map(int, size))
+            (inside if holds(others, place, tuple(along)) else beyond).append((place, float(error)))
     return inside, beyond
 
 
 def _folds(at: np.ndarray, along: Sequence[int]) -> list[np.ndarray]:
     """What is left out together: all sizes of one N, all of one E, so that a value in between is new to the fit.
 
-    Where there are only two values, one size after the other.
+    The same sizes are left out once. Where there are only two values, one size after the other.
     """
-    folds = [at[:, c] == value for c in along for value in np.unique(at[:, c]) if len(np.unique(at[:, c])) > 2]
+    every = [at[:, c] == value for c in along for value in np.unique(at[:, c]) if len(np.unique(at[:, c])) > 2]
+    folds = list({fold.tobytes(): fold for fold in every}.values())
     return folds or [np.arange(len(at)) == i for i in range(len(at))]
+
+
+def _errors(found: Sequence[LeftOut]) -> tuple[float, ...]:
+    return tuple(error for _, error in found)
 
 
 def _error(errors: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
 """What notebook 06 shows, as tables: the study's bandwidth beside the measured one, errors of predictions, surfaces.
 
-side_by_side(regressed, rates)      # a row for each stage and method: GB/s
+side_by_side(regressed, rates, layer)      # a row for each stage and method: GB/s
 held_out(predictor)                 # error at sizes left out, by unit and block
 surface(predictor, 1, 5, units)     # predicted times over N and E, with their origins
 recovered(machines=20, ...)         # planted machines: what each method says of their bandwidth
@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gnnlab.profiling import estimates
 from gnnlab.stages.bandwidth import planted_truth, seed_regression
 from gnnlab.stages.bandwidth.measured_hull import Size
 from gnnlab.stages.bandwidth.planted_truth import Truth
 from gnnlab.stages.bandwidth.prediction import Predictor
 from gnnlab.stages.bandwidth.quantities import Bandwidth
-from gnnlab.stages.bandwidth.transfer import Curve, Transfers
+from gnnlab.stages.bandwidth.transfer import PLAIN_COPY, Curve, Transfers, lent
 from gnnlab.stages.campaign.cell_inputs import layer_of
 from gnnlab.workloads.staged import StagedLayer
 
 STUDY, COPY = "latency over bytes (study 5)", "a measured copy"
+NOT_ABOVE_0 = "its slope is not above 0, so that it gives no bandwidth"
 PLANTED_GB_S = (5.0, 10.0, 40.0)
 PLANTED_NOISE = 0.02
 SWEEP_BYTES = tuple(4096 * 4**step for step in range(7))
@@ -34,18 +36,22 @@ def side_by_side(regressed: pd.DataFrame, rates: pd.DataFrame, layer: StagedLaye
     """Both figures for each stage of the units that stand for processors.
 
     Columns: unit, stage ("6 TRANSFORM"), label (with the processor where there are several), method, gb_s, ci_low,
-    ci_high (NaN where there is no such figure).
+    ci_high (NaN where there is no such figure), why (there is none).
     """
     rows, several = [], rates["processor"].nunique() > 1
     for rate in rates.to_dict("records"):
         stage = f"{rate['stage']} {layer.stages[rate['stage'] - 1].name}"
         found = regressed[(regressed["unit"] == rate["unit"]) & (regressed["stage"] == rate["stage"])]
         study = study_figure(found.iloc[0]) if len(found) else (np.nan,) * 3
+        none = (
+            NOT_ABOVE_0 if len(found) else "no line: the study has no bytes for it, or there are fewer than three sizes"
+        )
         measured = tuple(_gb_s(rate[name]) for name in ("mb_s", "mb_s_low", "mb_s_high"))
-        for method, (value, low, high) in ((STUDY, study), (COPY, measured)):
+        for method, (value, low, high), why in ((STUDY, study, none), (COPY, measured, rate["why"])):
             named = f"{rate['processor']} {stage}" if several else stage
             row = {"unit": rate["unit"], "stage": stage, "label": named, "method": method}
-            rows.append({**row, "gb_s": value, "ci_low": low, "ci_high": high})
+            why = why if np.isnan(value) else ""
+            rows.append({**row, "gb_s": value, "ci_low": low, "ci_high": high, "why": why})
     return pd.DataFrame(rows)
 
 
@@ -63,14 +69,19 @@ def _gb_s(mb_s: float) -> float:
 
 
 def copy_rates(transfers: Transfers) -> pd.DataFrame:
-    """GB/s of copies through each unit and of plain ones, where they can be told: unit, mib, gb_s, ci_low, ci_high."""
+    """GB/s of copies through each unit that copies, and of plain ones: unit, size_bytes, mib, gb_s, ci_low, ci_high.
+
+    NaN where launch or noise hide it. A unit that is lent the copies of another one has none here.
+    """
     rows = []
-    for unit, curve in {**transfers.through, "plain copy": transfers.plain}.items():
+    own = {unit: curve for unit, curve in transfers.through.items() if not lent(unit)}
+    for unit, curve in {**own, PLAIN_COPY: transfers.plain}.items():
         for size in curve.size_bytes:
-            if ends := curve.bandwidth_interval(size):
-                row = {"unit": unit, "mib": size / 2**20, "gb_s": curve.bandwidth(size).gb_s}
-                rows.append({**row, "ci_low": ends[0].gb_s, "ci_high": ends[1].gb_s})
-    return pd.DataFrame(rows, columns=["unit", "mib", "gb_s", "ci_low", "ci_high"])
+            rate, ends = curve.bandwidth(size), curve.bandwidth_interval(size) or ()
+            numbers = [np.nan] * 3 if rate is None else [rate.gb_s, *(end.gb_s for end in ends)]
+            at = {"unit": unit, "size_bytes": size, "mib": size / 2**20}
+            rows.append({**at, **dict(zip(("gb_s", "ci_low", "ci_high"), numbers, strict=True))})
+    return pd.DataFrame(rows)
 
 
 def handed_on(transfers: Transfers, size_bytes: float) -> pd.DataFrame:
@@ -83,15 +94,28 @@ def handed_on(transfers: Transfers, size_bytes: float) -> pd.DataFrame:
 
 def held_out(predictor: Predictor) -> pd.DataFrame:
     """Errors at sizes that were left out: unit, stage ("1-5" or "6 TRANSFORM"), form, percent (median), ci_low, ci_high
-    (quartiles), n, and percent of each form."""
+    (95 %), n, sizes, inside (did they lie between the others?), and percent of each form.
+    """
     rows = []
     for (unit, first, last), fit in sorted(predictor.fits.items(), key=lambda item: _place(item[0])):
         errors = 100 * np.abs(np.expm1(fit.inside or fit.beyond))
-        middle, low, high = np.percentile(errors, [50, 25, 75])
-        row = {"unit": unit, "stage": label(predictor.layer, first, last), "form": fit.form, "percent": middle}
-        row |= {"ci_low": low, "ci_high": high, "n": len(errors), "inside": bool(fit.inside)}
+        sizes = fit.inside_at if fit.inside else fit.beyond_at
+        low, high = _over_groups(errors, sizes, fit.coordinates)
+        row = {"unit": unit, "stage": label(predictor.layer, first, last), "form": fit.form}
+        row |= {"percent": float(np.median(errors)), "ci_low": low, "ci_high": high, "n": len(errors)}
+        row |= {"sizes": len(set(sizes)), "inside": bool(fit.inside)}
         rows.append(row | {f"{name} (%)": 100 * np.expm1(error) for name, error in fit.errors.items()})
     return pd.DataFrame(rows)
+
+
+def _over_groups(errors: np.ndarray, sizes: Sequence[Size], along: Sequence[int]) -> tuple[float, float]:
+    """Between what the median error lies (95 %): sizes of one N, and of one E, were left out together and are no
+    samples of their own, so each kind of group is resampled, and the wider ends count; NaN where there is one group.
+    """
+    found = [estimates.over_clusters(errors, [size[c] for size in sizes], "median") for c in along]
+    if any(each.low is None for each in found):
+        return np.nan, np.nan
+    return max(0.0, min(each.low for each in found)), max(each.high for each in found)
 
 
 def _place(key: tuple[str, int, int]) -> tuple[bool, int, int]:
@@ -152,8 +176,8 @@ def recovered(features: int, sizes: Sequence[Size], machines: int = 20) -> pd.Da
     """Planted machines, and what each method says of their bandwidth.
 
     Columns: planted_gb_s, error (%; mean over the sweep where a bandwidth is told, of copies measured by themselves),
-    worst (%), study_times (how many times too low the study's figure for TRANSFORM is), r2 (of that). The study's is
-    taken at its best: latencies follow its own model and its own count of bytes.
+    told (how many), worst (%), study_times (how many times too low the study's figure for TRANSFORM is), study_sizes
+    and r2 (of that). The study's is taken at its best: latencies follow its own model and its own count of bytes.
     """
     layer, rows = layer_of("sage", features), []
     for seed in range(machines):
@@ -164,7 +188,8 @@ def recovered(features: int, sizes: Sequence[Size], machines: int = 20) -> pd.Da
         found = _study_of(layer, sizes, truth, seed)
         times = truth.bandwidth / Bandwidth.from_mb_s(found["mb_s"]) if found["mb_s"] > 0 else np.nan
         row = {"planted_gb_s": truth.bandwidth.gb_s, "error": float(np.mean(errors)), "worst": max(errors)}
-        rows.append({**row, "study_times": times, "r2": found["r2"]})
+        study = {"study_times": times, "study_sizes": found["sizes"], "r2": found["r2"]}
+        rows.append({**row, "told": len(errors), **study})
     return pd.DataFrame(rows)
 
 

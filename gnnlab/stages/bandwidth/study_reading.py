@@ -11,7 +11,7 @@ from gnnlab.stages.bandwidth.bandwidth import AGAIN, NEW, WITHIN, Study
 from gnnlab.stages.bandwidth.prediction import INTERPOLATED, Predictor
 from gnnlab.stages.bandwidth.seed_regression import TELLS_APART
 from gnnlab.stages.bandwidth.study_frames import COPY, STUDY
-from gnnlab.stages.bandwidth.transfer import Transfers
+from gnnlab.stages.bandwidth.transfer import PLAIN_COPY, Transfers, lent
 
 PERFECT = f"predicted = measured, ±{WITHIN:.0%}"
 
@@ -115,7 +115,7 @@ def planted(one: pd.DataFrame, machines: pd.DataFrame) -> str:
 
 def copies_title(rates: pd.DataFrame) -> str:
     """The fastest and the slowest copy that can be told."""
-    if rates.empty:
+    if rates["gb_s"].isna().all():
         return "No copy can be told from its launch here"
     fast, slow = rates.loc[rates["gb_s"].idxmax()], rates.loc[rates["gb_s"].idxmin()]
     return (
@@ -126,13 +126,13 @@ def copies_title(rates: pd.DataFrame) -> str:
 
 def copies(transfers: Transfers, rates: pd.DataFrame) -> str:
     """What a call costs beside its bytes, and of how many copies a bandwidth is told."""
-    launches = ", ".join(f"{unit} {1e3 * curve.launch_ms:.3g} µs" for unit, curve in transfers.through.items())
-    sizes = sum(len(curve.size_bytes) for curve in (transfers.plain, *transfers.through.values()))
-    shared = len(transfers.through) - len({id(curve) for curve in transfers.through.values()})
-    lent = f" ({shared} units of sums alone have the copies of the plain unit of their runtime.)" if shared else ""
+    own = {unit: curve for unit, curve in transfers.through.items() if not lent(unit)}
+    launches = ", ".join(f"{unit} {1e3 * curve.launch_ms:.3g} µs" for unit, curve in own.items())
+    without = "".join(f" {unit} has no copies of its own: {lent(unit)}." for unit in transfers.through if lent(unit))
     return (
-        f"A call that moves next to nothing takes: {launches}. Of {sizes} points of these curves, plain copies "
-        f"included, {len(rates)} tell a bandwidth; the others are hidden by their launch or by noise.{lent}"
+        f"A call that moves next to nothing takes: {launches}. Of {len(rates)} points of these curves, plain copies "
+        f"included, {int(rates['gb_s'].notna().sum())} tell a bandwidth; the others are hidden by their launch or by "
+        f"noise.{without}"
     )
 
 
@@ -154,9 +154,10 @@ def predictions(predictor: Predictor) -> str:
 def campaign(study: Study) -> str:
     """What was measured for this notebook."""
     done, new = study.done, int((study.compared["kind"] == NEW).sum())
+    copies = int((study.copies["unit"] != PLAIN_COPY).sum())
     return (
         f"{len(done.answers)} cells, {done.known} known before; this run made {done.measured} measurements, all of "
-        f"them took {done.seconds / 60:.2f} minutes. {len(study.copies)} are copies, {new} are held against "
+        f"them took {done.seconds / 60:.2f} minutes. {copies} are copies, {new} are held against "
         "predictions."
     )
 

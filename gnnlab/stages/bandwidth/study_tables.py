@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.stages.bandwidth.transfer import Transfers
+from gnnlab.stages.bandwidth.transfer import Transfers, copier, lent
 from gnnlab.stages.campaign import table as campaign_table
 from gnnlab.stages.campaign.cell_inputs import layer_of
 from gnnlab.stages.errors import StageError
@@ -89,33 +89,35 @@ def entries(cells: pd.DataFrame, transfers: Transfers, chosen: Mapping[str, str]
                     "low_ms": row.ms_low,
                     "high_ms": row.ms_high,
                     "origin": row.origin,
-                    "diagnosis": _diagnosed(curve is not None, copy_ms, row.ms),
+                    "diagnosis": _diagnosed(unit, curve is not None, copy_ms, row.ms),
                 }
             )
     return pd.DataFrame(rows)
 
 
-def _diagnosed(measured: bool, copy_ms: float, total_ms: float) -> str:
+def _diagnosed(unit: str, measured: bool, copy_ms: float, total_ms: float) -> str:
     if not measured:
         return "no copies through this unit were measured: all of it is under compute"
     if copy_ms >= total_ms:
         return "takes no longer than a copy of its bytes: no compute beside it can be told"
-    return "measured copy taken off"
+    return "measured copy taken off" if not lent(unit) else f"a copy through {copier(unit)} taken off: {lent(unit)}"
 
 
 def bandwidths(found: pd.DataFrame, cells: pd.DataFrame, transfers: Transfers) -> pd.DataFrame:
     """The bandwidth table as rows: key, processor, unit, stage, mb_s, mb_s_low, mb_s_high (NaN where it cannot be
-    told), size_bytes, why. Of a copy, through that unit, of as many bytes as the stage moves, in the geometric mean
-    over its sizes."""
+    told), size_bytes, why. Of a copy, through that unit and no other, of as many bytes as the stage moves, in the
+    geometric mean over its sizes."""
     rows = []
     layer = layer_of(cells["layer"].iloc[0], int(cells["features"].iloc[0]))
     for (processor, unit, stage), part in found.groupby(["processor", "unit", "stage"], sort=False):
         moved = [layer.bytes_moved(stage, n, e) for n, e in zip(part["nodes"], part["edges"], strict=True)]
-        size, curve = float(np.exp(np.mean(np.log(moved)))) / 2, transfers.through.get(unit)
+        size = float(np.exp(np.mean(np.log(moved)))) / 2
+        curve = None if lent(unit) else transfers.through.get(unit)
         ends = curve.bandwidth_interval(size) if curve else None
         row = {"key": f"{processor}_stage{stage}", "processor": processor, "unit": unit, "stage": stage}
         numbers = (np.nan,) * 3 if ends is None else (curve.bandwidth(size).mb_s, *(end.mb_s for end in ends))
-        why = "" if ends else "launch and noise hide it at this size" if curve else "no copies through it were measured"
+        lacking = lent(unit) or "no copies through it were measured"
+        why = "" if ends else "launch and noise hide the bandwidth of a copy of this size" if curve else lacking
         rows.append({**row, **dict(zip(("mb_s", "mb_s_low", "mb_s_high"), numbers, strict=True)),
                      "size_bytes": size, "why": why})  # fmt: skip
     return pd.DataFrame(rows)

@@ -21,11 +21,36 @@ from sklearn.isotonic import IsotonicRegression
 
 from gnnlab.stages.bandwidth.quantities import Bandwidth
 from gnnlab.stages.errors import StageError
+from gnnlab.stages.units import registry as units
+from gnnlab.stages.units.torch_units import FastUnit
 
-HOST = "host"
+HOST, PLAIN_COPY = "host", "plain copy"
 TELLING = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it
 _DRIFT = 0.015  # what two medians differ by, from one minute to the next, beside what their intervals say
 _COLUMNS = ("size_bytes", "ms", "ms_low", "ms_high")
+
+
+def sums_only(unit: str) -> bool:
+    """Has a unit only blocks that sum over neighbours, and so no identity?"""
+    found = units.find(unit)
+    return isinstance(found, FastUnit) or found.exporter == "handbuilt"
+
+
+def base(unit: str) -> str:
+    """The plain unit of the same runtime and processor, which writes its results as this one does; or itself."""
+    found, every = units.find(unit), units.all_units().values()
+    return next((u.name for u in every if (u.runtime, u.processor) == (found.runtime, found.processor)), unit)
+
+
+def copier(unit: str) -> str:
+    """The unit whose copies are measured where those of `unit` are wanted: itself, unless it only sums."""
+    return base(unit) if sums_only(unit) else unit
+
+
+def lent(unit: str) -> str:
+    """Why a unit has no copies of its own; empty where it has."""
+    other = copier(unit)
+    return "" if other == unit else f"it only sums, so nothing is copied through it; {other} was measured in its stead"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.profiling import timing
+from gnnlab.profiling import estimates, timing
 from gnnlab.profiling.intervals import median_interval
 from gnnlab.profiling.parity import relative_error
 from gnnlab.stages.errors import StageError
@@ -34,7 +34,7 @@ from gnnlab.stages.plans.simulation import Trace
 from gnnlab.stages.plans.table_costs import TableCosts
 
 CONTROL = "A/A"
-ROUNDS = 12  # of measuring contention
+ROUNDS = 12  # of measuring contention; of a race at least, so that half of them have an interval
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,11 @@ class Bench:
     ) -> pd.DataFrame:
         """Streams of `count` graphs through each plan, interleaved, each plan's result first held against the others'.
 
-        The first plan is the baseline. Columns: plan, words, units, chosen, baseline, predicted_ms, predicted_low,
-        predicted_high, ms, ms_low, ms_high (per graph), n, ratio (baseline's time over this one's), ci_low, ci_high,
-        error (predicted over executed, less 1), parity_error, noise (the baseline over itself), noise_low, noise_high,
-        rounds (ratios).
+        The first plan is the baseline. Columns: those of `predictions`, and units (names), chosen, baseline, ms,
+        ms_low, ms_high (per graph), n, samples (ms per graph, one a round), control (those of the baseline run a second
+        time in each round), ratio (baseline's time over this one's), ci_low, ci_high (what the control shows beyond 1
+        is in them), error (predicted over executed, less 1), parity_error, notes, noise (the baseline over itself),
+        noise_low, noise_high.
         """
         if len(plans) < 2:
             raise StageError(f"a race of {len(plans)} plans; at least two are needed")
@@ -130,9 +131,9 @@ class Bench:
             opened[plan].burst(len(self.graphs))  # every graph once: what a runtime does at its first call is no stream
         forms = {str(plan): partial(execution.last, count) for plan, execution in opened.items()}
         base, *rest = forms
-        options = {"control": True, "budget_s": budget_s, "seed": seed}
+        options = {"control": True, "budget_s": budget_s, "seed": seed, "least": ROUNDS}
         found = timing.race(forms[base], {name: forms[name] for name in rest}, **options)
-        return _raced(planner, ranking, plans, found, count)
+        return _raced(predictions(planner, ranking, plans, count), ranking, plans, found, count)
 
     def parity(self, plan: Plan, places: Mapping[str, Any]) -> float:
         """The largest relative error of a plan's results against the plain layer, over the graphs of the stream."""
@@ -171,47 +172,58 @@ def _at_once(works: Sequence[Any]) -> list[Trace]:
     return found
 
 
-def _raced(
-    planner: Planner, ranking: Ranking, plans: Sequence[Plan], found: Mapping[str, timing.Comparison], count: int
-) -> pd.DataFrame:
-    rows = []
-    table = ranking.table(plans).set_index("plan")
+def predictions(planner: Planner, ranking: Ranking, plans: Sequence[Plan], count: int) -> pd.DataFrame:
+    """Streams of `count` graphs as the ranking expects them: plan, words, predicted_ms per graph, predicted_low,
+    predicted_high (90 %), draws, origin (of the times of blocks)."""
+    table, rows = ranking.table(plans).set_index("plan"), []
     for plan in plans:
-        name, first = str(plan), plan == plans[0]
-        compared = found[CONTROL] if first else found[name]
-        timed = compared.baseline if first else compared.candidate
+        found = table.loc[str(plan)]
         streamed = planner.simulate(ranking.steps[ranking.place(plan)], graphs=count).total_ms / count
-        scale = streamed / table.loc[name, "ms"]
-        ms = np.array(timed.samples_ms) / count
+        scale = streamed / found["ms"]
+        ends = {"predicted_low": found["ci_low"] * scale, "predicted_high": found["ci_high"] * scale}
+        about = {"draws": ranking.draws.shape[1], "origin": found["origin"]}
+        rows.append({"plan": str(plan), "words": plan.words(), "predicted_ms": streamed, **ends, **about})
+    return pd.DataFrame(rows)
+
+
+def _raced(
+    predicted: pd.DataFrame,
+    ranking: Ranking,
+    plans: Sequence[Plan],
+    found: Mapping[str, timing.Comparison],
+    count: int,
+) -> pd.DataFrame:
+    rows, control = [], found[CONTROL]
+    base, again = (np.array(timed.samples_ms) / count for timed in (control.baseline, control.candidate))
+    for plan in plans:
+        first = plan == plans[0]
+        compared = control if first else found[str(plan)]
+        ms = base if first else np.array(compared.candidate.samples_ms) / count
         low, high = median_interval(ms)
+        ratio = estimates.ratio(base, ms, None if first else again)
         rows.append(
             {
-                "plan": name,
-                "words": plan.words(),
-                "units": len(plan.units),
+                "units": plan.units,
                 "chosen": plan == ranking.chosen,
                 "baseline": first,
-                "predicted_ms": streamed,
-                "predicted_low": table.loc[name, "ci_low"] * scale,
-                "predicted_high": table.loc[name, "ci_high"] * scale,
-                "origin": table.loc[name, "origin"],
                 "ms": float(np.median(ms)),
                 "ms_low": low,
                 "ms_high": high,
-                "n": timed.n,
-                "ratio": 1.0 if first else compared.ratio,
-                "ci_low": 1.0 if first else compared.ci[0],
-                "ci_high": 1.0 if first else compared.ci[1],
-                "error": streamed / float(np.median(ms)) - 1,
+                "n": len(ms),
+                "samples": ms,
+                "control": again,
+                "ratio": ratio.value,
+                "ci_low": ratio.low,
+                "ci_high": ratio.high,
                 "parity_error": 0.0 if first else compared.parity_error,
                 "notes": "; ".join(compared.notes),
-                "noise": found[CONTROL].ratio,
-                "noise_low": found[CONTROL].ci[0],
-                "noise_high": found[CONTROL].ci[1],
-                "rounds": np.ones(timed.n) if first else np.array(compared.ratios),
+                "noise": control.ratio,
+                "noise_low": control.ci[0],
+                "noise_high": control.ci[1],
             }
         )
-    return pd.DataFrame(rows)
+    raced = pd.concat([predicted, pd.DataFrame(rows)], axis=1)
+    return raced.assign(error=raced["predicted_ms"] / raced["ms"] - 1)
 
 
 def gantt(planner: Planner, ranking: Ranking, plan: Plan, executed: Trace) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from gnnlab.stages.bandwidth.tables import TIMES, TRANSFERS, load_tables
 from gnnlab.stages.campaign.sizes import Size
 from gnnlab.stages.errors import StageError
 from gnnlab.stages.plans import store as plan_store
-from gnnlab.stages.plans.bench import Bench, Held, gantt
+from gnnlab.stages.plans.bench import Bench, Held, gantt, predictions
 from gnnlab.stages.plans.costs import Model
 from gnnlab.stages.plans.execution import Graph
 from gnnlab.stages.plans.lanes import Lanes
@@ -176,8 +176,10 @@ def scenarios(costs: TableCosts, host: str, nodes: int, edges: int, **options: A
 class Studied:
     """What was measured, by size ("1000/5000"): contention, rankings, races of plans, streams of the chosen plan, gaps.
 
-    `costs`: with what was measured on the way; `raced`: as `Bench.race` gives it, with a column size; `charts`: as
-    `gantt`; `gaps_ms`: of handing on, all sizes.
+    `costs`: with what was measured on the way; `raced`: as `Bench.race` gives it, with a column size; `by_tables`: what
+    the tables alone, before any call was measured at a size, predict of the same streams, as `bench.predictions` and
+    with columns size, fitted (do the tables have times at that size?); `charts`: as `gantt`; `gaps_ms`: of handing on,
+    all sizes.
     """
 
     costs: TableCosts
@@ -185,6 +187,7 @@ class Studied:
     planners: Mapping[str, Planner]
     rankings: Mapping[str, Ranking]
     raced: pd.DataFrame
+    by_tables: pd.DataFrame
     charts: Mapping[str, pd.DataFrame]
     gaps_ms: tuple[float, ...]
 
@@ -216,7 +219,8 @@ def measure(
     if not sizes:
         raise StageError("no sizes to plan for; give at least one")
     lanes.start(list(costs.units))
-    held, planners, rankings, raced, charts, gaps = {}, {}, {}, [], {}, []
+    tables_alone, known = costs, set(costs.sizes)
+    held, planners, rankings, raced, by_tables, charts, gaps = {}, {}, {}, [], [], {}, []
     for size in sizes:
         name, graphs = str(size), stream(size.nodes, size.edges, costs.layer.features)
         with Bench(costs, graphs, lanes, models=models) as bench:
@@ -228,11 +232,15 @@ def measure(
             rankings[name] = ranking = made.rank(size.nodes, size.edges)
             plans = contenders(ranking, top=top, others=others, seed=seed)
             raced.append(bench.race(made, ranking, plans, count=count, budget_s=budget_s, seed=seed).assign(size=name))
+            before = planner(tables_alone, slowdown=slowdown, seed=seed, **options)
+            guessed = predictions(before, before.rank(size.nodes, size.edges, plans=plans), plans, count)
+            by_tables.append(guessed.assign(size=name, fitted=(size.nodes, size.edges) in known))
             places = made.places(ranking.steps[ranking.place(ranking.chosen)])
             charts[name] = gantt(made, ranking, ranking.chosen, bench.execution(ranking.chosen, places).burst(count))
             if len(ranking.chosen.blocks) > 1:
                 gaps += bench.hand_over(ranking.chosen, places)
-    return Studied(costs, held, planners, rankings, pd.concat(raced, ignore_index=True), charts, tuple(gaps))
+    every = (pd.concat(frames, ignore_index=True) for frames in (raced, by_tables))
+    return Studied(costs, held, planners, rankings, *every, charts, tuple(gaps))
 
 
 def refined(costs: TableCosts, size: Size, *, models: Path | str, count: int = SHORTLIST, **options: Any) -> TableCosts:

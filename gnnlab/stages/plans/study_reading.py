@@ -93,7 +93,7 @@ def top_table(ranking: Ranking, count: int = 6) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "plan": table["words"].map(short),
-            "expected ms (95 %)": [_interval(r, "ms", "ci_low", "ci_high") for r in table.to_dict("records")],
+            "expected ms (90 %)": [_interval(r, "ms", "ci_low", "ci_high") for r in table.to_dict("records")],
             "best with probability": table["probability"].map("{:.0%}".format),
             "expected regret": table["regret"].map("{:.0%}".format),
             "regret, 1 draw in 20": table["far_regret"].map("{:.0%}".format),
@@ -178,7 +178,7 @@ def raced_table(raced: pd.DataFrame) -> pd.DataFrame:
         {
             "size": raced["size"],
             "plan": raced["words"].map(short),
-            "predicted ms (95 %)": [_interval(r, "predicted_ms", "predicted_low", "predicted_high") for r in rows],
+            "predicted ms (90 %)": [_interval(r, "predicted_ms", "predicted_low", "predicted_high") for r in rows],
             "executed ms (95 %)": [_interval(r, "ms", "ms_low", "ms_high") for r in rows],
             "prediction off by": raced["error"].map("{:+.0%}".format),
             "times as fast as the baseline": [
@@ -319,7 +319,7 @@ def choice_table(table: pd.DataFrame, count: int = 6) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "plan": shown["words"].map(short),
-            "ms a graph (95 %)": [_interval(r, "ms", "low", "high") for r in shown.to_dict("records")],
+            "ms a graph (90 %)": [_interval(r, "ms", "low", "high") for r in shown.to_dict("records")],
             "regret, 1 draw in 20": shown["far_regret"].map("{:.0%}".format),
             "": _marks(shown),
         }
