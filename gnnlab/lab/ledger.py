@@ -210,6 +210,8 @@ def evaluate(claim: Claim, table: Table) -> Found:
     cells = [row.estimate for row in chosen]
     if rule.stat == "geomean":
         return Found(estimates.geometric_mean(cells), chosen, f"geometric mean over {_cells(chosen)}")
+    if rule.stat == "median" and rule.cluster is None:
+        return Found(estimates.middle(cells), chosen, f"median over {_cells(chosen)}")
     values = [row.value for row in chosen]
     clusters = [row.keys[rule.cluster] if rule.cluster else i for i, row in enumerate(chosen)]
     found = estimates.over_clusters(values, clusters, rule.stat, rule.within)
