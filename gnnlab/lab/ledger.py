@@ -400,14 +400,15 @@ def recompute(folder: Path) -> list[str]:
         for result, table in of_notebook:
             problems += [f"{result.notebook}: {line}" for row in table for line in _differs(row, table)]
     try:
-        stored = json.loads((Path(folder) / RECORD).read_text(encoding="utf-8"))["claims"]
-    except (OSError, ValueError, KeyError):
+        claims = json.loads((Path(folder) / RECORD).read_text(encoding="utf-8"))["claims"]
+        stored = {row["id"]: row for row in claims}
+    except (OSError, ValueError, KeyError, TypeError):
         return [*problems, f"{folder}/{RECORD} is missing or damaged; gnnlab report writes it"]
     now = {row.id: row.model_dump(mode="json") for row in judge(folder).rows}
-    for row in stored:
-        again = now.pop(row["id"], None)
+    for id, row in stored.items():
+        again = now.pop(id, None)
         if again != row:
-            problems.append(f"{row['id']}: stored {_short(row)}, computed again {_short(again)}")
+            problems.append(f"{id}: stored {_short(row)}, computed again {_short(again)}")
     return problems + [f"{id}: not stored, computed again {row['verdict']}" for id, row in now.items()]
 
 
@@ -429,7 +430,9 @@ def _differs(row: Row, table: Table) -> list[str]:
 
 
 def _short(row: Mapping[str, Any] | None) -> str:
-    return "nothing" if row is None else f"{row['verdict']} {row['value']} ({row['low']} to {row['high']})"
+    if row is None:
+        return "nothing"
+    return f"{row.get('verdict')} {row.get('value')} ({row.get('low')} to {row.get('high')})"
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
