@@ -1,12 +1,11 @@
 """Races between what a user has today and the fast forms: as tables, one row a form and size.
 
     installed, ours = set_conditions(threads=0, precision="highest")
-    table = races([cases.sage(1000, 10_000)], budget_s=1, installed=installed, ours=ours)
+    table = races([Case({"size": "1000/10000"}, baseline, {"fast": form})], budget_s=1, installed=installed, ours=ours)
     gain = geometric_mean(rounds_of(table, "fast"))         # over all sizes, with its interval
 
 Every form is given twice: over the baseline as it is installed, and over the baseline under the conditions of the fast
-forms. Where the conditions are the same, so are the two figures. With `relax`, float32 products may be relaxed for the
-fast forms, size by size, where that is seen to be faster and its error is still float32's.
+forms. Where the conditions are the same, so are the two figures.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import pandas as pd
 import torch
 
 from gnnlab.kernels.errors import OptimizeError
-from gnnlab.profiling.conditions import PRECISIONS, Conditions
+from gnnlab.profiling.conditions import Conditions
 from gnnlab.profiling.intervals import median_interval
-from gnnlab.profiling.parity import RTOL_FLOAT32, relative_error, require_equal
+from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
+from gnnlab.profiling.races import LEAST_ROUNDS
 from gnnlab.profiling.timing import Comparison, race
 
 Form = Callable[[], Any]
 BASELINE, CONTROL, SAME = "baseline", "A/A", "baseline, our conditions"
-RELAXED_RTOL = RTOL_FLOAT32 / 4  # what relaxed products may add; where "medium" means bf16, they add 100 times that
 _RESAMPLES = 999
 HIDDEN = ["rounds", "same_rounds", "under"]  # columns for computing, not for a reader
 
@@ -58,12 +57,9 @@ class Gain:
 
 
 def set_conditions(threads: int, precision: str) -> tuple[Conditions, Conditions]:
-    """(as torch was when this was called, as it is from now on); 0 threads leaves their number.
-
-    precision "auto" is the exact one here; `relax` of `races` then looks for a faster one.
-    """
+    """(as torch was when this was called, as it is from now on); 0 threads leaves their number."""
     installed = Conditions.now()
-    ours = Conditions(threads or installed.threads, "highest" if precision == "auto" else precision)
+    ours = Conditions(threads or installed.threads, precision)
     ours.set()
     return installed, ours
 
@@ -76,11 +72,8 @@ def races(
     ours: Conditions,
     device: str = "cpu",
     control: bool = True,
-    relax: bool = False,
 ) -> pd.DataFrame:
     """A row for each form of each case, the baseline's own first; everything in inference mode.
-
-    With `relax` the forms of a case run under relaxed products where `relaxed` finds them faster and as accurate.
 
     Columns: those of the labels, form, ratio, ci_low, ci_high (over the baseline as installed; above 1 is faster),
     same_ratio, same_low, same_high (over it under our conditions), conditions (ours), n, parity_error, ms, ms_low,
@@ -91,33 +84,11 @@ def races(
     rows = []
     with torch.inference_mode():
         for case in cases:
-            options = {"budget_s": budget_s, "device": device, "control": control}
-            chosen = relaxed(case, ours, budget_s=budget_s / 4, device=device) if relax else ours
-            with chosen.held():
-                found = _raced(case, installed, chosen, options)
-            rows += [{**row, "conditions": str(chosen), "under": chosen} for row in found]
+            options = {"budget_s": budget_s, "device": device, "control": control, "least": LEAST_ROUNDS}
+            with ours.held():
+                found = _raced(case, installed, ours, options)
+            rows += [{**row, "conditions": str(ours), "under": ours} for row in found]
     return pd.DataFrame(rows)
-
-
-def relaxed(case: Case, ours: Conditions, *, budget_s: float, device: str = "cpu") -> Conditions:
-    """Our conditions with the float32 products under which the first form of the case is fastest.
-
-    A relaxed setting is taken only where the form differs by no more than `RELAXED_RTOL` from itself under ours, and is
-    seen to be faster in a race of its own, so that what is measured afterwards was not selected by its own noise.
-    """
-    form = next(iter(case.forms.values()))
-    others = [Conditions(ours.threads, p) for p in PRECISIONS[PRECISIONS.index(ours.precision) + 1 :]]
-    try:
-        expected = _under(ours, form)
-        accurate = [other for other in others if relative_error(expected, _under(other, form)) <= RELAXED_RTOL]
-    except (RuntimeError, NotImplementedError):  # it does not run here, which its row will say
-        return ours
-    candidates = {other: partial(_under, other, form) for other in accurate}
-    if not candidates:
-        return ours
-    found = race(partial(_under, ours, form), candidates, parity=None, budget_s=budget_s, device=device, control=False)
-    faster = {other: compared.ratio for other, compared in found.items() if compared.ci[0] > 1}
-    return max(faster, key=faster.__getitem__, default=ours)
 
 
 def _raced(case: Case, installed: Conditions, ours: Conditions, options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -187,47 +158,6 @@ def _baseline_row(label: Mapping[str, Any], found: Comparison) -> dict[str, Any]
     timing = found.baseline
     times = {"n": timing.n, "ms": timing.median_ms, "ms_low": timing.ci_ms[0], "ms_high": timing.ci_ms[1]}
     return {**label, "form": BASELINE, "ratio": 1.0, "ci_low": 1.0, "ci_high": 1.0, **times, "notes": ""}
-
-
-def under_conditions(
-    cases: Mapping[str, Case], combinations: Sequence[Conditions], *, installed: Conditions, budget_s: float
-) -> pd.DataFrame:
-    """The first form of each case and its baseline under each of the conditions, all in one race a case.
-
-    Columns: workload, conditions, ratio, ci_low, ci_high (form over the baseline as installed), same_ratio, same_low,
-    same_high (over the baseline under the same conditions), baseline_ratio (baseline over itself as installed),
-    parity_error, n, notes. What is in force before is in force afterwards.
-    """
-    rows = []
-    with torch.inference_mode():
-        for workload, case in cases.items():
-            rows += _under_each(workload, case, combinations, installed, budget_s)
-    return pd.DataFrame(rows)
-
-
-def _under_each(
-    workload: str, case: Case, combinations: Sequence[Conditions], installed: Conditions, budget_s: float
-) -> list[dict[str, Any]]:
-    form = next(iter(case.forms.values()))
-    baseline = partial(_under, installed, case.baseline)
-    expected, forms, errors = baseline(), {}, {}
-    for chosen in combinations:
-        forms["baseline", chosen] = partial(_under, chosen, case.baseline)
-        forms["fast", chosen] = partial(_under, chosen, form)
-        errors[chosen] = require_equal(expected, forms["fast", chosen](), 2e-2, f"{workload}, {chosen}")
-    results = race(baseline, forms, parity=None, budget_s=budget_s)
-    rows = []
-    for chosen in combinations:
-        plain, fast = results["baseline", chosen], results["fast", chosen]
-        row = _row({"workload": workload, "conditions": str(chosen)}, "fast", fast, plain, errors[chosen])
-        rows.append({**row, "baseline_ratio": plain.ratio})
-    return rows
-
-
-def combinations(installed: Conditions) -> list[Conditions]:
-    """One thread; as many as installed; and those with relaxed products."""
-    counts = dict.fromkeys([1, installed.threads])
-    return [*(Conditions(threads, "highest") for threads in counts), Conditions(installed.threads, "medium")]
 
 
 def rounds_of(table: pd.DataFrame, form: str, *, same: bool = False) -> list[np.ndarray]:
