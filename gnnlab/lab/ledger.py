@@ -398,7 +398,7 @@ def recompute(folder: Path) -> list[str]:
     runs, problems = results.runs_of(folder)
     for of_notebook in runs.values():
         for result, table in of_notebook:
-            problems += [f"{result.notebook}: {line}" for row in table for line in _differs(row, table)]
+            problems += [f"{result.notebook}: {line}" for row in table for line in differences(row, table)]
     try:
         claims = json.loads((Path(folder) / RECORD).read_text(encoding="utf-8"))["claims"]
         stored = {row["id"]: row for row in claims}
@@ -412,7 +412,8 @@ def recompute(folder: Path) -> list[str]:
     return problems + [f"{id}: not stored, computed again {row['verdict']}" for id, row in now.items()]
 
 
-def _differs(row: Row, table: Table) -> list[str]:
+def differences(row: Row, table: Table) -> list[str]:
+    """What of a row does not follow from its samples, a line each."""
     samples = table.samples_of(row)
     if samples is None or row.statistic not in estimates.STATISTICS:
         return []

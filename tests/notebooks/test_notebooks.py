@@ -12,7 +12,7 @@ from pathlib import Path
 import papermill
 import pytest
 
-from gnnlab.lab import discovery, parameters, results
+from gnnlab.lab import claims, discovery, ledger, parameters, results
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -57,10 +57,49 @@ def run(notebook, folder):
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs_and_keeps_what_must_not_change(notebook, folder):
     result = run(notebook, folder)
-    assert result.status == "passed" and result.claims and result.figures
+    assert result.status == "passed" and result.rows and result.figures
     for figure in result.figures:
         assert (folder / "out" / figure.png).stat().st_size > 1000
         assert figure.alt and figure.title
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_row_of_a_notebook_says_what_it_is_and_follows_from_its_samples(notebook, folder):
+    """Read as JSON, not through the model that wrote it."""
+    result = run(notebook, folder)
+    rows = json.loads((folder / "out" / f"{notebook.stem}.json").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        assert row["origin"] and row["better"] in ("lower", "higher", "neither") and row["unit"], row
+        assert row["device"].split()[0] in ("CPU", "CUDA", "GPU", "NPU") and row["precision"] and row["threads"] >= 0, (
+            row
+        )
+        if row["status"] != "ok":
+            assert row["reason"] and row["value"] is None and row["n"] == 0, row
+            continue
+        assert row["n"] >= 1 and isinstance(row["value"], float), row
+        if row["interval"] != "none":
+            assert row["low"] <= row["value"] <= row["high"], row
+        assert (row["interval"] == "exact") <= (row["origin"] != "measured"), row
+        if row["origin"] == "measured" and row["interval"] == "95 % confidence":
+            assert row["n"] >= 2, row
+    table = results.table_of(folder / "out" / f"{notebook.stem}.json", result)
+    assert [line for row in table for line in ledger.differences(row, table)] == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_claim_of_a_notebook_is_judged_from_its_rows(notebook, folder):
+    result = run(notebook, folder)
+    table = results.table_of(folder / "out" / f"{notebook.stem}.json", result)
+    judged = {row.id: row for row in ledger.judge_runs([(result, table)])}
+    known = {id: claim for id, claim in claims.catalogue().items() if claim.notebook == notebook.stem[:2]}
+    assert set(judged) == set(known)
+    studies = {row.study for row in table}
+    for id, claim in known.items():
+        needs_more = claim.needs or claim.of.logic or claim.of.cells
+        assert claim.of.study in studies or needs_more, f"{id} rests on {claim.of.study}, which nothing records"
+        assert judged[id].why and "\n" not in judged[id].why
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
@@ -98,4 +137,4 @@ def test_without_its_device_the_notebook_is_skipped_with_the_reason(tmp_path):
     )
     result = results.read(tmp_path / "out" / "01_profile_bottlenecks.json")
     assert result.status == "skipped" and "no CUDA device here" in result.reason
-    assert result.measurements == [] and result.metrics == {}
+    assert result.rows == []
