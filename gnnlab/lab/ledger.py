@@ -180,7 +180,8 @@ def _is_sampling_note(note: str) -> bool:
 
 def _conditions(rows: Sequence[Row]) -> str:
     def one(values: Sequence[str]) -> str:
-        return " or ".join(dict.fromkeys(v for v in values if v))
+        several = list(dict.fromkeys(v for v in values if v))
+        return " or ".join(several) if len(several) < 4 else f"{several[0]} and {len(several) - 1} others"
 
     threads = [f"{row.threads} thread{'s' * (row.threads != 1)}" for row in rows if row.threads]
     parts = [one([row.device for row in rows]), one([row.runtime for row in rows])]
@@ -216,7 +217,8 @@ def evaluate(claim: Claim, table: Table) -> Found:
     clusters = [row.keys[rule.cluster] if rule.cluster else i for i, row in enumerate(chosen)]
     found = estimates.over_clusters(values, clusters, rule.stat, rule.within)
     what = f"share within {format_value(rule.within)}" if rule.stat == "share" and rule.within else rule.stat
-    groups = f" in {len(set(clusters))} clusters by {rule.cluster}" if rule.cluster else ""
+    count = len(set(clusters))
+    groups = f" in {count} cluster{'s' * (count != 1)} by {rule.cluster}" if rule.cluster else ""
     return Found(found, chosen, f"{what} of {len(values)} rows{groups}")
 
 
