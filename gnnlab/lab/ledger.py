@@ -290,12 +290,13 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in everywhere:
         cells.setdefault(tuple(sorted(row.keys.items())), {})[row.form] = row
-    found, chosen, picks = [], [], []
+    found, chosen, picks, split = [], [], [], False
     for cell in cells.values():
         ours = [cell[name] for name in forms if name in cell and cell[name].id in usable]
         if not ours:
             continue
         against = _baselines(rule, peers, cell, ours)
+        split |= len(ours) > 1 or len(against) > 1
         estimate, form, peer = _cell_ratio(
             table, cell, ours, against, "mean" if rule.stat == "throughput" else "median"
         )
@@ -308,7 +309,8 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
         raise Untestable(reasons[0] if reasons else missing)
     _enough(rule, found)
     figure = estimates.worst(found) if rule.stat == "worst ratio" else estimates.geometric_mean(found)
-    return Found(figure, chosen, _compared(rule, chosen, picks, found))
+    n = min(estimate.n for estimate in found)
+    return Found(figure, chosen, _compared(rule, chosen, picks, n, len(cells), split))
 
 
 def _names(names: str | list[str] | None) -> list[str]:
@@ -351,18 +353,18 @@ def _cell_ratio(
     return Estimate(found.value, found.low / floor, found.high * floor, found.n), form, peer
 
 
-def _compared(rule: Rule, chosen: Sequence[Row], picks: Sequence[tuple[str, str]], found: Sequence[Estimate]) -> str:
+def _compared(
+    rule: Rule, chosen: Sequence[Row], picks: Sequence[tuple[str, str]], n: int, cells: int, split: bool
+) -> str:
+    """How the figure of a race was had: what over what, in how many cells, chosen how, of how many rounds."""
     kind = {"ratio": "geometric mean", "throughput": "geometric mean of throughputs", "worst ratio": "worst"}[rule.stat]
-    pairs = list(dict.fromkeys(f"{form} over {peer}" for form, peer in picks))
-    what = pairs[0] if len(pairs) == 1 else f"{' or '.join(_names(rule.form))} over the faster of {_peers(rule, picks)}"
-    where = f", {kind} of {_cells(chosen)}" if len(found) > 1 else ""
-    split = isinstance(rule.form, list) or isinstance(rule.over, list)
+    forms, peers = (list(dict.fromkeys(names)) for names in zip(*picks, strict=True))
+    against = f"the fastest of {', '.join(_names(rule.over))}" if isinstance(rule.over, list) else peers[0]
+    what = f"{' or '.join(forms)} over {against}"
+    where = f", {kind} of {_cells(chosen)}" if len(chosen) > 1 else ""
+    where += f", {len(chosen)} of {cells} cells" if len(chosen) < cells else ""
     chose = ", the fastest chosen on every other round and judged on the rest" if split else ""
-    return f"{what}{where}{chose}; {min(e.n for e in found)} rounds or more"
-
-
-def _peers(rule: Rule, picks: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(_names(rule.over) or dict.fromkeys(peer for _, peer in picks))
+    return f"{what}{where}{chose}; {n} rounds or more"
 
 
 # ---- claims with a logic of their own -------------------------------------------------------------------------------
