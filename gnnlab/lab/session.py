@@ -144,14 +144,17 @@ class Lab:
 
         `keys` are the columns that say of what a row is. Fields that are alike in all rows are given as `constant`. A
         column `samples` holds the samples; where it stands, value, low, high and n follow from them. Other columns are
-        ignored. Conditions are those of torch in this process where neither names them.
+        ignored, and so are NaN and None. Conditions are those of torch in this process where neither names them.
 
         Raises:
             RowError: a row lacks a field or contradicts itself.
         """
         known = set(tables.FIELDS) - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
-            fields = {**self._conditions_for(constant), **{n: v for n, v in given.items() if n in known}}
+            fields = {
+                **self._conditions_for(constant),
+                **{n: v for n, v in given.items() if n in known and not _missing(v)},
+            }
             samples = given.get("samples")
             samples = None if samples is None or pd.api.types.is_scalar(samples) or not len(samples) else samples
             if samples is not None and fields.get("status", "ok") == "ok":
@@ -272,6 +275,11 @@ class Lab:
 def _fields(found: Estimate) -> dict[str, Any]:
     kind = Interval.NONE if found.low is None else Interval.CONFIDENCE
     return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "interval": kind}
+
+
+def _missing(value: Any) -> bool:
+    """None or NaN: what a frame holds where a row leaves a column out."""
+    return pd.api.types.is_scalar(value) and bool(pd.isna(value))
 
 
 def _of(option: str | Mapping[str, str], form: str) -> str:

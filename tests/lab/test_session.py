@@ -111,6 +111,13 @@ def test_rows_of_a_frame_are_recorded_under_the_names_of_their_fields(lab):
     assert (second.status, second.reason, second.value) == ("unavailable", "no NPU", None)
 
 
+def test_what_a_row_of_a_frame_leaves_out_is_that_of_this_process(lab):
+    frame = pd.DataFrame([{"form": "a", "value": 1.0, "threads": 7}, {"form": "b", "value": 2.0}])
+    told = {"unit": "ms", "better": "lower", "origin": "simulated", "statistic": "single", "n": 1}
+    first, second = lab.record("s", frame, **told).rows
+    assert first.threads == 7 and second.threads == torch.get_num_threads()
+
+
 def test_a_frame_without_an_origin_is_refused(lab):
     frame = pd.DataFrame({"form": ["a"], "value": [1.0], "low": [0.9], "high": [1.1], "n": [9]})
     with pytest.raises(RowError, match="origin"):

@@ -1,7 +1,8 @@
 """What notebook 03 races: pair terms, losses, input pipelines, and whole training loops to equal validation score.
 
-races(fm([4], [64, 512], 256, FORMS), ...)                  # of `study`, as for all that is small
-raced = epochs(loops("cpu", recipe), training, validation, seeds=3)     # a row a loop, seed and epoch
+races(fm(4, [64, 512], [64]), ...)                          # of `study`, as for all that is small
+loops, reason = loops(recipe, "bf16")
+raced = epochs(loops, training, validation, seeds=3)        # a row a loop, seed and epoch
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 from torch import Tensor
 
 from gnnlab.optimize import interactions
 from gnnlab.optimize.interactions.choice import Size, form_run
-from gnnlab.optimize.study import Case, races
+from gnnlab.optimize.study import CONTROL, Case
 from gnnlab.optimize.training import losses
 from gnnlab.optimize.training.input_pipeline import Batch, feed, one_pass, order
 from gnnlab.optimize.training.loop import Trainer
@@ -30,6 +30,8 @@ from gnnlab.optimize.training.objective import Objective
 from gnnlab.optimize.training.precision import why_not
 from gnnlab.optimize.training.recipe import GUIDE_AFTER, GUIDE_BEFORE, Recipe
 from gnnlab.optimize.training.validation import evaluate
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.sampling import quiet
 from gnnlab.workloads import planted_table, table_files
@@ -39,8 +41,8 @@ from gnnlab.workloads.tables import Table
 BEFORE, AFTER, OURS, LOW = "guide's before", "guide's after", "ours", "ours, low precision"
 TABLE = "table on the device"
 LOOP, STACKED_LOOP, HALF = "pairwise loop", "stacked loop", "half-square"
-PASS_ROWS = 20_000
 FORWARD, TRAINING = "forward", "forward + backward"
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # as rows of the table name them
 
 
 @dataclass(frozen=True)
@@ -126,27 +128,24 @@ def _loss(form: losses.Form, logits: Any, targets: Any, specs: Any, starts: list
 def pipelines(device: str = "cpu") -> dict[str, dict[str, Any]]:
     """Switches of each input pipeline; the first two are the guide's."""
     pinned = {"transfer": "pinned"} if device != "cpu" else {}
-    before = {"pipeline": "samples", "workers": 4}
     return {
-        BEFORE: before,
+        BEFORE: {"pipeline": "samples", "workers": 4},
         AFTER: {"pipeline": "samples", **(pinned or {"transfer": "dictionary"})},
-        "samples, 2 workers": {**before, "workers": 2},
         "batch indexing": {"pipeline": "batches", **pinned},
         "batch indexing, 2 workers": {"pipeline": "batches", "workers": 2, **pinned},
         TABLE: {"pipeline": "table"},
     }
 
 
-def input_pipelines(data: Table, *, batch: int, device: str = "cpu") -> Case:
-    """A pass over the first 20,000 rows in batches on the device, when nobody computes.
+def input_pipelines(data: Table, *, batch: int, device: str = "cpu") -> dict[str, Callable[[], list[Batch]]]:
+    """A pass over the rows in batches on the device, when nobody computes, by each pipeline.
 
-    Worker processes start anew in each pass, as they do at each epoch of the guide's.
+    The guide's "after" comes first, as the baseline that a race runs twice: its "before" starts worker processes anew
+    in each pass, as at each epoch of the guide's, and takes many times as long.
     """
-    data = data.rows(torch.arange(min(PASS_ROWS, len(data))))
     recipes = {name: Recipe(batch_size=batch, device=device, **how) for name, how in pipelines(device).items()}
     indices = order(len(data), 0, 0).split(batch)
-    passes = {name: partial(_pass, data, recipe, indices) for name, recipe in recipes.items()}
-    return Case({"rows": len(data), "batch": batch}, passes.pop(BEFORE), passes)
+    return {name: partial(_pass, data, recipes[name], indices) for name in [AFTER, *(n for n in recipes if n != AFTER)]}
 
 
 def _pass(data: Table, recipe: Recipe, indices: Sequence[Tensor]) -> list[Batch]:
@@ -154,32 +153,28 @@ def _pass(data: Table, recipe: Recipe, indices: Sequence[Tensor]) -> list[Batch]
         return one_pass(batches, indices)
 
 
-def transfer(data: Table, batch: int, device: str) -> Case:
+def transfers(data: Table, batch: int, device: str) -> dict[str, Callable[[], dict[str, Tensor]]]:
     """The columns of a batch to the device: one after the other, or all in one dictionary without waiting."""
     rows = data.rows(torch.arange(min(batch, len(data))))
     columns = {name: column.contiguous() for name, column in zip(rows.field_names, rows.fields.unbind(1), strict=True)}
     columns |= {f"target {name}": column for name, column in rows.targets.items()}
     held = {name: column.pin_memory() for name, column in columns.items()} if device != "cpu" else columns
-    moves = {
+    return {
+        "one by one": partial(_moved, columns, device, False),
         "dictionary": partial(_moved, columns, device, True),
         "dictionary, pinned": partial(_moved, held, device, True),
     }
-    return Case({"batch": len(rows), "columns": len(columns)}, partial(_moved, columns, device, False), moves)
 
 
 def _moved(columns: Mapping[str, Tensor], device: str, non_blocking: bool) -> dict[str, Tensor]:
     return {name: column.to(device, non_blocking=non_blocking) for name, column in columns.items()}
 
 
-def moved(data: Table, batch: int, device: str, racing: Mapping[str, Any]) -> pd.DataFrame | None:
-    """`transfer` raced, where there is somewhere to transfer to."""
-    return None if device == "cpu" else races([transfer(data, batch, device)], **racing, control=False)
-
-
 def loops(recipe: Recipe, low_precision: str) -> tuple[dict[str, Loop], str | None]:
     """The guide's loop before and after, ours, and ours in low precision (or why this device does not train in it).
 
-    On a CUDA device the guide's "after" pins memory and trains in mixed precision; on a CPU it switches both off.
+    On a CUDA device the guide's "after" pins memory and trains in mixed precision; on a CPU it switches both off. The
+    A/A control is ours a second time: its epochs are short, so noise shows in it most.
     """
     amp = {"transfer": "pinned", "precision": "fp16"} if recipe.device != "cpu" else {}
     forms = interactions.FORMS
@@ -187,6 +182,7 @@ def loops(recipe: Recipe, low_precision: str) -> tuple[dict[str, Loop], str | No
         BEFORE: Loop(replace(recipe, **GUIDE_BEFORE), forms[LOOP]),
         AFTER: Loop(replace(recipe, **(GUIDE_AFTER | amp)), forms[STACKED_LOOP]),
         OURS: Loop(recipe, interactions.pairs),
+        CONTROL: Loop(recipe, interactions.pairs),
     }
     reason = why_not(low_precision, recipe.device)
     if reason is None:
@@ -248,37 +244,41 @@ def rounds_of_loops(raced: pd.DataFrame, baseline: str, loop: str) -> list[np.nd
     return [1e3 * wide[[baseline, loop]].to_numpy()] if {baseline, loop} <= set(wide) else []
 
 
-def score_difference(raced: pd.DataFrame, baseline: str, loop: str) -> dict[str, Any] | None:
-    """Score of a loop minus the baseline's in the last epoch, paired by seed: value, ci (Student's t), n.
+def last_scores(raced: pd.DataFrame, loop: str) -> np.ndarray:
+    """The validation score of a loop after the last epoch, (seeds,); empty where it did not run."""
+    rows = raced[(raced["loop"] == loop) & (raced["epoch"] == raced["epoch"].max())]
+    return rows.sort_values("seed")["score"].to_numpy()
+
+
+def score_difference(raced: pd.DataFrame, baseline: str, loop: str) -> Estimate | None:
+    """Score of a loop minus the baseline's in the last epoch, paired by seed: the mean with Student's interval.
 
     None where a loop did not run.
     """
-    last = raced[raced["epoch"] == raced["epoch"].max()].pivot(index="seed", columns="loop", values="score")
-    if not {baseline, loop} <= set(last):
-        return None
-    return mean_of((last[loop] - last[baseline]).to_numpy())
+    ours, theirs = last_scores(raced, loop), last_scores(raced, baseline)
+    return estimates.summary(ours - theirs, "mean") if len(ours) and len(theirs) else None
 
 
-def mean_of(values: np.ndarray) -> dict[str, Any]:
-    """Mean with its 95 % interval by Student's t: value, ci, n; no interval of one value."""
-    mean, n = float(np.mean(values)), len(values)
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else float("inf")
-    return {"value": mean, "ci": (mean - half, mean + half), "n": n}
+def step_memory(
+    raced: Mapping[str, Loop], data: Table, *, embedding_dim: int = 64, hidden: int = 256, steps: int = 6
+) -> pd.DataFrame:
+    """MiB that a forward and backward pass of one batch holds above model and batch at its peak: loop, step, mib.
 
-
-def step_memory(raced: Mapping[str, Loop], data: Table, *, embedding_dim: int = 64, hidden: int = 256) -> pd.DataFrame:
-    """MiB that a forward and backward pass of one batch holds above model and batch at its peak, by loop: loop, mib."""
+    On CUDA the allocator measures it, for `steps` batches; on a CPU the tensors alive are counted, for one.
+    """
     rows = []
     for name, loop in raced.items():
-        device = loop.recipe.device
-        batch = data.rows(torch.arange(min(loop.recipe.batch_size, len(data))))
+        device, size = loop.recipe.device, loop.recipe.batch_size
         model = loop.model(data, 0, embedding_dim, hidden).to(device)
-        objective, fields = Objective(model, loop.recipe), batch.fields.to(device)
-        targets = {name: column.to(device) for name, column in batch.targets.items()}
-        _backward(objective, fields, targets)  # what is made once
-        model.zero_grad()
-        held = profile_memory_usage(_backward, objective, fields, targets, device=device)
-        rows.append({"loop": name, "mib": held.rise_mb})
+        objective = Objective(model, loop.recipe)
+        for step in range(1 if device == "cpu" else steps):
+            batch = data.rows(torch.arange(step * size, (step + 1) * size) % len(data))
+            fields, targets = batch.fields.to(device), {n: column.to(device) for n, column in batch.targets.items()}
+            if step == 0:
+                _backward(objective, fields, targets)  # what is made once
+            model.zero_grad()
+            held = profile_memory_usage(_backward, objective, fields, targets, device=device)
+            rows.append({"loop": name, "step": step, "mib": held.rise_mb})
     return pd.DataFrame(rows)
 
 

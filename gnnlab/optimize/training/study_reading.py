@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -18,10 +18,13 @@ from gnnlab.optimize.training.study import (
     LOW,
     OURS,
     TRAINING,
-    mean_of,
+    last_scores,
     rounds_of_loops,
     score_difference,
 )
+from gnnlab.optimize.training.study_rows import KnownScores
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import Estimate
 from gnnlab.workloads.tables import Table
 
 LOOPS = (BEFORE, AFTER, OURS, LOW)
@@ -101,48 +104,11 @@ def chosen(part: pd.DataFrame) -> str:
     return f"{', '.join(texts)}; {far}"
 
 
-def chosen_rounds(table: pd.DataFrame) -> list[np.ndarray]:
-    """ms of the pairwise loop and of the chosen form, (n, 2) a size; 1 against 1 where that is the loop itself."""
-    rows = table[table["phase"] == TRAINING]
-    found = [r for r in rows.loc[rows["form"] == rows["chosen"], "rounds"] if isinstance(r, np.ndarray)]
-    same = rows[(rows["form"] == BASELINE) & (rows["chosen"] == LOOP)]
-    return found + [np.ones((int(n), 2)) for n in same["n"]]
-
-
-def rates(passes: pd.DataFrame) -> pd.DataFrame:
-    """Rows per second of each input pipeline: pipeline, rows_per_s, low, high."""
-    rows = passes[(passes["form"] != CONTROL) & passes["ms"].notna()]
-    return pd.DataFrame(
-        {
-            "pipeline": rows["form"].replace(BASELINE, BEFORE),
-            "rows_per_s": 1e3 * rows["rows"] / rows["ms"],
-            "low": 1e3 * rows["rows"] / rows["ms_high"],
-            "high": 1e3 * rows["rows"] / rows["ms_low"],
-        }
-    )
-
-
-def rates_title(passes: pd.DataFrame) -> str:
-    best = rates(passes).set_index("pipeline")["rows_per_s"].idxmax()
-    gain = geometric_mean(pipeline_rounds(passes, best)[0])
-    return f"Input pipeline: {best} gives {gain.value:,.3g} times the rows of the guide's better one"
-
-
-def pipeline_rounds(passes: pd.DataFrame, pipeline: str) -> tuple[list[np.ndarray], str]:
-    """ms of a pass of the guide's faster loader and of ours, in the same rounds; and which of the two that is."""
-    rows = passes[passes["rounds"].map(lambda r: isinstance(r, np.ndarray))].set_index("form")["rounds"]
-    if pipeline not in rows:
-        return [], BEFORE
-    ours, after = rows[pipeline], rows.get(AFTER)
-    if after is None or np.median(after[:, 0]) <= np.median(after[:, 1]):
-        return [ours], BEFORE
-    return [np.column_stack([after[:, 1], ours[:, 1]])], AFTER
-
-
 def loops_table(raced: pd.DataFrame, memory: pd.DataFrame) -> pd.DataFrame:
     """Each loop: loop, speed over the guide's "before" with ci_low, ci_high; score, its difference; MiB of a step."""
     rows = []
-    for loop in dict.fromkeys(raced["loop"]):
+    mib = memory.groupby("loop")["mib"].median()
+    for loop in (name for name in LOOPS if name in set(raced["loop"])):
         gain = Gain(1.0, (1.0, 1.0), len(raced[raced["loop"] == loop]), 1)
         if loop != BEFORE:
             gain = geometric_mean(rounds_of_loops(raced, BEFORE, loop))
@@ -155,24 +121,14 @@ def loops_table(raced: pd.DataFrame, memory: pd.DataFrame) -> pd.DataFrame:
                 "ci_high": gain.ci[1],
                 "n": gain.n,
                 "epoch_s": raced.loc[raced["loop"] == loop, "seconds"].median(),
-                "score": _last(raced, loop).mean(),
-                "difference": difference["value"],
-                "difference_low": difference["ci"][0],
-                "difference_high": difference["ci"][1],
-                "step_mib": memory.set_index("loop")["mib"].get(loop, np.nan),
+                "score": last_scores(raced, loop).mean(),
+                "difference": difference.value,
+                "difference_low": difference.low,
+                "difference_high": difference.high,
+                "step_mib": mib.get(loop, np.nan),
             }
         )
-    return _in_order(pd.DataFrame(rows))
-
-
-def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """From the guide's "before" on: epochs were run in random order."""
-    return table.sort_values("loop", key=lambda loops: loops.map(LOOPS.index), kind="stable", ignore_index=True)
-
-
-def _last(raced: pd.DataFrame, loop: str) -> pd.Series:
-    rows = raced[(raced["loop"] == loop) & (raced["epoch"] == raced["epoch"].max())]
-    return rows.set_index("seed")["score"]
+    return pd.DataFrame(rows)
 
 
 def loops_title(table: pd.DataFrame) -> str:
@@ -186,15 +142,15 @@ def loops(table: pd.DataFrame) -> str:
     parts = []
     for row in table[table["loop"] != BEFORE].to_dict("records"):
         speed = Gain(row["ratio"], (row["ci_low"], row["ci_high"]), row["n"], 1)
-        score = difference_text({"value": row["difference"], "ci": (row["difference_low"], row["difference_high"])})
+        score = difference_text(Estimate(row["difference"], row["difference_low"], row["difference_high"], row["n"]))
         parts.append(f"- {row['loop']}: {gain_text(speed)}, {row['n']} epochs in turns; score {score}")
     return "\n".join(parts)
 
 
-def difference_text(found: Mapping[str, Any]) -> str:
+def difference_text(found: Estimate) -> str:
     """A difference of scores with its interval, in words first: the same, equal within noise, or different."""
-    low, high = found["ci"]
-    text = f"{_signed(found['value'])} ({low:+.4f} to {high:+.4f})"
+    low, high = found.low, found.high
+    text = f"{_signed(found.value)} ({low:+.4f} to {high:+.4f})"
     if max(abs(low), abs(high)) < SAME_SCORE:
         return "the same to four digits"
     return f"equal within noise: {text}" if low <= 0 <= high else f"different: {text}"
@@ -208,20 +164,22 @@ def _signed(value: float) -> str:
 def score_lines(raced: pd.DataFrame) -> pd.DataFrame:
     """Mean score over seeds by loop and epoch with its interval (Student's t): loop, epoch, score, ci_low, ci_high."""
     rows = []
-    for (loop, epoch), part in raced.groupby(["loop", "epoch"], sort=False):
-        found = mean_of(part["score"].to_numpy())
-        rows.append({"loop": loop, "epoch": epoch, "score": found["value"]})
-        rows[-1] |= dict(zip(("ci_low", "ci_high"), found["ci"], strict=True))
-    return _in_order(pd.DataFrame(rows))
+    for loop, epoch in itertools.product(LOOPS, dict.fromkeys(raced["epoch"])):
+        part = raced[(raced["loop"] == loop) & (raced["epoch"] == epoch)]
+        if len(part):
+            found = estimates.summary(part["score"], "mean")
+            ends = {"ci_low": found.low, "ci_high": found.high}
+            rows.append({"loop": loop, "epoch": epoch, "score": found.value, **ends})
+    return pd.DataFrame(rows)
 
 
 def scores_title(raced: pd.DataFrame) -> str:
     low = score_difference(raced, OURS, LOW)
     if low is None:
-        best = max(_last(raced, loop).mean() for loop in set(raced["loop"]))
+        best = max(last_scores(raced, loop).mean() for loop in set(raced["loop"]))
         return f"Validation score after {raced['epoch'].max()} epochs: {best:.3f} at most"
-    verdict = "equal within noise" if low["ci"][0] <= 0 <= low["ci"][1] else "different"
-    return f"Validation score: {verdict} in low precision, {_signed(low['value'])} over {low['n']} seeds"
+    verdict = "equal within noise" if low.low <= 0 <= low.high else "different"
+    return f"Validation score: {verdict} in low precision, {_signed(low.value)} over {low.n} seeds"
 
 
 def precision(raced: pd.DataFrame, memory: pd.DataFrame, reason: str | None) -> str:
@@ -229,19 +187,19 @@ def precision(raced: pd.DataFrame, memory: pd.DataFrame, reason: str | None) -> 
     if reason is not None:
         return f"Low precision is not measured here: {reason}."
     gain = geometric_mean(rounds_of_loops(raced, OURS, LOW))
-    mib = memory.set_index("loop")["mib"]
+    mib = memory.groupby("loop")["mib"].median()
     score = difference_text(score_difference(raced, OURS, LOW))
-    spread = np.ptp(_last(raced, OURS))
+    spread = np.ptp(last_scores(raced, OURS))
     return (
         f"Low precision in our loop: {gain_text(gain)}; a step holds {mib[LOW]:.1f} MiB, in float32 {mib[OURS]:.1f}; "
         f"score {score}, where seeds alone spread it over {spread:.4f}."
     )
 
 
-def best_possible(raced: pd.DataFrame, validation: Table) -> str:
-    """How far the score is from what the truth itself scores, where the table is planted."""
-    reached = _last(raced, OURS).mean()
-    if validation.best_score is None:
-        return f"Our loop reaches a validation score of {reached:.3f}; what is possible is not known for this table."
-    best = np.mean(list(validation.best_score.values()))
-    return f"Our loop reaches a validation score of {reached:.3f}; the planted truth itself scores {best:.3f}."
+def trained(raced: pd.DataFrame, known: KnownScores) -> str:
+    """How far our loop gets from what a constant answer scores to what the truth itself scores, where it is planted."""
+    reached = last_scores(raced, OURS).mean()
+    start = f"Our loop reaches a validation score of {reached:.3f}, a constant answer {known.constant:.3f}"
+    if known.best is None:
+        return f"{start}; what is possible is not known for this table."
+    return f"{start}, the planted truth itself {known.best:.3f}: it gets {known.share(reached):.0%} of the way."
