@@ -21,7 +21,7 @@ import jinja2
 
 from gnnlab import safe_files
 
-from . import discovery, environment_view, ledger, ledger_view, results
+from . import claims, discovery, environment_view, ledger, ledger_view, results
 from .ledger import Judged
 from .ledger_view import Badge
 from .results import FigureRecord, ResultFile, Status
@@ -114,9 +114,10 @@ def build_site(out_dir: Path) -> Path:
         "index.html.j2",
         title="gnnlab",
         folder=out_dir.name,
-        claims=[row for row in rows if not row.record.is_goal],
+        claims_of_documents=[row for row in rows if not row.record.is_goal],
         goals=[row for row in rows if row.record.is_goal],
         counts=_counts,
+        documents=claims.documents(),
         missing=[(entry, ledger_view.claimed_text(entry)) for entry in judged.missing],
         entries=entries,
         thumbnails={e.stem: _thumbnail(out_dir, e.result) for e in entries if e.result},
