@@ -32,10 +32,5 @@ def forms(table: pd.DataFrame) -> str:
     return "\n".join(parts)
 
 
-def ratios(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows to draw: forms that ran, without the baseline against itself."""
-    return table[~table["form"].isin([BASELINE, CONTROL]) & table["ratio"].notna()]
-
-
 def gain_text(gain: Gain) -> str:
     return f"{gain.value:.3g} times as fast ({gain.ci[0]:.3g} to {gain.ci[1]:.3g})"
