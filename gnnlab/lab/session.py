@@ -100,7 +100,7 @@ class Lab:
             for form, raced in found.items():
                 conditions = self.conditions(device, _of(precision, form))
                 if raced.conditions is not None:
-                    conditions |= {"threads": raced.conditions.threads}
+                    conditions["threads"] = conditions["threads"] and raced.conditions.threads  # none of a GPU's
                     conditions["precision"] += _products(raced.conditions.precision)
                 self._put_raced(study, keys, form, next(iter(forms)), raced, conditions)
         return self.study(study)
