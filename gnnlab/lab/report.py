@@ -158,9 +158,7 @@ def _entry(out_dir: Path, stem: str, judged: Sequence[Judged]) -> Entry:
     return entry
 
 
-def _rendered(
-    out_dir: Path, name: str, entry: Entry, judged: Sequence[Judged]
-) -> tuple[ResultFile | None, str | None]:
+def _rendered(out_dir: Path, name: str, entry: Entry, judged: Sequence[Judged]) -> tuple[ResultFile | None, str | None]:
     """The result `name`.json and the name of its page, rendered when it is older than what it is made from."""
     from . import notebook_html
 
