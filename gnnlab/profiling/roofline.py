@@ -124,16 +124,16 @@ def bound_ms(count: Count, limits: Ceilings) -> float:
     return sum(_cost_ms(cost, limits)[0] * calls for (_, _, cost), calls in count.records.items())
 
 
-def against_copy(times: pd.DataFrame, moved: pd.Series, device: Any = "cpu") -> pd.DataFrame:
-    """How much of a copy's bandwidth work reaches that must move `moved` bytes, as rows of the lab's table.
+def against_copy(times: pd.DataFrame, moved: pd.Series, held: pd.Series, device: Any = "cpu") -> pd.DataFrame:
+    """How much of a copy's bandwidth work reaches that must move `moved` bytes of the `held` ones that its arrays take.
 
     `times` has rows of that table in ms. `value` becomes the share of the roofline: the bytes over the bandwidth of a
     copy of the same size, measured here, over the time; it may pass 1 where a cache keeps what a copy moves. Adds
-    bytes, bound_ms, and leaves_cache ("yes", "no", "unknown"): are the bytes more than the device's last cache holds?
+    bytes, bound_ms, and leaves_cache ("yes", "no", "unknown"): do its arrays take more than the device's last cache?
     """
     limits, cache = ceilings(device), last_cache_bytes(device)
     bound = moved.map(lambda size: size / limits.bandwidth_gb_s(size) / 1e6)
-    leaves = moved.map(lambda size: "unknown" if cache is None else "yes" if size > cache else "no")
+    leaves = held.map(lambda size: "unknown" if cache is None else "yes" if size > cache else "no")
     share = {"value": bound / times["value"], "low": bound / times["high"], "high": bound / times["low"]}
     told = {"unit": "share", "better": "higher", "origin": "measured", "statistic": "median"}
     kept = times.drop(columns=["ratio", "ratio_low", "ratio_high", "baseline", "parity_error"], errors="ignore")

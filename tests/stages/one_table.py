@@ -1,6 +1,6 @@
 """A lab that only records, for tests of the rows that a notebook of stages leaves in the one table."""
 
-from gnnlab.lab import claims, ledger
+from gnnlab.lab import claims, ledger, rules
 from gnnlab.lab.session import Lab
 from gnnlab.lab.table import Table
 
@@ -12,7 +12,7 @@ class Recorder(Lab):
         self.table, self.environment = Table(), {"devices": []}
 
     def judge(self, id):
-        """What this table says of a claim: the figure, and its verdict. Raises `ledger.Untestable`."""
+        """What this table says of a claim: the figure, and its verdict. Raises `rules.Untestable`."""
         claim = claims.catalogue()[id]
-        found = ledger.evaluate(claim, self.table)
+        found = rules.evaluate(claim, self.table)
         return found, ledger._row(claim, found.estimate, [found], runs=1).verdict.value

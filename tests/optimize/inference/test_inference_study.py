@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gnnlab import Lab
 from gnnlab.kernels.errors import OptimizeError
-from gnnlab.lab import claims, ledger, parameters, table
+from gnnlab.lab import claims, parameters, rules, table
 from gnnlab.optimize.inference import engines, guide_exports, pruning
 from gnnlab.optimize.inference import options as inference_options
 from gnnlab.optimize.inference import study as inference_study
@@ -270,7 +270,7 @@ def test_a_form_on_a_gpu_is_judged_over_the_original_on_the_cpu():
         samples = ms * rng.uniform(0.99, 1.01, 12)
         row = table.row(**shared, **over, form=form, device=device, value=ms, low=0.9 * ms, high=1.1 * ms)
         rows_.put(row, samples)
-    found = ledger.evaluate(claims.catalogue()["infer.gpu"], rows_)
+    found = rules.evaluate(claims.catalogue()["infer.gpu"], rows_)
     assert found.estimate.value == pytest.approx(5, rel=0.02) and found.rows[0].device == "CUDA y"
 
 
