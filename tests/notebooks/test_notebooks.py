@@ -72,7 +72,7 @@ def test_every_row_of_a_notebook_says_what_it_is_and_follows_from_its_samples(no
     rows = json.loads((folder / "out" / f"{notebook.stem}.json").read_text(encoding="utf-8"))["rows"]
     for row in rows:
         assert row["origin"] and row["better"] in ("lower", "higher", "neither") and row["unit"], row
-        assert re.match(r"(CPU|CUDA|GPU|NPU)\b", row["device"]) or row["origin"] == "simulated", row
+        assert re.match(r"(CPU|CUDA|GPU|NPU)\b", row["device"]) or row["origin"] in ("simulated", "counted"), row
         assert row["precision"] and row["threads"] >= 0, row
         if row["status"] != "ok":
             assert row["reason"] and row["value"] is None and row["n"] == 0, row
