@@ -36,7 +36,7 @@ from .study import Study, ledger_frame
 from .table import Interval, Origin, Table
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # PyG loads tqdm's notebook bars; none are used here
-warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # torch says it once a process, to every reader
+warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)")  # torch says it once a process, to every reader
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler writes to the terminal otherwise
 
 KEY = "case"  # name of the key of a race whose cells have plain names

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -106,7 +106,7 @@ class Study:
             axes = {"x": x, "y": y, "hue": "form", "x_label": x.replace("_", " "), "y_label": f"{label} ({unit})"}
             fig = plots.lines(frame, **axes, **shared, logx=True, logy=log)
         elif self.keys:
-            frame = frame.assign(cell=[", ".join(str(v) for v in values) for values in frame[self.keys].to_numpy()])
+            frame = frame.assign(cell=[_cell(row, self.keys) for row in frame[self.keys].to_dict("records")])
             fig = plots.bars(frame, x=y, y="cell", hue="form", unit=unit, x_label=label, log=log, **shared)
         else:
             fig = plots.bars(frame, x=y, y="form", unit=unit, x_label=label, log=log, **shared)
@@ -176,6 +176,11 @@ class Study:
         return headed(
             frame.drop(columns=plain)[[*self.keys, "form", *_rest(frame, [*self.keys, "form", *plain])]], first
         )
+
+
+def _cell(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The name of a cell: "1000/1000, features 64"."""
+    return ", ".join(str(row[key]) if isinstance(row[key], str) else f"{key} {row[key]}" for key in keys)
 
 
 def _rest(frame: pd.DataFrame, taken: Sequence[str]) -> list[str]:
