@@ -77,6 +77,12 @@ class Rule(Strict):
     equals: dict[str, float] | None = None
     logic: str | None = None  # a function of gnnlab.lab.ledger, for a claim with a logic of its own
 
+    @model_validator(mode="after")
+    def _complete(self) -> Rule:
+        if self.stat == "share" and self.within is None:
+            raise ValueError(f"a share of {self.study} needs the largest magnitude that counts (within)")
+        return self
+
 
 class Claim(Strict):
     """One row of the catalogue: what is claimed, by whom, and the rule that decides it.

@@ -186,12 +186,14 @@ def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Found:
     for other in catalogue().values():
         if other.notebook != claim.notebook or other.of.logic:
             continue
-        verdicts = [_judged(other, [table]).verdict for table in tables]
-        if any(v is not Verdict.UNTESTABLE for v in verdicts):
-            shares.append(np.mean([a is b for a, b in itertools.combinations(verdicts, 2)]))
+        judged = [_judged(other, [table]) for table in tables]
+        exact = all(j.value is not None and j.low == j.high for j in judged)  # a count is the same in every run
+        if not exact and any(j.verdict is not Verdict.UNTESTABLE for j in judged):
+            shares.append(np.mean([a.verdict is b.verdict for a, b in itertools.combinations(judged, 2)]))
     pairs = math.comb(len(tables), 2)
     found = estimates.over_clusters(shares, range(len(shares)), "mean")
-    low, high = (None, None) if found.low is None else (max(found.low, 0.0), min(found.high, 1.0))
+    ends = estimates.wilson_interval(found.value, len(shares))
+    low, high = min(ends[0], found.low or 0.0), max(ends[1], min(found.high or 1.0, 1.0))
     how = f"mean over {len(shares)} rows of the share of {pairs} pairs of runs that agree"
     return Found(Estimate(found.value, low, high, len(shares)), [], how)
 

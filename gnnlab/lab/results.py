@@ -107,7 +107,7 @@ def table_of(path: Path, result: ResultFile) -> Table:
 def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], list[str]]:
     """Every run of each notebook in a folder of results, the latest first, and a line for each that cannot be used.
 
-    Further runs count with the same parameters only.
+    Further runs count with the same parameters, commit, versions and devices only.
     """
     found: dict[str, list[tuple[ResultFile, Table]]] = {}
     problems: list[str] = []
@@ -118,13 +118,21 @@ def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], li
         for file in [path, *further_runs(folder, path.stem)]:
             try:
                 result = read(file)
-                if not runs or result.parameters == next(iter(runs.values()))[0].parameters:
-                    runs.setdefault(result.run, (result, table_of(file, result)))
+                if runs and _made_from(result) != _made_from(next(iter(runs.values()))[0]):
+                    problems.append(f"{file} has other parameters, code, versions or devices; it is not pooled")
+                    continue
+                runs.setdefault(result.run, (result, table_of(file, result)))
             except ResultError as error:
                 problems.append(str(error))
         if runs:
             found[path.stem] = list(runs.values())
     return found, problems
+
+
+def _made_from(result: ResultFile) -> tuple[Any, ...]:
+    """What two runs must have in common to be samples of one thing."""
+    known = result.environment
+    return result.parameters, *(known.get(name) for name in ("commit", "dirty", "versions", "devices"))
 
 
 def further_runs(folder: Path, notebook: str) -> list[Path]:

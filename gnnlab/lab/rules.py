@@ -168,10 +168,10 @@ def _baselines(rule: Rule, peers: list[str], cell: Mapping[str, Row], ours: Sequ
     lacking = [name for name in peers if name not in cell]
     if lacking:
         raise Untestable(f"needs {', '.join(lacking)} in the same race ({rule.study}); params/full has all")
-    usable = [cell[name] for name in peers if cell[name].status == "ok"]
-    if not usable:
-        raise Untestable(f"{peers[0]}: {cell[peers[0]].reason}")
-    return usable
+    failed = [f"{name}: {cell[name].reason}" for name in peers if cell[name].status != "ok"]
+    if failed:
+        raise Untestable(f"a peer is not there to compare with; {failed[0]}")
+    return [cell[name] for name in peers]
 
 
 def cell_ratio(
@@ -182,6 +182,8 @@ def cell_ratio(
     times = {row.form: table.samples_of(row) for row in (*forms, *peers)}
     if any(samples is None for samples in times.values()):
         raise Untestable(f"the samples of {forms[0].study} are not there")
+    if len({len(samples) for samples in times.values()}) > 1:
+        raise Untestable(f"forms of {forms[0].study} have different numbers of rounds")
     noise = None if control is None else table.samples_of(control)
     base = None if control is None else table.samples_of(cell[control.baseline])
     judged = slice(None)

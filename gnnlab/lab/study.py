@@ -63,14 +63,14 @@ class Study:
         if not gains:
             return self._range(title)
         base = next(row.baseline for row in self.rows if row.baseline)
-        best = max(gains, key=lambda form: gains[form].value)
-        gain, cells = gains[best], len({tuple(row.keys.items()) for row in self.rows})
-        where = f", geometric mean of {cells} cells" if cells > 1 else ""
-        if gain.low is None or gain.low <= 1 <= gain.high:
+        cells = {form: sum(row.form == form and row.ratio is not None for row in self.rows) for form in gains}
+        everywhere = {form: gain for form, gain in gains.items() if cells[form] == max(cells.values())}
+        seen = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
+        where = f", geometric mean of {max(cells.values())} cells" if max(cells.values()) > 1 else ""
+        if not seen:
             return f"{title}: no form is seen to be faster than {base}{where}"
-        if gain.value < 1:
-            return f"{title}: no form is faster than {base}{where}"
-        return f"{title}: {best} is {gain.value:.3g} times as fast as {base}{where}"
+        best = max(seen, key=lambda form: seen[form].value)
+        return f"{title}: {best} is {seen[best].value:.3g} times as fast as {base}{where}"
 
     def _range(self, title: str) -> str:
         """The least and the largest value, for rows that are no race."""
@@ -88,6 +88,9 @@ class Study:
         Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it.
         `key` marks the figure that the front page shows. What was not measured is hatched.
         """
+        if not any(row.status == "ok" for row in self.rows):
+            self._lab.say(f"{self.name.replace('_', ' ').capitalize()}: nothing was measured.")
+            return
         if y == "samples":
             self._plot_samples(key)
             return
@@ -149,10 +152,16 @@ class Study:
             for form, gain in gains.items()
             if form != CONTROL
         ]
-        lines += [f"- {form}: not timed, {reason}" for form, reason in self.failed.items()]
+        lines += [
+            f"- {form}: not timed in {self._lacking(form)} cells, {reason}" for form, reason in self.failed.items()
+        ]
         if CONTROL in gains:
             lines.append(f"- the baseline against itself (A/A): {gain_text(gains[CONTROL])}")
         return ["\n".join(lines)] if lines else []
+
+    def _lacking(self, form: str) -> str:
+        rows = [row for row in self.rows if row.form == form]
+        return f"{sum(row.status != 'ok' for row in rows)} of {len(rows)}"
 
     def table(self, *columns: str) -> None:
         """Show the rows: keys, form, value with its interval, ratio, error; `columns` are further fields."""
@@ -160,6 +169,8 @@ class Study:
 
     def shown(self, *columns: str) -> pd.DataFrame:
         """The frame that `table` shows."""
+        if not self.rows:
+            return pd.DataFrame({self.name: ["nothing was measured"]})
         rows = []
         for row in self.rows:
             ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)

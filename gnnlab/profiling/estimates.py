@@ -139,7 +139,7 @@ def over_clusters(
     wider = student.ppf(0.975, k - 1) / 1.96
     low, high = (value + wider * (end - value) for end in np.percentile(drawn, [2.5, 97.5]))
     if statistic == "share":
-        wilson = _wilson(value, k)
+        wilson = wilson_interval(value, k)
         low, high = max(0.0, min(low, wilson[0])), min(1.0, max(high, wilson[1]))
     return _held(value, float(low), float(high), len(x))
 
@@ -192,7 +192,7 @@ def _of_means(base: np.ndarray, other: np.ndarray) -> Estimate:
     return _held(value, value / factor, value * factor, n)
 
 
-def _wilson(share: float, n: int) -> tuple[float, float]:
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
     """Wilson's interval for a share of n samples that need not be a whole number of them."""
     z2 = 1.96**2
     middle, half = share + z2 / (2 * n), 1.96 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
