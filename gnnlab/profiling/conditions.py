@@ -51,7 +51,8 @@ class Under:
 
     def __init__(self, form: Callable[..., Any], conditions: Conditions) -> None:
         self.form, self.conditions = form, conditions
-        self.__signature__ = inspect.signature(form.forward if hasattr(form, "forward") else form)
+        bare = getattr(form, "_orig_mod", form)  # a compiled module has the signature of its own
+        self.__signature__ = inspect.signature(bare.forward if hasattr(bare, "forward") else bare)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         with self.conditions.held():

@@ -138,8 +138,7 @@ def _error(expected: Any, got: Any, name: str) -> float:
 def _call(form: Form, inputs: Inputs, mode: str) -> Callable[[], Any]:
     """A function without arguments that calls `form` with its part of the inputs."""
     if isinstance(inputs, Mapping):
-        target = form.forward if isinstance(form, nn.Module) else form
-        names = inspect.signature(target).parameters
+        names = _named(form, inputs)
         bound = partial(form, **{name: value for name, value in inputs.items() if name in names})
         tensors = [value for name, value in inputs.items() if name in names]
     else:
@@ -149,6 +148,15 @@ def _call(form: Form, inputs: Inputs, mode: str) -> Callable[[], Any]:
         return bound
     wanted = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
     return _Training(form, bound, wanted)
+
+
+def _named(form: Form, inputs: Mapping[str, Any]) -> set[str]:
+    """The inputs that a form names as arguments; all where it takes any; a compiled module takes those of its own."""
+    form = getattr(form, "_orig_mod", form)
+    arguments = inspect.signature(form.forward if isinstance(form, nn.Module) else form).parameters.values()
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+        return set(inputs)
+    return {argument.name for argument in arguments}
 
 
 @dataclass(frozen=True)

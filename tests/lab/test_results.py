@@ -130,7 +130,8 @@ def test_a_run_counts_once_and_one_with_other_parameters_not_at_all(folder, resu
     for kind in ("json", "samples.parquet"):
         shutil.copy(folder / f"01_a.{kind}", folder / f"runs/01_a.3.{kind}")
     results.write(folder / "runs/01_a.4.json", result_file(run="d", notebook="01_a", parameters={"size": 9}), table())
-    assert runs(folder) == (["c", "a", "b"], [])
+    kept, problems = runs(folder)
+    assert kept == ["c", "a", "b"] and len(problems) == 1 and "is not pooled" in problems[0]
 
 
 def test_a_run_that_cannot_be_read_is_a_line_and_the_others_count(folder):

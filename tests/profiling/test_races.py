@@ -40,6 +40,18 @@ def test_a_form_that_computes_something_else_is_not_timed_and_says_why(form, rea
     assert found["right"].times_ms is not None
 
 
+def test_a_compiled_module_gets_the_inputs_that_its_own_arguments_name():
+    layer = nn.Linear(3, 2)
+    compiled = torch.compile(layer, backend="eager")
+    forms = {"base": layer, "compiled": compiled, "under": under(compiled, threads=1)}
+    found = race(forms, {"input": X, "scale": 2.0})
+    assert found["compiled"].times_ms is not None and found["under"].times_ms is not None
+    any_names = lambda **given: layer(given["input"])  # noqa: E731
+    assert race({"base": layer, "any": any_names}, {"input": X})["any"].times_ms is not None
+    trained = race(forms, {"input": X}, mode="training")
+    assert trained["compiled"].times_ms is not None and trained["compiled"].reason is None
+
+
 def test_a_form_may_have_a_tolerance_of_its_own():
     forms = {"base": lambda x: x * 2, "rough": lambda x: x * 2.001}
     assert race(forms)["rough"].times_ms is None
