@@ -29,7 +29,7 @@ from IPython.display import HTML, Markdown, display
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
-from . import claims, discovery, ledger, parameters, plots, provenance, report, results
+from . import discovery, ledger, parameters, plots, provenance, report, results
 from . import table as tables
 from .results import FigureRecord, ResultFile, Status
 from .study import Study, ledger_frame
@@ -294,8 +294,3 @@ def _products(precision: str) -> str:
 def _title_of(fig: Any) -> str:
     title = fig.get_suptitle() or (fig.axes[0].get_title(loc="left") or fig.axes[0].get_title() if fig.axes else "")
     return " ".join(title.split())
-
-
-def documents() -> Mapping[str, str]:
-    """What S0 to S4 are."""
-    return claims.documents()
