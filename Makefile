@@ -29,7 +29,7 @@ report: $(READY)  ## render the site again from the results
 	$(BIN)/gnnlab report --params $(PARAMS)
 
 test: $(READY)  ## run pytest, nbval included
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart 0 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 -m "not slow"
 
 slow: $(READY)  ## run the tests that take minutes
 	$(BIN)/pytest -q -m slow

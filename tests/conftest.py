@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import re
 import sys
 
 import pytest
@@ -32,3 +33,21 @@ def result_file():
         return ResultFile(**(fields | changes))
 
     return make
+
+
+def pytest_collection_modifyitems(items):
+    """What takes minutes is begun first."""
+    items.sort(key=lambda item: "notebooks" not in item.path.parts)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """A file stays on one worker; of the notebooks those that need each other do, and every other by itself."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file, _, test = nodeid.partition("::")
+            number = re.search(r"\[(\d\d)_", test) if file.endswith("test_notebooks.py") else None
+            return file if number is None else "04 to 07" if number[1] in ("04", "05", "06", "07") else number[1]
+
+    return ByFile(config, log)

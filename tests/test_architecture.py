@@ -14,15 +14,29 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gnnlab"
+SHARED = {"workloads", "profiling", "kernels"}
 ALLOWED = {
     "workloads": {"workloads"},
     "profiling": {"profiling"},
     "kernels": {"kernels", "workloads", "profiling"},
-    "optimize": {"optimize", "kernels", "workloads", "profiling"},
-    "stages": {"stages", "optimize", "kernels", "workloads", "profiling"},
+    "training": {"training", *SHARED},
+    "export": {"export", *SHARED},
+    "units": {"units", "export", *SHARED},
+    "campaign": {"campaign", "units", "export", *SHARED},
+    "prediction": {"prediction", "campaign", "units", "export", *SHARED},
+    "planning": {"planning", "prediction", "campaign", "units", "export", *SHARED},
+    "inference": {"inference", *SHARED},
     "lab": {"lab", "profiling"},
 }
-TOP = {"__version__", "safe_files", "openvino_core", "machine"}  # which every room may import
+TOP = {
+    "__version__",
+    "errors",
+    "files",
+    "openvino_core",
+    "machine",
+    "user_code",
+    "worker",
+}  # which every room may import
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -79,9 +93,11 @@ def test_a_notebook_holds_what_is_compared_and_no_machinery(path):
     assert len(cells) <= 20
     for cell in cells:
         for node in ast.walk(ast.parse("".join(cell["source"]))):
-            assert not isinstance(node, (ast.ClassDef, ast.For, ast.While)), ast.unparse(node)
+            assert not isinstance(node, (ast.ClassDef, ast.While)), ast.unparse(node)
             if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 10, node.name
+                assert node.end_lineno - node.lineno < 20, node.name
+        loops = [node for node in ast.parse("".join(cell["source"])).body if isinstance(node, ast.For)]
+        assert not loops, "a loop that measures belongs to the package; one that is compared, into a def"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

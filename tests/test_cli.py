@@ -11,10 +11,10 @@ import nbformat
 import pytest
 from rich.table import Table
 
-import gnnlab
+import gnnlab.commands
 from gnnlab import cli
-from gnnlab.lab import compare, compare_text, discovery, ledger, ledger_text, runner
-from gnnlab.lab.parameters import ParameterError
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import compare, discovery, ledger, ledger_view, runner
 from gnnlab.lab.results import Status
 
 HEAVY = (
@@ -60,7 +60,7 @@ def asked(monkeypatch):
 
     def run(numbers, params_set, **options):
         request.numbers, request.params_set, request.options = numbers, params_set, options
-        return [runner.Outcome("01_first", Status(status), None, 1.0, None) for status in request.answer]
+        return [runner.NotebookRun("01_first", Status(status), None, 1.0, None) for status in request.answer]
 
     monkeypatch.setattr(runner, "run", run)
     return request
@@ -117,7 +117,7 @@ def test_a_wrong_command_line_is_answered_in_one_line(capsys, arguments, part):
 
 def test_bad_input_is_one_line_and_exit_code_2(capsys, monkeypatch):
     def refuse(*arguments, **options):
-        raise ParameterError("width: got 'wide'; allowed is a whole number")
+        raise GnnlabError("width: got 'wide'; allowed is a whole number")
 
     monkeypatch.setattr(runner, "run", refuse)
     assert said(capsys, "run") == (2, "", "gnnlab: width: got 'wide'; allowed is a whole number\n")
@@ -196,9 +196,9 @@ def judged(monkeypatch):
     """`gnnlab claims` prints `.text` for a ledger, and finds the `.problems` when it computes again."""
     shown = types.SimpleNamespace(text="", problems=[])
     monkeypatch.setattr(ledger, "judge", lambda folder: folder.name)
-    monkeypatch.setattr(ledger_text, "tables", lambda name: shown.text or f"tables of {name}")
-    monkeypatch.setattr(ledger_text, "as_json", lambda name: f"JSON of {name}")
-    monkeypatch.setattr(ledger_text, "recomputed", lambda folder: (not shown.problems, shown.problems or ["all"]))
+    monkeypatch.setattr(ledger_view, "tables", lambda name: shown.text or f"tables of {name}")
+    monkeypatch.setattr(ledger_view, "as_json", lambda name: f"JSON of {name}")
+    monkeypatch.setattr(ledger, "recompute", lambda folder: (not shown.problems, shown.problems or ["all"]))
     return shown
 
 
@@ -227,7 +227,7 @@ def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, m
     found = types.SimpleNamespace(to_json=lambda: "JSON")
     compared = []
     monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
-    monkeypatch.setattr(compare_text, "render", lambda comparison: "table")
+    monkeypatch.setattr(compare, "render", lambda comparison: "table")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
     assert said(capsys, "compare", "elsewhere", "quick", "--json") == (0, "JSON\n", "")
@@ -249,7 +249,7 @@ def test_compare_with_a_folder_that_is_not_there_says_so(capsys, repository):
 def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
     code, out, _ = said(capsys, "params", "01")
     assert code == 0 and "01_first" in out
-    assert "a whole number from 8 to 1024" in out and "[/b]" in out and "[red]not markup[/red]" in out
+    assert "a whole number from 8 to 1,024" in out and "[/b]" in out and "[red]not markup[/red]" in out
     code, _, err = said(capsys, "params", "07")
     assert code == 2 and "there is no notebook '07'" in err
 
@@ -257,9 +257,9 @@ def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
 def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
     given = []
     monkeypatch.setitem(
-        sys.modules, "gnnlab.profile_command", types.SimpleNamespace(run=lambda a: given.append(a) or 0)
+        sys.modules, "gnnlab.commands.profile", types.SimpleNamespace(run=lambda a, show: given.append(a) or 0)
     )
-    monkeypatch.setattr(gnnlab, "profile_command", sys.modules["gnnlab.profile_command"], raising=False)
+    monkeypatch.setattr(gnnlab.commands, "profile", sys.modules["gnnlab.commands.profile"], raising=False)
     sizes = ["--hidden_dim", "512", "--num-layers", "12", "--num_nodes", "1000", "--ffn-dim", "64", "--num_heads", "2"]
     assert (
         cli.main(
@@ -279,4 +279,4 @@ def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypat
     (tmp_path / "repository/params").mkdir()
     monkeypatch.setattr(discovery, "__file__", str(tmp_path / "repository/gnnlab/lab/discovery.py"))
     monkeypatch.chdir(Path(tmp_path.anchor))
-    assert runner.root() == (tmp_path / "repository").resolve()
+    assert discovery.root() == (tmp_path / "repository").resolve()

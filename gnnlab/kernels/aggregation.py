@@ -1,8 +1,9 @@
-"""Sums over neighbours at the speed of the memory.
+"""Sums over neighbours at the speed of the memory, and the attention weights of such sums.
 
     neighbours = Neighbours.prepare(edge_index, num_nodes)
     weighted_sum(x, neighbours, weight)     # out[i] = sum over the edges (j -> i) of weight[edge] * x[j]
     mean(x, neighbours)                     # out[i] = mean over the edges (j -> i) of x[j], 0 where there are none
+    edge_softmax(a, b, neighbours, 0.2)     # softmax over the edges of each i of LeakyReLU(a[j] + b[i])
 
 The usual form gathers a row for each edge, multiplies, and scatters: it writes and reads E x F numbers three times.
 Here one embedding bag reads each source row as it adds, so only x and the result move. The backward pass is the same
@@ -11,18 +12,19 @@ bag on the transposed graph, and a dot product for each edge where weights want 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from gnnlab.kernels.errors import OptimizeError
+from gnnlab.errors import GnnlabError
 from gnnlab.kernels.neighbours import Neighbours
 
-__all__ = ["FORMS", "Neighbours", "bag", "edge_products", "mean", "weighted_sum", "weighted_sum_sorted"]
+__all__ = ["Neighbours", "bag", "edge_products", "edge_softmax", "mean", "weighted_sum", "weighted_sum_sorted"]
 
 CHUNK_NUMBERS = 1 << 18  # of a product per edge that are in memory at once: 1 MiB of float32, within the L2 cache
+# exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
+SAFE_SCORE = 60.0
 
 
 def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
@@ -32,7 +34,7 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     (num_nodes, F), in the type of `x`. Both may want gradients. In bf16 and fp16 sums are kept in float32.
 
     Raises:
-        OptimizeError: `x` or `weight` do not belong to the prepared graph.
+        GnnlabError: `x` or `weight` do not belong to the prepared graph.
     """
     neighbours.require_features(x)
     if weight is not None:
@@ -104,51 +106,85 @@ class _WeightedSum(torch.autograd.Function):
 
 def _check_weight(weight: Tensor, neighbours: Neighbours, x: Tensor) -> None:
     if neighbours.order is None:
-        raise OptimizeError("weights belong to the edges given, and these neighbours have self-loops added; prepare "
+        raise GnnlabError("weights belong to the edges given, and these neighbours have self-loops added; prepare "
                             "them without self_loops, with the loops and their weights in edge_index")  # fmt: skip
     if weight.shape != (neighbours.num_edges,):
-        raise OptimizeError(f"weight must have shape ({neighbours.num_edges},), one an edge, not {tuple(weight.shape)}")
+        raise GnnlabError(f"weight must have shape ({neighbours.num_edges},), one an edge, not {tuple(weight.shape)}")
     if weight.dtype != x.dtype or weight.device != x.device:
-        raise OptimizeError(
-            f"weight is {weight.dtype} on {weight.device} and x {x.dtype} on {x.device}; make them alike"
-        )
+        raise GnnlabError(f"weight is {weight.dtype} on {weight.device} and x {x.dtype} on {x.device}; make them alike")
 
 
-def _messages(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
-    gathered = x.index_select(0, neighbours.edge_index[0])
-    return gathered if weight is None else gathered * weight.view(-1, 1)
+def edge_softmax(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
+    """softmax over the edges (j -> i) of each i of LeakyReLU(source[j] + target[i]), (E,) in order of `neighbours.col`.
+
+    `source` (num_sources,), `target` (num_nodes,); `slope` is that of LeakyReLU below 0. Where scores could overflow,
+    the largest of each target is taken off first, as usual; elsewhere that step is left out.
+    """
+    if torch.compiler.is_compiling():
+        return _composed(source, target, neighbours, slope)
+    if torch.is_grad_enabled() and (source.requires_grad or target.requires_grad):
+        return _EdgeSoftmax.apply(source, target, neighbours, slope)
+    return _softmax(source, target, neighbours, slope)[0]
 
 
-def _gather_scatter(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
-    target = neighbours.edge_index[1].view(-1, 1).expand(-1, x.shape[1])
-    return x.new_zeros(neighbours.num_nodes, x.shape[1]).scatter_add(0, target, _messages(x, neighbours, weight))
+def _softmax(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> tuple[Tensor, Tensor]:
+    """(weights, scores before LeakyReLU where a backward pass needs them)."""
+    scores = source.index_select(0, neighbours.col).add_(target.index_select(0, neighbours.row))
+    if scores.shape[0] == 0:
+        return scores, scores
+    weights = F.leaky_relu(scores, slope)
+    if not _needs_no_shift(source, target, slope):
+        largest = torch.segment_reduce(weights, "max", offsets=neighbours.offsets, unsafe=True)
+        weights.sub_(largest.index_select(0, neighbours.row))
+    weights.exp_()
+    if neighbours.present is not None:
+        weights.mul_(neighbours.present)
+    total = _sums(weights, neighbours).reciprocal_()
+    return weights.mul_(total.index_select(0, neighbours.row)), scores
 
 
-def _gather_index_add(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
-    out = x.new_zeros(neighbours.num_nodes, x.shape[1])
-    return out.index_add(0, neighbours.edge_index[1], _messages(x, neighbours, weight))
+def _needs_no_shift(source: Tensor, target: Tensor, slope: float) -> bool:
+    if source.device.type != "cpu" or source.dtype is torch.float16:  # looking costs a wait; fp16 ends at 65,504
+        return False
+    bound = source.abs().max() + target.abs().max()
+    return float(bound) * max(1.0, abs(slope)) <= SAFE_SCORE
 
 
-def _csr_mm(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
-    return torch.sparse.mm(_csr(neighbours.rowptr, neighbours.col, x, neighbours, weight), x)
+def _sums(values: Tensor, neighbours: Neighbours) -> Tensor:
+    return torch.segment_reduce(values, "sum", offsets=neighbours.offsets, unsafe=True)
 
 
-def _csr_reduce(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
-    col = neighbours.cast("col", torch.int64)
-    return torch.sparse.mm(_csr(neighbours.offsets, col, x, neighbours, weight), x, "sum")
+def _composed(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
+    """The same of operators that compile and export; autograd differentiates it by itself."""
+    row = neighbours.row.long()
+    scores = F.leaky_relu(source.index_select(0, neighbours.col.long()) + target.index_select(0, row), slope)
+    floor = scores.new_full((neighbours.num_nodes,), -torch.inf)
+    largest = floor.scatter_reduce(0, row, scores.detach(), "amax")
+    weights = (scores - largest.index_select(0, row)).exp()
+    if neighbours.present is not None:
+        weights = weights * neighbours.present
+    total = weights.new_zeros(neighbours.num_nodes).index_add(0, row, weights)
+    return weights / total.index_select(0, row)
 
 
-def _csr(rowptr: Tensor, col: Tensor, x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
-    values = x.new_ones(col.shape[0]) if weight is None else weight.index_select(0, neighbours.order)
-    size = (neighbours.num_nodes, neighbours.num_sources)
-    return torch.sparse_csr_tensor(rowptr, col, values, size, check_invariants=False)
+class _EdgeSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
+        weights, scores = _softmax(source, target, neighbours, slope)
+        ctx.neighbours, ctx.slope = neighbours, slope
+        ctx.save_for_backward(weights, scores)
+        return weights
 
-
-# the forms of a weighted sum, all of them callable(x, neighbours, weight or None); the first is what a user has
-FORMS: dict[str, Callable[..., Tensor]] = {
-    "gather, scatter_add": _gather_scatter,
-    "gather, index_add": _gather_index_add,
-    "sparse CSR product": _csr_mm,
-    "sparse CSR reduce": _csr_reduce,
-    "bag": weighted_sum,
-}
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        weights, scores = ctx.saved_tensors
+        neighbours: Neighbours = ctx.neighbours
+        if scores.shape[0] == 0:
+            return grad.new_zeros(neighbours.num_sources), grad.new_zeros(neighbours.num_nodes), None, None
+        grad = grad * weights
+        expected = _sums(grad, neighbours).index_select(0, neighbours.row)
+        grad = torch.addcmul(grad, weights, expected, value=-1)
+        grad = torch.where(scores > 0, grad, grad * ctx.slope)
+        back = neighbours.transposed
+        return _sums(grad.index_select(0, back.order), back), _sums(grad, neighbours), None, None

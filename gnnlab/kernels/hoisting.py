@@ -82,13 +82,13 @@ class HoistedSymptomEncoder(nn.Module):
     Takes a `FastSymptomEncoder` or the `SymptomGAT` itself. Serves the constant in eval only, and never where a
     gradient is wanted (grad mode on and any parameter that requires one), under autocast, or for weights that are
     inference tensors, whose writes nobody counts: there it computes. The result is a view of the constant, one row
-    expanded, and must not be written to (if it is, that is seen and the constant computed again); `contiguous=True`
-    gives a copy. Hooks on this module are not run. `Watch` says which changes are seen.
+    expanded, and must not be written to (if it is, that is seen and the constant computed again). Hooks on this module
+    are not run. `Watch` says which changes are seen.
     """
 
-    def __init__(self, encoder: nn.Module, *, contiguous: bool = False):
+    def __init__(self, encoder: nn.Module):
         super().__init__()
-        self.encoder, self.contiguous = encoder, contiguous
+        self.encoder = encoder
         self.computed = 0  # how often, for whoever wants to know whether the constant is in use
         self._kept: _Constant | None = None
         self.train(encoder.training)
@@ -103,7 +103,7 @@ class HoistedSymptomEncoder(nn.Module):
                 return self.encoder(batch_size)
         if torch.is_grad_enabled() and kept.watch.needs_grad():
             return self.encoder(batch_size)
-        return kept.row.repeat(batch_size, 1) if self.contiguous else kept.rows(batch_size)
+        return kept.rows(batch_size)
 
     def __call__(self, batch_size: int = 1) -> Tensor:
         return self.forward(batch_size)  # nn.Module's own, which looks for hooks, takes a tenth of the whole call

@@ -19,11 +19,9 @@ from torch.nn import functional as F
 from torch_geometric.nn import GATConv, SAGEConv
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnlab.errors import GnnlabError
 from gnnlab.kernels import aggregation
-from gnnlab.kernels.edge_softmax import edge_softmax
-from gnnlab.kernels.errors import OptimizeError
-from gnnlab.kernels.graph_cache import GraphCache
-from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.neighbours import GraphCache, Neighbours
 
 FORMS = ("auto", "bag", "dense")
 # graphs of up to so many nodes, and of so many pairs of nodes an edge at most, take the dense form; measured with one
@@ -60,7 +58,7 @@ class FastGATConv(nn.Module):
         """The fast form of `conv`, with its weights. `form`: auto|bag|dense.
 
         Raises:
-            OptimizeError: `conv` is no GATConv, or has options that the fast form lacks.
+            GnnlabError: `conv` is no GATConv, or has options that the fast form lacks.
         """
         _require_kind(conv, GATConv)
         return cls(conv, form)
@@ -74,7 +72,7 @@ class FastGATConv(nn.Module):
         return_attention_weights: None = None,
     ) -> Tensor:
         if size is not None or return_attention_weights is not None:
-            raise OptimizeError("the fast GAT layer takes no size and returns no attention weights; use PyG's GATConv")
+            raise GnnlabError("the fast GAT layer takes no size and returns no attention weights; use PyG's GATConv")
         neighbours = _neighbours(self, x, edge_index)
         if self.add_self_loops:
             neighbours = neighbours.looped()
@@ -99,7 +97,7 @@ class FastGATConv(nn.Module):
         if _dense(self.form, graph) and not drops:  # with edges twice, dropping pairs is not dropping edges
             return self._attend_dense(values, source, target, graph, shared)
         many = graph.heads(self.heads)
-        weight = edge_softmax(source.reshape(-1), target.reshape(-1), many, self.negative_slope)
+        weight = aggregation.edge_softmax(source.reshape(-1), target.reshape(-1), many, self.negative_slope)
         weight = F.dropout(weight, self.dropout, self.training) if drops else weight
         senders = graph.heads(self.heads, shared=True) if shared else many
         return aggregation.weighted_sum_sorted(values, senders, weight)
@@ -146,7 +144,7 @@ class FastSAGEConv(nn.Module):
         super().__init__()
         _known_form(form)
         if precision not in PRECISIONS:
-            raise OptimizeError(f"precision {precision!r}: one of {', '.join(PRECISIONS)} is needed")
+            raise GnnlabError(f"precision {precision!r}: one of {', '.join(PRECISIONS)} is needed")
         self.in_channels, self.out_channels, self.aggr = conv.in_channels, conv.out_channels, conv.aggr
         self.normalize, self.root_weight, self.project = conv.normalize, conv.root_weight, conv.project
         if self.project:
@@ -166,14 +164,14 @@ class FastSAGEConv(nn.Module):
         back. It is for processors that multiply in bf16 (AVX512_BF16, AMX); on others it is several times slower.
 
         Raises:
-            OptimizeError: `conv` is no SAGEConv, or has options that the fast form lacks.
+            GnnlabError: `conv` is no SAGEConv, or has options that the fast form lacks.
         """
         _require_kind(conv, SAGEConv)
         return cls(conv, form, precision)
 
     def forward(self, x: Tensor, edge_index: Tensor | Neighbours, size: None = None) -> Tensor:
         if size is not None:
-            raise OptimizeError("the fast SAGE layer takes no size, its graphs are not bipartite; use PyG's SAGEConv")
+            raise GnnlabError("the fast SAGE layer takes no size, its graphs are not bipartite; use PyG's SAGEConv")
         neighbours = _neighbours(self, x, edge_index)
         kind, given = PRECISIONS[self.precision], x.dtype
         x = x if kind is None else x.to(kind)
@@ -225,7 +223,7 @@ def why_not(layer: nn.Module) -> str | None:
 def _require_kind(layer: nn.Module, kind: type) -> None:
     reason = why_not(layer) if type(layer) is kind else f"it is a {type(layer).__name__}"
     if reason:
-        raise OptimizeError(f"this layer cannot be taken for a fast {kind.__name__}: {reason}")
+        raise GnnlabError(f"this layer cannot be taken for a fast {kind.__name__}: {reason}")
 
 
 def _gat_reason(layer: GATConv) -> str | None:
@@ -256,7 +254,7 @@ def _hooked(layer: MessagePassing) -> bool:
 def _neighbours(layer: FastGATConv | FastSAGEConv, x: Tensor, edge_index: Tensor | Neighbours) -> Neighbours:
     if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != layer.in_channels:
         given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise OptimizeError(f"{type(layer).__name__}: x must be a tensor (nodes, {layer.in_channels}), not {given}")
+        raise GnnlabError(f"{type(layer).__name__}: x must be a tensor (nodes, {layer.in_channels}), not {given}")
     neighbours = layer.graphs.get(edge_index, x.shape[0])
     neighbours.require_features(x)
     return neighbours
@@ -282,4 +280,4 @@ def _cast(linear: nn.Module, kind: torch.dtype | None) -> tuple[Tensor, Tensor |
 
 def _known_form(form: str) -> None:
     if form not in FORMS:
-        raise OptimizeError(f"form {form!r}: one of {', '.join(FORMS)} is needed")
+        raise GnnlabError(f"form {form!r}: one of {', '.join(FORMS)} is needed")

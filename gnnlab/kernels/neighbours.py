@@ -5,17 +5,20 @@
 
 Sorting costs more than a sum over neighbours does, so it is done once for a graph. What is derived from it (the
 transpose for backward passes, the graph with self-loops, the graph of attention heads) is made when first asked for.
+A layer that is called with plain edges keeps the neighbours of the graphs that it saw last in a `GraphCache`.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnlab.kernels.errors import OptimizeError
+from gnnlab.errors import GnnlabError
 
 _INT32 = 2**31 - 1
 
@@ -38,12 +41,10 @@ class Neighbours:
         *,
         self_loops: bool = False,
         present: Tensor | None = None,
-        identity: tuple | None = None,
     ) -> None:
         self.rowptr, self.col, self.row, self.order, self.present = rowptr, col, row, order, present
         self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
         self.self_loops = self_loops
-        self._identity = identity
         self._derived: dict[Any, Any] = {}
 
     @classmethod
@@ -56,21 +57,20 @@ class Neighbours:
         exactly one self-loop, whatever it had, as `GATConv(add_self_loops=True)` has it.
 
         Raises:
-            OptimizeError: `edge_index` has another shape or type, or names a node that there is not.
+            GnnlabError: `edge_index` has another shape or type, or names a node that there is not.
         """
-        check_kind(edge_index, num_nodes)
+        _check_kind(edge_index, num_nodes)
         sources = num_nodes if num_sources is None else num_sources
         if self_loops and sources != num_nodes:
-            raise OptimizeError(f"self-loops need as many sources as targets, not {sources} and {num_nodes}")
+            raise GnnlabError(f"self-loops need as many sources as targets, not {sources} and {num_nodes}")
         if torch.compiler.is_compiling():
             return _traced(edge_index, num_nodes, sources, self_loops)
         with torch.inference_mode(False):  # what is kept must serve training, too
             edge_index = edge_index.detach().clone() if edge_index.is_inference() else edge_index.detach()
             _check_range(edge_index, num_nodes, sources)
-            identity = fingerprint(edge_index)
             if self_loops:
                 edge_index = _with_self_loops(edge_index[:, edge_index[0] != edge_index[1]], num_nodes)
-            return _sorted(edge_index, num_nodes, sources, self_loops=self_loops, identity=identity)
+            return _sorted(edge_index, num_nodes, sources, self_loops=self_loops)
 
     @property
     def num_edges(self) -> int:
@@ -153,33 +153,20 @@ class Neighbours:
             return self
         moved = [None if t is None else t.to(device) for t in (self.rowptr, self.col, self.row, self.order)]
         present = None if self.present is None else self.present.to(device)
-        options = {"self_loops": self.self_loops, "present": present, "identity": self._identity}
-        return Neighbours(*moved, self.num_sources, **options)
-
-    def matches(self, edge_index: Tensor) -> bool:
-        """Is this the graph that it was made from? Reads all edges, so it costs about as much as copying them."""
-        return self._identity is not None and self._identity == fingerprint(edge_index)
-
-    def require(self, edge_index: Tensor) -> None:
-        """`OptimizeError` unless it was made from this `edge_index`."""
-        if not self.matches(edge_index):
-            raise OptimizeError(
-                f"the neighbours were prepared for another graph of {self.num_nodes} nodes, not for this edge_index "
-                f"of shape {tuple(edge_index.shape)}; prepare them again with Neighbours.prepare"
-            )
+        return Neighbours(*moved, self.num_sources, self_loops=self.self_loops, present=present)
 
     def require_features(self, x: Tensor) -> None:
-        """`OptimizeError` unless `x` is (num_sources, F), floating, on the same device."""
+        """`GnnlabError` unless `x` is (num_sources, F), floating, on the same device."""
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
             given = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            raise OptimizeError(f"x must be a floating-point tensor (nodes, features), not {given}")
+            raise GnnlabError(f"x must be a floating-point tensor (nodes, features), not {given}")
         if x.shape[0] != self.num_sources:
-            raise OptimizeError(
+            raise GnnlabError(
                 f"x has {x.shape[0]} rows, the neighbours were prepared for {self.num_sources} nodes; "
                 "prepare them for this graph with Neighbours.prepare"
             )
         if x.device != self.device:
-            raise OptimizeError(f"x is on {x.device}, the neighbours on {self.device}; move them with .to({x.device})")
+            raise GnnlabError(f"x is on {x.device}, the neighbours on {self.device}; move them with .to({x.device})")
 
     def __repr__(self) -> str:
         kind = str(self.col.dtype).removeprefix("torch.")
@@ -211,9 +198,9 @@ class Neighbours:
         if torch.compiler.is_compiling():
             return _traced(edges, self.num_nodes, self.num_sources, True)
         if self.num_sources != self.num_nodes:
-            raise OptimizeError(f"self-loops need as many sources as targets: {self.num_sources}, {self.num_nodes}")
+            raise GnnlabError(f"self-loops need as many sources as targets: {self.num_sources}, {self.num_nodes}")
         looped = _with_self_loops(edges[:, edges[0] != edges[1]], self.num_nodes)
-        return _sorted(looped, self.num_nodes, self.num_nodes, self_loops=True, identity=self._identity)
+        return _sorted(looped, self.num_nodes, self.num_nodes, self_loops=True)
 
     def _counts(self) -> Tensor:
         kind = {"dtype": torch.float64, "device": self.device}
@@ -231,16 +218,66 @@ class Neighbours:
         return targets, Neighbours(rowptr, self.col, row, self.order, self.num_sources, self_loops=self.self_loops)
 
 
-def check_kind(edge_index: Tensor, num_nodes: int) -> None:
+class GraphCache:
+    """The neighbours of the few graphs that a model saw last, prepared when first seen.
+
+    The same tensor object at the same version is known without reading it; any other is known by its contents. A
+    change behind torch's back (`edge_index.data.copy_`, a numpy view) does not bump the version and is not noticed.
+    """
+
+    def __init__(self, size: int = 8) -> None:
+        self.size = size
+        self._graphs: OrderedDict[tuple, Neighbours] = OrderedDict()
+        self._seen: tuple[weakref.ref, tuple, Neighbours] | None = None
+
+    def get(self, edge_index: Tensor | Neighbours, num_nodes: int) -> Neighbours:
+        """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are."""
+        if isinstance(edge_index, Neighbours):
+            return edge_index
+        if torch.compiler.is_compiling():
+            return Neighbours.prepare(edge_index, num_nodes)
+        _check_kind(edge_index, num_nodes)
+        state = _state(edge_index, num_nodes)
+        if self._seen is not None and state is not None and self._seen[1] == state and self._seen[0]() is edge_index:
+            return self._seen[2]
+        key = (*_fingerprint(edge_index), num_nodes, edge_index.device)
+        found = self._graphs.pop(key, None)
+        if found is None:
+            with torch.inference_mode(False):
+                found = Neighbours.prepare(edge_index, num_nodes)
+        self._graphs[key] = found
+        while len(self._graphs) > self.size:
+            self._graphs.popitem(last=False)
+        if state is not None:
+            self._seen = (weakref.ref(edge_index), state, found)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __deepcopy__(self, memo: dict) -> GraphCache:
+        return GraphCache(self.size)
+
+    def __reduce__(self) -> tuple:
+        return GraphCache, (self.size,)
+
+
+def _state(edge_index: Tensor, num_nodes: int) -> tuple | None:
+    if edge_index.is_inference():  # has no version: what is in it must be read
+        return None
+    return (edge_index._version, edge_index.data_ptr(), edge_index.shape, edge_index.stride(), num_nodes)
+
+
+def _check_kind(edge_index: Tensor, num_nodes: int) -> None:
     if not isinstance(edge_index, Tensor) or edge_index.layout is not torch.strided:
         kind = f"a {edge_index.layout} tensor" if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise OptimizeError(f"edge_index must be a dense tensor (2, edges), not {kind}")
+        raise GnnlabError(f"edge_index must be a dense tensor (2, edges), not {kind}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise OptimizeError(f"edge_index must have shape (2, edges), not {tuple(edge_index.shape)}")
+        raise GnnlabError(f"edge_index must have shape (2, edges), not {tuple(edge_index.shape)}")
     if edge_index.dtype not in (torch.int64, torch.int32):
-        raise OptimizeError(f"edge_index must be int64 or int32, not {edge_index.dtype}")
+        raise GnnlabError(f"edge_index must be int64 or int32, not {edge_index.dtype}")
     if num_nodes < 0:
-        raise OptimizeError(f"num_nodes must be 0 or more, not {num_nodes}")
+        raise GnnlabError(f"num_nodes must be 0 or more, not {num_nodes}")
 
 
 def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
@@ -250,10 +287,10 @@ def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
     for name, least, most, count in zip(("source", "target"), low, high, (num_sources, num_nodes), strict=True):
         if least < 0 or most >= count:
             wrong = least if least < 0 else most
-            raise OptimizeError(f"edge_index names {name} {wrong}, allowed are 0..{count - 1} of {count} nodes")
+            raise GnnlabError(f"edge_index names {name} {wrong}, allowed are 0..{count - 1} of {count} nodes")
 
 
-def fingerprint(edge_index: Tensor) -> tuple[int, int]:
+def _fingerprint(edge_index: Tensor) -> tuple[int, int]:
     """(number of edges, a sum over all of them that depends on their order)."""
     source, target = edge_index.detach().long()
     place = torch.arange(1, source.shape[0] + 1, device=source.device)
@@ -272,16 +309,14 @@ def index_type(num_nodes: int, num_edges: int) -> torch.dtype:
     return torch.int32 if max(num_nodes, num_edges) < _INT32 else torch.int64
 
 
-def _sorted(
-    edge_index: Tensor, num_nodes: int, num_sources: int, *, self_loops: bool = False, **options: Any
-) -> Neighbours:
+def _sorted(edge_index: Tensor, num_nodes: int, num_sources: int, *, self_loops: bool = False) -> Neighbours:
     kind = index_type(max(num_nodes, num_sources), edge_index.shape[1])
     target, order = edge_index[1].sort(stable=True)
     nodes = torch.arange(num_nodes + 1, device=target.device, dtype=target.dtype)
     rowptr = torch.searchsorted(target.contiguous(), nodes).to(kind)
     col = edge_index[0].index_select(0, order).to(kind)
     kept = None if self_loops else order
-    return Neighbours(rowptr, col, target.to(kind), kept, num_sources, self_loops=self_loops, **options)
+    return Neighbours(rowptr, col, target.to(kind), kept, num_sources, self_loops=self_loops)
 
 
 def _traced(edge_index: Tensor, num_nodes: int, num_sources: int, self_loops: bool) -> Neighbours:

@@ -1,7 +1,8 @@
-"""The symptom encoder of study 1 in a form that computes the same with a fraction of the work.
+"""The symptom encoder of S0 in a form that computes the same with a fraction of the work.
 
     fast = FastSymptomEncoder.from_model(model)      # shares the weights of the SymptomGAT, computes at every call
     fixed = HoistedSymptomEncoder(fast)              # in eval keeps the constant until something changes (hoisting.py)
+    packages(fast, ["compiled", "packaged"], folder) # the same through torch.compile, and as a library compiled ahead
 
 What is rewritten, each step exact up to rounding (N nodes, H = 4 heads, C = 128 channels per head):
 
@@ -17,21 +18,21 @@ What is rewritten, each step exact up to rounding (N nodes, H = 4 heads, C = 128
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gnnlab.errors import GnnlabError, one_line
+from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 FORMS = ("auto", "dense", "bags")
 DENSE_MAX_NODES = 160  # measured with about 13 edges a node, one thread: dense is faster up to here
-_INT32_MAX = 2**31 - 1
-
-
-class EncoderError(ValueError):
-    """An encoder that cannot be had or called so."""
 
 
 class Weights(NamedTuple):
@@ -51,18 +52,17 @@ class Weights(NamedTuple):
 class FastSymptomEncoder(nn.Module):
     """`encoder(batch_size)` -> (batch_size, 256), what `SymptomGAT` gives, from the same parameters.
 
-    The result is a view: one row expanded, stride 0 along the batch, so rows must not be written to. With
-    `contiguous=True` it is a tensor of its own, as the seed's. Parameters and buffers are those of the `SymptomGAT`
-    itself (same objects, same state_dict keys): training one trains the other. In training mode dropout is active and
-    draws the same masks as the original does from the same random state.
+    The result is a view: one row expanded, stride 0 along the batch, so rows must not be written to. Parameters and
+    buffers are those of the `SymptomGAT` itself (same objects, same state_dict keys): training one trains the other. In
+    training mode dropout is active and draws the same masks as the original does from the same random state.
 
     `form` is "dense" (time and memory grow with N^2), "bags" (with N + E), or "auto" by the number of nodes.
     """
 
-    def __init__(self, model: SymptomGAT, form: str = "auto", *, contiguous: bool = False):
+    def __init__(self, model: SymptomGAT, form: str = "auto"):
         super().__init__()
         _check(model, form)
-        self.num_nodes, self.contiguous = model.num_nodes, contiguous
+        self.num_nodes = model.num_nodes
         self.form = form if form != "auto" else ("dense" if model.num_nodes <= DENSE_MAX_NODES else "bags")
         self.node_embeddings, self.gat1, self.dropout, self.gat2 = (
             model.node_embeddings,
@@ -76,22 +76,15 @@ class FastSymptomEncoder(nn.Module):
         self.train(model.training)
 
     @classmethod
-    def from_model(cls, model: SymptomGAT, form: str = "auto", *, contiguous: bool = False) -> FastSymptomEncoder:
-        """The fast form of `model`, sharing its parameters; `EncoderError` for another model or an unknown form."""
-        return cls(model, form, contiguous=contiguous)
+    def from_model(cls, model: SymptomGAT, form: str = "auto") -> FastSymptomEncoder:
+        """The fast form of `model`, sharing its parameters; `GnnlabError` for another model or an unknown form."""
+        return cls(model, form)
 
     def forward(self, batch_size: int = 1) -> Tensor:
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise EncoderError(f"batch_size must be an integer of 1 or more, got {batch_size!r}")
-        row = self.row()
-        if self.contiguous:
-            return row.repeat(batch_size, 1) if batch_size > 1 else row
-        return row.expand(batch_size, -1)
-
-    def row(self) -> Tensor:
-        """The embedding of the graph (1, 256)."""
+            raise GnnlabError(f"batch_size must be an integer of 1 or more, got {batch_size!r}")
         weights = self.weights()
-        return self.compute(weights, self.structure(weights.table))
+        return self.compute(weights, self.structure(weights.table)).expand(batch_size, -1)
 
     def compute(self, weights: Weights, structure: tuple[Tensor, ...]) -> Tensor:
         """The forward as a function of weights and structure alone -> (1, 256)."""
@@ -143,14 +136,15 @@ class FastSymptomEncoder(nn.Module):
         edges = self.edge_index
         if torch.compiler.is_compiling():
             if self._structure is None:
-                raise EncoderError("call the encoder once before compiling or exporting it: its edges are not prepared")
+                raise GnnlabError("call the encoder once before compiling or exporting it: its edges are not prepared")
             return self._structure[1]
         version = None if edges.is_inference() else edges._version
         key = (edges.data_ptr(), version, edges.size(1), like.dtype, like.device)
         if self._structure is None or self._structure[0] != key or version is None:
             with torch.inference_mode(False), torch.no_grad():
-                prepare = _log_counts if self.form == "dense" else _sorted_edges
-                self._structure = (key, prepare(edges.to(like.device), self.num_nodes, like.dtype))
+                graph = Neighbours.prepare(edges.to(like.device), self.num_nodes, self_loops=True)
+                bags = (graph.col, graph.row, graph.rowptr)
+                self._structure = (key, bags if self.form == "bags" else (graph.cast("log_counts", like.dtype),))
         return self._structure[1]
 
     def __getstate__(self) -> dict:
@@ -159,6 +153,89 @@ class FastSymptomEncoder(nn.Module):
     def _dropped(self, x: Tensor) -> Tensor:
         flat = x.transpose(0, 1).reshape(self.num_nodes, -1)  # the original's layout, so its masks
         return self.dropout(flat).view(self.num_nodes, x.size(0), -1).transpose(0, 1)
+
+
+class CompiledSymptomEncoder(nn.Module):
+    """`encoder(batch_size)` -> (batch_size, 256), a view as `FastSymptomEncoder` gives, by a compiled function.
+
+    Weights and prepared edges are arguments of what is compiled, not constants in it: a step of an optimizer needs no
+    new compilation. Where a compiled form does not hold (training, gradients wanted, another precision or device than
+    it was made for), the encoder itself answers.
+    """
+
+    def __init__(self, encoder: FastSymptomEncoder, run: Callable[[list[Tensor]], Tensor]):
+        super().__init__()
+        self.encoder, self._run = encoder, run
+        self._kind = _kind(encoder.weights().table, encoder.edge_index)
+        self.train(encoder.training)
+
+    def forward(self, batch_size: int = 1) -> Tensor:
+        encoder = self._modules["encoder"]
+        weights = encoder.weights()
+        fits = _kind(weights.table, encoder.edge_index) == self._kind and not encoder.training
+        if not fits or (torch.is_grad_enabled() and any(w.requires_grad for w in weights)):
+            return encoder(batch_size)
+        if type(batch_size) is not int or batch_size < 1:
+            raise GnnlabError(f"batch_size must be an integer of 1 or more, got {batch_size!r}")
+        rows = self._run([*weights, *encoder.structure(weights.table)])
+        return rows.expand(batch_size, -1)
+
+
+def packages(
+    encoder: FastSymptomEncoder, names: Sequence[str], folder: str | Path
+) -> dict[str, CompiledSymptomEncoder]:
+    """The encoder by each compiler named (compiled, packaged), as forms of a race; packages lie in `folder`."""
+    made = {"compiled": lambda: compiled(encoder), "packaged": lambda: ahead_of_time(encoder, folder)}
+    with torch.inference_mode():
+        encoder(1)  # prepares its edges, which a compiler wants to find
+        return {f"rewritten, {name}": made[name]() for name in names}
+
+
+def compiled(encoder: FastSymptomEncoder, mode: str = "default") -> CompiledSymptomEncoder:
+    """The encoder through `torch.compile`, compiled at its first call (tens of seconds, for the dense form)."""
+    function = torch.compile(_Pure(encoder), fullgraph=True, dynamic=False, mode=mode)
+    return CompiledSymptomEncoder(encoder, lambda inputs: function(*inputs))
+
+
+def ahead_of_time(encoder: FastSymptomEncoder, folder: str | Path) -> CompiledSymptomEncoder:
+    """The encoder as a library compiled now (tens of seconds) into `folder`/symptom_encoder.pt2.
+
+    Without guards and Python between the kernels it is the fastest form that computes. Needs a C++ compiler;
+    `GnnlabError` where the package cannot be made.
+    """
+    path = Path(folder) / "symptom_encoder.pt2"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = encoder.weights()
+    inputs = tuple(t.detach() for t in (*weights, *encoder.structure(weights.table)))
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's own deprecations
+            program = torch.export.export(_Pure(encoder), inputs)
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+            loader = torch._inductor.aoti_load_package(str(path)).loader
+    except Exception as error:
+        raise GnnlabError(f"no package of the encoder could be made here: {one_line(error)}") from error
+    finally:
+        encoder.train(was_training)
+    return CompiledSymptomEncoder(encoder, lambda inputs: loader.boxed_run(inputs)[0])
+
+
+class _Pure(nn.Module):
+    """`compute` without parameters of its own: weights and structure come as arguments."""
+
+    def __init__(self, encoder: FastSymptomEncoder):
+        super().__init__()
+        self._compute = encoder.compute  # a bound method is no submodule, so nothing is registered
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        count = len(Weights._fields)
+        return self._compute(Weights(*inputs[:count]), inputs[count:])
+
+
+def _kind(table: Tensor, edges: Tensor) -> tuple:
+    return table.dtype, table.device, table.shape, edges.size(1)
 
 
 def _elu(x: Tensor) -> Tensor:
@@ -220,35 +297,11 @@ def _totals(starts: Tensor, weight: Tensor) -> Tensor:
     return _bag(torch.zeros_like(weight, dtype=starts.dtype), weight.new_ones(1, 1), starts, weight)
 
 
-def _with_own_loops(edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Sources and targets as GATConv has them: own loops out, one loop a node in."""
-    source, target = edge_index
-    kept = source != target
-    loops = torch.arange(nodes, device=edge_index.device)
-    return torch.cat((source[kept], loops)), torch.cat((target[kept], loops))
-
-
-def _log_counts(edge_index: Tensor, nodes: int, dtype: torch.dtype) -> tuple[Tensor]:
-    source, target = _with_own_loops(edge_index, nodes)
-    counts = torch.zeros(nodes, nodes, device=edge_index.device, dtype=torch.float64)
-    counts.index_put_((target, source), counts.new_ones(()), accumulate=True)
-    return (counts.log_().to(dtype),)  # -inf where there is no edge; the loops leave no row without one
-
-
-def _sorted_edges(edge_index: Tensor, nodes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources (E), targets (E), both sorted by target, and where each target's edges start (N + 1)."""
-    source, target = _with_own_loops(edge_index, nodes)
-    target, order = torch.sort(target, stable=True)
-    offsets = torch.searchsorted(target, torch.arange(nodes + 1, device=target.device))
-    small = torch.int32 if 4 * source.numel() <= _INT32_MAX else torch.int64
-    return source[order].to(small), target.to(small), offsets.to(small)
-
-
 def _check(model: SymptomGAT, form: str) -> None:
     if not isinstance(model, SymptomGAT):
-        raise EncoderError(f"a SymptomGAT is needed, got {type(model).__name__}")
+        raise GnnlabError(f"a SymptomGAT is needed, got {type(model).__name__}")
     if form not in FORMS:
-        raise EncoderError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+        raise GnnlabError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     for name in ("gat1", "gat2"):
         if getattr(model, name).dropout:
-            raise EncoderError(f"{name} drops attention weights (dropout > 0), which this form does not; set it to 0")
+            raise GnnlabError(f"{name} drops attention weights (dropout > 0), which this form does not; set it to 0")

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
+from gnnlab.errors import GnnlabError
+
 from .table import Strict
 
 Range = tuple[float, float]
@@ -52,10 +54,6 @@ class Verdict(StrEnum):
     MET = "met"
     MISSED = "missed"
     OPEN = "open"
-
-
-class ClaimError(ValueError):
-    """A catalogue that contradicts itself, or an interval that is none."""
 
 
 class Rule(Strict):
@@ -155,39 +153,25 @@ def verdict(claim: Claim, interval: Range | None) -> Verdict:
         return Verdict.OPEN if claim.is_goal else Verdict.INCONCLUSIVE
     low, high = interval
     if not low <= high:
-        raise ClaimError(f"interval {interval}: its ends must be numbers in order")
+        raise GnnlabError(f"interval {interval}: its ends must be numbers in order")
     if claim.is_goal:
-        return _goal(claim, low, high)
-    if claim.claimed is None:
-        return _some_gain(low, high)
-    if claim.margin is not None:
-        return _no_difference(claim.claimed, claim.margin, low, high)
-    if claim.metric == "count":
-        return _no_difference(claim.claimed, 0.0, low, high)
+        least = -math.inf if claim.at_least is None else claim.at_least
+        most = math.inf if claim.at_most is None else claim.at_most
+        return _within(least, most, low, high, Verdict.MET, Verdict.MISSED, Verdict.OPEN)
+    if claim.claimed is None:  # a gain without a number: refuted where it reaches down to none and stays small
+        refuted = Verdict.REFUTED if high < NO_GAIN_BELOW else Verdict.INCONCLUSIVE
+        return Verdict.REPRODUCED if low > 1 else refuted
+    if claim.margin is not None or claim.metric == "count":  # a value is claimed
+        least, most = claim.claimed[0] - (claim.margin or 0.0), claim.claimed[1] + (claim.margin or 0.0)
+        return _within(least, most, low, high, Verdict.REPRODUCED, Verdict.REFUTED, Verdict.INCONCLUSIVE)
     return _effect(claim.claimed, low, high, lower_is_better=claim.metric in TIMES)
 
 
-def _goal(claim: Claim, low: float, high: float) -> Verdict:
-    least = -math.inf if claim.at_least is None else claim.at_least
-    most = math.inf if claim.at_most is None else claim.at_most
+def _within(least: float, most: float, low: float, high: float, yes: Verdict, no: Verdict, across: Verdict) -> Verdict:
+    """Does the interval lie wholly within two bounds, wholly beyond them, or across one?"""
     if least <= low and high <= most:
-        return Verdict.MET
-    return Verdict.MISSED if high < least or low > most else Verdict.OPEN
-
-
-def _some_gain(low: float, high: float) -> Verdict:
-    """A gain without a number: reproduced above no effect, refuted where it reaches down to it and stays small."""
-    if low > 1:
-        return Verdict.REPRODUCED
-    return Verdict.REFUTED if high < NO_GAIN_BELOW else Verdict.INCONCLUSIVE
-
-
-def _no_difference(claimed: Range, margin: float, low: float, high: float) -> Verdict:
-    """A value is claimed (no change, or a count): within the margin, beyond it, or across."""
-    least, most = claimed[0] - margin, claimed[1] + margin
-    if least <= low and high <= most:
-        return Verdict.REPRODUCED
-    return Verdict.REFUTED if high < least or low > most else Verdict.INCONCLUSIVE
+        return yes
+    return no if high < least or low > most else across
 
 
 def _effect(claimed: Range, low: float, high: float, *, lower_is_better: bool) -> Verdict:
@@ -208,20 +192,3 @@ def _effect(claimed: Range, low: float, high: float, *, lower_is_better: bool) -
     if least <= low and high <= claimed[1] * TOLERANCE:
         return Verdict.REPRODUCED
     return Verdict.EXCEEDED if low > claimed[1] * TOLERANCE else Verdict.INCONCLUSIVE
-
-
-def format_value(value: float) -> str:
-    """Integers in full with thousands separators, everything else to four digits."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
-
-
-def format_range(bounds: tuple[float | None, float | None] | None) -> str:
-    """A claimed range for a reader: "1.41 to 1.45", "at least 5", "some gain"."""
-    if bounds is None:
-        return "some gain"
-    low, high = bounds
-    if high is None:
-        return f"at least {format_value(low)}"
-    if low is None:
-        return f"at most {format_value(high)}"
-    return format_value(low) if low == high else f"{format_value(low)} to {format_value(high)}"

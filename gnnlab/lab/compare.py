@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
-from . import environment_view, results
+from . import provenance, results
 from .results import ResultFile
 from .table import Interval, Row
+from .text import format_value
 
 NOT_INTERLEAVED = (
     "The runs were not interleaved: on a shared machine that alone changes times by 5 to 20 %. "
@@ -38,12 +45,8 @@ _WORDS = {  # (better, sign of the change) -> word
 }
 
 
-class CompareError(ValueError):
-    """Two runs that cannot be compared. The message is one line for the reader."""
-
-
 @dataclass(frozen=True)
-class Figure:
+class Side:
     """A row's value, or its ratio over the baseline, on one side: of one run, or pooled over `runs` of them."""
 
     row: Row
@@ -82,7 +85,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Everything that can be said of A and B. `differences` are the conditions that were not the same."""
 
     run_a: str
@@ -102,15 +105,15 @@ Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
 Name = tuple[Any, ...]  # notebook, and what tells a row from every other
 
 
-def compare(run_a: Path, run_b: Path) -> Comparison:
-    """Compare two result folders, or two result files. Raises `CompareError` when one holds no readable result."""
+def compare(run_a: Path, run_b: Path) -> RunComparison:
+    """Compare two result folders, or two result files. Raises `GnnlabError` when one holds no readable result."""
     (found_a, problems_a), (found_b, problems_b) = _results(Path(run_a)), _results(Path(run_b))
     if Path(run_a).is_file() and Path(run_b).is_file():  # two files are meant for each other, whatever their names
         found_b = dict(zip(found_a, found_b.values(), strict=True))
     rows_a, rows_b = _rows(found_a, found_b), _rows(found_b, found_a)
     differences = list(dict.fromkeys(_differences(found_a, found_b)))
     changes = [change for name in rows_a if name in rows_b for change in _changes(name[0], rows_a[name], rows_b[name])]
-    return Comparison(
+    return RunComparison(
         run_a=str(run_a),
         run_b=str(run_b),
         differences=differences,
@@ -127,10 +130,10 @@ def _results(run: Path) -> tuple[Runs, list[str]]:
         result = results.read(run)
         return {result.notebook: [result]}, []
     if not run.is_dir():
-        raise CompareError(f"there is no folder or result file {run}; give a folder as outputs/quick, or NN_name.json")
+        raise GnnlabError(f"there is no folder or result file {run}; give a folder as outputs/quick, or NN_name.json")
     found, problems = results.runs_of(run)
     if not found:
-        raise CompareError(problems[0] if problems else f"{run} holds no results; run the notebooks first: gnnlab run")
+        raise GnnlabError(problems[0] if problems else f"{run} holds no results; run the notebooks first: gnnlab run")
     return {name: [result for result, _ in runs] for name, runs in found.items()}, problems
 
 
@@ -159,21 +162,18 @@ def _only(here: Mapping[Name, list[Row]], there: Mapping[Name, list[Row]]) -> li
 
 def _changes(notebook: str, rows_a: Sequence[Row], rows_b: Sequence[Row]) -> list[Change]:
     """The change of a row's value and, in a race, of its ratio over the baseline."""
-    a, b = (_figures([row for row in rows if row.status == "ok"]) for rows in (rows_a, rows_b))
-    return [_change(notebook, *pair) for pair in zip(a, b, strict=False)]
-
-
-def _figures(rows: Sequence[Row]) -> list[Figure]:
-    """Value, then ratio, pooled over runs."""
-    if not rows:
+    ok_a, ok_b = ([row for row in rows if row.status == "ok"] for rows in (rows_a, rows_b))
+    if not (ok_a and ok_b):
         return []
-    first = rows[0]
-    value = Figure(first, first.statistic, first.unit, _pooled([row.estimate for row in rows]), len(rows))
+    return [_change(notebook, *pair) for pair in zip(_figures(ok_a), _figures(ok_b), strict=False)]
+
+
+def _figures(rows: Sequence[Row]) -> list[Side]:
+    """Value, then ratio, pooled over runs."""
     raced = [row for row in rows if row.ratio is not None]
-    if not raced:
-        return [value]
-    ratios = _pooled([Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n) for row in raced])
-    return [value, Figure(first, f"ratio over {raced[0].baseline}", "x", ratios, len(raced))]
+    ratios = [Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n) for row in raced]
+    values = [Side(rows[0], rows[0].statistic, rows[0].unit, _pooled([row.estimate for row in rows]), len(rows))]
+    return values + [Side(rows[0], f"ratio over {row.baseline}", "x", _pooled(ratios), len(raced)) for row in raced[:1]]
 
 
 def _pooled(runs: Sequence[Estimate]) -> Estimate:
@@ -187,31 +187,40 @@ def _ends(estimate: Estimate) -> tuple[float, float, float]:
     return (estimate.value, *(estimate.interval or (estimate.value, estimate.value)))
 
 
-def _change(notebook: str, a: Figure, b: Figure) -> Change:
+def _change(notebook: str, a: Side, b: Side) -> Change:
     row = a.row
-    said = {"notebook": notebook, "study": row.study, "keys": row.keys, "form": row.form, "of": a.of}
+    said = {"notebook": notebook, "study": row.study, "keys": row.keys, "form": row.form, "of": a.of, "unit": a.unit}
     said |= {"a": a.estimate.value, "b": b.estimate.value, "runs": (a.runs, b.runs), "note": _note(a.row, b.row)}
     for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
         if one != other:
-            word, unit = f"not comparable because {what} differ", f"{one} | {other}"
-            return Change(**said, unit=unit, scale=None, change=None, ci=None, word=word)
-    scale, change, ci = _scaled(_ends(a.estimate), _ends(b.estimate))
-    said |= {"unit": a.unit, "scale": scale, "change": change}
+            said |= {"unit": f"{one} | {other}", "word": f"not comparable because {what} differ"}
+            return Change(**said, scale=None, change=None, ci=None)
+    scale, change, ci = _apart(_ends(a.estimate), _ends(b.estimate))
     unknown = _unknown("A", a) or _unknown("B", b)
+    better = "higher" if a.of.startswith("ratio over") else row.better if row.better == b.row.better else "neither"
+    neutral = 1.0 if scale == "ratio" else 0.0
+    word = SAME if change == neutral or ci[0] <= neutral <= ci[1] else _WORDS[better, 1 if change > neutral else -1]
     if unknown:
-        return Change(**said, ci=None, word=f"unknown: {unknown}")
-    return Change(**said, ci=ci, word=_word(a, b, change, ci, neutral=1.0 if scale == "ratio" else 0.0))
+        word, ci = f"unknown: {unknown}", None
+    return Change(**said, scale=scale, change=change, ci=ci, word=word)
 
 
-def _scaled(a: Sequence[float], b: Sequence[float]) -> tuple[str, float, tuple[float, float]]:
-    """B over A, or B less A where one reaches zero; each is (value, low, high)."""
-    if min(*a, *b) > 0:
-        low, high = _interval([math.log(end) for end in a], [math.log(end) for end in b])
-        return "ratio", b[0] / a[0], (math.exp(low), math.exp(high))
-    return "difference", b[0] - a[0], _interval(a, b)
+def _apart(a: Sequence[float], b: Sequence[float]) -> tuple[str, float, tuple[float, float]]:
+    """B over A, or B less A where one reaches zero; each is (value, low, high).
+
+    Half-widths of independent runs add as squares, by side: of a ratio, in logarithms.
+    """
+    ratio = min(*a, *b) > 0
+    one, other = ([math.log(end) if ratio else end for end in ends] for ends in (a, b))
+    below = math.hypot(max(0.0, other[0] - other[1]), max(0.0, one[2] - one[0]))
+    above = math.hypot(max(0.0, other[2] - other[0]), max(0.0, one[0] - one[1]))
+    low, high = other[0] - one[0] - below, other[0] - one[0] + above
+    return (
+        ("ratio", b[0] / a[0], (math.exp(low), math.exp(high))) if ratio else ("difference", b[0] - a[0], (low, high))
+    )
 
 
-def _unknown(side: str, figure: Figure) -> str | None:
+def _unknown(side: str, figure: Side) -> str | None:
     """Why no change can be told from this side's interval."""
     if figure.estimate.interval is None:
         n = figure.estimate.n
@@ -219,15 +228,6 @@ def _unknown(side: str, figure: Figure) -> str | None:
     if figure.of == figure.row.statistic and figure.row.interval is Interval.PREDICTION:
         return f"{side} has an interval of single new values, not of its own"
     return None
-
-
-def _word(a: Figure, b: Figure, change: float, ci: tuple[float, float], neutral: float) -> str:
-    if change == neutral or ci[0] <= neutral <= ci[1]:
-        return SAME
-    better = a.row.better if a.row.better == b.row.better else "neither"
-    if a.of.startswith("ratio over"):
-        better = "higher"  # times as fast, or as small
-    return _WORDS[better, 1 if change > neutral else -1]
 
 
 def _note(a: Row, b: Row) -> str:
@@ -242,13 +242,6 @@ def _note(a: Row, b: Row) -> str:
 def _unsaid(note: str, differences: Sequence[str]) -> str:
     """Without what is said of the runs as a whole: "threads: 2 | 1"."""
     return "; ".join(part for part in note.split("; ") if part not in differences)
-
-
-def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Interval of b - a, each given as (value, low, high): half-widths of independent runs add as squares, by side."""
-    below = math.hypot(max(0.0, b[0] - b[1]), max(0.0, a[2] - a[0]))
-    above = math.hypot(max(0.0, b[2] - b[0]), max(0.0, a[0] - a[1]))
-    return b[0] - a[0] - below, b[0] - a[0] + above
 
 
 # ---- conditions of the runs -----------------------------------------------------------------------------------------
@@ -267,28 +260,59 @@ def _differences(found_a: Runs, found_b: Runs) -> Iterator[str]:
             left, right = conditions(a), conditions(b)
             for key in dict.fromkeys([*left, *right]):
                 if left.get(key) != right.get(key) and key != "output_dir":
-                    yield f"{what}{key}: {_shown(left.get(key))} | {_shown(right.get(key))}"
+                    yield f"{what}{key}: " + " | ".join(
+                        "not there" if side.get(key) is None else str(side[key]) for side in (left, right)
+                    )
 
 
 def _conditions(result: ResultFile) -> dict[str, Any]:
     """What two runs should have in common for their numbers to be comparable, flat, by name."""
-    environment = result.environment
-    versions = environment.get("versions") if isinstance(environment.get("versions"), Mapping) else {}
-    devices = environment.get("devices") if isinstance(environment.get("devices"), list) else []
+    known = provenance.readable(result.environment)
     return {
         "parameter set": result.params_set,
-        "host": environment.get("host"),
-        "machine": environment_view.machine({**environment, "versions": None}),
-        "devices": ", ".join(sorted(str(d.get("name")) for d in devices if isinstance(d, Mapping))),
-        "os": environment.get("os"),
-        "memory_gb": environment.get("memory_gb"),
-        "threads": environment.get("threads"),
-        "commit": environment.get("commit"),
-        "uncommitted changes": environment.get("dirty"),
-        "python": environment.get("python"),
-        **versions,
+        "host": known.get("host"),
+        "machine": provenance.in_a_phrase({**known, "versions": None}),
+        "devices": ", ".join(sorted(str(device.get("name")) for device in known["devices"])),
+        **{name: known.get(name) for name in ("os", "memory_gb", "threads", "commit")},
+        "uncommitted changes": known.get("dirty"),
+        "python": known.get("python"),
+        **known["versions"],
     }
 
 
-def _shown(value: Any) -> str:
-    return "not there" if value is None else str(value)
+# ---- in a terminal ---------------------------------------------------------------------------------------------------
+
+
+def render(comparison: RunComparison) -> Group:
+    """What was not the same, a line for each row, how many changed, and what only one side has."""
+    table = RichTable(title=Text("B over A, with 95 % intervals"), title_justify="left")
+    for column in ("row", "A", "B", "B / A", "interval", ""):
+        table.add_column(column, justify="left" if column in ("row", "") else "right", overflow="fold")
+    styles = {"better": "green", "worse": "red"}
+    for change in comparison.changes:
+        word = f"{change.word} ({change.note})" if change.note else change.word
+        table.add_row(*(Text(cell) for cell in _cells(change)), Text(word, style=styles.get(change.word, "")))
+    lines = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", ""]
+    if comparison.differences:
+        lines += ["Not the same in A | B:", *(f"  {line}" for line in comparison.differences), ""]
+    else:
+        lines += ["Machine, versions, parameters and commit are the same.", ""]
+    counts = Counter(change.word.partition(":")[0] for change in comparison.changes)
+    tail = [", ".join(f"{word} {n}" for word, n in counts.most_common())] if counts else []
+    tail += [f"only in A: {name}" for name in comparison.only_a] + [f"only in B: {name}" for name in comparison.only_b]
+    tail += [f"left out: {problem}" for problem in comparison.problems]
+    body = table if comparison.changes else Text("No row is in both.")
+    return Group(Text("\n".join(lines)), body, Text("\n".join([*tail, comparison.caution])))
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    unit = "" if change.unit in ("count", "ratio", "x") or change.scale is None else f" {change.unit}"
+    digits = "+.3g" if change.scale == "difference" else ".3g"
+    exact = change.ci is None or change.ci[0] == change.ci[1]
+    return (
+        change.label,
+        format_value(change.a) + unit,
+        format_value(change.b) + unit,
+        "" if change.change is None else f"{change.change:{digits}}",
+        "" if exact else f"{change.ci[0]:{digits}} to {change.ci[1]:{digits}}",
+    )

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from gnnlab.errors import Untestable
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
 from . import results
 from .claims import RATIOS, Claim, Verdict, catalogue, verdict
 from .results import ResultFile
-from .rules import Found, Untestable, cell_ratio, evaluate
+from .rules import Found, cell_ratio, evaluate
 from .table import Interval, Row, Strict, Table
 
 RECORD = "claims.json"
@@ -204,26 +205,27 @@ LOGIC: dict[str, Callable[[Claim, Sequence[Table]], Found]] = {"same_verdict": _
 # ---- computed again, and shown --------------------------------------------------------------------------------------
 
 
-def recompute(folder: Path) -> list[str]:
-    """What of the stored files does not follow from the samples and the rules: a line each, none if all does.
+def recompute(folder: Path) -> tuple[bool, list[str]]:
+    """Whether the stored files follow from the samples and the rules; a line for each that does not, or one that says
+    how many do.
 
     Every row with samples is summarized again, every ratio of a race too, and the ledger is held against `claims.json`.
     """
     runs, problems = results.runs_of(folder)
-    for of_notebook in runs.values():
-        for result, table in of_notebook:
-            problems += [f"{result.notebook}: {line}" for row in table for line in differences(row, table)]
+    rows = [(result, row, table) for of_notebook in runs.values() for result, table in of_notebook for row in table]
+    problems += [f"{result.notebook}: {line}" for result, row, table in rows for line in differences(row, table)]
     try:
         claims = json.loads((Path(folder) / RECORD).read_text(encoding="utf-8"))["claims"]
         stored = {row["id"]: row for row in claims}
     except (OSError, ValueError, KeyError, TypeError):
-        return [*problems, f"{folder}/{RECORD} is missing or damaged; gnnlab report writes it"]
+        return False, [*problems, f"{folder}/{RECORD} is missing or damaged; gnnlab report writes it"]
     now = {row.id: row.model_dump(mode="json") for row in judge(folder).rows}
-    for id, row in stored.items():
-        again = now.pop(id, None)
-        if again != row:
-            problems.append(f"{id}: stored {_short(row)}, computed again {_short(again)}")
-    return problems + [f"{id}: not stored, computed again {row['verdict']}" for id, row in now.items()]
+    for id in dict.fromkeys([*stored, *now]):
+        if stored.get(id) != now.get(id):
+            problems.append(f"{id}: stored {_short(stored.get(id))}, computed again {_short(now.get(id))}")
+    sampled = sum(table.samples_of(row) is not None for _, row, table in rows)
+    told = f"rows computed again from their samples: {sampled} of {len(rows)}, the others have none"
+    return not problems, problems or [f"{told}; claims and goals judged again: {len(now)}; all is as stored"]
 
 
 def differences(row: Row, table: Table) -> list[str]:

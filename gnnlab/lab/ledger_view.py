@@ -1,13 +1,24 @@
-"""The ledger as a reader sees it: numbers in words, a badge for the verdict, the interval against the claimed band."""
+"""The ledger as a reader sees it, on a page and in a terminal: a badge for the verdict, the interval against the claim.
+
+show(tables(ledger.judge(Path("outputs/quick"))))
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .claims import Claim, Verdict, format_range, format_value
-from .ledger import Judged
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from .claims import Claim, Verdict
+from .ledger import Judged, Ledger
+from .text import digits, format_range
 
 _UNITS = {  # unit of the record -> factor and what a reader sees behind the number
     "x": (1, "×"),
@@ -42,7 +53,7 @@ VERDICTS = {
 
 
 @dataclass(frozen=True)
-class Bar:
+class IntervalBar:
     """A drawn interval: places in pixels from the left, and the same in words."""
 
     band: tuple[float, float] | None  # left, width
@@ -53,7 +64,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Row:
+class LedgerLine:
     """One row of the ledger in a reader's words. `order` holds what its columns sort by, "" first."""
 
     record: Judged
@@ -61,25 +72,25 @@ class Row:
     claimed: str
     measured: str
     interval: str
-    bar: Bar | None
+    bar: IntervalBar | None
     href: str | None
     note: str | None
     order: dict[str, float | str]
 
 
-def row(record: Judged, link: Callable[[Judged], str | None], notes: Mapping[str, str] | None = None) -> Row:
+def line(record: Judged, link: Callable[[Judged], str | None], notes: Mapping[str, str] | None = None) -> LedgerLine:
     """The row of `record`; `link` gives the address of its figure, `notes` a remark by notebook number."""
     factor, suffix = _unit(record.unit)
     claimed = _scaled(record.claimed, factor)
     measured = None if record.value is None else record.value * factor
     ci = None if record.low is None else _scaled((record.low, record.high), factor)
     exact = ci is None or ci[0] == ci[1]
-    return Row(
+    return LedgerLine(
         record=record,
         badge=VERDICTS[record.verdict],
         claimed=claimed_text(record),
-        measured="" if measured is None else number(measured, ci) + suffix,
-        interval="" if exact or measured is None else f"{number(ci[0], ci)} to {number(ci[1], ci)}{suffix}",
+        measured="" if measured is None else digits(measured, *(ci or (None, None))) + suffix,
+        interval="" if exact or measured is None else f"{digits(ci[0], *ci)} to {digits(ci[1], *ci)}{suffix}",
         bar=interval_bar(claimed, measured, ci, neutral=1.0 if record.unit == "x" else None, suffix=suffix),
         href=link(record),
         note=(notes or {}).get(record.notebook),
@@ -100,15 +111,6 @@ def claimed_text(claim: Judged | Claim) -> str:
     return text if bounds is None else text + suffix
 
 
-def number(value: float, ci: tuple[float | None, float | None] | None = None) -> str:
-    """`value` with as many digits as its interval is worth: those of the half-width, one more when it begins with 1."""
-    if ci is None or ci[0] is None or ci[1] is None or ci[0] == ci[1]:
-        return format_value(value)
-    half_width = (ci[1] - ci[0]) / 2
-    digits = -math.floor(math.log10(half_width)) + (half_width / 10 ** math.floor(math.log10(half_width)) < 2)
-    return f"{value:,.{min(max(digits, 0), 6)}f}"
-
-
 def _unit(unit: str) -> tuple[float, str]:
     return _UNITS.get(unit, (1, f" {unit}" if unit else ""))
 
@@ -124,7 +126,7 @@ def interval_bar(
     *,
     neutral: float | None = None,
     suffix: str = "",
-) -> Bar | None:
+) -> IntervalBar | None:
     """Where interval, value and claimed band lie in a picture of `BAR_WIDTH` pixels; None without a number.
 
     An open end of the band runs out of the picture. `neutral` is the value of no effect. The axis is logarithmic for
@@ -138,16 +140,16 @@ def interval_bar(
     place = _axis(min(ends), max(ends), log=neutral is not None)
     band, interval, words = None, None, []
     if measured is not None:
-        words.append(f"measured {number(measured, ci)}{suffix}")
+        words.append(f"measured {digits(measured, *(ci or (None, None)))}{suffix}")
         if ci is not None and ci[1] > ci[0]:
             interval = place(ci[0]), place(ci[1])
-            words.append(f"95 % interval {number(ci[0], ci)} to {number(ci[1], ci)}{suffix}")
+            words.append(f"95 % interval {digits(ci[0], *ci)} to {digits(ci[1], *ci)}{suffix}")
     if claimed is not None:
         left, right = place(claimed[0], 0), place(claimed[1], BAR_WIDTH)
         width = max(right - left, 3)
         band = (left + right - width) / 2, width
         words.append(f"claimed {format_range(claimed)}{suffix}")
-    return Bar(
+    return IntervalBar(
         band=band,
         interval=interval,
         value=None if measured is None else place(measured),
@@ -168,3 +170,50 @@ def _axis(low: float, high: float, *, log: bool) -> Callable[..., float]:
         return room + (BAR_WIDTH - 2 * room) * ((scale(value) - start) / span if span > 0 else 0.5)
 
     return place
+
+
+# ---- in a terminal ---------------------------------------------------------------------------------------------------
+
+COLUMNS = ("claim", "claimed", "measured", "95 % interval", "n", "runs", "verdict", "why")
+_STYLES = {"good": "green", "best": "green", "bad": "red", "fair": "yellow"}
+
+
+def tables(judged: Ledger) -> Group:
+    """Two tables, each with its counts below, then what has no result and what could not be read."""
+    claims = [row for row in judged.rows if not row.is_goal]
+    goals = [row for row in judged.rows if row.is_goal]
+    parts = [part for title, rows in (("Claims", claims), ("Goals", goals)) for part in _section(title, rows)]
+    missing = Counter(claim.notebook for claim in judged.missing)
+    lines = [f"notebook {number} has no result here: {_number(n, 'row')}" for number, n in sorted(missing.items())]
+    return Group(*parts, *(Text(line) for line in [*lines, *judged.problems]))
+
+
+def as_json(judged: Ledger) -> str:
+    """Claims and goals with every field, what was not measured, and what could not be read."""
+    return json.dumps(judged.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _section(title: str, rows: Sequence[Judged]) -> list[Any]:
+    if not rows:
+        return []
+    table = Table(title=title, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in ("n", "runs") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*_cells(row))
+    verdicts = Counter(row.verdict for row in rows)
+    counts = [f"{verdict.value} {verdicts[verdict]}" for verdict in Verdict if verdicts[verdict]]
+    return [table, Text(f"{_number(len(rows), title.lower()[:-1])}: {', '.join(counts)}\n")]
+
+
+def _number(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _cells(record: Judged) -> list[Text]:
+    shown = line(record, lambda row: None)
+    counts = ("", "") if record.value is None else (f"{record.n:,}", str(record.runs))
+    badge = shown.badge
+    told = [record.id, shown.claimed, shown.measured, shown.interval, *counts]
+    verdict = Text(f"{badge.symbol} {badge.word}", style=_STYLES.get(badge.css, ""))
+    return [*map(Text, told), verdict, Text(record.why)]

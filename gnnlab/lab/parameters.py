@@ -7,160 +7,266 @@ A line of that cell declares one parameter:
     rates: list[float] = []  # learning rates to try; 0..1
 
 Types are `int`, `float`, `str`, `bool`, `list[int]`, `list[float]`, `list[str]`. In the comment `lo..hi` or `lo..` is a
-range and `a|b|c` are the choices; for lists they hold for each element. The cell is read, never executed.
+range and `a|b|c` are the choices; for lists they hold for each element. The cell is read, never executed. (papermill's
+own `inspect_notebook` leaves out lines whose text holds what looks like a comment.)
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import io
 import json
 import re
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from . import flat_yaml
-from .schema import Parameter, ParameterError, check, show, understood, understood_element, unknown
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-__all__ = ["Parameter", "ParameterError", "check", "declared", "describe", "from_namespace", "load_yaml", "parse"]
+from gnnlab.errors import GnnlabError, shown
 
 TYPES = ("int", "float", "str", "bool", "list[int]", "list[float]", "list[str]")
+FORM = "`name: type = literal  # meaning, unit; choices or range`"
 LARGEST_FILE = 64 * 1024  # bytes; what is larger is no parameter file
-_NUMBER = r"([-+]?(?:\d[\d_]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?)"
-_RANGE = re.compile(rf"{_NUMBER}\.\.(?:{_NUMBER}\.?)?")
+_NOUNS = {"int": "whole number", "float": "number", "str": "text", "bool": "truth value"}
+_RANGE = re.compile(r"\(?(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)?\)?\.?")
+_CHOICES = re.compile(r"\(?([^\s|]+(?:\|[^\s|]+)+?)\)?\.?")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One declared parameter. `low` and `high` are inclusive; for a list they and `choices` hold for each element."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Any, ...] = ()
+
+    @property
+    def element(self) -> str:
+        """The type of the value, or of a list's elements."""
+        return self.type.removeprefix("list[").removesuffix("]")
+
+    @property
+    def is_list(self) -> bool:
+        return self.type.startswith("list[")
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, as the end of a sentence: "a whole number from 8 to 1024"."""
+        if self.element == "bool":
+            return "true or false"
+        least = "at least one of" if self.default else "values out of"
+        if self.choices:
+            words = ", ".join(map(str, self.choices))
+            return f"a list of {least}: {words}" if self.is_list else f"one of {words}"
+        span = ""
+        if self.low is not None:
+            span = f" from {self.low:,.12g}" + (" up" if self.high is None else f" to {self.high:,.12g}")
+        noun = _NOUNS[self.element]
+        return (f"a list of {noun}s{', at least one,' * bool(self.default)}" if self.is_list else f"a {noun}") + span
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        if self.element == "bool":
+            kind: Any = Annotated[bool, Field(strict=True)]
+        elif self.element == "str":
+            kind = Annotated[str, Field(strict=True), AfterValidator(lambda text: text.encode().decode())]
+        else:
+            limits = {name: end for name, end in (("ge", self.low), ("le", self.high)) if end is not None}
+            if self.element == "int":
+                kind = Annotated[int, Field(**{"ge": -(2**63), "le": 2**63 - 1, **limits})]
+            else:
+                kind = Annotated[float, Field(allow_inf_nan=False, **limits)]
+            kind = Annotated[kind, BeforeValidator(_no_truth)]
+        if self.choices:
+            kind = Annotated[kind, AfterValidator(self._chosen)]
+        if self.is_list:
+            kind = Annotated[list[kind], Field(min_length=int(bool(self.default)))]
+        return TypeAdapter(kind)
+
+    def _chosen(self, value: Any) -> Any:
+        if value not in self.choices:
+            raise ValueError(value)
+        return value
+
+    def understood(self, value: Any) -> Any:
+        """A value as its type has it, within range and choices: "1e-3" is a number where one is wanted, 8.0 a whole
+        number. Raises `GnnlabError`: the parameter, what was given, what is allowed.
+        """
+        try:
+            return self._adapter.validate_python(value)
+        except ValidationError as error:
+            wrong = error.errors()[0]["input"]
+            number = isinstance(wrong, bool | int | float)
+            hint = "; put it in quotes" if number and self.element == "str" else ""
+            hint = f"; write [{wrong}]" if number and self.is_list and wrong is value else hint
+            raise GnnlabError(f"{self.name}: got {shown(wrong)}; allowed is {self.allowed}{hint}") from None
+
+
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no number")
+    return value
+
+
+# ---- what a notebook declares ---------------------------------------------------------------------------------------
 
 
 def declared(notebook_path: Path) -> dict[str, Parameter]:
     """The parameters that a notebook declares, by name, in its order.
 
-    Raises `ParameterError` when the file is no notebook, has not exactly one cell tagged `parameters`, or when a line
+    Raises `GnnlabError` when the file is no notebook, has not exactly one cell tagged `parameters`, or when a line
     of that cell is not a declaration (the message names the line).
     """
     path = Path(notebook_path)
-    cells = [source for tags, source in _code_cells(path) if "parameters" in tags]
-    if len(cells) != 1:
-        raise ParameterError(f"{path.name} has {len(cells)} code cells tagged 'parameters'; it must have one")
+    text = _read(path)
     try:
-        return _declarations(cells[0])
-    except ParameterError as error:
-        raise ParameterError(f"{path.name}, cell 'parameters', {error}") from None
-
-
-def _code_cells(path: Path) -> list[tuple[list[str], str]]:
-    """Tags and source of every code cell of a notebook file."""
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
+    if len(tagged) != 1:
+        raise GnnlabError(f"{path.name} has {len(tagged)} code cells tagged 'parameters'; it must have one")
     try:
-        cells = [cell for cell in json.loads(_read(path))["cells"] if cell["cell_type"] == "code"]
-        return [(list(cell["metadata"].get("tags", [])), "".join(cell["source"])) for cell in cells]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, ParameterError):
-            raise
-        raise ParameterError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
+        return read_cell(tagged[0])
+    except GnnlabError as error:
+        raise GnnlabError(f"{path.name}, cell 'parameters', {error}") from None
 
 
-def _declarations(source: str) -> dict[str, Parameter]:
+def read_cell(source: str) -> dict[str, Parameter]:
+    """The parameters that a cell declares. Raises `GnnlabError`, which names the line."""
     try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise ParameterError(
-            f"line {error.lineno}: not Python ({error.msg}); only `name: type = value` lines"
-        ) from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ParameterError(f"line 1: not Python ({error or type(error).__name__})") from None
-    comments = dict(_comments(source))
+        nodes = ast.parse(source).body
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise GnnlabError(f"line {line}: not Python; only lines of the form {FORM}") from None
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     found: dict[str, Parameter] = {}
-    for node in tree.body:
+    for node in nodes:
         try:
             parameter = _declaration(node, comments.get(node.end_lineno, ""))
             if parameter.name in found:
-                raise ParameterError(f"{parameter.name} is declared twice")
-        except ParameterError as error:
-            raise ParameterError(f"line {node.lineno}: {error}") from None
+                raise GnnlabError(f"{parameter.name} is declared twice")
+        except GnnlabError as error:
+            raise GnnlabError(f"line {node.lineno}: {error}") from None
         found[parameter.name] = parameter
     return found
 
 
-def _comments(source: str) -> Iterator[tuple[int, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string.lstrip("#").strip()
-
-
 def _declaration(node: ast.stmt, comment: str) -> Parameter:
     if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None):
-        raise ParameterError("not of the form `name: type = literal  # meaning, unit; choices or range`")
+        raise GnnlabError(f"not of the form {FORM}")
     name, type_ = node.target.id, ast.unparse(node.annotation)
     if type_ not in TYPES:
-        raise ParameterError(f"{name} has the type {type_!r}; allowed are {', '.join(TYPES)}")
-    if node.lineno != node.end_lineno:
-        raise ParameterError(f"{name} spans several lines; write one line a parameter")
-    meaning, limits = _limits(comment, type_)
-    if not meaning:
-        raise ParameterError(f"{name} has no comment that says what it means")
+        raise GnnlabError(f"{name} has the type {type_!r}; allowed are {', '.join(TYPES)}")
     try:
         default = ast.literal_eval(node.value)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise ParameterError(f"{name} has a default that is not a literal") from None
-    bare = Parameter(name, type_, default, meaning, **limits)
-    return Parameter(name, type_, understood(default, bare), meaning, **limits)
-
-
-def _limits(comment: str, type_: str) -> tuple[str, dict[str, Any]]:
-    """The meaning in a comment without its range or choices, and these: {}, low and high, or choices."""
-    element = Parameter("", type_, None, "").element
+        raise GnnlabError(f"{name} has a default that is not a literal") from None
+    bare = Parameter("a range or choice in its comment", type_.removeprefix("list[").removesuffix("]"), None, "")
     limits: dict[str, Any] = {}
     for word in re.split(r"[\s,;]+", comment):
-        token = word.strip("()")
-        if "|" in token:
-            found = {"choices": _choices(token.removesuffix("."), element)}
-        elif re.search(r"\d\.\.", token):
-            found = _range(token, element)
+        if match := _RANGE.fullmatch(word):
+            low, high = (None if end is None else bare.understood(end) for end in match.groups())
+            limits = {"low": low, "high": high}
+        elif match := _CHOICES.fullmatch(word):
+            limits = {"choices": tuple(bare.understood(choice) for choice in match[1].split("|"))}
         else:
             continue
-        if limits:
-            raise ParameterError(f"its comment holds more than one range or choice; the second is {token!r}")
-        limits = found
         comment = comment.replace(word, "", 1)
-    return re.sub(r"\s+", " ", comment).strip(" ,;"), limits
+    meaning = re.sub(r"\s+", " ", comment).strip(" ,;")
+    if not meaning:
+        raise GnnlabError(f"{name} has no comment that says what it means")
+    checked = Parameter(name, type_, default, meaning, **limits).understood(default)
+    return Parameter(name, type_, checked, meaning, **limits)
 
 
-def _choices(token: str, element: str) -> tuple[Any, ...]:
-    words = token.split("|")
-    if element == "bool" or "" in words or len(set(words)) < len(words):
-        raise ParameterError(f"the choices {token!r} do not suit the type {element}; write a|b|c")
-    probe = Parameter("a choice", element, None, "")
-    return tuple(word if element == "str" else understood_element(word, probe) for word in words)
+# ---- what is given --------------------------------------------------------------------------------------------------
 
 
-def _range(token: str, element: str) -> dict[str, Any]:
-    match = _RANGE.fullmatch(token)
-    if match is None or element not in ("int", "float"):
-        raise ParameterError(f"the range {token!r} does not suit the type {element}; write lo..hi or lo.. for numbers")
-    probe = Parameter(f"an end of the range {token!r}", element, None, "")
-    low, high = (None if end is None else understood_element(end, probe) for end in match.groups())
-    if high is not None and low > high:
-        raise ParameterError(f"the range {token!r} has its ends swapped")
-    return {"low": low, "high": high}
+def check(given: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[str, Any]:
+    """Every declared parameter with its value: the given one, understood by its type, or the default.
+
+    Raises `GnnlabError`, one line: the parameter, what was given, what is allowed; or the closest name that exists.
+    """
+    for name in given:
+        if name not in declared:
+            raise GnnlabError(unknown(name, declared))
+    return {name: p.understood(given.get(name, p.default)) for name, p in declared.items()}
+
+
+def unknown(name: Any, declared: Mapping[str, Any]) -> str:
+    """The sentence that says that a parameter does not exist, with the closest that does."""
+    close = difflib.get_close_matches(str(name), declared, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(declared) or 'none'}"
+    return f"unknown parameter {shown(name)}; {hint}"
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML as a reader expects it: `1e-3` is a number; `010`, `1:30` and `yes` stay text; no name stands twice."""
+
+    yaml_implicit_resolvers: dict = {}  # noqa: RUF012  none of YAML 1.1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                raise GnnlabError(f"line {key.start_mark.line + 1}: {key.value!r} is given twice")
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern in (
+    ("null", r"~|null|"),
+    ("bool", r"true|True|false|False"),
+    ("int", r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)"),
+    ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), None)
+
+
+def _from_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, _Yaml)
+    except GnnlabError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise GnnlabError(f"line {mark.line + 1}: not YAML ({error.problem or error.context})") from None
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise GnnlabError(f"not YAML ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a parameter file: flat YAML, UTF-8. An empty file gives no parameter. Raises `ParameterError`."""
+    """Read a parameter file: `name: value` lines in UTF-8. An empty file gives no parameter. Raises `GnnlabError`."""
     path = Path(path)
+    text = _read(path, LARGEST_FILE)
     try:
-        return flat_yaml.mapping(_read(path, LARGEST_FILE))
-    except flat_yaml.FlatYamlError as error:
-        raise ParameterError(f"{path}: {error}; a parameter file holds `name: value` lines") from None
+        found = _from_yaml(text)
+    except GnnlabError as error:
+        raise GnnlabError(f"{path}: {error}; a parameter file holds `name: value` lines") from None
+    if found is not None and not isinstance(found, dict):
+        raise GnnlabError(f"{path}: there are no `name: value` lines in it")
+    return found or {}
 
 
 def parse(text: str, parameter: Parameter) -> Any:
     """The value that was written for a parameter on a command line; `check` still has to hold it against the schema."""
     try:
-        value = flat_yaml.value(text)
-    except flat_yaml.FlatYamlError as error:
+        value = _from_yaml(text)
+    except GnnlabError as error:
         if parameter.type == "str":
             return text
-        raise ParameterError(f"{parameter.name}: got {show(text)} ({error}); allowed is {parameter.allowed}") from None
+        raise GnnlabError(f"{parameter.name}: got {shown(text)} ({error}); allowed is {parameter.allowed}") from None
     return text if parameter.type == "str" and not isinstance(value, str) else value
 
 
@@ -168,32 +274,23 @@ def from_namespace(namespace: Mapping[str, Any], declared: Mapping[str, Paramete
     """The parameters of a running notebook, from its `globals()` after the parameter cells; held against the schema.
 
     papermill alone only warns of unknown names; they are found in the source of the cell that it injected (the kernel
-    keeps executed sources in `In`). Raises `ParameterError` as `check` does.
+    keeps executed sources in `In`). Raises `GnnlabError` as `check` does.
     """
-    sources = namespace.get("In", [])
-    for source in sources if isinstance(sources, Sequence) else []:
-        if isinstance(source, str) and source.lstrip().startswith("# Parameters"):
-            for name in _assigned(source):
-                if name not in declared:
-                    raise ParameterError(unknown(name, declared))
+    for source in _injected(namespace):
+        for name in _assigned(source):
+            if name not in declared:
+                raise GnnlabError(unknown(name, declared))
     missing = [name for name in declared if name not in namespace]
     if missing:
-        raise ParameterError(f"{missing[0]} has no value; run the cell tagged 'parameters' first")
+        raise GnnlabError(f"{missing[0]} has no value; run the cell tagged 'parameters' first")
     return check({name: namespace[name] for name in declared}, declared)
 
 
-def describe(declared: Mapping[str, Parameter]) -> list[dict[str, str]]:
-    """Rows for a table: name, type, default, meaning, allowed."""
-    return [
-        {
-            "name": parameter.name,
-            "type": parameter.type,
-            "default": json.dumps(parameter.default, ensure_ascii=False),
-            "meaning": parameter.meaning,
-            "allowed": parameter.allowed,
-        }
-        for parameter in declared.values()
-    ]
+def _injected(namespace: Mapping[str, Any]) -> list[str]:
+    """The cells that papermill put into a notebook."""
+    sources = namespace.get("In", [])
+    texts = [text for text in sources if isinstance(text, str)] if isinstance(sources, Sequence) else []
+    return [text for text in texts if text.lstrip().startswith("# Parameters")]
 
 
 def _assigned(source: str) -> Iterator[str]:
@@ -209,14 +306,10 @@ def _assigned(source: str) -> Iterator[str]:
 def _read(path: Path, at_most: int | None = None) -> str:
     """The text of a file, UTF-8 with or without a byte-order mark."""
     try:
-        if not path.exists():
-            raise ParameterError(f"there is no file {path}")
-        if not path.is_file():
-            raise ParameterError(f"{path} is not a file")
         if at_most is not None and path.stat().st_size > at_most:
-            raise ParameterError(f"{path} is larger than {at_most // 1024} KiB, so it is no parameter file")
+            raise GnnlabError(f"{path} is larger than {at_most // 1024} KiB, so it is no parameter file")
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ParameterError(f"could not read {path}: {error.strerror or error}") from None
+        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ParameterError(f"{path} is not UTF-8 text (byte {error.start}); it must be saved as UTF-8") from None
+        raise GnnlabError(f"{path} is not UTF-8 text (byte {error.start}); it must be saved as UTF-8") from None

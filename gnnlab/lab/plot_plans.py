@@ -3,151 +3,121 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from . import plot_axes as axes_of
-from .plot_style import (
-    GRID,
-    HATCHES,
-    INK,
-    MUTED,
-    STAR,
-    SURFACE,
-    Figure,
-    PlotError,
-    legend,
-    looks,
-    new_figure,
-    origins,
-    styled,
-)
+from gnnlab.errors import GnnlabError
+
+from . import plot_style as style
+from .plot_style import GRID, HATCHES, INK, MUTED, STAR, SURFACE, styled
 from .table import Origin
 
-_LANE, _HEAD = 0.34, 1.7  # inches
 _NARROW = 0.018  # of the axis: a shorter bar has no number on it
 _SHADES = (1.0, 0.62)  # graphs follow each other in two shades of their unit's colour
 
 
 @styled
-def space(
-    tiles: pd.DataFrame, times: pd.DataFrame, *, unit: str, time_label: str, title: str, marked: Sequence[str] = ()
-) -> Figure:
+def space(plans: pd.DataFrame) -> Figure:
     """Plans from the best (top) to the worst: which unit runs which stage, and beside it time and interval.
 
-    `tiles`: place (0 is the best), first, last, `unit`, part (its place among those that share these stages), parts.
-    `times`: place, ms, ci_low, ci_high, and `label` for the plans in `marked` ("" for others). Raises `PlotError`.
+    `plans`, best first: `blocks`, each (units, first and last stage); ms, ci_low, ci_high; `label`, "" for most, "best
+    single unit" for what the title compares with. Units that share a block share the row. Raises `GnnlabError`.
     """
-    axes_of.check(tiles, ["place", "first", "last", unit, "part", "parts"], numeric=["place", "first", "last"])
-    axes_of.check(
-        times, ["place", "ms", "ci_low", "ci_high", "label"], numeric=["ms", "ci_low", "ci_high"], positive=True
-    )
-    look_of = looks(sorted(dict.fromkeys(tiles[unit])))
-    fig, first = new_figure(title, 5.4)
-    first.remove()
-    left, right = fig.subplots(1, 2, sharey=True, width_ratios=(1, 1.15))
-    _tiles(left, tiles, unit, look_of, len(times))
-    _times(right, times.sort_values("place"), marked)
-    right.set_xlabel(time_label)
-    handles = [Patch(label=str(name), facecolor=colour) for name, (colour, *_) in look_of.items()]
-    band = Patch(label="95 % interval", facecolor=GRID)
-    legend(fig, [*handles, Line2D([], [], label="expected time", color=INK, lw=1.4), band])
+    style.check(plans, "blocks", "ms", "ci_low", "ci_high", "label")
+    colours = _colours([unit for blocks in plans["blocks"] for units, *_ in blocks for unit in units])
+    fig, (left, right) = style.new_figure(_spread(plans), 5.4, nrows=1, ncols=2, sharey=True, width_ratios=(1, 1.15))
+    _tiles(left, list(plans["blocks"]), colours)
+    place = np.arange(len(plans))
+    right.fill_betweenx(place, plans["ci_low"], plans["ci_high"], color=GRID, lw=0, step="mid")
+    right.plot(plans["ms"], place, color=INK, lw=1.4)
+    style.scale(right.xaxis, True, plans[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float))
+    right.grid(axis="x", color=GRID, lw=0.6)
+    right.set_xlabel("expected time a graph (ms)")
+    for at, (ms, label) in enumerate(zip(plans["ms"], plans["label"], strict=True)):
+        if label:
+            right.plot(ms, at, marker="o", ms=6, color=SURFACE, mec=INK)  # no colour: those are of units
+            style.note(right, label, (ms, at), (8, 0))
+    handles = [Patch(label=str(name), facecolor=colour) for name, colour in colours.items()]
+    band = Patch(label="90 % of the draws", facecolor=GRID)
+    style.legend(fig, [*handles, Line2D([], [], label="expected time", color=INK, lw=1.4), band])
     return fig
 
 
-def _tiles(ax: Axes, tiles: pd.DataFrame, unit: str, look_of: dict, plans: int) -> None:
+def _spread(plans: pd.DataFrame) -> str:
+    """How far the plans lie apart, and how many are expected to be faster than the best single unit."""
+    most, single = plans["ms"].max() / plans["ms"].min(), plans[plans["label"].str.contains("best single unit")]
+    slowest = f"the slowest takes {most:.3g} times as long as the fastest"
+    if single.empty:
+        return f"Of {len(plans)} plans, {slowest}"
+    faster = int((plans["ms"] < single["ms"].iloc[0]).sum())
+    return f"Of {len(plans)} plans, {faster} are expected to be faster than the best single unit; {slowest}"
+
+
+def _colours(units: pd.Series | Sequence[str]) -> dict[str, str]:
+    """A colour for each unit, the same in all figures of a study."""
+    return {name: colour for name, (colour, *_) in style.looks(sorted(set(units))).items()}
+
+
+def _tiles(ax: Axes, plans: Sequence[Sequence[tuple]], colours: Mapping[str, str]) -> None:
     """One picture element for a stage and unit: thousands of plans are still one small image."""
-    rows = math.lcm(*(int(parts) for parts in tiles["parts"]))
-    stages = int(tiles["last"].max())
-    image = np.ones((plans * rows, stages, 3)) * to_rgb(SURFACE)
-    for tile in tiles.itertuples():
-        height = rows // int(tile.parts)
-        start = int(tile.place) * rows + int(tile.part) * height
-        image[start : start + height, int(tile.first) - 1 : int(tile.last)] = to_rgb(look_of[getattr(tile, unit)][0])
-    ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.5, stages + 0.5, plans - 0.5, -0.5))
+    rows = math.lcm(*(len(units) for blocks in plans for units, *_ in blocks))
+    stages = max(last for blocks in plans for *_, last in blocks)
+    image = np.ones((len(plans) * rows, stages, 3)) * to_rgb(SURFACE)
+    for place, blocks in enumerate(plans):
+        for units, first, last in blocks:
+            height = rows // len(units)
+            for part, unit in enumerate(units):
+                start = place * rows + part * height
+                image[start : start + height, first - 1 : last] = to_rgb(colours[unit])
+    ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.5, stages + 0.5, len(plans) - 0.5, -0.5))
     ax.set_xticks(range(1, stages + 1))
     ax.set(xlabel="stage", ylabel="plan, from the fastest")
     ax.tick_params(length=0)
 
 
-def _times(ax: Axes, times: pd.DataFrame, marked: Sequence[str]) -> None:
-    place = times["place"].to_numpy(dtype=float)
-    ax.fill_betweenx(place, times["ci_low"], times["ci_high"], color=GRID, lw=0, step="mid")
-    ax.plot(times["ms"], place, color=INK, lw=1.4)
-    axes_of.scale(ax.xaxis, True, times[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float))
-    ax.grid(axis="x", color=GRID, lw=0.6)
-    for row in times[times["label"].isin(marked)].itertuples():
-        marker = "osD^"[list(marked).index(row.label) % 4]
-        ax.plot(row.ms, row.place, marker=marker, ms=6, color=SURFACE, mec=INK)  # no colour: those are of units
-        axes_of.note(ax, row.label, (row.ms, row.place), (8, 0))
-
-
 @styled
-def gantt(
-    frame: pd.DataFrame,
-    *,
-    panel: str,
-    lane: str,
-    start: str,
-    end: str,
-    number: str,
-    origin: str,
-    x_label: str,
-    title: str,
-    colours: Sequence[str] = (),
-) -> Figure:
-    """Bars from `start` to `end` on the line of each `lane`, the `number` on them; one panel above the other, one axis.
+def gantt(chart: pd.DataFrame, units: Sequence[str] = ()) -> Figure:
+    """When each unit works on which graph: one panel above the other, bars with the number of the graph.
 
-    `colours`: all lanes of the study, so that a lane has the colour that it has in `space`. What was not
-    measured is hatched and its panel starred. Raises `PlotError`.
+    `chart`: panel, unit, graph, start_ms, end_ms, origin. `units`: all of the study, so that each has its colour in
+    `space`. What was not measured is hatched and its panel starred. Raises `GnnlabError`.
     """
-    axes_of.check(frame, [panel, lane, start, end, number, origin], numeric=[start, end])
-    if (frame[end] < frame[start]).any():
-        raise PlotError("a bar ends before it starts; give start and end in that order")
-    panels, lanes = (list(dict.fromkeys(frame[name])) for name in (panel, lane))
-    look_of, sources = looks(sorted({*lanes, *colours})), origins(frame, origin)
-    fig, first = new_figure(title, _HEAD + _LANE * len(lanes) * len(panels))
-    first.remove()
-    grid = fig.subplots(len(panels), 1, sharex=True, squeeze=False).ravel()
-    marked = frame.assign(_origin=sources)
-    for ax, name in zip(grid, panels, strict=True):
-        part = marked[marked[panel] == name]
-        _lanes(ax, part, lanes, look_of, (lane, start, end, number), float(frame[end].max()))
-        starred = (part["_origin"] != Origin.MEASURED).any()
+    style.check(chart, "panel", "unit", "graph", "start_ms", "end_ms", "origin")
+    if (chart["end_ms"] < chart["start_ms"]).any():
+        raise GnnlabError("a bar ends before it starts; give start_ms and end_ms in that order")
+    ends = chart.groupby("panel", sort=False)["end_ms"].max()
+    title = f"{chart['graph'].nunique()} graphs: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in ends.items())
+    panels, lanes = (list(dict.fromkeys(chart[name])) for name in ("panel", "unit"))
+    colour_of, width = _colours([*lanes, *units]), float(chart["end_ms"].max())
+    marked = chart.assign(origin=style.origins(chart))
+    height = 1.7 + 0.34 * len(lanes) * len(panels)
+    fig, grid = style.new_figure(title, height, nrows=len(panels), ncols=1, sharex=True, squeeze=False)
+    for ax, name in zip(grid.ravel(), panels, strict=True):
+        part = marked[marked["panel"] == name]
+        for row in part.to_dict("records"):
+            shade = _SHADES[int(row["graph"]) % 2]
+            mixed = tuple(shade * np.array(to_rgb(colour_of[row["unit"]])) + (1 - shade) * np.array(to_rgb(SURFACE)))
+            place, length = lanes.index(row["unit"]), row["end_ms"] - row["start_ms"]
+            origin = Origin(row["origin"])  # pandas makes text of it
+            filled = origin is Origin.MEASURED
+            look = {"color": mixed, "edgecolor": SURFACE} if filled else {"color": SURFACE, "edgecolor": mixed}
+            ax.barh(place, length, 0.74, left=row["start_ms"], lw=0.8, hatch=HATCHES.get(origin), **look)
+            if length > _NARROW * width:
+                box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
+                middle = {"ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
+                ax.text(row["start_ms"] + length / 2, place, str(row["graph"]), **middle)
+        style.categories(ax, lanes)
+        ax.set_xlim(0, width * 1.01)
+        starred = (part["origin"] != Origin.MEASURED).any()
         ax.set_title(f"{name}{STAR * bool(starred)}", fontsize=8.5, loc="left", color=INK)
-    grid[-1].set_xlabel(x_label)
-    kinds = [o for o in Origin if o is not Origin.MEASURED and o in set(sources)]
-    handles: list[Any] = [Patch(facecolor=SURFACE, edgecolor=INK, hatch=HATCHES[o], label=f"{o}{STAR}") for o in kinds]
-    legend(fig, [*handles, Patch(facecolor=MUTED, label="a graph, by its number; shades alternate")])
+    ax.set_xlabel("time (ms)")
+    kinds = [handle for handle in style.origin_handles(marked["origin"]) if handle.get_hatch()]
+    style.legend(fig, [*kinds, Patch(facecolor=MUTED, label="a graph, by its number; shades alternate")])
     return fig
-
-
-def _lanes(ax: Axes, part: pd.DataFrame, lanes: list, look_of: dict, columns: tuple[str, ...], width: float) -> None:
-    lane, start, end, number = columns
-    for row in part.to_dict("records"):
-        place, colour = lanes.index(row[lane]), look_of[row[lane]][0]
-        kind = Origin(row["_origin"])
-        measured = kind is Origin.MEASURED
-        shade = _mixed(colour, _SHADES[int(row[number]) % 2])
-        face, edge = (shade, SURFACE) if measured else (SURFACE, shade)
-        hatch = None if measured else HATCHES[kind]
-        length = row[end] - row[start]
-        ax.barh(place, length, 0.74, left=row[start], color=face, edgecolor=edge, lw=0.8, hatch=hatch)
-        if length > _NARROW * width:
-            box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
-            middle = row[start] + length / 2
-            ax.text(middle, place, str(row[number]), ha="center", va="center", fontsize=6.5, color=INK, bbox=box)
-    axes_of.categories(ax, [str(name) for name in lanes])
-    ax.set_xlim(0, width * 1.01)
-
-
-def _mixed(colour: str, share: float) -> tuple[float, ...]:
-    """A colour thinned with the background."""
-    return tuple(share * np.array(to_rgb(colour)) + (1 - share) * np.array(to_rgb(SURFACE)))

@@ -1,132 +1,116 @@
-"""Figures of the lab: one style, an interval on every value, its origin visible, a title that states the finding.
+"""The lab's figures: an interval on every value, its origin visible, a title that states the finding.
 
-    figure = plots.bars(table, x="share", y="operator", ci_low="low", ci_high="high", unit="%", title=finding)
-    record = plots.save(figure, "operators", title=finding, alt="Horizontal bars ...", folder=output_dir)
+    figure = plots.bars(frame, y="form", label="time", unit="ms", title=finding)
 
-Every plot function takes a tidy frame and returns a `Figure` that knows how to show itself in a notebook. None of them
-touches pyplot or a global setting: a notebook may draw beside them as it likes. Colours are seaborn's colour-blind
-palette, and each comes with a marker or a hatch of its own. Measured values are solid; interpolated, extrapolated and
-simulated ones are hatched or hollow and starred.
+Every function takes a tidy frame and returns a figure that knows how to show itself in a notebook. The frame has the
+columns `value`, `low` and `high` (the ends of its interval, which may be missing) and `origin` (measured, where there
+is none). No function touches pyplot or a global setting. Notebooks draw through the methods of `Study`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import seaborn
+from adjustText import adjust_text
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter
 
-from gnnlab.profiling.intervals import median_interval
+from gnnlab.errors import GnnlabError
+from gnnlab.profiling.estimates import median_interval
 from gnnlab.profiling.roofline import Ceilings
 
-from . import plot_axes as axes_of
-from .plot_style import (
-    CLAIMED,
-    COLOURS,
-    GRID,
-    HATCHES,
-    INK,
-    MARKERS,
-    MUTED,
-    STAR,
-    SURFACE,
-    Figure,
-    PlotError,
-    legend,
-    looks,
-    new_figure,
-    origin_handles,
-    origins,
-    save,
-    styled,
-)
+from . import plot_style as style
+from .plot_style import COLOURS, GRID, HATCHES, INK, MARKERS, MUTED, STAR, SURFACE, styled
 from .table import Origin
+from .text import number
 
-__all__ = ["Figure", "PlotError", "bars", "intervals", "lines", "roofline", "samples", "save"]
+GAP = "–"
 
 
 @styled
 def bars(
     frame: pd.DataFrame,
     *,
-    x: str,
     y: str,
+    label: str,
     unit: str,
     title: str,
     hue: str | None = None,
-    ci_low: str | None = None,
-    ci_high: str | None = None,
-    origin: str | None = None,
-    x_label: str | None = None,
     log: bool = False,
 ) -> Figure:
-    """Horizontal bars of column `x` (in `unit`) by the labels in column `y`, first row on top, with 95 % intervals.
+    """Horizontal bars by the labels in column `y`, first row on top, grouped by column `hue`.
 
-    `hue` groups the bars, `ci_low` and `ci_high` name the columns of the interval's ends, `origin` the column of
-    origins. A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has
-    no 0, ratios (unit "x") are bars from 1 in both directions, and anything else is points. Raises `PlotError`.
-    Columns named ci_low and ci_high are the interval unless others are named.
+    A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has no 0,
+    ratios (unit "x") are bars from 1 in both directions, and anything else is points. Raises `GnnlabError`.
     """
-    ci_low, ci_high = (
-        name or (end if end in frame else None) for name, end in ((ci_low, "ci_low"), (ci_high, "ci_high"))
-    )
-    axes_of.check(frame, [x, y, hue, ci_low, ci_high, origin], numeric=[x, ci_low, ci_high], positive=log)
+    style.check(frame, "value", once=[y, hue] if hue else [y])
     labels, groups = list(dict.fromkeys(frame[y])), list(dict.fromkeys(frame[hue])) if hue else [None]
-    look_of, sources = looks(groups), origins(frame, origin)
-    if frame.duplicated([y, hue] if hue else [y]).any():
-        raise PlotError(f"column {y!r} names a bar twice; one row for each bar, or a hue that tells them apart")
-    ranks = {label: [g for g in groups if g in members] for label, members in _members(frame, y, hue).items()}
-    starts, centres, units = axes_of.stacked(labels, [len(ranks[label]) for label in labels])
-    fig, ax = new_figure(title, max(2.2, 1.5 + units * (0.2 if hue else 0.27)))
+    there = set(zip(frame[y], frame[hue] if hue else [None] * len(frame), strict=True))
+    members = {name: [group for group in groups if (name, group) in there] for name in labels}
+    look_of, sources = style.looks(groups), style.origins(frame)
+    starts, centres, units = _stacked(labels, [len(members[name]) for name in labels])
+    fig, ax = style.new_figure(title, max(2.2, 1.5 + units * (0.2 if hue else 0.27)))
     base = 1.0 if log and unit == "x" else 0.0
+    points = log and not base
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
-    for (_, row), source in zip(frame.iterrows(), sources, strict=True):
-        group = row[hue] if hue else None
-        place = starts[labels.index(row[y])] + ranks[row[y]].index(group)
+    reach = style.ends(frame)
+    for i, (row, source) in enumerate(zip(frame.to_dict("records"), sources, strict=True)):
+        group, value = row[hue] if hue else None, row["value"]
+        place = starts[labels.index(row[y])] + members[row[y]].index(group)
         colour, marker, hatch = look_of[group]
-        if pd.isna(row[x]):
-            axes_of.note(ax, "no value", (0, place), (4, 0), xycoords=ax.get_yaxis_transform(), color=MUTED)
+        if pd.isna(value):
+            style.note(ax, "no value", (0, place), (4, 0), xycoords=ax.get_yaxis_transform(), color=MUTED)
             continue
         measured = source is Origin.MEASURED
-        face = colour if measured else SURFACE
-        edge = SURFACE if measured else colour
-        if log and not base:
-            ax.plot(row[x], place, ls="none", marker=marker, ms=6, mfc=face, mec=colour)
+        if points:
+            ax.plot(value, place, ls="none", **style.point(colour, marker, measured))
         else:
+            face, edge = (colour, SURFACE) if measured else (SURFACE, colour)
             span = {"left": base, "color": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES.get(source, hatch)}
-            ax.barh(place, row[x] - base, 0.92, **span)
-        end = max(axes_of.whisker(ax, row, x, ci_low, ci_high, place), base)
-        star = "" if measured else STAR
-        axes_of.note(ax, axes_of.number(row[x]) + star, (end, place), (4, 0))
-    axes_of.categories(ax, labels, centres, units)
-    axes_of.scale(ax.xaxis, log, frame[[c for c in (x, ci_low, ci_high) if c]].to_numpy(dtype=float))
-    ax.set_xlabel(axes_of.label(x_label or x, unit))
+            ax.barh(place, value - base, 0.92, **span)
+        ax.errorbar(value, place, xerr=reach[:, [i]], color=INK, elinewidth=1.1, capsize=2.5, fmt="none")
+        end = max(value + reach[1, i], base)
+        style.note(ax, number(value) + STAR * (not measured), (end, place), (4, 0))
+    style.categories(ax, labels, centres, units)
+    style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float))
+    ax.set_xlabel(f"{label} ({unit})")
     ax.margins(x=0.12)
-    points = log and not base
-    handles = [_handle(str(group), *look, points) for group, look in look_of.items() if hue]
-    legend(fig, handles + origin_handles(sources, line=points))
+    handles = [
+        Line2D([], [], ls="none", label=str(group), **style.point(colour, marker))
+        if points
+        else Patch(label=str(group), facecolor=colour, hatch=hatch, edgecolor=SURFACE)
+        for group, (colour, marker, hatch) in look_of.items()
+        if hue
+    ]
+    style.legend(fig, handles + style.origin_handles(sources, line=points))
     return fig
 
 
-def _handle(name: str, colour: str, marker: str, hatch: str, point: bool) -> Patch | Line2D:
-    if point:
-        return Line2D([], [], ls="none", label=name, color=colour, marker=marker, ms=6)
-    return Patch(label=name, facecolor=colour, hatch=hatch, edgecolor=SURFACE)
+def _stacked(labels: Sequence[str], counts: Sequence[int]) -> tuple[list[float], list[float], float]:
+    """Room for `counts` bars at each label and for the label itself, one unit a bar.
 
-
-def _members(frame: pd.DataFrame, y: str, hue: str | None) -> dict[str, set[str | None]]:
-    """Which groups have a bar at each label; the only group of a plain bar chart is None."""
-    found: dict[str, set[str | None]] = {}
-    for label, group in zip(frame[y], frame[hue] if hue else [None] * len(frame), strict=True):
-        found.setdefault(label, set()).add(group)
-    return found
+    Returns where the first bar of each label lies, the middle of each label, and the units needed in all.
+    """
+    heights = [
+        max(count, 0.75 * (style.wrapped(text).count("\n") + 1)) + 0.45
+        for text, count in zip(labels, counts, strict=True)
+    ]
+    centres = [sum(heights[:i]) + height / 2 - 0.5 for i, height in enumerate(heights)]
+    return [centre - (count - 1) / 2 for centre, count in zip(centres, counts, strict=True)], centres, sum(heights)
 
 
 @styled
-def lines(
+def points(
     frame: pd.DataFrame,
     *,
     x: str,
@@ -134,168 +118,238 @@ def lines(
     x_label: str,
     y_label: str,
     title: str,
-    hue: str = "workload",
-    ci_low: str = "ci_low",
-    ci_high: str = "ci_high",
-    origin: str | None = None,
-    logx: bool = False,
-    logy: bool = False,
-    band: pd.DataFrame | None = None,
+    hue: str | None = None,
+    joined: bool = False,
+    equal: bool = False,
+    log: bool | None = None,
 ) -> Figure:
-    """Column `y` over column `x`, one line for each value of `hue`, every point with its 95 % interval.
+    """Points of column `y` over column `x`; columns named as `measured_low` hold the ends of their intervals.
 
-    `band` is a fitted curve: a frame with the same columns (no origin), drawn dashed with its interval as a band in
-    the colour of its `hue`, which may be one that has no points. Axis labels carry their units. Raises `PlotError`.
+    `joined` draws a line through the points of each `hue`, dotted towards what was not measured; `equal` the line on
+    which both are the same. An axis is logarithmic where all its numbers are positive and span more than a factor of 5,
+    that of `y` by `log` where it is given. Raises `GnnlabError`.
     """
-    columns = [x, y, hue, ci_low, ci_high]
-    axes_of.check(frame, [*columns, origin], numeric=[x, y, ci_low, ci_high], positive=[x] * logx + [y] * logy)
-    names = list(dict.fromkeys(frame[hue]))
-    if band is not None:
-        axes_of.check(band, columns, numeric=[x, y, ci_low, ci_high], positive=[x] * logx + [y] * logy)
-        names = list(dict.fromkeys([*names, *band[hue]]))
-    look_of, sources = looks(names), origins(frame, origin)
-    fig, ax = new_figure(title)
-    for name, curve in band.groupby(hue, sort=False) if band is not None else ():
-        curve, colour = curve.sort_values(x), look_of[name][0]
-        ax.fill_between(curve[x], curve[ci_low], curve[ci_high], color=colour, alpha=0.16, lw=0)
-        ax.plot(curve[x], curve[y], color=colour, lw=1.1, ls=(0, (4, 2)))
-    marked = frame.assign(_measured=[o is Origin.MEASURED for o in sources])
-    for name, series in marked.groupby(hue, sort=False):
-        axes_of.series(ax, series.sort_values(x), (x, y, ci_low, ci_high), *look_of[name][:2], joined=band is None)
-    axes_of.scale(ax.xaxis, logx, frame[x].to_numpy(dtype=float))
-    axes_of.scale(ax.yaxis, logy, frame[[y, ci_low, ci_high]].to_numpy(dtype=float))
-    ax.grid(axis="y", color=GRID, lw=0.7)
+    style.check(frame, x, y, hue)
+    frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame))
+    look_of = style.looks(list(dict.fromkeys(frame["_series"])))
+    fig, ax = style.new_figure(title)
+    for name, series in frame.groupby("_series", sort=False):
+        series, (colour, marker, _) = series.sort_values(x), look_of[name]
+        xs, ys, solid = series[x].to_numpy(), series[y].to_numpy(), (series["_origin"] == Origin.MEASURED).to_numpy()
+        right, up = style.ends(series, x), style.ends(series, y)
+        for i in range(len(series) - 1 if joined else 0):
+            ax.plot(xs[i : i + 2], ys[i : i + 2], color=colour, lw=1.3, ls="-" if solid[i : i + 2].all() else ":")
+        for chosen, measured in ((solid, True), (~solid, False)):
+            bars = {"xerr": right[:, chosen] if right.any() else None, "yerr": up[:, chosen]}
+            ax.errorbar(xs[chosen], ys[chosen], **bars, ls="none", capsize=2.5, **style.point(colour, marker, measured))
+    for axis, column, given in ((ax.xaxis, x, None), (ax.yaxis, y, log)):
+        values = frame[column].to_numpy(dtype=float)
+        wide = bool((values > 0).all() and values.max() > 5 * values.min())
+        style.scale(axis, wide if given is None else given, values)
+    line = {"lw": 1.3} if joined else {"ls": "none"}
+    handles = [Line2D([], [], label=str(name), **line, **style.point(*look_of[name][:2])) for name in look_of if hue]
+    if equal:
+        both, dashed = frame[[x, y]].to_numpy(dtype=float), {"color": MUTED, "lw": 1.1, "ls": (0, (4, 2))}
+        ax.axline((both.min(),) * 2, (both.max() * 1.001,) * 2, zorder=0, **dashed)
+        handles.append(Line2D([], [], label="both are equal", **dashed))
+    ax.grid(axis="y" if joined else "both", color=GRID, lw=0.7)
     ax.set(xlabel=x_label, ylabel=y_label)
-    handles, drawn = [], set(frame[hue])
-    for name, (colour, marker, _) in look_of.items():
-        mark = {"marker": marker, "ms": 5, "lw": 1.3} if name in drawn else {"lw": 1.1, "ls": (0, (4, 2))}
-        handles.append(Line2D([], [], label=str(name), color=colour, **mark))
-    if band is not None and drawn & set(band[hue]):
-        handles.append(Line2D([], [], label="fit, its interval as a band", color=MUTED, lw=1.1, ls=(0, (4, 2))))
-    legend(fig, handles + origin_handles(sources, line=True))
+    style.legend(fig, handles + style.origin_handles(frame["_origin"], line=True))
     return fig
 
 
 @styled
-def samples(
-    timings: Mapping[str, Sequence[float]],
-    *,
-    title: str,
-    intervals: Mapping[str, tuple[float, float]] | None = None,
-    x_label: str = "time",
-    unit: str = "ms",
-) -> Figure:
-    """Every sample of each form as a dot, and over them the median with its 95 % interval.
+def samples(timings: Mapping[str, Sequence[float]], *, title: str, x_label: str = "time", unit: str = "ms") -> Figure:
+    """Every sample of each form (in `unit`) as a dot, and over them the median with its 95 % interval.
 
-    `timings` maps a form to its samples in `unit`; `intervals` gives the interval of each median where the caller has
-    it, else it is computed. Samples far out (six quartile ranges above the third quartile) are drawn at the edge and
-    counted there.
+    Samples far out (six quartile ranges above the third quartile) are drawn at the edge and counted there.
     """
     if not timings or any(len(values) == 0 for values in timings.values()):
-        raise PlotError("samples needs at least one form, each with at least one sample")
+        raise GnnlabError("samples needs at least one form, each with at least one sample")
     data = {str(name): np.asarray(values, dtype=float) for name, values in timings.items()}
-    if not all(np.isfinite(values).all() for values in data.values()):
-        raise PlotError("samples: a time is NaN or infinite; leave it out and say so")
-    look_of, spread = looks(list(data)), np.random.default_rng(0)
-    edge = max(axes_of.upper_fence(values) for values in data.values())
-    fig, ax = new_figure(title, max(2.2, 1.5 + 0.62 * len(data)))
+    look_of, spread = style.looks(list(data)), np.random.default_rng(0)
+    edge = max(_upper_fence(values) for values in data.values())
+    fig, ax = style.new_figure(title, max(2.2, 1.5 + 0.62 * len(data)))
     for place, (name, values) in enumerate(data.items()):
         colour, marker, _ = look_of[name]
         inside = values[values <= edge]
         jitter = place + spread.uniform(-0.24, 0.24, inside.size)
         ax.plot(inside, jitter, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.45)
-        middle = float(np.median(values))
-        low, high = intervals[name] if intervals and name in intervals else median_interval(values)
-        ends, heavy = (
-            [[max(0, middle - low)], [max(0, high - middle)]],
-            {"mew": 1.8, "elinewidth": 1.8, "capthick": 1.4},
-        )
-        ax.errorbar(middle, place, xerr=ends, color=INK, marker="|", ms=15, capsize=4, **heavy)
+        middle, (low, high) = float(np.median(values)), median_interval(values)
+        heavy = {"mew": 1.8, "elinewidth": 1.8, "capthick": 1.4}
+        reach = np.maximum(0, [[middle - low], [high - middle]])
+        ax.errorbar(middle, place, xerr=reach, color=INK, marker="|", ms=15, capsize=4, **heavy)
         if beyond := values.size - inside.size:
             ax.plot(edge, place, marker=">", ms=6, color=colour, clip_on=False)
-            words = f"{beyond} beyond, up to {axes_of.number(values.max())}"
-            axes_of.note(ax, words, (edge, place - 0.4), (4, 0), ha="right", color=MUTED)
-    names = [f"{name}\nn = {len(values)}" for name, values in data.items()]
-    axes_of.categories(ax, names)
-    ax.set_xlabel(axes_of.label(x_label, unit))
-    legend(fig, [Line2D([], [], label="median and its 95 % interval", color=INK, marker="|", ms=9, mew=1.8, lw=1.8)])
+            words = f"{beyond} beyond, up to {number(values.max())}"
+            style.note(ax, words, (edge, place - 0.4), (4, 0), ha="right", color=MUTED)
+    style.categories(ax, [f"{name}\nn = {len(values)}" for name, values in data.items()])
+    ax.set_xlabel(f"{x_label} ({unit})")
+    handle = Line2D([], [], label="median and its 95 % interval", color=INK, marker="|", ms=9, mew=1.8, lw=1.8)
+    style.legend(fig, [handle])
     return fig
 
 
-@styled
-def intervals(
-    frame: pd.DataFrame,
-    *,
-    y: str,
-    value: str,
-    low: str,
-    high: str,
-    x_label: str,
-    title: str,
-    claimed_low: str | None = None,
-    claimed_high: str | None = None,
-    origin: str | None = None,
-    reference: float | None = 1.0,
-    log: bool | None = None,
-) -> Figure:
-    """Measured values with their 95 % intervals, each before the band of what was claimed for it.
-
-    A missing end of a claimed range (None, NaN) is open on that side; a row with neither end has no band. `reference`
-    is the value that means "no effect". The axis is logarithmic as `log` says, or when all numbers are positive and
-    span more than a factor of 4.
-    """
-    numeric = [value, low, high, claimed_low, claimed_high]
-    axes_of.check(frame, [y, origin, *numeric], numeric=numeric, positive=bool(log))
-    spans = frame[[*filter(None, numeric)]].astype(float)
-    numbers = np.append(spans.to_numpy(), np.nan if reference is None else reference)
-    if log is None:
-        log = bool(np.nanmin(numbers) > 0 and np.nanmax(numbers) / np.nanmin(numbers) > 4)
-    fig, ax = new_figure(title, max(2.4, 1.6 + 0.36 * len(frame)))
-    sources, colour = origins(frame, origin), COLOURS[0]
-    axes_of.scale(ax.xaxis, log, numbers, pad=0.06)
-    if reference is not None:
-        ax.axvline(reference, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
-    for place, (_, row) in enumerate(spans.iterrows()):
-        if claimed_low and claimed_high:
-            axes_of.claimed_band(ax, row[claimed_low], row[claimed_high], place, CLAIMED)
-        measured = sources[place] is Origin.MEASURED
-        axes_of.interval(ax, row[value], row[low], row[high], place, colour, measured)
-    axes_of.categories(ax, [str(text) for text in frame[y]])
-    ax.set_xlabel(x_label)
-    handles = [Line2D([], [], label="measured, 95 % interval", color=colour, marker="o", ms=5, lw=1.6)]
-    if claimed_low and claimed_high:
-        handles.append(Patch(label="claimed", facecolor=CLAIMED))
-    if reference is not None:
-        handles.append(Line2D([], [], label=f"no effect ({reference:g})", color=MUTED, lw=1, ls=(0, (2, 2))))
-    legend(fig, handles + [h for h in origin_handles(sources, line=True) if h.get_label() != "measured"])
-    return fig
+def _upper_fence(values: np.ndarray) -> float:
+    first, third = np.percentile(values, [25, 75])
+    return float(min(values.max(), third + 6 * (third - first))) if third > first else float(values.max())
 
 
 @styled
 def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
     """Reached GFLOP/s over FLOPs per byte, under this machine's measured ceilings; both axes logarithmic.
 
-    `points` has the columns label, flops_per_byte, gflop_s, and where known ci_low, ci_high (GFLOP/s) and origin.
+    `points` has the columns label, flops_per_byte, gflop_s, and where known low, high (GFLOP/s) and origin.
     """
-    interval = [c for c in ("ci_low", "ci_high") if c in points]
-    origin = "origin" if "origin" in points else None
-    numeric = ["flops_per_byte", "gflop_s", *interval]
-    axes_of.check(points, ["label", *numeric], numeric=numeric, positive=True)
+    style.check(points, "label", "flops_per_byte", "gflop_s")
     bandwidths = ceilings.named_bandwidths()
     if min(ceilings.gemm_gflop_s, *(gb_s for _, gb_s in bandwidths)) <= 0:
-        raise PlotError("roofline needs a positive peak in GFLOP/s and positive bandwidths in GB/s")
-    fig, ax = new_figure(title, 4.4)
-    axes_of.roofs(ax, points, ceilings.gemm_gflop_s, bandwidths)
-    look_of, sources = list(zip(COLOURS, MARKERS, strict=True)), origins(points, origin)
-    for place, ((_, row), source) in enumerate(zip(points.iterrows(), sources, strict=True)):
-        colour, marker = look_of[place % len(look_of)]
-        ends = None
-        if len(interval) == 2:
-            ends = [[max(0.0, row.gflop_s - row.ci_low)], [max(0.0, row.ci_high - row.gflop_s)]]
-        measured = source is Origin.MEASURED
-        look = {"marker": marker, "ms": 6, "mfc": colour} if measured else {"marker": "*", "ms": 10, "mfc": SURFACE}
-        ax.errorbar(row.flops_per_byte, row.gflop_s, yerr=ends, color=colour, capsize=2.5, zorder=3, **look)
+        raise GnnlabError("roofline needs a positive peak in GFLOP/s and positive bandwidths in GB/s")
+    fig, ax = style.new_figure(title, 4.4)
+    _roofs(ax, points, ceilings.gemm_gflop_s, bandwidths)
+    sources, reach = style.origins(points), style.ends(points.assign(value=points["gflop_s"]))
+    for i, (row, source) in enumerate(zip(points.itertuples(), sources, strict=True)):
+        look = style.point(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], source is Origin.MEASURED)
+        ax.errorbar(row.flops_per_byte, row.gflop_s, reach[:, [i]], capsize=2.5, zorder=3, **look)
     ax.set(xlabel="arithmetic intensity (FLOPs per byte moved)", ylabel="throughput (GFLOP/s)")
-    legend(fig, origin_handles(sources, line=True))
-    axes_of.place_labels(fig, ax, points["flops_per_byte"], points["gflop_s"], [str(t) for t in points["label"]])
+    style.legend(fig, style.origin_handles(sources, line=True))
+    fig.draw_without_rendering()  # settles the layout, so that the places of labels mean something
+    fig.set_layout_engine("none")
+    texts = [
+        ax.text(row.flops_per_byte, row.gflop_s, style.wrapped(row.label), fontsize=8) for row in points.itertuples()
+    ]
+    lead = {"arrowstyle": "-", "color": MUTED, "lw": 0.6}
+    adjust_text(
+        texts,
+        ax=ax,
+        objects=[ax.get_legend()],
+        iter_lim=500,
+        expand=(1.2, 1.7),
+        force_static=(0.3, 0.6),
+        arrowprops=lead,
+    )
+    return fig
+
+
+def _roofs(ax: Axes, points: pd.DataFrame, peak: float, bandwidths: Sequence[tuple[str, float]]) -> None:
+    """The measured ceilings, each with its name and number on it, on logarithmic axes that hold every point."""
+    intensity, reached = points["flops_per_byte"].to_numpy(dtype=float), points["gflop_s"].to_numpy(dtype=float)
+    slowest, fastest = min(g for _, g in bandwidths), max(g for _, g in bandwidths)
+    left, right = intensity.min() / 2.5, max(intensity.max() * 4, 6 * peak / slowest)
+    bottom, top = min(reached.min() / 3, left * slowest), max(reached.max(), peak) * 2.6
+    grid = np.geomspace(left, right, 200)
+    style.scale(ax.xaxis, True, np.array([left, right]))
+    style.scale(ax.yaxis, True, np.array([bottom, top]))
+    ax.set(xlim=(left, right), ylim=(bottom, top))
+    for place, (name, gb_s) in enumerate(sorted(bandwidths, key=lambda pair: -pair[1])):
+        look = {"color": MUTED, "lw": 1.3, "ls": ["-", "--", "-.", ":"][place % 4], "zorder": 1}
+        ax.plot(grid, np.minimum(peak, gb_s * grid), label=f"{name}: {number(gb_s)} GB/s", **look)
+    style.note(ax, f"peak {number(peak)} GFLOP/s", (right, peak), (-2, 7), ha="right", color=MUTED)
+    ax.legend(loc="lower right", title=None, handlelength=2.6)
+    ax.fill_between(grid, np.minimum(peak, fastest * grid), top, color="#eceef1", zorder=0, lw=0)
+
+
+# ---- rows by columns ------------------------------------------------------------------------------------------------
+
+MOST_NUMBERS = 6  # columns of a panel that still have room for numbers
+ROOMY = 3  # columns with room for three digits; more have two
+BAD = {"failed": "fails", "timeout": "time-out"}  # status -> the word in its field; the worst first
+
+
+@styled
+def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, title: str) -> Figure:
+    """Values by `row` and `column`, a panel for each value of `panel`; darker is more, within a row.
+
+    Colours are logarithmic over the least value of a row in all panels, so that they compare what is comparable.
+    Numbers stand in the fields where there is room for them. A missing value (NaN) is a dash, never a colour; what was
+    not measured is hatched, and its panel starred. Raises `GnnlabError`.
+    """
+    style.check(frame, "value", once=[row, column, panel])
+    if not (frame["value"].dropna() > 0).all() or frame["value"].isna().all():
+        raise GnnlabError("a heat map needs a positive number, and none that is not: the scale is logarithmic")
+    least = frame.groupby(row)["value"].transform("min")
+    frame = frame.assign(_origin=style.origins(frame), _shade=(frame["value"] / least).astype(float))
+    rows, columns, panels = (list(dict.fromkeys(frame[name])) for name in (row, column, panel))
+    across = min(len(panels), 3 if len(columns) <= MOST_NUMBERS else 2)
+    down = math.ceil(len(panels) / across)
+    height = 0.75 + down * (len(rows) * 0.235 + (0.83 if len(columns) <= 3 else 1.13))
+    fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
+    norm, palette = LogNorm(1, max(frame["_shade"].max(), 1.01)), seaborn.color_palette("YlGnBu", as_cmap=True)
+    for ax, name in zip(grid.ravel(), panels, strict=False):
+        part = frame[frame[panel] == name].set_index([row, column])
+        numbers, shades, kinds = (
+            part[c].unstack().reindex(index=rows, columns=columns) for c in ("value", "_shade", "_origin")
+        )
+        seaborn.heatmap(shades, ax=ax, norm=norm, cmap=palette, cbar=False, xticklabels=True, yticklabels=True)
+        _write_in(ax, numbers.to_numpy(float), shades.to_numpy(float), kinds.to_numpy(), norm, palette)
+        ax.set(xlabel="", ylabel="")
+        ax.tick_params(length=0, labelsize=7)
+        ax.tick_params(axis="x", rotation=90 if len(columns) > 2 else 0)
+        ax.tick_params(axis="y", rotation=0)
+        starred = (part["_origin"] != Origin.MEASURED).any()
+        ax.set_title(f"{name}{STAR * bool(starred)}", fontsize=8.5, loc="left", color=INK)
+    for ax in grid.ravel()[len(panels) :]:
+        ax.remove()
+    shaded = list(grid.ravel()[: len(panels)])
+    bar = fig.colorbar(ScalarMappable(norm, palette), ax=shaded, fraction=0.03, pad=0.01, aspect=30)
+    bar.set_label("times the row's least", fontsize=8.5)
+    bar.outline.set_visible(False)
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    bar.ax.tick_params(labelsize=7.5)
+    gaps = frame["value"].notna().sum() < len(rows) * len(columns) * len(panels)
+    gap = [Line2D([], [], ls="none", marker="_", color=MUTED, label="no value")] * bool(gaps)
+    gap = [Line2D([], [], ls="none", marker="$5$", color=INK, label=f"number: {label}"), *gap]
+    style.legend(fig, gap + [h for h in style.origin_handles(frame["_origin"]) if h.get_hatch()])
+    return fig
+
+
+def _write_in(ax: Axes, numbers: np.ndarray, shades: np.ndarray, kinds: np.ndarray, norm: LogNorm, palette) -> None:
+    """Dashes, hatches and numbers into the fields of a map; a number lies on plain ground, clear of the hatch."""
+    for (y, x), found in np.ndenumerate(numbers):
+        at = {"x": x + 0.5, "y": y + 0.5, "ha": "center", "va": "center", "fontsize": 7}
+        if np.isnan(found):
+            ax.text(s=GAP, color=MUTED, **at)
+            continue
+        ground, ink = palette(norm(shades[y, x])), SURFACE if norm(shades[y, x]) > 0.55 else INK
+        if (kind := Origin(kinds[y, x])) is not Origin.MEASURED:
+            look = {"facecolor": "none", "edgecolor": ink, "linewidth": 0, "alpha": 0.45, "hatch": HATCHES[kind]}
+            ax.add_patch(Rectangle((x, y), 1, 1, **look))
+        if numbers.shape[1] <= MOST_NUMBERS:
+            box = {"boxstyle": "round,pad=0.12", "facecolor": ground, "edgecolor": "none"}
+            ax.text(s=number(found if numbers.shape[1] <= ROOMY else float(f"{found:.2g}")), color=ink, bbox=box, **at)
+
+
+@styled
+def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
+    """One mark for each `row` and `column`, its shape and colour by the column `status`; a dash where there is no row.
+
+    What failed or ran out of time says so in a word. Raises `GnnlabError`.
+    """
+    style.check(frame, "status", once=[row, column])
+    rows, columns = (list(dict.fromkeys(frame[name])) for name in (row, column))
+    found = list(dict.fromkeys(frame["status"]))
+    good = zip(
+        [name for name in found if name not in BAD and name != "unavailable"], (0, 2, 5, 4), MARKERS, strict=False
+    )
+    look_of = {name: style.point(COLOURS[at], marker) for name, at, marker in good}
+    look_of |= {"unavailable": style.point(MUTED, "X")} if "unavailable" in found else {}
+    look_of |= {name: style.point(COLOURS[at], "s") for name, at in zip(BAD, (3, 1), strict=True) if name in found}
+    fig, ax = style.new_figure(title, 1.9 + 0.32 * len(rows))
+    statuses = frame.set_index([row, column])["status"].unstack().reindex(index=rows, columns=columns)
+    for (y, x), name in np.ndenumerate(statuses.to_numpy(dtype=object)):
+        middle = {"ha": "center", "va": "center"}
+        if pd.isna(name):
+            ax.text(x, y, GAP, color=MUTED, **middle)
+        elif name in BAD:
+            box = {"boxstyle": "round,pad=0.25", "facecolor": look_of[name]["color"], "edgecolor": INK, "lw": 0.8}
+            ax.text(x, y, BAD[name], fontsize=7.5, fontweight="bold", bbox=box, **middle)
+        else:
+            ax.plot(x, y, **look_of[name])
+    style.categories(ax, rows)
+    ax.set_xlim(-0.5, len(columns) - 0.5)
+    ax.set_xticks(range(len(columns)), columns, rotation=30, ha="right", rotation_mode="anchor")
+    ax.grid(axis="y", color=GRID, lw=0.7)
+    ax.tick_params(length=0)
+    handles = [Line2D([], [], ls="none", label=name, **look) for name, look in look_of.items()]
+    style.legend(fig, [*handles, Line2D([], [], ls="none", label="no row", marker="_", ms=7, mec=MUTED)])
     return fig

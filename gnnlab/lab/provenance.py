@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import cpuinfo
 import psutil
 
-from gnnlab.machine import cache_bytes
+from gnnlab import machine
 from gnnlab.openvino_core import openvino_core
 
 PACKAGES = (
@@ -38,40 +38,43 @@ def collect() -> dict[str, Any]:
     Units: memory_gb in 10^9 bytes, clock_mhz in MHz, load as the system's 1, 5 and 15 minute averages,
     steal_percent as the share of CPU time since boot that the hypervisor gave to others.
     """
+    return {**system(), "devices": devices(), **state()}
+
+
+def system() -> dict[str, Any]:
+    """What of it is known without loading a framework."""
     return {
         **_repository(),
         "host": platform.node(),
         "os": platform.platform(),
         "python": platform.python_version(),
-        "cpu": _cpu(),
+        "cpu": {
+            "model": machine.processor(),
+            "architecture": platform.machine(),
+            "cores": psutil.cpu_count(logical=False),
+            "logical": psutil.cpu_count(),
+            "flags": list(_flags()),
+            **{f"l{level}_cache_bytes": size for level, size in machine.cache_bytes().items()},
+        },
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "devices": devices(),
-        "versions": versions(),
-        **state(),
+        "versions": {name: machine.version(name) for name in PACKAGES},
     }
 
 
 def state() -> dict[str, Any]:
-    """What of the environment changes while a notebook runs."""
-    return {
-        "threads": _threads(),
-        "load": [round(x, 2) for x in psutil.getloadavg()],
-        "steal_percent": _steal_percent(),
-        "clock_mhz": _clock_mhz(),
-    }
-
-
-def versions() -> dict[str, str | None]:
-    """Installed versions of the packages that matter for a measurement."""
-    return {name: _version(name) for name in PACKAGES}
-
-
-@cache
-def _version(name: str) -> str | None:
+    """What of the environment changes while a notebook runs; threads are those that torch takes, loaded or not."""
+    torch, times = sys.modules.get("torch"), psutil.cpu_times()
+    steal = getattr(times, "steal", None)
     try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+        frequency = psutil.cpu_freq()
+    except (OSError, NotImplementedError):
+        frequency = None
+    return {
+        "threads": torch.get_num_threads() if torch else (psutil.cpu_count(logical=False) or os.cpu_count() or 1),
+        "load": [round(x, 2) for x in psutil.getloadavg()],
+        "steal_percent": None if steal is None else round(100 * steal / max(sum(times), 1e-9), 2),
+        "clock_mhz": round(frequency.current) if frequency and frequency.current else None,
+    }
 
 
 def _repository() -> dict[str, Any]:
@@ -91,54 +94,35 @@ def _git(*arguments: str) -> str | None:
 
 
 @cache
-def _cpu_static() -> dict[str, Any]:
-    info = cpuinfo.get_cpu_info()
-    flags = set(info.get("flags", []))
-    return {
-        "model": info.get("brand_raw") or platform.processor() or None,
-        "architecture": platform.machine(),
-        "cores": psutil.cpu_count(logical=False),
-        "logical": psutil.cpu_count(),
-        "flags": [flag for flag in SPEED_FLAGS if flag in flags],
-        **{f"l{level}_cache_bytes": size for level, size in cache_bytes().items()},
-    }
+def _flags() -> tuple[str, ...]:
+    """Instructions that decide over speed, of those that the processor has."""
+    if machine.CPUINFO.is_file():  # py-cpuinfo takes a second for what Linux has in a file
+        text = machine.CPUINFO.read_text(encoding="utf-8")
+        found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+        known = set(found.group(1).split()) if found else set()
+    else:
+        import cpuinfo
 
-
-def _cpu() -> dict[str, Any]:
-    return dict(_cpu_static())
-
-
-def cpu_name() -> str:
-    """Name of the processor, as the tables print it."""
-    return _cpu_static()["model"] or "unknown CPU"
+        known = set(cpuinfo.get_cpu_info().get("flags", []))
+    return tuple(flag for flag in SPEED_FLAGS if flag in known)
 
 
 def devices() -> list[dict[str, Any]]:
     """The accelerators that torch and OpenVINO can reach here, after the CPU itself."""
-    return [{"name": cpu_name(), "kind": "CPU", "driver": None}, *_cuda_devices(), *_openvino_devices()]
-
-
-def _cuda_devices() -> list[dict[str, Any]]:
     import torch
 
-    if not torch.cuda.is_available():
-        return []
-    found = []
+    found: list[dict[str, Any]] = [{"name": machine.processor(), "kind": "CPU", "driver": None}]
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        found.append(
-            {
-                "name": properties.name,
-                "kind": "CUDA",
-                "driver": f"CUDA {torch.version.cuda}",
-                "memory_gb": round(properties.total_memory / 1e9, 1),
-            }
-        )
-    return found
+        about = torch.cuda.get_device_properties(index)
+        memory, driver = round(about.total_memory / 1e9, 1), f"CUDA {torch.version.cuda}"
+        found.append({"name": about.name, "kind": "CUDA", "driver": driver, "memory_gb": memory})
+    driver = f"OpenVINO {machine.version('openvino')}"
+    return found + [{"name": name, "kind": kind, "driver": driver} for kind, name in _openvino() if kind != "CPU"]
 
 
 @cache
-def _openvino_names() -> tuple[tuple[str, str], ...]:
+def _openvino() -> tuple[tuple[str, str], ...]:
+    """Kind and name of the devices that OpenVINO reaches."""
     try:
         core = openvino_core()
         return tuple((kind, core.get_property(kind, "FULL_DEVICE_NAME")) for kind in core.available_devices)
@@ -146,26 +130,69 @@ def _openvino_names() -> tuple[tuple[str, str], ...]:
         return ()
 
 
-def _openvino_devices() -> list[dict[str, Any]]:
-    driver = f"OpenVINO {_version('openvino')}"
-    return [{"name": name, "kind": kind, "driver": driver} for kind, name in _openvino_names() if kind != "CPU"]
+# ---- for a reader ---------------------------------------------------------------------------------------------------
+
+_KINDS = {"cpu": Mapping, "versions": Mapping, "finished": Mapping, "devices": list, "load": list}
+_SHOWN = {*_KINDS, "commit", "dirty", "host", "os", "python", "memory_gb", "threads", "steal_percent", "clock_mhz"}
 
 
-def _threads() -> int:
-    """Threads that torch computes with now; where torch is not loaded, what it would take."""
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else (psutil.cpu_count(logical=False) or os.cpu_count() or 1)
+def in_a_phrase(environment: Mapping[str, Any]) -> str:
+    """The machine in one phrase: "AMD EPYC 9R14, 2 cores, torch 2.13.0"."""
+    known = readable(environment)
+    cpu, torch = known["cpu"], known["versions"].get("torch")
+    others = [device.get("name") for device in known["devices"] if device.get("kind") != "CPU"]
+    cores = _with(cpu.get("cores") or None, "core")
+    return _joined(cpu.get("model") or "an unnamed processor", cores, *others, torch and f"torch {torch}")
 
 
-def _steal_percent() -> float | None:
-    times = psutil.cpu_times()
-    steal = getattr(times, "steal", None)
-    return None if steal is None else round(100 * steal / max(sum(times), 1e-9), 2)
+def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(what, value) of everything that is known; a null is left out, an unknown key comes last as it is."""
+    known = readable(environment)
+    cpu, versions, dirty = known["cpu"], known["versions"], ", with uncommitted changes" * bool(known.get("dirty"))
+    cores, logical = cpu.get("cores"), cpu.get("logical")
+    threads = f" ({logical} logical)" if cores and logical not in (None, cores) else ""
+    caches = [(level, cpu.get(f"l{level}_cache_bytes")) for level in (2, 3)]
+    others = [device for device in known["devices"] if device.get("kind") != "CPU"]
+    devices = [_joined(f"{d.get('kind', 'device')}: {d.get('name')}", d.get("driver")) for d in others]
+    software = [f"{name} {version}" for name, version in versions.items() if version]
+    found = [
+        ("Processor", _joined(cpu.get("model"), _with(cores, "core", threads) or _with(logical, "logical core"))),
+        ("Instructions", " ".join(map(str, cpu.get("flags") or []))),
+        ("Caches", _joined(*(f"L{level} {size / 2**20:g} MiB" for level, size in caches if size))),
+        ("Memory", f"{known['memory_gb']} GB" if "memory_gb" in known else ""),
+        ("Devices", "; ".join(devices) or "CPU only"),
+        ("State", _state(known)),
+        ("At its end", _state(readable(known["finished"]))),
+        ("System", _joined(known.get("os"), known.get("host"))),
+        ("Software", _joined("python" in known and f"Python {known['python']}", *software)),
+        ("Commit", f"{known['commit']}{dirty}" if known.get("commit") else ""),
+    ]
+    found += [(str(name), str(value)) for name, value in known.items() if name not in _SHOWN]
+    return [(name, value) for name, value in found if value]
 
 
-def _clock_mhz() -> float | None:
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError):
-        return None
-    return round(frequency.current, 0) if frequency and frequency.current else None
+def readable(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is null, and empty where something is not of its kind, for a file held it."""
+    found = {name: value for name, value in environment.items() if value is not None}
+    for name, kind in _KINDS.items():
+        if not isinstance(found.get(name), kind):
+            found[name] = [] if kind is list else {}
+    return found | {"devices": [device for device in found["devices"] if isinstance(device, Mapping)]}
+
+
+def _state(known: Mapping[str, Any]) -> str:
+    return _joined(
+        _with(known.get("threads"), "thread"),
+        known["load"] and "load " + " ".join(map(str, known["load"])),
+        "steal_percent" in known and f"{known['steal_percent']} % stolen by other guests",
+        "clock_mhz" in known and f"{known['clock_mhz']} MHz",
+    )
+
+
+def _with(count: Any, noun: str, more: str = "") -> str:
+    """ "1 core", "2 cores"; empty where there is none."""
+    return f"{count} {noun}{'s' * (count != 1)}{more}" if count else ""
+
+
+def _joined(*parts: Any) -> str:
+    return ", ".join(str(part) for part in parts if part)

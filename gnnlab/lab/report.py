@@ -19,12 +19,14 @@ from typing import Any
 
 import jinja2
 
-from gnnlab import safe_files
+from gnnlab import files
+from gnnlab.errors import GnnlabError
 
-from . import claims, discovery, environment_view, ledger, ledger_view, results
+from . import claims, discovery, ledger, ledger_view, provenance, results
 from .ledger import Judged
 from .ledger_view import Badge
 from .results import FigureRecord, ResultFile, Status
+from .text import duration
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
@@ -33,11 +35,8 @@ STATUSES = {
     Status.TIMEOUT: Badge("timeout", "◷", "bad"),
     Status.SKIPPED: Badge("skipped", "○", "none"),
 }
+MOST_PAYING = 5  # gains on top of the front page
 DAMAGED = Badge("unreadable", "!", "bad")
-
-
-class ReportError(ValueError):
-    """A report that cannot be rendered. The message is one line for the reader."""
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Entry:
 
 def environment_card(environment: Mapping[str, Any]) -> str:
     """The environment of a run as a small HTML card that also looks right inside JupyterLab, light and dark."""
-    return _templates().get_template("environment_card.html.j2").render(rows=environment_view.rows(environment))
+    return _templates().get_template("environment_card.html.j2").render(rows=provenance.in_rows(environment))
 
 
 def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Judged] = ()) -> Path:
@@ -72,43 +71,49 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
 
     `judged` are the rows of the ledger that rest on it.
 
-    Raises `ResultError` or `NotebookError` when one of the two cannot be read, `FileError` when writing fails.
+    Raises `GnnlabError` when one of the two cannot be read, or when writing fails.
     """
     from . import notebook_html
 
     executed_ipynb, result = Path(executed_ipynb), results.read(result_json)
     notebook = notebook_html.read(executed_ipynb)
     figures = {figure.name: figure for figure in result.figures}
-    cells = notebook_html.render(notebook, figures, _notebooks_seen_from(executed_ipynb.parent))
+    folder = executed_ipynb.parent
+    try:  # the repository's notebooks as a relative address
+        base = Path(os.path.relpath(discovery.root(folder) / "notebooks", folder.resolve())).as_posix()
+    except ValueError:  # no repository (GnnlabError), or on another drive
+        base = None
+    cells = notebook_html.render(notebook, figures, base)
     html = _page(
         "report.html.j2",
         title=notebook_html.title(notebook) or _spoken(executed_ipynb.stem),
         result=result,
         status=STATUSES[result.status],
         cells=cells,
-        rows=[ledger_view.row(row, lambda r: f"#fig-{r.study}" if r.study in figures else None) for row in judged],
+        rows=[ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None) for row in judged],
         parameters=_parameter_rows(executed_ipynb, result),
-        machine=environment_view.machine(result.environment),
+        machine=provenance.in_a_phrase(result.environment),
     )
     path = executed_ipynb.with_suffix(".html")
-    safe_files.write_atomically(path, lambda file: file.write(html))
+    files.write_atomically(path, lambda file: file.write(html))
     return path
 
 
 def build_site(out_dir: Path) -> Path:
     """Render what is stale in `out_dir`, then `claims.json` and `index.html`; returns the path of the front page.
 
-    What cannot be read is said on the page, in a line for each, and everything else is rendered. Raises `ReportError`
-    when there is no such folder, `FileError` when writing fails.
+    What cannot be read is said on the page, in a line for each, and everything else is rendered. Raises `GnnlabError`
+    when there is no such folder, or when writing fails.
     """
     out_dir = Path(out_dir)
     if not out_dir.is_dir():
-        raise ReportError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
+        raise GnnlabError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
     judged = ledger.judge(out_dir)
-    safe_files.write_json(out_dir / ledger.RECORD, judged.to_dict())
-    entries = [_entry(out_dir, stem, judged.rows) for stem in _stems(out_dir)]
+    files.write_json(out_dir / ledger.RECORD, judged.to_dict())
+    stems = {path.name.removesuffix(".json").removesuffix(".failed") for path in out_dir.glob("[0-9][0-9]_*.json")}
+    entries = [_entry(out_dir, stem, judged.rows) for stem in sorted(stems)]
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
-    rows = [ledger_view.row(record, lambda r: _figure_link(r, entries), older) for record in judged.rows]
+    rows = [ledger_view.line(record, lambda r: _figure_link(r, entries), older) for record in judged.rows]
     newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
     html = _page(
         "index.html.j2",
@@ -120,34 +125,29 @@ def build_site(out_dir: Path) -> Path:
         documents=claims.documents(),
         missing=[(entry, ledger_view.claimed_text(entry)) for entry in judged.missing],
         entries=entries,
+        pays=_pays(rows),
         thumbnails={e.stem: _thumbnail(out_dir, e.result) for e in entries if e.result},
         environment=newest.environment if newest else None,
-        machine=environment_view.machine(newest.environment) if newest else None,
-        machines=sorted({environment_view.machine(e.result.environment) for e in entries if e.result}),
+        machine=provenance.in_a_phrase(newest.environment) if newest else None,
+        machines=sorted({provenance.in_a_phrase(e.result.environment) for e in entries if e.result}),
         newest=newest,
     )
     path = out_dir / "index.html"
-    safe_files.write_atomically(path, lambda file: file.write(html))
+    files.write_atomically(path, lambda file: file.write(html))
     return path
 
 
-def _counts(rows: Sequence[ledger_view.Row]) -> list[tuple[Badge, int]]:
+def _pays(rows: Sequence[ledger_view.LedgerLine]) -> list[ledger_view.LedgerLine]:
+    """The largest gains that were measured here, whose whole interval is a gain: each study once."""
+    gains = [row for row in rows if row.record.unit == "x" and row.record.low is not None and row.record.low > 1.02]
+    best = {row.record.study: row for row in sorted(gains, key=lambda row: row.record.value)}
+    return sorted(best.values(), key=lambda row: -row.record.value)[:MOST_PAYING]
+
+
+def _counts(rows: Sequence[ledger_view.LedgerLine]) -> list[tuple[Badge, int]]:
     """How many rows have each verdict; verdicts without a row are left out."""
     found = [(badge, sum(row.badge is badge for row in rows)) for badge in ledger_view.VERDICTS.values()]
     return [(badge, count) for badge, count in found if count]
-
-
-def _notebooks_seen_from(folder: Path) -> str | None:
-    """The repository's folder of notebooks as a relative address, or None where there is none to reach."""
-    try:
-        return Path(os.path.relpath(discovery.root(folder) / "notebooks", folder.resolve())).as_posix()
-    except ValueError:  # no repository (RunnerError), or on another drive
-        return None
-
-
-def _stems(out_dir: Path) -> list[str]:
-    names = {path.name.removesuffix(".json").removesuffix(".failed") for path in out_dir.glob("[0-9][0-9]_*.json")}
-    return sorted(names)
 
 
 def _entry(out_dir: Path, stem: str, judged: Sequence[Judged]) -> Entry:
@@ -167,14 +167,14 @@ def _rendered(out_dir: Path, name: str, entry: Entry, judged: Sequence[Judged]) 
         return None, None
     try:
         result = results.read(result_path)
-    except results.ResultError as error:
+    except GnnlabError as error:
         entry.problems.append(_without(out_dir, error))
         return None, None
     try:
         entry.title = notebook_html.title(notebook_html.read(notebook_path)) or entry.title
         if _stale(page, [result_path, notebook_path, *results.further_runs(out_dir, name)]):
             render_notebook(notebook_path, result_path, judged)
-    except notebook_html.NotebookError as error:
+    except GnnlabError as error:
         entry.problems.append(_without(out_dir, error))
         return result, None
     return result, page.name
@@ -219,7 +219,7 @@ def _parameter_rows(notebook: Path, result: ResultFile) -> list[tuple[str, Any, 
 
     try:
         declared = parameters.declared(notebook)
-    except parameters.ParameterError:
+    except GnnlabError:
         declared = {}
     return [(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()]
 
@@ -246,8 +246,8 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["moment"] = _moment
-    environment.filters["minutes"] = _minutes
-    environment.globals["environment_rows"] = environment_view.rows
+    environment.filters["duration"] = duration
+    environment.globals["environment_rows"] = provenance.in_rows
     return environment
 
 
@@ -257,7 +257,3 @@ def _moment(started: str) -> str:
         return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
         return started
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

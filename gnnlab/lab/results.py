@@ -6,6 +6,7 @@ The JSON is the truth of a run; ledger, reports and comparisons are computed fro
 
 from __future__ import annotations
 
+import hashlib
 import json
 from enum import StrEnum
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from gnnlab.safe_files import write_json
+from gnnlab.errors import GnnlabError
+from gnnlab.files import write_json
 
-from .table import Row, RowError, Strict, Table
+from .table import Row, Strict, Table
 
 SCHEMA_VERSION = 2
 RUNS = "runs"
@@ -59,62 +61,64 @@ class ResultFile(Strict):
     seconds: float = Field(ge=0)
 
 
-class ResultError(ValueError):
-    """A result file that cannot be read or used. The message is one line for the reader."""
-
-
 def samples_path(path: Path) -> Path:
     """Where the samples of the result file at `path` lie."""
     return Path(path).with_suffix(".samples.parquet")
 
 
+def sha256(path: Path) -> str:
+    """Of a file's content, as a result file names its samples."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
     """Write a result file with the rows and samples of `table`: samples first, so that none are ever missing."""
     if table is not None:
-        sha256 = table.write_samples(samples_path(path))
-        result = result.model_copy(update={"rows": list(table), "samples_sha256": sha256})
+        written = table.write_samples(samples_path(path))
+        result = result.model_copy(update={"rows": list(table), "samples_sha256": written})
     write_json(path, result.model_dump(mode="json"))
 
 
 def read(path: Path) -> ResultFile:
-    """Read a result file; `ResultError` says in one line what is wrong with it."""
+    """Read a result file; `GnnlabError` says in one line what is wrong with it."""
     path = Path(path)
     try:
         return ResultFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ResultError(f"no result file {path}; run the notebook first: gnnlab run {path.name[:2]}") from None
+        raise GnnlabError(f"no result file {path}; run the notebook first: gnnlab run {path.name[:2]}") from None
     except OSError as error:
-        raise ResultError(f"could not read {path}: {error.strerror}") from error
+        raise GnnlabError(f"could not read {path}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise ResultError(
+        raise GnnlabError(
             f"{path} is not a result file of this version: {where}: {first['msg']}; run it again"
         ) from None
 
 
 def table_of(path: Path, result: ResultFile) -> Table:
-    """The rows of a result file with their samples. Raises `ResultError` where the samples are not its own."""
+    """The rows of a result file with their samples. Raises `GnnlabError` where the samples are not its own."""
     table = Table(result.rows)
     if result.samples_sha256 is not None:
-        try:
-            table.read_samples(samples_path(path), result.samples_sha256)
-        except RowError as error:
-            raise ResultError(str(error)) from None
+        table.read_samples(samples_path(path), result.samples_sha256)
     return table
 
 
-def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], list[str]]:
-    """Every run of each notebook in a folder of results, the latest first, and a line for each that cannot be used.
+Loaded = tuple[ResultFile, Table]
+
+
+def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, list[Loaded]], list[str]]:
+    """Every run of each notebook in a folder of results, the latest first, and a line for each that is of no use.
 
     Further runs count with the same parameters, commit, versions and devices only.
     """
-    found: dict[str, list[tuple[ResultFile, Table]]] = {}
+    found: dict[str, list[Loaded]] = {}
     problems: list[str] = []
-    for path in sorted(Path(folder).glob("[0-9][0-9]_*.json")):
+    for path in sorted(Path(folder).glob(f"{notebook}.json")):
         if path.name.endswith(".failed.json"):
             continue
-        runs: dict[str, tuple[ResultFile, Table]] = {}
+        runs: dict[str, Loaded] = {}
         for file in [path, *further_runs(folder, path.stem)]:
             try:
                 result = read(file)
@@ -122,7 +126,7 @@ def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], li
                     problems.append(f"{file} has other parameters, code, versions or devices; it is not pooled")
                     continue
                 runs.setdefault(result.run, (result, table_of(file, result)))
-            except ResultError as error:
+            except GnnlabError as error:
                 problems.append(str(error))
         if runs:
             found[path.stem] = list(runs.values())
@@ -137,7 +141,8 @@ def _made_from(result: ResultFile) -> tuple[Any, ...]:
 
 def further_runs(folder: Path, notebook: str) -> list[Path]:
     """The result files of earlier runs of a notebook with the same parameters, code and machine."""
-    return sorted((Path(folder) / RUNS).glob(f"{notebook}.[0-9]*.json"))
+    found = (Path(folder) / RUNS).glob(f"{notebook}.[0-9]*.json")
+    return sorted(path for path in found if path.name[len(notebook) + 1 : -len(".json")].isdigit())
 
 
 def schema() -> dict[str, Any]:

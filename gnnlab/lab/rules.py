@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from gnnlab.errors import Untestable
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from .claims import Claim, Rule, format_value
-from .table import CONTROL, Interval, Row, Table
-
-
-class Untestable(Exception):
-    """There is no figure for a claim in these rows; the message says what it would need."""
+from .claims import Claim, Rule
+from .table import Interval, Row, Table
+from .text import format_value
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def evaluate(claim: Claim, table: Table) -> Found:
     """What `table` says of `claim` by its rule. Raises `Untestable` with what it would need."""
     rule = claim.of
     everywhere = table.select(rule.study, where=rule.where)
-    rows = _of_device(everywhere, claim)
+    rows = [row for row in everywhere if claim.device is None or row.device.startswith(claim.device)]
     if not rows:
         raise Untestable(_nothing(claim, table))
     if rule.equals is not None:
@@ -63,10 +61,6 @@ def evaluate(claim: Claim, table: Table) -> Found:
     count = len(set(clusters))
     groups = f" in {count} cluster{'s' * (count != 1)} by {rule.cluster}" if rule.cluster else ""
     return Found(found, chosen, f"{what} of {len(values)} rows{groups}")
-
-
-def _of_device(rows: list[Row], claim: Claim) -> list[Row]:
-    return [row for row in rows if claim.device is None or row.device.startswith(claim.device)]
 
 
 def _nothing(claim: Claim, table: Table) -> str:

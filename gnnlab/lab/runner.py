@@ -9,27 +9,32 @@ were. papermill alone gives the same notebook: the runner adds convenience, neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from . import discovery, freshness, further_runs, parameters, results
-from .discovery import Notebook, ParameterSet, RunnerError, root
-from .live import Live, duration
-from .results import Status
-from .results_folder import only_run
+from gnnlab.errors import GnnlabError
 
-__all__ = ["Outcome", "RunnerError", "exit_code", "output_folder", "root", "run"]
+from . import discovery, freshness, outputs, parameters, provenance, results
+from .discovery import Notebook, ParameterSet
+from .results import ResultFile, Status
+from .text import duration
 
 ALL_PARTS = ", ".join(freshness.PARTS)
 MOST_RUNS = 100
 
 
 @dataclass(frozen=True)
-class Outcome:
+class NotebookRun:
     """How a notebook ended. `out_path` is the executed notebook, of a failed run too; None where none was written."""
 
     notebook: str
@@ -38,32 +43,6 @@ class Outcome:
     seconds: float
     out_path: Path | None
     ran: bool = True  # False: its earlier results still hold, or it was skipped before it started
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A notebook with every parameter, and what its results are made from."""
-
-    notebook: Notebook
-    values: dict[str, Any]
-    fingerprint: freshness.Fingerprint
-
-
-@dataclass
-class _Job:
-    """What the notebooks of one run share."""
-
-    root: Path
-    set: ParameterSet
-    folder: Path
-    given: Mapping[str, dict[str, Any] | None]
-    every: Mapping[str, Notebook]
-    live: Live
-    force: bool
-    wanted: int  # runs of each notebook
-    runs: freshness.Runs
-    shared: freshness.Fingerprint
-    outcomes: list[Outcome] = field(default_factory=list)
 
 
 def run(
@@ -75,215 +54,239 @@ def run(
     overrides: Sequence[tuple[str, str]] = (),
     root: Path | None = None,
     console: Console | None = None,
-) -> list[Outcome]:
+) -> list[NotebookRun]:
     """Run the notebooks `numbers` (none: all) with a parameter set, then render the site of its results.
 
-    Every parameter file is checked before anything executes or is written: `ParameterError` or `RunnerError`, one line.
+    Every parameter file is checked before anything executes or is written: `GnnlabError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
     `force`. Each is run until there are `runs` runs of it (1 to 100), each in a kernel of its own; those before the
     latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Ctrl-C keeps what is done and
     passes through.
     """
     if not 1 <= runs <= MOST_RUNS:
-        raise RunnerError(f"runs: got {runs}; allowed is a whole number from 1 to {MOST_RUNS}")
+        raise GnnlabError(f"runs: got {runs}; allowed is a whole number from 1 to {MOST_RUNS}")
     base = root.resolve() if root else discovery.root()
     every = discovery.notebooks(base)
     chosen = discovery.select(every, numbers)
     set_ = discovery.parameter_set(params_set, base)
     given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
     folder = discovery.output_folder(set_, [values for values in given.values() if values is not None], base)
-    live = Live(console, max(len(notebook.name) for notebook in chosen))
-    with only_run(folder):
+    with outputs.only_run(folder):
         recorded, damage = freshness.read_runs(folder)
+        job = _Job(
+            root=base,
+            set=set_,
+            folder=folder,
+            given=given,
+            every=every,
+            runs=recorded,
+            shared=freshness.surroundings(),
+            console=console or Console(),
+            width=max(len(notebook.name) for notebook in chosen),
+        )
         if damage:
-            live.say(damage)
-        job = _Job(base, set_, folder, given, every, live, force, runs, recorded, freshness.surroundings())
+            job.say(damage)
         try:
             for notebook in chosen:
-                job.outcomes.append(_settle(notebook, job))
+                job.settle(notebook, runs, force)
         except KeyboardInterrupt:
-            live.say(f"stopped; {len(job.outcomes)} of {len(chosen)} notebooks are done; run again to go on")
+            job.say(f"stopped; {len(job.outcomes)} of {len(chosen)} notebooks are done; run again to go on")
             raise
-        live.say(f"report: {_render(folder)}")
-    return job.outcomes
+        from .report import build_site  # nbconvert, heavy
+
+        page = build_site(folder)
+        job.say(f"report: {page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page}")
+    return list(job.outcomes.values())
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
+def exit_code(outcomes: Sequence[NotebookRun]) -> int:
     """1 when a notebook failed or timed out, else 0."""
     return int(any(outcome.status in (Status.FAILED, Status.TIMEOUT) for outcome in outcomes))
 
 
 def output_folder(params_set: str, root: Path | None = None) -> Path:
-    """The folder of the results of a parameter set; raises `RunnerError` where nothing has been run with it."""
+    """The folder of the results of a parameter set; raises `GnnlabError` where nothing has been run with it."""
     base = root.resolve() if root else discovery.root()
     set_ = discovery.parameter_set(params_set, base)
     files = [set_.file(notebook) for notebook in discovery.notebooks(base).values()]
     given = [parameters.load_yaml(file) for file in files if file.exists()]
     folder = discovery.output_folder(set_, given, base)
     if not folder.is_dir():
-        raise RunnerError(f"there are no results in {folder}; run gnnlab run --params {params_set} first")
+        raise GnnlabError(f"there are no results in {folder}; run gnnlab run --params {params_set} first")
     return folder
 
 
-# ---- one notebook ---------------------------------------------------------------------------------------------------
+@dataclass
+class _Job:
+    """The notebooks of one run: what they share, how each ended, and the lines that are printed of them."""
 
+    root: Path
+    set: ParameterSet
+    folder: Path
+    given: Mapping[str, dict[str, Any] | None]
+    every: Mapping[str, Notebook]
+    runs: freshness.Runs
+    shared: freshness.Fingerprint
+    console: Console
+    width: int  # of the longest name, so that the columns align
+    outcomes: dict[str, NotebookRun] = field(default_factory=dict)
 
-def _settle(notebook: Notebook, job: _Job) -> Outcome:
-    """Skip a notebook, keep its earlier results, or run it as often as it takes; and print a line for each."""
-    outcome = _skipped(notebook, job)
-    if outcome is not None:
-        return _told(outcome, "", job)
-    values = _values(notebook, job)
-    fingerprint = _fingerprint(notebook, values, job)
-    why = _why(notebook, fingerprint, job)
-    done = 0 if why else further_runs.count(job.runs.runs[notebook.name])
-    if done >= job.wanted or (done and job.runs.runs[notebook.name].status == Status.SKIPPED):
-        if not _failed_last(notebook, job):
-            return _told(_unchanged(notebook, job), "", job)
-        done, why = (done if done > 1 else 0), "runs again: its last run did not pass"  # a single run is replaced
-    return _run_on(_Task(notebook, values, fingerprint), job, done, why)
-
-
-def _why(notebook: Notebook, now: freshness.Fingerprint, job: _Job) -> str:
-    """Why a notebook runs anew, as it is printed; empty when its earlier results still hold."""
-    before = job.runs.runs.get(notebook.name)
-    if job.force:
-        return "forced"
-    if before is None:
-        return "runs again: its last run did not pass" if _failed_last(notebook, job) else "first run"
-    changed = freshness.why_again(notebook.name, job.folder, before, now)
-    if changed:
-        return f"runs again: {changed}"
-    further_runs.tidy(job.folder, notebook.name, job.runs)
-    return ""
-
-
-def _failed_last(notebook: Notebook, job: _Job) -> bool:
-    return (job.folder / f"{notebook.name}.failed.json").exists()
-
-
-def _skipped(notebook: Notebook, job: _Job) -> Outcome | None:
-    """Why a notebook cannot run: no parameter file, or a need without results."""
-    if job.given[notebook.name] is None:
-        file = job.set.file(notebook)
-        return _not_run(notebook, f"{file.parent.name} has no {file.name}")
-    done = {outcome.notebook: outcome for outcome in job.outcomes}
-    for number in notebook.needs:
-        need = job.every[number]
-        outcome = done.get(need.name)
-        if outcome is not None and outcome.status is not Status.PASSED:
-            return _not_run(notebook, f"it needs {need.name}, which is {outcome.status}")
-        if outcome is None and not _has_passed(need, job.folder):
-            wanted = job.set.name if job.set.folder.parent == job.root / "params" else job.set.folder
-            return _not_run(notebook, f"run {number} first: gnnlab run {number} --params {wanted}")
-    return None
-
-
-def _unchanged(notebook: Notebook, job: _Job) -> Outcome:
-    before = job.runs.runs[notebook.name]
-    reason = f"unchanged since {before.when}: {ALL_PARTS}"
-    if before.further:
-        reason = f"{further_runs.count(before)} runs, {reason}"
-    if before.reason:
-        reason = f"{before.reason} ({reason})"
-    path = job.folder / f"{notebook.name}.ipynb"
-    return Outcome(notebook.name, Status(before.status), reason, before.seconds, path, ran=False)
-
-
-def _not_run(notebook: Notebook, reason: str) -> Outcome:
-    return Outcome(notebook.name, Status.SKIPPED, reason, 0.0, None, ran=False)
-
-
-def _told(outcome: Outcome, why: str, job: _Job) -> Outcome:
-    took = duration(outcome.seconds) if outcome.ran else ""
-    job.live.ended(outcome.notebook, outcome.status, took, outcome.reason or "", why=why)
-    return outcome
-
-
-def _run_on(task: _Task, job: _Job, done: int, why: str) -> Outcome:
-    """Run a notebook until there are as many runs as are wanted; `done` of them are there and hold.
-
-    Stops at the first that does not pass; the earlier ones stand.
-    """
-    last = max(job.wanted, done + 1)
-    outcome = None
-    for number in range(done + 1, last + 1):
-        place = f"run {number} of {last}" if last > 1 else ""
-        changed = outcome and _changed(task, job)
-        if changed:
-            outcome = replace(outcome, status=Status.FAILED, reason=f"not started, {changed}; run again", seconds=0.0)
+    def settle(self, notebook: Notebook, wanted: int, force: bool) -> None:
+        """Skip a notebook, keep its earlier results, or run it until there are `wanted` runs; a line for each."""
+        name = notebook.name
+        if reason := self.cannot_run(notebook):
+            self.ended(NotebookRun(name, Status.SKIPPED, reason, 0.0, None, ran=False))
+            return
+        now, before = self.fingerprint(notebook), self.runs.runs.get(name)
+        again = "runs again: its last run did not pass" if (self.folder / f"{name}.failed.json").exists() else ""
+        why, done = "", 0  # why it runs anew; how many runs are there and hold
+        if force:
+            why = "forced"
+        elif before is None:
+            why = again or "first run"
+        elif changed := freshness.why_again(name, self.folder, before, now):
+            why = f"runs again: {changed}"
         else:
-            outcome = _run(task, job, number, place, why)
-        if outcome.status is not Status.PASSED and number > 1:
-            stands = f"{number - 1} {'runs stand' if number > 2 else 'run stands'}"
-            outcome = replace(outcome, reason=f"{place}: {outcome.reason}; {stands}")
-        _told(outcome, ", ".join(part for part in (place, why) if part), job)
-        if outcome.status is not Status.PASSED:
-            break
-        why = ""
-    return outcome
+            done = len(results.runs_of(self.folder, name)[0].get(name, []))
+        if done >= wanted or (done and before.status == Status.SKIPPED):
+            if not again:
+                self.ended(self.unchanged(name, before, done))
+                return
+            done, why = (done if done > 1 else 0), again  # a single run is replaced
+        self.run_on(notebook, now, done, max(wanted, done + 1), why)
 
+    def cannot_run(self, notebook: Notebook) -> str | None:
+        """Why a notebook cannot run: no parameter file, or a need without results."""
+        if self.given[notebook.name] is None:
+            return f"{self.set.folder.name} has no {self.set.file(notebook).name}"
+        for number in notebook.needs:
+            need = self.every[number].name
+            if need in self.outcomes:
+                if self.outcomes[need].status is not Status.PASSED:
+                    return f"it needs {need}, which is {self.outcomes[need].status}"
+            elif not _has_passed(self.folder / f"{need}.json"):
+                wanted = self.set.name if self.set.folder.parent == self.root / "params" else self.set.folder
+                return f"run {number} first: gnnlab run {number} --params {wanted}"
+        return None
 
-def _changed(task: _Task, job: _Job) -> str | None:
-    """What has changed since the run before: runs of other code are no samples of one thing."""
-    now = _fingerprint(task.notebook, task.values, replace(job, shared=freshness.surroundings()))
-    name = task.notebook.name
-    return freshness.why_again(name, job.folder, job.runs.runs[name], now)
+    def fingerprint(self, notebook: Notebook) -> freshness.Fingerprint:
+        needs = [self.folder / f"{self.every[number].name}.json" for number in notebook.needs]
+        values = self.values(notebook)
+        return freshness.fingerprint(notebook.path, values, needs, self.shared, root=self.root, folder=self.folder)
 
+    def values(self, notebook: Notebook) -> dict[str, Any]:
+        """Every parameter of a notebook, and where its results go."""
+        below = self.folder.is_relative_to(self.root)
+        folder = self.folder.relative_to(self.root) if below else self.folder
+        given = {"output_dir": folder.as_posix(), **self.given[notebook.name]}
+        return parameters.check(given, parameters.declared(notebook.path))
 
-def _run(task: _Task, job: _Job, number: int, place: str, why: str) -> Outcome:
-    """Run a notebook for the `number`-th time, and record what it was made from when its results stand.
+    def unchanged(self, name: str, before: freshness.Run, done: int) -> NotebookRun:
+        reason = f"{done} runs, " * (done > 1) + f"unchanged since {before.when}: {ALL_PARTS}"
+        reason = f"{before.reason} ({reason})" if before.reason else reason
+        path = self.folder / f"{name}.ipynb"
+        return NotebookRun(name, Status(before.status), reason, before.seconds, path, ran=False)
 
-    The first run supersedes all that are there, a later one keeps them as further runs.
-    """
-    from .attempt import attempt  # Jupyter, heavy
+    def run_on(self, notebook: Notebook, now: freshness.Fingerprint, done: int, last: int, why: str) -> None:
+        """Run a notebook until there are `last` runs, of which `done` are there.
 
-    notebook, name = task.notebook, task.notebook.name
-    before = job.runs.runs.get(name)
-    if number > 1:
-        further_runs.keep(job.folder, name, job.runs)
-    with job.live.running(name, why, place) as bar:
-        made = attempt(
-            notebook,
-            task.values,
-            ["output_dir", *(given for given in job.given[name] if given != "output_dir")],
-            root=job.root,
-            folder=job.folder,
-            set_name=job.set.name,
-            on_progress=lambda progress: bar.show(progress.done, progress.total, progress.heading),
-            superseded=before.further if before and number == 1 else (),
+        Stops at the first that does not pass, and where something has changed since the run before: runs of other code
+        are no samples of one thing. The earlier ones stand.
+        """
+        name = notebook.name
+        for number in range(done + 1, last + 1):
+            place = f"run {number} of {last}" if last > 1 else ""
+            about = ", ".join(part for part in (place, why) if part)
+            changed = None
+            if number > done + 1:
+                self.shared = freshness.surroundings()
+                changed = freshness.why_again(name, self.folder, self.runs.runs[name], self.fingerprint(notebook))
+            if changed:
+                reason = f"not started, {changed}; run again"
+                outcome = NotebookRun(name, Status.FAILED, reason, 0.0, self.folder / f"{name}.ipynb")
+            else:
+                outcome = self.run_once(notebook, now, about, more=number > 1)
+            if outcome.status is not Status.PASSED and number > 1:
+                stands = f"{number - 1} {'runs stand' if number > 2 else 'run stands'}"
+                outcome = replace(outcome, reason=f"{place}: {outcome.reason}; {stands}")
+            self.ended(outcome, about)
+            if outcome.status is not Status.PASSED:
+                return
+            why = ""
+
+    def run_once(self, notebook: Notebook, now: freshness.Fingerprint, about: str, *, more: bool) -> NotebookRun:
+        """Run a notebook, and record what it was made from when its results stand.
+
+        With `more` it is one run more, else it supersedes all that are there.
+        """
+        from . import execution  # Jupyter, heavy
+
+        name, started, values = notebook.name, datetime.now(UTC), self.values(notebook)
+        told = {given: values[given] for given in {"output_dir": None, **self.given[name]}}  # others are its defaults
+        staged = outputs.stage(self.folder, name)
+        with self.bar(name, about) as on_progress:
+            ended = execution.execute(notebook, told, root=self.root, staged=staged, on_progress=on_progress)
+        if ended.result is not None:
+            record = freshness.record(ended.result, staged / f"{name}.json", now, ended.seconds)
+            outputs.commit(staged, self.folder, name, record, more=more)
+            self.runs, _ = freshness.read_runs(self.folder)
+            path = self.folder / f"{name}.ipynb"
+        else:
+            failed = ResultFile(
+                run=uuid.uuid4().hex,
+                notebook=name,
+                params_set=self.set.name,
+                status=ended.status,
+                reason=ended.reason,
+                parameters=values,
+                environment=provenance.system(),
+                started=started.isoformat(timespec="seconds"),
+                seconds=ended.seconds,
+            )
+            path = outputs.fail(staged, self.folder, name, failed)
+        return NotebookRun(name, ended.status, ended.reason, ended.seconds, path)
+
+    # ---- the lines that a run prints --------------------------------------------------------------------------------
+
+    def say(self, text: str | Text) -> None:
+        """One line, never wrapped, and nothing in it read as markup."""
+        self.console.print(Text(text) if isinstance(text, str) else text, soft_wrap=True)
+
+    def ended(self, outcome: NotebookRun, about: str = "") -> None:
+        """The line of a notebook that is done: "01_profile_bottlenecks  passed   41 s"; on a terminal also why it ran,
+        which a log says at the start.
+        """
+        self.outcomes[outcome.notebook] = outcome
+        word = (outcome.status.ljust(7), COLOURS[outcome.status])
+        took = duration(outcome.seconds) if outcome.ran else ""
+        notes = [took, outcome.reason, about if self.console.is_terminal else ""]
+        self.say(Text.assemble(outcome.notebook.ljust(self.width), "  ", word, "  ", "  ".join(filter(None, notes))))
+
+    @contextmanager
+    def bar(self, name: str, about: str) -> Iterator[Callable[[Any], None]]:
+        """A bar while a notebook runs, moved by what is yielded, or one line where the console is no terminal."""
+        if not self.console.is_terminal:
+            self.say(f"{name.ljust(self.width)}  running  {about}")
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[heading]}", markup=False),
         )
-    if made.result is not None:
-        path = job.folder / f"{name}.json"
-        further = before.further if before and number > 1 else ()
-        job.runs.runs[name] = freshness.record(made.result, path, task.fingerprint, made.seconds, further)
-        freshness.write_runs(job.folder, job.runs)
-    return Outcome(name, made.status, made.reason, made.seconds, made.out_path)
+        quiet = not self.console.is_terminal
+        with Progress(*columns, console=self.console, transient=True, disable=quiet) as bar:
+            task = bar.add_task(name.ljust(self.width), total=None, heading=about)
+            yield lambda at: bar.update(
+                task, completed=at.done, total=at.total, heading=textwrap.shorten(at.heading, 40, placeholder=" …")
+            )
 
 
-def _values(notebook: Notebook, job: _Job) -> dict[str, Any]:
-    """Every parameter of a notebook, and where its results go."""
-    below = job.folder.is_relative_to(job.root)
-    folder = job.folder.relative_to(job.root) if below else job.folder
-    given = {"output_dir": folder.as_posix(), **job.given[notebook.name]}
-    return parameters.check(given, parameters.declared(notebook.path))
+COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red", Status.TIMEOUT: "red"}
 
 
-def _fingerprint(notebook: Notebook, values: dict[str, Any], job: _Job) -> freshness.Fingerprint:
-    needs = [job.folder / f"{job.every[number].name}.json" for number in notebook.needs]
-    return freshness.fingerprint(notebook.path, values, needs, job.shared, root=job.root, folder=job.folder)
-
-
-def _has_passed(notebook: Notebook, folder: Path) -> bool:
+def _has_passed(path: Path) -> bool:
     try:
-        return results.read(folder / f"{notebook.name}.json").status is Status.PASSED
-    except results.ResultError:
+        return results.read(path).status is Status.PASSED
+    except GnnlabError:
         return False
-
-
-def _render(folder: Path) -> Path:
-    from .report import build_site  # nbconvert, heavy
-
-    page = build_site(folder)
-    here = Path.cwd()
-    return page.relative_to(here) if page.is_relative_to(here) else page

@@ -13,6 +13,8 @@ whole or not at all.
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 import time
 import uuid
 import warnings
@@ -26,10 +28,12 @@ import pandas as pd
 from IPython import get_ipython
 from IPython.display import HTML, Markdown, display
 
+from gnnlab import files
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from . import discovery, ledger, parameters, plots, provenance, report, results
+from . import discovery, ledger, outputs, parameters, plot_style, provenance, report, results
 from . import table as tables
 from .results import FigureRecord, ResultFile, Status
 from .study import Study, ledger_frame
@@ -46,9 +50,10 @@ class Lab:
     """One run of one notebook, whose `globals()` hold its parameters.
 
     `parameters` holds the checked values as attributes, `folder` is where outputs go, `table` what was recorded.
+    Who runs the cells by hand writes result and figures to `by_hand` below it, never over the results of a run.
 
     Raises:
-        ParameterError: a parameter is unknown, of another type or out of range; before anything was computed.
+        GnnlabError: a parameter is unknown, of another type or out of range; before anything was computed.
     """
 
     def __init__(self, notebook: str, namespace: Mapping[str, Any], root: Path | None = None) -> None:
@@ -58,17 +63,29 @@ class Lab:
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
         self.notebook = notebook
         self.folder = base / values["output_dir"]
+        self._results = self.folder / outputs.BY_HAND if _by_hand() else self.folder
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
         self.run = uuid.uuid4().hex
         self.started, self._clock = datetime.now(UTC), time.monotonic()
         self.table = Table()
         self.figures: list[FigureRecord] = []
-        self.show_environment()
+        self._own: tempfile.TemporaryDirectory | None = None
+        display(HTML(report.environment_card(self.environment)))
 
     @property
     def path(self) -> Path:
-        return self.folder / f"{self.notebook}.json"
+        """Where the result file will be."""
+        return self._results / f"{self.notebook}.json"
+
+    @property
+    def _place(self) -> Path:
+        """Where results wait until they replace the earlier ones: the runner's, or a folder that ends with this one."""
+        if told := os.environ.get(outputs.STAGED):
+            return Path(told)
+        if self._own is None or not Path(self._own.name).exists():
+            self._own = outputs.stage_by_hand(self._results)
+        return Path(self._own.name)
 
     # ---- measuring and recording ------------------------------------------------------------------------------------
 
@@ -82,40 +99,54 @@ class Lab:
         budget_s: float = 2.0,
         device: str = "cpu",
         precision: str | Mapping[str, str] = "float32",
+        of_form: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> Study:
         """Check that `forms` compute the same, time them interleaved, and record a row for each form and cell.
 
         `forms` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
         tuple of several keys, to its inputs: a mapping by the names of arguments, or a tuple. `key` names the keys.
-        `budget_s` is the sampling time of one cell, `precision` what each form computes in. `options` are those of
-        `profiling.races.race_forms`: tolerance, mode, control.
+        `budget_s` is the sampling time of one cell, `precision` what each form computes in. The rows of a form say what
+        the form says of itself (`conditions.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`.
+        A form that raises `Unavailable` is one, and no failure. `options`
+        are those of `profiling.races.race_forms`: tolerance, mode, control, per.
         """
+        from gnnlab.profiling.conditions import row_of
         from gnnlab.profiling.races import race_forms  # torch, heavy
 
-        names = [key] if isinstance(key, str) else list(key)
+        names, base = [key] if isinstance(key, str) else list(key), next(iter(forms))
         for label, inputs in over.items():
             keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
             found = race_forms(forms, inputs, budget_s=budget_s, device=device, **options)
             for form, raced in found.items():
-                conditions = self.conditions(device, _of(precision, form))
+                named = base if form == CONTROL else form
+                own = row_of(forms[named])
+                if device != "cpu" and "device" not in own:
+                    own.pop("threads", None)  # a GPU has none
+                own |= (of_form or {}).get(named, {})
+                exact = precision if isinstance(precision, str) else precision.get(named, "float32")
+                conditions = self._conditions_for({"device": device, "precision": exact, **own})
                 if raced.conditions is not None:
-                    conditions["threads"] = conditions["threads"] and raced.conditions.threads  # none of a GPU's
-                    conditions["precision"] += _products(raced.conditions.precision)
-                self._put_raced(study, keys, form, next(iter(forms)), raced, conditions)
+                    if "threads" not in own:
+                        conditions["threads"] = conditions["threads"] and raced.conditions.threads  # none of a GPU's
+                    products = raced.conditions.precision  # of torch's matrix products
+                    if products != "highest" and "device" not in own and conditions["runtime"].startswith("torch"):
+                        conditions["precision"] += f", {products} products"
+                self._put_raced(study, keys, form, base, raced, conditions)
         return self.study(study)
 
     def _put_raced(self, study: str, keys: dict, form: str, baseline: str, raced: Any, conditions: dict) -> None:
         fields = {"study": study, "keys": keys, "form": form, "unit": "ms", "better": "lower", **conditions}
         fields |= {"origin": Origin.MEASURED, "statistic": "median", "parity_error": raced.parity_error}
         if raced.times_ms is None:
-            status = "unavailable" if form == baseline else "failed"
+            status = "unavailable" if form == baseline or raced.missing else "failed"
             self.table.put(tables.row(**fields, status=status, reason=raced.reason or "nothing to compare it with"))
             return
         if raced.ratio is not None:
             fields |= {"baseline": baseline, "ratio": raced.ratio.value}
             fields |= {"ratio_low": raced.ratio.low, "ratio_high": raced.ratio.high}
-        row = tables.row(**fields, **_fields(estimates.summary(raced.times_ms)), notes=list(raced.notes))
+        fields["notes"] = [*fields.get("notes", []), *raced.notes]
+        row = tables.row(**fields, **_fields(estimates.summary(raced.times_ms)))
         self.table.put(row, raced.times_ms)
 
     def samples(
@@ -147,20 +178,17 @@ class Lab:
         ignored, and so are NaN and None. Conditions are those of torch in this process where neither names them.
 
         Raises:
-            RowError: a row lacks a field or contradicts itself.
+            GnnlabError: a row lacks a field or contradicts itself.
         """
         known = set(tables.FIELDS) - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
-            fields = {
-                **self._conditions_for(constant),
-                **{n: v for n, v in given.items() if n in known and not _missing(v)},
-            }
+            named = {n: v for n, v in given.items() if n in known and not _missing(v)}
+            fields = self._conditions_for({**constant, **named})
             samples = given.get("samples")
             samples = None if samples is None or pd.api.types.is_scalar(samples) or not len(samples) else samples
             if samples is not None and fields.get("status", "ok") == "ok":
                 fields = {**fields, **_fields(estimates.summary(samples, fields["statistic"]))}
-            named = {name: given[name] for name in keys}
-            self.table.put(tables.row(study=study, keys=named, **fields), samples)
+            self.table.put(tables.row(study=study, keys={name: given[name] for name in keys}, **fields), samples)
         return self.study(study)
 
     def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
@@ -176,45 +204,45 @@ class Lab:
         """Under what conditions torch computes now on `device`, as the fields of a row."""
         import torch
 
-        kind = device.split(":")[0].upper()
+        kind, _, at = device.partition(":")
+        kind, at = kind.upper(), int(at or 0)
         named = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
         return {
-            "device": f"{kind} {named[0]}" if named else kind,
+            "device": f"{kind} {named[at]}" if at < len(named) else kind,
             "runtime": f"torch {torch.__version__}",
             "precision": precision,
             "threads": torch.get_num_threads() if kind == "CPU" else 0,
         }
 
     def _conditions_for(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """`fields` with the conditions that they leave out; a bare "cpu" or "cuda" becomes the device's name."""
-        bare = fields.get("device") if fields.get("device") in ("cpu", "cuda") else None
-        found = self.conditions(bare or "cpu", fields.get("precision", "float32"))
-        return {**found, **{name: value for name, value in fields.items() if name != "device" or bare is None}}
+        """`fields` with the conditions that they leave out; a bare "cpu" or "cuda:0" becomes the device's name.
+
+        Only on a CPU the threads are torch's.
+        """
+        device = str(fields.get("device", "cpu"))
+        bare = re.fullmatch(r"(cpu|cuda)(:\d+)?", device) is not None
+        found = self.conditions(device if bare else "cpu", fields.get("precision", "float32"))
+        if not bare and not device.startswith("CPU"):
+            found["threads"] = 0
+        return {**found, **{name: value for name, value in fields.items() if name != "device" or not bare}}
 
     # ---- showing ----------------------------------------------------------------------------------------------------
-
-    def show_environment(self) -> None:
-        """The card that says on what machine this runs."""
-        display(HTML(report.environment_card(self.environment)))
 
     def figure(self, fig: Any, name: str, *, alt: str, title: str | None = None, key: bool = False) -> None:
         """Save a figure as PNG and SVG under the output folder, and show it with its alternative text.
 
         The title is the figure's own unless given; `key` marks the one that the front page shows.
         """
-        title = title or _title_of(fig)
-        record = plots.save(fig, name, title=title, alt=alt, folder=self.folder, key=key)
+        first = fig.axes[0] if fig.axes else None
+        own = fig.get_suptitle() or (first and (first.get_title(loc="left") or first.get_title())) or ""
+        title = title or " ".join(own.split())
+        record = plot_style.save(fig, name, title=title, alt=alt, folder=self._place, key=key)
         self.figures = [other for other in self.figures if other.name != name] + [record]
         display(fig, metadata={"image/png": {"alt": alt, "name": name}})
 
     def say(self, *sentences: str) -> None:
         """Show sentences that were computed from the numbers."""
         display(Markdown("\n\n".join(sentences)))
-
-    def bullets(self, rows: pd.DataFrame, *columns: str) -> None:
-        """Show rows as a list, one item each, its columns joined by colons."""
-        items = [f"- {': '.join(str(row[c]) for c in columns)}" for _, row in rows.iterrows()]
-        display(Markdown("\n".join(items) or "Nothing was found."))
 
     def verdicts(self) -> None:
         """Show what this run says of the claims that rest on this notebook."""
@@ -227,8 +255,12 @@ class Lab:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
-        """Write the result file; returns its path. Raises `FileError` when the disk refuses."""
-        results.write(self.path, self._result(status, reason), self.table)
+        """Write the result file; returns its path. Raises `GnnlabError` when the disk refuses."""
+        place = self._place
+        results.write(place / self.path.name, self._result(status, reason), self.table)
+        if outputs.STAGED not in os.environ:  # else the runner does, when all cells have run
+            with files.locked(self._results, "writes results to"):
+                outputs.commit(place, self._results, self.notebook)
         return self.path
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
@@ -263,13 +295,27 @@ class Lab:
             shell.input_transformers_post.append(lambda lines: ["pass\n"])
 
     def need(self, notebook: str) -> ResultFile:
-        """The result of another notebook; where it is missing, one line says which to run first."""
-        found = sorted(self.folder.glob(f"{notebook}_*.json"))
+        """The result of another notebook; where it is missing, one line says which to run first.
+
+        For who runs the cells by hand, one that was made by hand comes first.
+        """
+        folders = dict.fromkeys((self._results, self.folder))
+        every = [path for folder in folders for path in folder.glob(f"{notebook}_*.json")]
+        found = [path for path in every if not path.name.endswith(".failed.json")]
         if not found:
-            raise results.ResultError(
-                f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}"
-            )
+            raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
         return results.read(found[0])
+
+
+def _by_hand() -> bool:
+    """Does someone run the cells one by one? JupyterLab and VS Code let a cell ask for input; the runner, papermill and
+    nbconvert do not. That parameters were put in says nothing: an executed notebook can be opened.
+    """
+    if outputs.STAGED in os.environ:
+        return False
+    shell = get_ipython()
+    request = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    return request.get("content", {}).get("allow_stdin", True)
 
 
 def _fields(found: Estimate) -> dict[str, Any]:
@@ -280,17 +326,3 @@ def _fields(found: Estimate) -> dict[str, Any]:
 def _missing(value: Any) -> bool:
     """None or NaN: what a frame holds where a row leaves a column out."""
     return pd.api.types.is_scalar(value) and bool(pd.isna(value))
-
-
-def _of(option: str | Mapping[str, str], form: str) -> str:
-    return option if isinstance(option, str) else option.get(form, "float32")
-
-
-def _products(precision: str) -> str:
-    """How exact float32 products are, where that is not fully."""
-    return "" if precision == "highest" else f", {precision} products"
-
-
-def _title_of(fig: Any) -> str:
-    title = fig.get_suptitle() or (fig.axes[0].get_title(loc="left") or fig.axes[0].get_title() if fig.axes else "")
-    return " ".join(title.split())

@@ -1,41 +1,74 @@
-"""The rows of one study, as a notebook shows them: a figure, a table, a sentence, all from the same rows."""
+"""The rows of one study, as a notebook shows them: a figure, a table, a sentence, all from the same rows.
+
+gat = lab.race("gat_layer", forms, over=cells, key=("size", "features"))
+gat.plot()                                             # bars of the ratio over the baseline
+gat.only(features=64).plot("value", x="size")          # lines, of a part of the rows
+cells.heat(row="stage", column="size", panel="device") # a map for each device
+models.marks(row="exporter", column="stage")           # what ran, what failed and why
+times.scatter(x="measured", y="predicted")             # two forms of the same cells, and the line of equality
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from IPython.display import display
+from matplotlib.figure import Figure
 
+from gnnlab.errors import GnnlabError
+from gnnlab.files import digest
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots
-from .claims import format_range, format_value
-from .table import CONTROL, Row, Table
+from .plot_style import MAX_SERIES
+from .table import FIELDS, Row, Table, fits
+from .text import estimate_text, format_range, format_value, gain_text, shown_as
 
 if TYPE_CHECKING:
     from .ledger import Judged
     from .session import Lab
 
-LABELS = {"x": "times as fast", "ms": "time"}
+LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
+MOST_NAMED = 2  # of several values that `only` kept
 
 
 class Study:
-    """The rows recorded under one name. `frame` has a column for each key and field, for a reader's own figures."""
+    """The rows recorded under one name, or those of them that `only` kept.
 
-    def __init__(self, name: str, table: Table, lab: Lab) -> None:
-        self.name, self._table, self._lab = name, table, lab
+    `frame` has a column for each key and field, for a reader's own figures.
+    """
+
+    def __init__(self, name: str, table: Table, lab: Lab, kept: Mapping[str, Any] | None = None) -> None:
+        self.name, self._table, self._lab, self._kept = name, table, lab, dict(kept or {})
+
+    def only(self, **fields: Any) -> Study:
+        """The rows whose keys or fields have these values, or one of a list of them. Raises `GnnlabError`."""
+        self._need(*fields)
+        return Study(self.name, self._table, self._lab, self._kept | fields)
+
+    def _need(self, *names: str) -> None:
+        known = {*FIELDS, *(key for row in self.rows for key in row.keys)}
+        if unknown := [name for name in names if name not in known]:
+            keys = ", ".join(sorted(known - set(FIELDS))) or "none"
+            raise GnnlabError(f"{self.name} has no key or field {unknown[0]!r}; its keys: {keys}")
 
     @property
     def rows(self) -> list[Row]:
-        return self._table.select(self.name)
+        rows = self._table.select(self.name)
+        return [row for row in rows if all(fits(_field(row, name), wanted) for name, wanted in self._kept.items())]
 
     @property
     def frame(self) -> pd.DataFrame:
-        return self._table.frame(self.name)
+        return pd.DataFrame([{**row.keys, **row.model_dump(exclude={"study", "keys"})} for row in self.rows])
+
+    @property
+    def samples(self) -> list[Any]:
+        """The samples (n,) of each row, in their order; None where it has none."""
+        return [self._table.samples_of(row) for row in self.rows]
 
     @property
     def failed(self) -> dict[str, str]:
@@ -48,6 +81,14 @@ class Study:
         names = dict.fromkeys(key for row in self.rows for key in row.keys)
         return [key for key in names if len({row.keys.get(key) for row in self.rows}) > 1]
 
+    @property
+    def title(self) -> str:
+        """The name for a reader, and what `only` kept: "Gat layer, size 58/776"."""
+        kept = [f"{_plain(name)} {_words(wanted)}" for name, wanted in self._kept.items() if name != "status"]
+        return ", ".join([self.name.replace("_", " ").capitalize(), *kept])
+
+    # ---- what the rows say ------------------------------------------------------------------------------------------
+
     def over_baseline(self) -> dict[str, Estimate]:
         """Each form over the baseline, the geometric mean over the cells in which it ran."""
         found: dict[str, list[Estimate]] = {}
@@ -59,89 +100,214 @@ class Study:
     def finding(self) -> str:
         """What the rows say, in one sentence."""
         gains = {form: gain for form, gain in self.over_baseline().items() if form != CONTROL}
-        title = self.name.replace("_", " ").capitalize()
         if not gains:
-            return self._range(title)
+            return self._range()
         base = next(row.baseline for row in self.rows if row.baseline)
         cells = {form: sum(row.form == form and row.ratio is not None for row in self.rows) for form in gains}
         everywhere = {form: gain for form, gain in gains.items() if cells[form] == max(cells.values())}
         seen = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
         where = f", geometric mean of {max(cells.values())} cells" if max(cells.values()) > 1 else ""
         if not seen:
-            return f"{title}: no form is seen to be faster than {base}{where}"
+            return f"{self.title}: no form is seen to be faster than {base}{where}"
         best = max(seen, key=lambda form: seen[form].value)
-        return f"{title}: {best} is {seen[best].value:.3g} times as fast as {base}{where}"
+        return f"{self.title}: {best} is {seen[best].value:.3g} times as fast as {base}{where}"
 
-    def _range(self, title: str) -> str:
+    def _range(self) -> str:
         """The least and the largest value, for rows that are no race."""
         rows = sorted((row for row in self.rows if row.value is not None), key=lambda row: row.value)
         if not rows:
-            return f"{title}: nothing was measured"
-        factor, unit = _shown_as(rows[0].unit)
-        named = [(row, ", ".join([*map(str, row.keys.values()), row.form])) for row in (rows[0], rows[-1])]
+            return f"{self.title}: nothing was measured"
+        if len(units := dict.fromkeys(row.unit for row in rows)) > 1:
+            return f"{self.title}: {len(rows)} numbers in {' and '.join(units)}"
+        factor, unit = shown_as(rows[0].unit)
+        keys = self.keys
+        named = [(row, ", ".join(filter(None, [_cell(row.keys, keys), row.form]))) for row in (rows[0], rows[-1])]
         ends = [f"{format_value(float(f'{row.value * factor:.3g}'))} {unit} ({name})" for row, name in named]
-        return f"{title}: {ends[0]}" if len(rows) == 1 else f"{title}: from {ends[0]} to {ends[1]}"
+        return f"{self.title}: {ends[0]}" if len(rows) == 1 else f"{self.title}: from {ends[0]} to {ends[1]}"
 
-    def plot(self, y: str = "ratio", *, x: str | None = None, key: bool = False, log: bool | None = None) -> None:
+    # ---- figures ----------------------------------------------------------------------------------------------------
+
+    def plot(
+        self, y: str = "ratio", *, x: str | None = None, by: str = "form", key: bool = False, log: bool | None = None
+    ) -> None:
         """Draw the rows, keep the figure under the study's name and say which forms have no number.
 
-        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it.
-        `key` marks the figure that the front page shows. What was not measured is hatched.
+        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it, one
+        for each value of `by`; `y` "samples" draws every sample. `key` marks the figure that the front page shows.
+        What was not measured is hatched.
         """
-        if not any(row.status == "ok" for row in self.rows):
-            self._lab.say(f"{self.name.replace('_', ' ').capitalize()}: nothing was measured.")
+        if self._nothing():
             return
         if y == "samples":
             self._plot_samples(key)
             return
-        frame = self._drawn(y)
-        unit = "x" if y == "ratio" else _shown_as(self.rows[0].unit)[1]
-        low, high = ("ratio_low", "ratio_high") if y == "ratio" else ("low", "high")
-        label = self._axis(y)
+        frame, label, unit = self._drawn(y)
         if log is None:
-            values = frame[y].dropna()
-            values = values[values > 0]
-            log = bool(len(values) and (values.max() / values.min() > 5 or y == "ratio"))
-        if log:
-            frame = frame[frame[y] > 0]
-        shared = {"title": self.finding(), "ci_low": low, "ci_high": high, "origin": "origin"}
+            values = frame["value"][frame["value"] > 0]
+            wide = len(values) and (values.max() / values.min() > 5 or y == "ratio")
+            log = bool(wide and not (frame["low"] <= 0).any())
+        frame = frame[frame["value"] > 0] if log else frame
         if x is not None:
-            axes = {"x": x, "y": y, "hue": "form", "x_label": x.replace("_", " "), "y_label": f"{label} ({unit})"}
-            fig = plots.lines(frame, **axes, **shared, logx=True, logy=log)
-        elif self.keys:
-            frame = frame.assign(cell=[_cell(row, self.keys) for row in frame[self.keys].to_dict("records")])
-            fig = plots.bars(frame, x=y, y="cell", hue="form", unit=unit, x_label=label, log=log, **shared)
+            self._need(x)
+            self._numeric(frame, x)
+            axes = {"x": x, "y": "value", "x_label": _plain(x), "y_label": f"{label} ({unit})"}
+            fig = plots.points(frame, **axes, hue=by, joined=True, log=log, title=self.finding())
         else:
-            fig = plots.bars(frame, x=y, y="form", unit=unit, x_label=label, log=log, **shared)
-        self._lab.figure(fig, self.name, alt=self._alt(y, x), key=key)
-        self._lab.say(*self._remarks())
+            names = [name for name in [*self.keys, "form"] if name != by and frame[name].nunique() > 1]
+            grouped = bool(names) and frame[by].nunique() <= MAX_SERIES
+            names = names if grouped else [*(name for name in names if name != "form"), by]
+            frame = frame.assign(cell=[_cell(row, names) for row in frame[names].to_dict("records")])
+            hue = by if grouped else None
+            fig = plots.bars(frame, y="cell", hue=hue, label=label, unit=unit, log=log, title=self.finding())
+        shape = f"Lines over {x}" if x else "Bars"
+        kind = "value" if y == "value" and any(row.ratio is not None for row in self.rows) else ""
+        by = f", by {' and '.join(map(_plain, self.keys))}" if self.keys else ""
+        self._show(fig, kind, f"{shape}: {label}{by}, with 95 % intervals", key)
+        if remarks := self._remarks():
+            self._lab.say("\n".join(remarks))
 
     def _plot_samples(self, key: bool) -> None:
         """Every sample of each form as a dot."""
         samples = {row.form: self._table.samples_of(row) for row in self.rows if row.status == "ok"}
         label = self.name.replace("_", " ")
-        fig = plots.samples(samples, unit=self.rows[0].unit, x_label=label, title=self.finding())
-        self._lab.figure(fig, self.name, alt=f"Dots: every sample of {', '.join(samples)}, {label}.", key=key)
+        fig = plots.samples(samples, unit=self._unit(), x_label=label, title=self.finding())
+        self._show(fig, "", f"Dots: every sample of {', '.join(samples)}, {label}", key)
 
-    def _drawn(self, y: str) -> pd.DataFrame:
+    def heat(self, *, row: str, column: str, panel: str = "form", value: str = "value", key: bool = False) -> None:
+        """A map of the `value` or `ratio` by two keys or fields, a panel for each value of a third, numbers in the
+        fields. Colours compare within a row; what was not measured is hatched, and a dash where there is no number.
+        """
+        if self._nothing():
+            return
+        frame, label, unit = self._drawn(value, missing=True)
+        shape = {"row": row, "column": column, "panel": panel}
+        fig = plots.heat(frame, **shape, label=f"{label} ({unit})", title=self.finding())
+        words = f"Heat maps: {label} by {_plain(row)} and {_plain(column)}, one map for each {_plain(panel)}"
+        self._show(fig, "heat", words, key)
+
+    def marks(self, *, row: str, column: str, key: bool = False) -> None:
+        """A matrix of what became of each pair of two keys or fields: ok, or not, with the reasons listed below.
+
+        Where several rows share a field of the matrix, the worst of them counts.
+        """
+        shown = [each for each in self.rows if each.form != CONTROL]
+        if not shown:
+            self._lab.say(f"{self.title}: nothing was measured.")
+            return
+        self._need(row, column)
+        rows = [{row: _field(each, row), column: _field(each, column), "status": each.status} for each in shown]
+        worst = ("failed", "timeout", "unavailable", "ok")
+        frame = pd.DataFrame(rows).sort_values("status", key=lambda s: s.map(worst.index), kind="stable")
+        frame = frame.drop_duplicates([row, column]).sort_index()
+        counts = ", ".join(f"{(frame['status'] == s).sum()} {s}" for s in worst[::-1] if (frame["status"] == s).any())
+        title = f"{self.title}: of {len(frame)} pairs of {_plain(row)} and {_plain(column)}, {counts}"
+        fig = plots.marks(frame, row=row, column=column, title=title)
+        self._show(fig, "marks", f"A mark for each {_plain(row)} and {_plain(column)}: {counts}", key)
+        reasons: dict[str, list[tuple[Any, Any]]] = {}
+        for each in shown:
+            if each.status != "ok":
+                reasons.setdefault(f"{each.status}: {each.reason}", []).append(
+                    (_field(each, row), _field(each, column))
+                )
+        if reasons:
+            columns = frame[column].nunique()
+            every = {why: _grouped(pairs, columns, _plain(column)) for why, pairs in reasons.items()}
+            self._lab.say("\n".join(f"- {why} ({where})" for why, where in every.items()))
+
+    def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:
+        """Points of two numbers: two forms in the same cells, with the line of equality, or two keys or fields.
+
+        `by` is the key or field that tells points apart, the form unless `x` and `y` are forms.
+        """
+        if self._nothing():
+            return
+        frame = self.frame[(self.frame["status"] == "ok") & (self.frame["form"] != CONTROL)]
+        forms = set(frame["form"])
+        paired = {x, y} <= forms
+        if paired:
+            frame = self._paired(frame, x, y)
+            if frame.empty:
+                self._lab.say(f"{self.title}: {x} and {y} have no cell in common.")
+                return
+        if missing := [name for name in (x, y) if name not in frame]:
+            raise GnnlabError(
+                f"{self.name} has no form, key or field {missing[0]!r}; forms: {', '.join(sorted(forms))}"
+            )
+        self._numeric(frame, x, y)
+        valued = {name for name in (x, y) if paired or name == "value"}
+        labels = {
+            name: f"{_plain(name)} ({shown_as(self._unit())[1]})" if name in valued else _plain(name) for name in (x, y)
+        }
+        hue = by or (None if paired else "form")
+        axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
+        title = self._difference(frame, x, y) if paired else self.finding()
+        fig = plots.points(frame, **axes, hue=hue, equal=paired, title=title)
+        self._show(
+            fig, "scatter", f"Points: {labels[y]} over {labels[x]}" + ", with the line of equality" * paired, key
+        )
+
+    def _paired(self, frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+        """A row for each cell in which both forms have a number, their values under their names."""
+        keys = list(dict.fromkeys(key for row in self.rows for key in row.keys))
+        factor = shown_as(self._unit())[0]
+        sides = []
+        for name in (x, y):
+            side = frame[frame["form"] == name]
+            numbers = {
+                f"{name}{end}": side[c] * factor for end, c in (("", "value"), ("_low", "low"), ("_high", "high"))
+            }
+            sides.append(side[[*keys, "origin"]].assign(**numbers))
+        return sides[0].drop(columns="origin").merge(sides[1], on=keys)
+
+    def _difference(self, pairs: pd.DataFrame, x: str, y: str) -> str:
+        """How far two forms are apart, over their cells."""
+        off = 100 * (pairs[y] / pairs[x] - 1).abs()
+        far = f"{off.median():.2g} % in the median of {len(off)} cells, {off.max():.2g} % at most"
+        return f"{self.title}: {_plain(y)} is off {_plain(x)} by {far}"
+
+    def _unit(self) -> str:
+        """The one unit of the rows that have a number. Raises `GnnlabError` where there are several."""
+        units = list(dict.fromkeys(row.unit for row in self.rows if row.status == "ok"))
+        if len(units) > 1:
+            raise GnnlabError(
+                f"{self.name} is in {' and '.join(units)}: one figure has one unit; .only(unit={units[0]!r})"
+            )
+        return units[0]
+
+    def _numeric(self, frame: pd.DataFrame, *names: str) -> None:
+        for name in names:
+            if not pd.api.types.is_numeric_dtype(frame[name].infer_objects()):
+                example = next(value for value in frame[name] if not isinstance(value, int | float))
+                raise GnnlabError(f"{self.name}: {name} is no number ({example!r}); an axis needs numbers")
+
+    def _nothing(self) -> bool:
+        """Say so where no row has a number."""
+        empty = not any(row.status == "ok" for row in self.rows)
+        if empty:
+            self._lab.say(f"{self.title}: nothing was measured.")
+        return empty
+
+    def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
+        """Show and keep a figure under the study's name, what was kept of it, and the kind of figure."""
+        parts = [self.name, *(_words(wanted, distinct=True) for wanted in self._kept.values()), kind]
+        name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", part).strip("-") for part in parts if part)
+        forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
+        self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
+
+    def _drawn(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
+        """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit."""
         frame = self.frame
-        frame = frame[(frame["form"] != CONTROL) & (frame["status"] == "ok")]
-        if y == "ratio":
-            return frame[frame["ratio"].notna()].astype({y: float})
-        factor, _ = _shown_as(self.rows[0].unit)
-        return frame.assign(**{end: frame[end].astype(float) * factor for end in ("value", "low", "high")})
-
-    def _axis(self, y: str) -> str:
+        frame = frame[(frame["form"] != CONTROL) & ((frame["status"] == "ok") | missing)]
         if y == "ratio":
             base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
-            return f"times as fast as {base}"
-        return LABELS.get(self.rows[0].unit, self.name.replace("_", " "))
-
-    def _alt(self, y: str, x: str | None) -> str:
-        shape = f"Lines over {x}" if x else "Bars"
-        forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
-        by = f", by {' and '.join(self.keys)}" if self.keys else ""
-        return f"{shape}: {self._axis(y)}{by}, of {', '.join(forms)}, with 95 % intervals."
+            frame = frame[frame["form"] != base] if missing else frame[frame["ratio"].notna()]
+            ratio = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
+            frame = frame.assign(**{name: frame[column].astype(float) for name, column in ratio.items()})
+            return frame, f"times as fast as {base}", "x"
+        unit, better = self._unit(), next(row.better for row in self.rows if row.status == "ok")
+        factor, shown = shown_as(unit)
+        numbers = {end: frame[end].astype(float) * factor for end in ("value", "low", "high")}
+        return frame.assign(**numbers), LABELS.get((unit, better), _plain(self.name)), shown
 
     def _remarks(self) -> list[str]:
         """Each form over all cells, what the A/A control shows, and what has no number."""
@@ -152,16 +318,15 @@ class Study:
             for form, gain in gains.items()
             if form != CONTROL
         ]
-        lines += [
-            f"- {form}: not timed in {self._lacking(form)} cells, {reason}" for form, reason in self.failed.items()
-        ]
+        for form, reason in self.failed.items():
+            rows = [row for row in self.rows if row.form == form]
+            lost = sum(row.status != "ok" for row in rows)
+            lines.append(f"- {form}: not timed in {lost} of {len(rows)} cells, {reason}")
         if CONTROL in gains:
             lines.append(f"- the baseline against itself (A/A): {gain_text(gains[CONTROL])}")
-        return ["\n".join(lines)] if lines else []
+        return lines
 
-    def _lacking(self, form: str) -> str:
-        rows = [row for row in self.rows if row.form == form]
-        return f"{sum(row.status != 'ok' for row in rows)} of {len(rows)}"
+    # ---- tables -----------------------------------------------------------------------------------------------------
 
     def table(self, *columns: str) -> None:
         """Show the rows: keys, form, value with its interval, ratio, error; `columns` are further fields."""
@@ -171,31 +336,74 @@ class Study:
         """The frame that `table` shows."""
         if not self.rows:
             return pd.DataFrame({self.name: ["nothing was measured"]})
+        usual = next((row.statistic for row in self.rows if row.status == "ok"), "value")
         rows = []
         for row in self.rows:
             ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)
-            factor, unit = _shown_as(row.unit)
-            value = row.reason if row.value is None else estimate_text(row.estimate, factor)
-            line = {**row.keys, "form": row.form, f"{row.statistic} ({unit})": value, "n": row.n}
-            line["over baseline"] = "" if ratio is None else estimate_text(ratio)
+            factor, unit = shown_as(row.unit)
+            ok = row.status == "ok"
+            told = f"{row.statistic if ok else usual} ({unit})"
+            line = {**row.keys, "form": row.form, told: estimate_text(row.estimate, factor) if ok else row.status}
+            line |= {"n": row.n, "over baseline": "" if ratio is None else estimate_text(ratio)}
             line["relative error"] = "" if row.parity_error is None else f"{row.parity_error:.1e}"
-            rows.append({**line, "origin": row.origin.value, **{c: getattr(row, c) for c in columns}})
+            line |= {"origin": row.origin.value, "why": row.reason or ""}
+            rows.append(line | {c: "; ".join(row.notes) if c == "notes" else getattr(row, c) for c in columns})
         frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
-        plain = [c for c in ("over baseline", "relative error") if (frame[c] == "").all()]
+        plain = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
         plain += ["origin"] if frame["origin"].nunique() == 1 else []
         first = (self.keys or ["form"])[0]
-        return headed(
-            frame.drop(columns=plain)[[*self.keys, "form", *_rest(frame, [*self.keys, "form", *plain])]], first
-        )
+        front = [*self.keys, "form"]
+        return headed(frame[[*front, *(c for c in frame.columns if c not in (*front, *plain))]], first)
+
+
+def _field(row: Row, name: str) -> Any:
+    return row.keys[name] if name in row.keys else getattr(row, name, None)
+
+
+def _words(wanted: Any, distinct: bool = False) -> str:
+    """One value, or the first of several and how many more: `distinct` from every other choice of them."""
+    if not isinstance(wanted, list | tuple | set):
+        return str(wanted)
+    named = [str(each) for each in wanted]
+    more = len(named) - MOST_NAMED
+    if more <= 0:
+        return ", ".join(named)
+    told = f"{', '.join(named[:MOST_NAMED])} and {more} more"
+    return f"{told} {digest(named)[:6]}" if distinct else told
+
+
+def _grouped(pairs: Sequence[tuple[Any, Any]], columns: int, column: str) -> str:
+    """Pairs of a row and a column, rows with the same columns together: "a, b × c; d × every size"."""
+    of_row: dict[Any, dict[Any, None]] = {}
+    for row, at in pairs:
+        of_row.setdefault(row, {})[at] = None
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for row, at in of_row.items():
+        rows.setdefault(tuple(at), []).append(str(row))
+    named = {at: f"every {column}" if len(at) == columns > MOST_NAMED else ", ".join(map(str, at)) for at in rows}
+    return "; ".join(f"{', '.join(names)} × {named[at]}" for at, names in rows.items())
+
+
+def _plain(name: str) -> str:
+    """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
+    for ending, unit in (("gb_s", "GB/s"), ("mib", "MiB"), ("ms", "ms")):
+        if name == ending:
+            return unit
+        if name.endswith(f"_{ending}"):
+            return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({unit})"
+    return name.replace("_", " ")
 
 
 def _cell(row: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The name of a cell: "1000/1000, features 64"."""
-    return ", ".join(str(row[key]) if isinstance(row[key], str) else f"{key} {row[key]}" for key in keys)
+    return ", ".join(_named(key, row[key]) for key in keys if key in row)
 
 
-def _rest(frame: pd.DataFrame, taken: Sequence[str]) -> list[str]:
-    return [column for column in frame.columns if column not in taken]
+def _named(key: str, value: Any) -> str:
+    """A text speaks for itself, a number needs its name."""
+    if isinstance(value, str):
+        return value
+    return f"{_plain(key)} {value:.4g}" if isinstance(value, float) else f"{_plain(key)} {value}"
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:
@@ -211,45 +419,12 @@ def ledger_frame(judged: Sequence[Judged]) -> pd.DataFrame:
         {
             "claim": row.id,
             "claimed": format_range(row.claimed),
-            "measured here": "not here" if row.value is None else f"{_measured(row)} {row.unit}",
+            "measured here": "not here"
+            if row.value is None
+            else f"{estimate_text(Estimate(row.value, row.low, row.high, row.n))} {row.unit}",
             "verdict": row.verdict.value,
             "why": row.why,
         }
         for row in judged
     )
     return headed(frame, "claim") if len(frame) else frame
-
-
-def _measured(row: Judged) -> str:
-    return estimate_text(Estimate(row.value, row.low, row.high, row.n))
-
-
-def _shown_as(unit: str) -> tuple[float, str]:
-    """The factor and the unit in which a reader sees values of a unit: shares as percent."""
-    return (100.0, "%") if unit == "share" else (1.0, unit)
-
-
-def estimate_text(found: Estimate, factor: float = 1.0) -> str:
-    """As "1.42 (1.40 to 1.45)", times `factor`; an exact number and one without an interval stand alone."""
-    if factor != 1.0:
-        ends = (None, None) if found.low is None else (found.low * factor, found.high * factor)
-        found = Estimate(found.value * factor, *ends, found.n)
-    if found.low is None or found.low == found.high:
-        return format_value(found.value)
-    return f"{_digits(found.value, found)} ({_digits(found.low, found)} to {_digits(found.high, found)})"
-
-
-def _digits(value: float, found: Estimate) -> str:
-    """As many digits as the interval is worth, three at the least."""
-    half = (found.high - found.low) / 2
-    digits = max(0, -int(np.floor(np.log10(half))) + 1)
-    magnitude = int(np.floor(np.log10(max(abs(found.value), 1e-300))))
-    return f"{value:,.{min(digits, max(0, 3 - magnitude) + 3)}f}"
-
-
-def gain_text(gain: Estimate) -> str:
-    """ "2.31 (2.25 to 2.37) times as fast", or that no difference was seen."""
-    if gain.low is None:
-        return f"{gain.value:.3g} times as fast, of {gain.n} rounds, too few for an interval"
-    text = estimate_text(gain)
-    return f"no difference seen, {text}" if gain.low <= 1 <= gain.high else f"{text} times as fast"

@@ -2,11 +2,11 @@
 
     table = Table()
     table.put(Row(study="gat_layer", keys={"size": "58/776"}, form="PyG", ...), samples=[1.22, 1.25, ...])
-    table.frame("gat_layer")                  # a pandas frame, keys as columns
+    table.select("gat_layer", where={"size": "58/776"})
     table.samples_of(row)                     # (n,), of a race one a round
 
 A raced form, a cell of the campaign, an epoch, an executed plan, a prediction, a count: all have these fields. None of
-them has a default that could be untrue, and a row that contradicts itself is refused with `RowError`.
+them has a default that could be untrue, and a row that contradicts itself is refused with `GnnlabError`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gnnlab.errors import GnnlabError
+from gnnlab.files import write_atomically
+from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
-from gnnlab.safe_files import write_atomically
-
-CONTROL = "A/A"  # the form that is the baseline a second time
 
 
 class Origin(StrEnum):
@@ -45,15 +44,11 @@ class Origin(StrEnum):
 class Interval(StrEnum):
     """What the ends `low` and `high` of a row are."""
 
-    CONFIDENCE = "95 % confidence"  # of the statistic
-    PREDICTION = "90 % prediction"  # of a single new value
-    PREDICTION_95 = "95 % prediction"
+    CONFIDENCE = estimates.CONFIDENCE  # of the statistic
+    PREDICTION = estimates.PREDICTION  # of a single new value
+    PREDICTION_95 = estimates.PREDICTION_95
     EXACT = "exact"  # counted or computed: all three are equal
     NONE = "none"  # too few samples for one
-
-
-class RowError(ValueError):
-    """A row that contradicts itself, or a table that cannot be read. The message is one line."""
 
 
 class Strict(BaseModel):
@@ -108,7 +103,7 @@ class Row(Strict):
     @property
     def estimate(self) -> Estimate:
         if self.value is None:
-            raise RowError(f"{self.label} has no value: {self.reason}")
+            raise GnnlabError(f"{self.label} has no value: {self.reason}")
         return Estimate(self.value, self.low, self.high, self.n)
 
     @model_validator(mode="after")
@@ -162,7 +157,7 @@ def row(**fields: Any) -> Row:
     value, low, high and n of a row that is not "ok". Where `low` is missing or NaN there is no interval.
 
     Raises:
-        RowError: a field is missing, unknown, or contradicts another; in one line.
+        GnnlabError: a field is missing, unknown, or contradicts another; in one line.
     """
     plain = {name: _plain(value) for name, value in fields.items()}
     given = {**_OPTIONAL, "value": None, **{name: value for name, value in plain.items() if value is not None}}
@@ -181,7 +176,7 @@ def row(**fields: Any) -> Row:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         name = f"{given.get('study')}, {given.get('form')}"
-        raise RowError(f"row of {name}: {where + ': ' if where else ''}{first['msg']}") from None
+        raise GnnlabError(f"row of {name}: {where + ': ' if where else ''}{first['msg']}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -217,7 +212,7 @@ class Table:
         if samples is not None and len(samples):
             values = np.asarray(samples, dtype=float)
             if row.status == "ok" and len(values) != row.n:
-                raise RowError(f"{row.label}: {len(values)} samples, and n = {row.n}")
+                raise GnnlabError(f"{row.label}: {len(values)} samples, and n = {row.n}")
             self._samples[row.id] = values
 
     def samples_of(self, row: Row) -> np.ndarray | None:
@@ -231,18 +226,13 @@ class Table:
             for each in self
             if each.study == study
             and (form is None or each.form == form)
-            and all(_fits(each.keys.get(key), wanted) for key, wanted in (where or {}).items())
+            and all(fits(each.keys.get(key), wanted) for key, wanted in (where or {}).items())
         ]
-
-    def frame(self, study: str) -> pd.DataFrame:
-        """The rows of a study, their keys as columns in front."""
-        rows = [{**each.keys, **each.model_dump(exclude={"study", "keys"})} for each in self.select(study)]
-        return pd.DataFrame(rows)
 
     def write_samples(self, path: Path) -> str:
         """Write the samples as Parquet (columns row, sample, value; `row` is the row's place in the table).
 
-        Returns the SHA-256 of the file, for the result file. Raises `FileError`.
+        Returns the SHA-256 of the file, for the result file. Raises `GnnlabError`.
         """
         places = [place for place, each in enumerate(self) if each.id in self._samples]
         columns = [self._samples[each.id] for each in self if each.id in self._samples]
@@ -260,18 +250,19 @@ class Table:
         return hashlib.sha256(buffer.getvalue()).hexdigest()
 
     def read_samples(self, path: Path, sha256: str) -> None:
-        """Take the samples of the rows from a file of `write_samples`. Raises `RowError` where it is another one."""
+        """Take the samples of the rows from a file of `write_samples`. Raises `GnnlabError` where it is another one."""
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise RowError(f"could not read the samples {path}: {error.strerror}; run the notebook again") from None
+            raise GnnlabError(f"could not read the samples {path}: {error.strerror}; run the notebook again") from None
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise RowError(f"the samples {path} are not those of their result file; run the notebook again")
+            raise GnnlabError(f"the samples {path} are not those of their result file; run the notebook again")
         found = pq.read_table(io.BytesIO(content)).to_pandas()
         rows = list(self)
         for place, part in found.groupby("row", sort=False):
             self._samples[rows[place].id] = part["value"].to_numpy()
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    return value in wanted if isinstance(wanted, list | tuple) else value == wanted
+def fits(value: Any, wanted: Any) -> bool:
+    """Is it the wanted value, or one of several?"""
+    return value in wanted if isinstance(wanted, list | tuple | set) else value == wanted

@@ -1,6 +1,6 @@
 """How a model is measured: time, memory, FLOPs, scaling, operators, limits, findings.
 
-The names of the profiling framework (document 001) can be had from here:
+The names of the profiling framework (S1) can be had from here:
 
     from gnnlab.profiling import RuntimeProfiler, profile_forward, estimate_model_flops, ProfilingContext
 
@@ -44,7 +44,6 @@ _HOME = {
     "scaling": (
         "ScalingExperiment",
         "generate_scaling_graphs",
-        "run_edge_scaling",
         "run_layer_scaling",
         "run_node_scaling",
         "run_pe_scaling",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import UninitializedTensorMixin
 
+from gnnlab.errors import GnnlabError
 
-class ContextError(ValueError):
-    """A seed or a model that cannot be used. The message is one line for the reader."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target
 
 
 def call(model: Callable[..., Any], batch: Any) -> Any:
@@ -35,14 +36,29 @@ def call(model: Callable[..., Any], batch: Any) -> Any:
     return model(batch)
 
 
+def training_loss(model: nn.Module, batch: Any, loss_fn: Loss | None = None) -> torch.Tensor:
+    """`loss_fn(output, target)` with zeros as the target; mean squared error unless given.
+
+    Raises:
+        GnnlabError: the model returns something else than a tensor.
+    """
+    output = call(model, batch)
+    if not isinstance(output, torch.Tensor):
+        raise GnnlabError(
+            f"{type(model).__name__} returns {type(output).__name__}, not a tensor: training needs one; "
+            "wrap the model in a module that returns the tensor to train on"
+        )
+    return (loss_fn or nn.functional.mse_loss)(output, torch.zeros_like(output))
+
+
 def set_seed(seed: int) -> None:
     """Seed `random`, numpy's legacy generator and torch on every device.
 
     Raises:
-        ContextError: the seed is no whole number in 0 .. 2**32 - 1 (numpy takes no other).
+        GnnlabError: the seed is no whole number in 0 .. 2**32 - 1 (numpy takes no other).
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
-        raise ContextError(f"seed must be a whole number from 0 to {2**32 - 1}, not {seed!r}")
+        raise GnnlabError(f"seed must be a whole number from 0 to {2**32 - 1}, not {seed!r}")
     random.seed(int(seed))
     np.random.seed(int(seed))
     torch.manual_seed(int(seed))
@@ -68,12 +84,6 @@ def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
             optimizer.load_state_dict(state)
 
 
-def set_threads(threads: int) -> None:
-    """Let torch compute with so many threads on the CPU; 0 leaves its own choice."""
-    if threads:
-        torch.set_num_threads(threads)
-
-
 class ProfilingContext:
     """Eval mode, no dropout, a fixed seed; after it, also after an exception, everything is as it was before.
 
@@ -91,7 +101,7 @@ class ProfilingContext:
         deterministic: ask torch for its deterministic kernels inside the context. They can be slower, so it is off.
 
     Raises:
-        ContextError: `model` is no `nn.Module`, or the seed is no seed.
+        GnnlabError: `model` is no `nn.Module`, or the seed is no seed.
     """
 
     def __init__(
@@ -103,106 +113,65 @@ class ProfilingContext:
         deterministic: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ContextError(f"ProfilingContext needs a torch.nn.Module, not {type(model).__name__}")
+            raise GnnlabError(f"ProfilingContext needs a torch.nn.Module, not {type(model).__name__}")
         self.model = model
         self.disable_dropout = disable_dropout
         self.eval_mode = eval_mode
         self.seed = seed
         self.deterministic = deterministic
-        self._undo: list[list[Callable[[], None]]] = []  # one list of steps per level: the context may be nested
+        self._open: list[AbstractContextManager] = []  # the context may be nested
 
     def __enter__(self) -> ProfilingContext:
-        undo = [
-            _remember_random(),
-            _remember_determinism(),
-            _remember_training(self.model),
-            _remember_norms(self.model),
-        ]
-        self._undo.append(undo)
-        try:
-            if self.seed is not None:
-                set_seed(self.seed)
-            if self.deterministic:
-                torch.use_deterministic_algorithms(True, warn_only=True)
-                torch.backends.cudnn.deterministic = True
-                torch.backends.cudnn.benchmark = False
-            if self.disable_dropout:
-                undo.append(_remember_rates(self.model))
-                for module, name, value in _dropout_rates(self.model):
-                    setattr(module, name, _zeroed(value))
-            if self.eval_mode:
-                self.model.eval()
-        except BaseException:
-            self.__exit__()
-            raise
+        held = self._held()
+        held.__enter__()
+        self._open.append(held)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        for step in reversed(self._undo.pop()):
-            step()
+    def __exit__(self, *exception: Any) -> None:
+        self._open.pop().__exit__(*exception)
 
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        python, legacy = random.getstate(), np.random.get_state()
+        strict = torch.are_deterministic_algorithms_enabled()
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+        training = [(module, module.training) for module in self.model.modules()]
+        statistics = [(buffer, buffer.detach().clone()) for buffer in _running_statistics(self.model)]
+        rates = list(_dropout_rates(self.model)) if self.disable_dropout else []
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            try:
+                self._quieten(rates)
+                yield
+            finally:
+                for module, name, value in rates:
+                    setattr(module, name, value)
+                with torch.no_grad():
+                    for buffer, value in statistics:
+                        buffer.copy_(value)
+                for module, flag in training:
+                    module.training = flag
+                torch.use_deterministic_algorithms(strict, warn_only=warns)
+                torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+                random.setstate(python)
+                np.random.set_state(legacy)
 
-def _remember_random() -> Callable[[], None]:
-    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-
-    return restore
-
-
-def _remember_determinism() -> Callable[[], None]:
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-
-    def restore() -> None:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
-
-    return restore
-
-
-def _remember_training(model: nn.Module) -> Callable[[], None]:
-    flags = [(module, module.training) for module in model.modules()]
-
-    def restore() -> None:
-        for module, training in flags:
-            module.training = training
-
-    return restore
-
-
-def _remember_norms(model: nn.Module) -> Callable[[], None]:
-    kept = [
-        (buffer, buffer.detach().clone())
-        for module in model.modules()
-        if isinstance(module, _NormBase)
-        for buffer in module.buffers(recurse=False)
-        if not isinstance(buffer, nn.parameter.UninitializedTensorMixin)
-    ]
-
-    @torch.no_grad()
-    def restore() -> None:
-        for buffer, value in kept:
-            buffer.copy_(value)
-
-    return restore
-
-
-def _remember_rates(model: nn.Module) -> Callable[[], None]:
-    rates = list(_dropout_rates(model))
-
-    def restore() -> None:
+    def _quieten(self, rates: Iterable[tuple[nn.Module, str, Any]]) -> None:
+        if self.seed is not None:
+            set_seed(self.seed)
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         for module, name, value in rates:
-            setattr(module, name, value)
+            setattr(module, name, type(value)(0.0 for _ in value) if isinstance(value, (list, tuple)) else 0.0)
+        if self.eval_mode:
+            self.model.eval()
 
-    return restore
+
+def _running_statistics(model: nn.Module) -> Iterator[torch.Tensor]:
+    for module in model.modules():
+        if isinstance(module, _NormBase):
+            yield from (b for b in module.buffers(recurse=False) if not isinstance(b, UninitializedTensorMixin))
 
 
 def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, Any]]:
@@ -218,7 +187,3 @@ def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, Any]]:
 
 def _is_rate(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def _zeroed(value: Any) -> Any:
-    return type(value)(0.0 for _ in value) if isinstance(value, (list, tuple)) else 0.0

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.module_tracker import ModuleTracker
 
 from .context import call
-from .dispatch import ModuleStack, Watch, bind, name_of, span_bytes, tensors_in, written
+from .dispatch import OperatorWatch, bind, name_of, span_bytes, tensors_in, written
 
 _LIBRARIES = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}
 _OWN = Path(__file__).parent
@@ -51,7 +52,7 @@ class _Suspect:
 def needless_copies(model: nn.Module, batch: Any) -> list[NeedlessCopy]:
     """The needless copies of one forward pass without gradients, the most bytes first."""
     watch = _CopyWatch()
-    with torch.no_grad(), watch.stack.following(model), watch:
+    with torch.no_grad(), watch.modules, watch:
         output = call(model, batch)
     returned = {tensor.untyped_storage()._cdata for tensor in tensors_in(output) if tensor.layout is torch.strided}
     found: dict[tuple[str, str, str], list[_Suspect]] = {}
@@ -69,10 +70,10 @@ def _together(suspects: list[_Suspect]) -> NeedlessCopy:
     return NeedlessCopy(first.operator, modules, first.line, first.why, len(suspects), size)
 
 
-class _CopyWatch(Watch):
+class _CopyWatch(OperatorWatch):
     def __init__(self) -> None:
         super().__init__()
-        self.stack = ModuleStack()
+        self.modules = ModuleTracker()
         self.suspects: list[_Suspect] = []
 
     def seen(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> None:
@@ -87,7 +88,10 @@ class _CopyWatch(Watch):
         if (found := check(bound, output)) is not None:
             why, size, source = found
             storages = (output.untyped_storage(), *([source.untyped_storage()] if source is not None else []))
-            self.suspects.append(_Suspect(name_of(func), self.stack.path, _line(), why, size, storages, source is None))
+            module = max(self.modules.parents - {"Global"}, key=len, default="").partition(".")[
+                2
+            ]  # the innermost at work
+            self.suspects.append(_Suspect(name_of(func), module, _line(), why, size, storages, source is None))
 
 
 # Each check gives (why, bytes copied for nothing, source that must stay unwritten for that), or None.

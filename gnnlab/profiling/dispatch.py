@@ -1,11 +1,9 @@
-"""Watching a model at work: each operator call below autograd, and each module as it is entered and left."""
+"""Watching a model at work: each operator call below autograd, and the tensors in what goes in and out."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -13,14 +11,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-OUTSIDE = (
-    "(outside)"  # where an operator runs that no module of the model called: a loss, a backward pass, an optimizer
-)
+from gnnlab.errors import GnnlabError
+
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
-class Watch(TorchDispatchMode):
-    """Inside `with Watch():` each operator call is handed to `seen`, after it ran.
+class OperatorWatch(TorchDispatchMode):
+    """Inside `with OperatorWatch():` each operator call is handed to `seen`, after it ran.
 
     Composite operators arrive as the operators that they are made of, in inference mode too.
     """
@@ -95,46 +92,14 @@ def device_of(*things: Any) -> torch.device:
     return torch.device("cpu")
 
 
-@contextmanager
-def module_hooks(
-    model: nn.Module, enter: Callable[[str, nn.Module], None], leave: Callable[[str, nn.Module], None]
-) -> Iterator[None]:
-    """Call `enter(path, module)` and `leave(path, module)` around each forward of each module.
-
-    `leave` is called when the forward fails, too. The hooks are gone after the context, whatever happened in it.
-    """
-    handles = []
+def cpu_or_cuda(device: Any, what: str) -> torch.device:
+    """`device`, where `what` is measured. Raises `GnnlabError`: it is neither a CPU nor CUDA, or not here."""
     try:
-        for path, module in model.named_modules():
-            before, after = partial(_tell, enter, path), partial(_tell, leave, path)
-            handles.append(module.register_forward_pre_hook(before, prepend=True))
-            handles.append(module.register_forward_hook(after, always_call=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _tell(listener: Callable[[str, nn.Module], None], path: str, module: nn.Module, *_: Any) -> None:
-    listener(path, module)  # and nothing is returned: what a hook returns would replace the output
-
-
-class ModuleStack:
-    """Which module is at work: `with stack.following(model): ...` keeps `stack.path` up to date."""
-
-    def __init__(self) -> None:
-        self._paths: list[str] = []
-
-    @property
-    def path(self) -> str:
-        """Path of the innermost module at work, "" for the model itself, `OUTSIDE` when none is."""
-        return self._paths[-1] if self._paths else OUTSIDE
-
-    @contextmanager
-    def following(self, model: Any) -> Iterator[None]:
-        """Follow the modules of `model`; anything that is no `nn.Module` is all outside."""
-        if not isinstance(model, nn.Module):
-            yield
-            return
-        with module_hooks(model, lambda path, _: self._paths.append(path), lambda *_: self._paths.pop()):
-            yield
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise GnnlabError(f"no device is called {device!r}; use cpu or cuda") from error
+    if where.type not in ("cpu", "cuda"):
+        raise GnnlabError(f"{what} is measured on cpu and cuda, not on {where.type}")
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise GnnlabError(f"device {where} was asked for, but torch sees no CUDA device here; use cpu")
+    return where

@@ -16,16 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnnlab.errors import GnnlabError
+
 from .context import ProfilingContext, call, set_seed, unchanged
 from .copies import needless_copies
 from .dispatch import tensors_in
 from .effects import NONE, SHAPE_ONLY, Effect, Experiment, all_rows_alike, leaves, same_bits
 
 LEAST_COPY = 1024  # bytes; smaller needless copies are not worth a sentence
-
-
-class FindingsError(ValueError):
-    """Something that cannot be inspected. The message is one line for the reader."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,10 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
     training alone have none by that. Fields of a graph that are targets (`y`, masks) are not looked at.
 
     Raises:
-        FindingsError: `model` is no `nn.Module`.
+        GnnlabError: `model` is no `nn.Module`.
     """
     if not isinstance(model, nn.Module):
-        raise FindingsError(f"findings are about a torch.nn.Module, not about {type(model).__name__}")
+        raise GnnlabError(f"findings are about a torch.nn.Module, not about {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     eager = torch.compiler.set_stance("force_eager")
     with eager, _stand_in(model) as subject, ProfilingContext(subject, disable_dropout=False):
@@ -66,7 +64,7 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
 def deterministic_share(model: nn.Module, batch: Any, runs: int = 10, seed: int = 42) -> float:
     """Share of `runs` forward passes that equal one before them bit by bit: eval mode, no dropout, the same seed."""
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-        raise FindingsError(f"runs must be a whole number of at least 1, not {runs!r}")
+        raise GnnlabError(f"runs must be a whole number of at least 1, not {runs!r}")
     with ProfilingContext(model, seed=seed):
         return _equal_share(model, batch, runs, seed)
 

@@ -1,10 +1,10 @@
-"""FLOPs of a graph transformer by closed formulas (document 001): an estimate before anything is built or run.
+"""FLOPs of a graph transformer by closed formulas (S1): an estimate before anything is built or run.
 
     estimate = estimate_model_flops(500, 2500, hidden_dim=256, num_layers=6, num_heads=8, ffn_dim=512)
     estimate.total                      # 5_619_424_500
     estimate.breakdown["attention"]     # 3_171_936_000
 
-Assumptions of the document: a product of (m, k) and (k, n) is 2 m k n; softmax 5, layer norm 5 and GELU 4 an element.
+Assumptions of S1: a product of (m, k) and (k, n) is 2 m k n; softmax 5, layer norm 5 and GELU 4 an element.
 What a model really runs is counted by `counting.count`. In the formulas N are nodes, E edges, h hidden features, H
 heads, f features inside the feed-forward network, i and o features in and out.
 """
@@ -19,11 +19,9 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from gnnlab.errors import GnnlabError
+
 SOFTMAX, LAYER_NORM, GELU = 5, 5, 4  # FLOPs an element
-
-
-class FlopsError(ValueError):
-    """Sizes, a layer type or a model that the formulas do not cover. The message is one line for the reader."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class FLOPsEstimate:
 
 def estimate_linear_flops(in_features: int, out_features: int, batch_size: int = 1, seq_len: int = 1) -> int:
     """2 B i o + B o for B = batch_size * seq_len rows: the product, and the bias."""
-    _check(in_features=in_features, out_features=out_features, batch_size=batch_size, seq_len=seq_len)
+    whole_numbers(1, in_features=in_features, out_features=out_features, batch_size=batch_size, seq_len=seq_len)
     rows = batch_size * seq_len
     return 2 * rows * in_features * out_features + rows * out_features
 
@@ -47,8 +45,8 @@ def estimate_attention_flops(num_nodes: int, hidden_dim: int, num_heads: int, sp
 
     Projections of query, key, value and output; scores, softmax and weighted sum over the pairs.
     """
-    _check(num_nodes=num_nodes, hidden_dim=hidden_dim, num_heads=num_heads)
-    pairs = round(num_nodes**2 * _ratio(sparse_ratio))
+    whole_numbers(1, num_nodes=num_nodes, hidden_dim=hidden_dim, num_heads=num_heads)
+    pairs = round(num_nodes**2 * share_of_pairs(sparse_ratio))
     projections = 4 * estimate_linear_flops(hidden_dim, hidden_dim, num_nodes)
     return projections + pairs * (2 * hidden_dim + SOFTMAX * num_heads + 2 * hidden_dim)
 
@@ -56,16 +54,16 @@ def estimate_attention_flops(num_nodes: int, hidden_dim: int, num_heads: int, sp
 def estimate_mpnn_flops(
     num_nodes: int, num_edges: int, in_features: int, out_features: int, mpnn_type: str = "gin"
 ) -> int:
-    """One layer of message passing: "gin", "gcn" or "gat". Another type is a `FlopsError`, never 0.
+    """One layer of message passing: "gin", "gcn" or "gat". Another type is a `GnnlabError`, never 0.
 
     gin: E i + lin(i, o) + lin(o, o) + N o; gcn: lin(i, o) + E o + N o; gat: lin(i, o) + 2 E o + 5 E + E o + N o.
     """
-    _check(num_nodes=num_nodes, in_features=in_features, out_features=out_features)
-    _check(0, num_edges=num_edges)
+    whole_numbers(1, num_nodes=num_nodes, in_features=in_features, out_features=out_features)
+    whole_numbers(0, num_edges=num_edges)
     formula = _MPNN.get(mpnn_type)
     if formula is None:
         known = ", ".join(_MPNN)
-        raise FlopsError(f"no formula for message passing of type {mpnn_type!r}; known are {known}")
+        raise GnnlabError(f"no formula for message passing of type {mpnn_type!r}; known are {known}")
     return formula(num_nodes, num_edges, in_features, out_features)
 
 
@@ -86,7 +84,7 @@ _MPNN: dict[str, Callable[[int, int, int, int], int]] = {"gin": _gin, "gcn": _gc
 
 def estimate_ffn_flops(hidden_dim: int, ffn_dim: int, num_nodes: int) -> int:
     """lin(h, f) + 4 N f + lin(f, h): two linear layers with GELU between."""
-    _check(hidden_dim=hidden_dim, ffn_dim=ffn_dim, num_nodes=num_nodes)
+    whole_numbers(1, hidden_dim=hidden_dim, ffn_dim=ffn_dim, num_nodes=num_nodes)
     linear = estimate_linear_flops(hidden_dim, ffn_dim, num_nodes) + estimate_linear_flops(
         ffn_dim, hidden_dim, num_nodes
     )
@@ -99,15 +97,15 @@ def estimate_pe_flops(num_nodes: int, pe_dim: int, pe_type: str = "lap") -> int:
     lap: 9 N^3, all eigenvectors of a symmetric matrix (Golub & Van Loan, Matrix Computations, 8.3), whatever the
     dimension; rwse: N^2 to normalize + 2 N^3 for each of the pe_dim - 1 products; none: 0.
     """
-    _check(num_nodes=num_nodes)
-    _check(0, pe_dim=pe_dim)
+    whole_numbers(1, num_nodes=num_nodes)
+    whole_numbers(0, pe_dim=pe_dim)
     if pe_type == "none" or (pe_dim == 0 and pe_type in ("lap", "rwse")):
         return 0
     if pe_type == "lap":
         return 9 * num_nodes**3
     if pe_type == "rwse":
         return num_nodes**2 + 2 * num_nodes**3 * (pe_dim - 1)
-    raise FlopsError(f"no formula for an encoding of type {pe_type!r}; known are lap, rwse, none")
+    raise GnnlabError(f"no formula for an encoding of type {pe_type!r}; known are lap, rwse, none")
 
 
 def estimate_model_flops(
@@ -125,9 +123,9 @@ def estimate_model_flops(
     """One forward pass of a graph transformer: linear in, layers, linear out to `output_dim` values a node.
 
     A layer is message passing, attention, feed-forward network and two layer norms of 5 N h. `input_dim` is
-    `hidden_dim` unless given, as in the document.
+    `hidden_dim` unless given, as in S1.
     """
-    _check(hidden_dim=hidden_dim, num_layers=num_layers)
+    whole_numbers(1, hidden_dim=hidden_dim, num_layers=num_layers)
     sizes = {name: value for name, value in locals().items() if name != "input_dim"}
     sizes["input_dim"] = input_dim = hidden_dim if input_dim is None else input_dim
     layer = {
@@ -151,18 +149,18 @@ class FLOPsEstimator:
     `num_heads`, `ffn_dim`, `mpnn_type`, or a usual alias such as `heads`), else what its layers show: the embedding
     size, heads and number of its `nn.MultiheadAttention`, the class of its message passing, and the linear layers
     beside the attention. Width in and out are the model's `in_features` and `out_features` (or aliases); a model
-    without them gets the document's: hidden in, 1 out.
+    without them gets S1's: hidden in, 1 out.
 
         FLOPsEstimator(model).estimate(num_nodes=500, num_edges=2500)
         FLOPsEstimator(model, ffn_dim=512).estimate(500, 2500)      # the model does not tell its ffn_dim
 
     Raises:
-        FlopsError: in `estimate`, for each size that was not to be found; nothing is guessed.
+        GnnlabError: in `estimate`, for each size that was not to be found; nothing is guessed.
     """
 
     def __init__(self, model: nn.Module, **sizes: Any) -> None:
         if unknown := sizes.keys() - _ALIASES.keys():
-            raise FlopsError(f"no size is called {', '.join(sorted(unknown))}; sizes are {', '.join(_ALIASES)}")
+            raise GnnlabError(f"no size is called {', '.join(sorted(unknown))}; sizes are {', '.join(_ALIASES)}")
         self.model = model
         self.given = sizes
 
@@ -172,7 +170,7 @@ class FLOPsEstimator:
         found = {name: self._told(name) or shown.get(name) for name in _ALIASES}
         if missing := [name for name in _NEEDED if found[name] is None]:
             hint = ", ".join(f"{name}=..." for name in missing)
-            raise FlopsError(
+            raise GnnlabError(
                 f"{type(self.model).__name__} does not tell its {', '.join(missing)}: set the attribute, or give "
                 f"FLOPsEstimator(model, {hint}); for a model that is no graph transformer use counting.count"
             )
@@ -180,10 +178,10 @@ class FLOPsEstimator:
         return estimate_model_flops(num_nodes, num_edges, sparse_ratio=sparse_ratio, **sizes)
 
     def count_parameters(self, trainable_only: bool = False) -> int:
-        """Number of parameters, shared ones once. `FlopsError` when a lazy layer has not seen its input yet."""
+        """Number of parameters, shared ones once. `GnnlabError` when a lazy layer has not seen its input yet."""
         parameters = [p for p in self.model.parameters() if p.requires_grad or not trainable_only]
         if any(isinstance(p, UninitializedParameter) for p in parameters):
-            raise FlopsError(f"{type(self.model).__name__} has lazy layers: call the model once, then count")
+            raise GnnlabError(f"{type(self.model).__name__} has lazy layers: call the model once, then count")
         return sum(p.numel() for p in parameters)
 
     def _told(self, name: str) -> Any:
@@ -238,13 +236,15 @@ def _feed_forward(layer: nn.Module) -> Iterator[int]:
             yield width
 
 
-def _check(least: int = 1, /, **sizes: Any) -> None:
+def whole_numbers(least: int, /, **sizes: Any) -> None:
+    """Raises `GnnlabError` unless each of the sizes is a whole number of at least `least`."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise FlopsError(f"{name} must be a whole number of at least {least}, not {value!r}")
+            raise GnnlabError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
-def _ratio(sparse_ratio: float) -> float:
+def share_of_pairs(sparse_ratio: float) -> float:
+    """The share itself. Raises `GnnlabError` unless it is a number from 0 to 1."""
     if isinstance(sparse_ratio, bool) or not isinstance(sparse_ratio, (int, float)) or not 0 <= sparse_ratio <= 1:
-        raise FlopsError(f"sparse_ratio must be a number from 0 to 1, not {sparse_ratio!r}")
+        raise GnnlabError(f"sparse_ratio must be a number from 0 to 1, not {sparse_ratio!r}")
     return sparse_ratio

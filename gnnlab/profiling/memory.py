@@ -3,32 +3,35 @@
     MemoryProfiler(model).profile_forward(batch).peak_mb
     get_memory_breakdown(model, batch)["forward_activations"]
 
-Names are those of document 001. Its "MB" are MiB here (2**20 bytes), in every field and function. On CUDA peaks are
-the allocator's; on a CPU the tensors alive are accounted (see `accounting`), so a peak is never 0 there either.
+Names are those of S1. Its "MB" are MiB here (2**20 bytes), in every field and function. On CUDA peaks are
+the allocator's; on a CPU torch's profiler records each allocation, those inside kernels too (fused attention: all its
+scores), so a peak is never 0 there either.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.profiler import profile
+from torch.nn.parameter import UninitializedTensorMixin
 
-from .accounting import hold, storages, strided_storages
-from .context import call, unchanged
-from .dispatch import device_of, tensors_in
+from gnnlab.errors import GnnlabError
+
+from .context import Loss, call, training_loss, unchanged
+from .dispatch import cpu_or_cuda, device_of, tensors_in
+from .flops import share_of_pairs, whole_numbers
 
 MIB = 2**20
 FLOAT, INDEX = 4, 8  # bytes of float32 and int64
 
 _peak_on_cpu = 0  # bytes, the largest accounted since the last reset
-
-
-class MemoryProfileError(ValueError):
-    """A device or a size that memory cannot be measured for. The message is one line for the reader."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class MemoryStats:
 def reset_memory_stats(device: Any = None) -> None:
     """Forget the peak so far; with no device that of the CPU and of the current CUDA device."""
     global _peak_on_cpu
-    where = None if device is None else _device(device)
+    where = None if device is None else cpu_or_cuda(device, "memory")
     if where is None or where.type == "cpu":
         _peak_on_cpu = 0
     if torch.cuda.is_available() and (where is None or where.type == "cuda"):
@@ -62,13 +65,13 @@ def get_peak_memory(device: Any = "cpu") -> float:
     """The peak since the last reset, in MiB: on CUDA of everything, on a CPU of the calls measured in between.
 
     Raises:
-        MemoryProfileError: on a CPU, when nothing was measured since: there is no peak to tell, and it was not 0.
+        GnnlabError: on a CPU, when nothing was measured since: there is no peak to tell, and it was not 0.
     """
-    where = _device(device)
+    where = cpu_or_cuda(device, "memory")
     if where.type == "cuda":
         return torch.cuda.max_memory_allocated(where) / MIB
     if not _peak_on_cpu:
-        raise MemoryProfileError(
+        raise GnnlabError(
             "no memory was measured on the CPU since the reset: call profile_memory_usage or a MemoryProfiler first"
         )
     return _peak_on_cpu / MIB
@@ -78,17 +81,17 @@ def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None,
     """The memory of `fn(*args, **kwargs)`, called once. `device` is that of the arguments unless given.
 
     Raises:
-        MemoryProfileError: the device is not there, or is neither a CPU nor CUDA.
+        GnnlabError: the device is not there, or is neither a CPU nor CUDA.
     """
     where = device_of(fn, args, kwargs) if device is None else device
-    return _stats(lambda: fn(*args, **kwargs), _device(where), fn, args, kwargs)
+    return _stats(lambda: fn(*args, **kwargs), cpu_or_cuda(where, "memory"), fn, args, kwargs)
 
 
 class MemoryProfiler:
     """The memory of a model's forward pass and training step, on the device where it is.
 
     Raises:
-        MemoryProfileError: the model is on another device than the one named.
+        GnnlabError: the model is on another device than the one named.
     """
 
     def __init__(self, model: nn.Module, device: Any = None) -> None:
@@ -105,10 +108,7 @@ class MemoryProfiler:
         return _stats(forward, self.device, self.model, batch)
 
     def profile_training_step(
-        self,
-        batch: Any,
-        optimizer: torch.optim.Optimizer | None = None,
-        loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        self, batch: Any, optimizer: torch.optim.Optimizer | None = None, loss_fn: Loss | None = None
     ) -> MemoryStats:
         """Forward, loss, backward and a step of the optimizer (a new Adam unless given, its state counted).
 
@@ -116,12 +116,10 @@ class MemoryProfiler:
         the optimizer are as before afterwards.
         """
         optimizer = optimizer or torch.optim.Adam(self.model.parameters())
-        loss_fn = loss_fn or nn.functional.mse_loss
 
         def step() -> None:
             optimizer.zero_grad()
-            output = _one_tensor(self.model, call(self.model, batch))
-            loss_fn(output, torch.zeros_like(output)).backward()
+            training_loss(self.model, batch, loss_fn).backward()
             optimizer.step()
 
         with unchanged(self.model, optimizer):
@@ -170,7 +168,7 @@ def get_memory_breakdown(
 
 def estimate_attention_memory(num_nodes: int, num_heads: int, hidden_dim: int, batch_size: int = 1) -> float:
     """MiB of one attention layer that keeps its scores, float32: N^2 H scores; query, key, value and output of N h."""
-    _check(num_nodes=num_nodes, num_heads=num_heads, hidden_dim=hidden_dim, batch_size=batch_size)
+    whole_numbers(0, num_nodes=num_nodes, num_heads=num_heads, hidden_dim=hidden_dim, batch_size=batch_size)
     return batch_size * FLOAT * (num_nodes**2 * num_heads + 4 * num_nodes * hidden_dim) / MIB
 
 
@@ -181,14 +179,12 @@ def estimate_pe_storage(
 
     A pair that is stored by itself also stores its two node numbers (int64).
     """
-    _check(num_nodes=num_nodes, node_pe_dim=node_pe_dim, relative_pe_buckets=relative_pe_buckets)
-    if isinstance(sparse_ratio, bool) or not 0 <= sparse_ratio <= 1:
-        raise MemoryProfileError(f"sparse_ratio must be a number from 0 to 1, not {sparse_ratio!r}")
+    whole_numbers(0, num_nodes=num_nodes, node_pe_dim=node_pe_dim, relative_pe_buckets=relative_pe_buckets)
     pair = FLOAT * relative_pe_buckets
     return {
         "node_pe": FLOAT * num_nodes * node_pe_dim / MIB,
         "relative_pe_dense": num_nodes**2 * pair / MIB,
-        "relative_pe_sparse": round(num_nodes**2 * sparse_ratio) * (pair + 2 * INDEX) / MIB,
+        "relative_pe_sparse": round(num_nodes**2 * share_of_pairs(sparse_ratio)) * (pair + 2 * INDEX) / MIB,
     }
 
 
@@ -201,6 +197,78 @@ def _stats(fn: Callable[[], Any], device: torch.device, *held: Any) -> MemorySta
     if device.type == "cpu":
         _peak_on_cpu = max(_peak_on_cpu, peak)
     return MemoryStats(peak / MIB, end / MIB, reserved / MIB, str(device), held_by_call.peak / MIB)
+
+
+@dataclass(frozen=True)
+class HeldBytes:
+    """Bytes above what was alive before the call: at the peak, and at its end, its result still alive."""
+
+    peak: int
+    at_end: int
+    result: Any
+
+
+def hold(fn: Callable[[], Any], device: torch.device) -> HeldBytes:
+    """Call `fn` and say what it held at once on `device`; for a call on a CPU its tensors must be on that CPU."""
+    return _hold_on_cuda(fn, device) if device.type == "cuda" else _hold_on_cpu(fn)
+
+
+def _hold_on_cuda(fn: Callable[[], Any], device: torch.device) -> HeldBytes:
+    gc.collect()  # garbage of earlier work must not die in the middle
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = fn()
+    torch.cuda.synchronize(device)
+    peak, end = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    return HeldBytes(peak - before, end - before, result)
+
+
+def _hold_on_cpu(fn: Callable[[], Any]) -> HeldBytes:
+    """Raises `GnnlabError` where a profiler of torch is running already: there can be one only."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        raise GnnlabError("torch's profiler is running; memory on a CPU is measured by it, so end it first")
+    gc.collect()
+    quiet_profiler()
+    with profile(profile_memory=True) as record:
+        result = fn()
+    now = peak = 0
+    events = (event for event in record.kineto_results.events() if event.name() == "[memory]")
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.device_type() == torch.profiler.DeviceType.CPU:
+            now += event.nbytes()
+            peak = max(peak, now)
+    return HeldBytes(peak, now, result)
+
+
+def quiet_profiler() -> None:
+    """Keep torch's profiler from writing to the terminal at each start. It reads this once, at its first."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+
+def storages(*things: Any) -> dict[int, int]:
+    """Bytes of each storage behind the tensors of models and batches, every storage once, by its identity."""
+    sizes = {}
+    for thing in things:
+        tensors = (*thing.parameters(), *thing.buffers()) if isinstance(thing, nn.Module) else tensors_in(thing)
+        for storage in strided_storages(tensors):
+            sizes[storage._cdata] = storage.nbytes()
+    return sizes
+
+
+def strided_storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    """The storages behind tensors, those of indices and values for sparse ones."""
+    for tensor in tensors:
+        if isinstance(tensor, UninitializedTensorMixin):
+            continue
+        if tensor.layout is torch.strided:
+            yield tensor.untyped_storage()
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            yield from strided_storages((tensor.crow_indices(), tensor.col_indices(), tensor.values()))
+        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+            yield from strided_storages((tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
+        elif tensor.layout is torch.sparse_coo:
+            yield from strided_storages((tensor._indices(), tensor._values()))
 
 
 def _saved_for_backward(model: nn.Module, batch: Any) -> dict[int, int]:
@@ -231,37 +299,10 @@ def _train_once(model: nn.Module, batch: Any) -> tuple[Any, list[torch.Tensor]]:
     return output, [gradient for gradient in gradients if gradient is not None]
 
 
-def _one_tensor(model: nn.Module, output: Any) -> torch.Tensor:
-    if isinstance(output, torch.Tensor):
-        return output
-    raise MemoryProfileError(
-        f"{type(model).__name__} returns {type(output).__name__}, not a tensor: a training step needs one; "
-        "wrap the model in a module that returns the tensor to train on"
-    )
-
-
-def _device(device: Any) -> torch.device:
-    try:
-        where = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise MemoryProfileError(f"no device is called {device!r}; use cpu or cuda") from error
-    if where.type not in ("cpu", "cuda"):
-        raise MemoryProfileError(f"memory is measured on cpu and cuda, not on {where.type}")
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise MemoryProfileError(f"device {where} was asked for, but torch sees no CUDA device here; use cpu")
-    return where
-
-
 def _model_device(model: nn.Module, device: Any) -> torch.device:
     here = device_of(model)
-    if device is not None and _device(device).type != here.type:
-        raise MemoryProfileError(
+    if device is not None and cpu_or_cuda(device, "memory").type != here.type:
+        raise GnnlabError(
             f"{type(model).__name__} is on {here}, not on {device}: move it there with model.to({device!r})"
         )
-    return _device(here)
-
-
-def _check(**sizes: Any) -> None:
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise MemoryProfileError(f"{name} must be a whole number of at least 0, not {value!r}")
+    return cpu_or_cuda(here, "memory")

@@ -13,10 +13,10 @@ from __future__ import annotations
 import bisect
 import shutil
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,18 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, record_function
 
-from gnnlab.safe_files import write_atomically
+from gnnlab.errors import GnnlabError
+from gnnlab.files import write_atomically
 
-from .accounting import quiet_profiler
 from .context import call
-from .dispatch import device_of, module_hooks
-from .intervals import median_interval
+from .dispatch import device_of
+from .estimates import median_interval
+from .memory import quiet_profiler
 
 _RUN, _MODULE = "gnnlab.run", "gnnlab.module "
 _WARM_UP = 3
+Run = tuple[FunctionEvent, list[FunctionEvent]]  # its own event, and those inside it
 _TRACE_ENDINGS = (".json", ".json.gz")
-
-
-class OperatorsError(ValueError):
-    """Runs or a trace file that cannot be. The message is one line for the reader."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,6 @@ class OperatorProfile:
     trace: Path | None = None
     shares: pd.DataFrame | None = field(default=None, repr=False)  # operator x run: share of that run
 
-    def joint_share(self, *operators: str) -> dict[str, Any]:
-        """Share of the time that these operators take together: value, ci (95 % of the median), n (runs)."""
-        together = self.shares.reindex(list(operators), fill_value=0.0).sum()
-        return {"value": float(np.median(together)), "ci": median_interval(together), "n": len(together)}
-
     def calls(self, *operators: str) -> dict[str, float]:
         """Calls of each of these operators in one forward pass; 0 where there is none."""
         per_forward = self.frame.set_index("operator")["calls_per_forward"]
@@ -100,12 +93,14 @@ def profile_operators(
     `nn.TransformerEncoderLayer` leave its fused path.
 
     Raises:
-        OperatorsError: fewer than 2 runs (no interval from one), or a trace of another kind.
-        FileError: the trace cannot be written.
+        GnnlabError: fewer than 2 runs (no interval from one), or a trace of another kind.
+        GnnlabError: the trace cannot be written.
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 2:
-        raise OperatorsError(f"runs must be a whole number of at least 2, not {runs!r}")
-    target = None if trace is None else _trace_path(trace)
+        raise GnnlabError(f"runs must be a whole number of at least 2, not {runs!r}")
+    target = None if trace is None else Path(trace)
+    if target is not None and not target.name.endswith(_TRACE_ENDINGS):
+        raise GnnlabError(f"a trace ends in .json or .json.gz, not in {target.name!r}")
     follow = work if model is None else model
     device = device_of(follow, batch) if isinstance(follow, nn.Module) else device_of(batch)
     with torch.no_grad() if isinstance(work, nn.Module) else nullcontext():
@@ -124,17 +119,6 @@ def profile_operators(
     return OperatorProfile(frame, modules, runs, run_ms, outside_ms, str(device), target, shares)
 
 
-def _shares(parts: np.ndarray, totals: np.ndarray) -> dict[str, list[float]]:
-    """Columns of the median share over the runs and its interval; `parts` is (P, R), `totals` (R,)."""
-    shares = parts / np.maximum(totals, 1e-9)  # (P, R)
-    intervals = [median_interval(row) for row in shares]
-    return {
-        "share": [float(np.median(row)) for row in shares],
-        "share_low": [low for low, _ in intervals],
-        "share_high": [high for _, high in intervals],
-    }
-
-
 def _record(work: Callable[..., Any], batch: Any, runs: int, device: torch.device) -> torch.profiler.profile:
     """`runs` runs and one before them, in which the profiler warms up."""
     quiet_profiler()
@@ -149,7 +133,7 @@ def _record(work: Callable[..., Any], batch: Any, runs: int, device: torch.devic
     return record
 
 
-def _by_run(record: torch.profiler.profile) -> list[tuple[FunctionEvent, list[FunctionEvent]]]:
+def _by_run(record: torch.profiler.profile) -> list[Run]:
     """For each run but the first: its own event, and the CPU events that began inside it."""
     events = [event for event in record.events() if event.device_type == DeviceType.CPU]
     own = sorted((event for event in events if event.name == _RUN), key=lambda event: event.time_range.start)
@@ -162,61 +146,58 @@ def _by_run(record: torch.profiler.profile) -> list[tuple[FunctionEvent, list[Fu
     return list(zip(own, inside, strict=True))[1:]
 
 
-def _operator_table(runs: list, device: torch.device) -> tuple[pd.DataFrame, pd.DataFrame, float, float]:
+def _operator_table(runs: list[Run], device: torch.device) -> tuple[pd.DataFrame, pd.DataFrame, float, float]:
     """(table, share of each operator in each run, ms of a run, ms of a run outside operators)."""
-    times: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(runs))
-    calls: Counter[str] = Counter()
-    for at, (_, inside) in enumerate(runs):
-        for event in inside:
-            if not event.is_user_annotation:
-                times[event.name][at] += _self_ms(event, device)
-                calls[event.name] += 1
-    names = list(times)
-    parts = np.array([times[name] for name in names]).reshape(len(names), len(runs))
-    run_ms = float(np.median([own.cpu_time_total / 1e3 for own, _ in runs]))
-    outside_ms = float(np.median([own.cpu_time_total / 1e3 - _on_cpu_ms(inside) for own, inside in runs]))
-    table = pd.DataFrame(
-        {
-            "operator": names,
-            "calls": [calls[name] for name in names],
-            "calls_per_forward": [calls[name] / len(runs) for name in names],
-            "self_ms_per_forward": _medians(parts),
-            **_shares(parts, parts.sum(0)),
-        }
-    )
-    shares = pd.DataFrame(parts / np.maximum(parts.sum(0), 1e-9), index=names)
-    return _largest_first(table), shares, run_ms, outside_ms
+    rows = [
+        (at, event.name, _ms(event, "self_{}_time_total", device), event.self_cpu_time_total / 1e3)
+        for at, (_, inside) in enumerate(runs)
+        for event in inside
+        if not event.is_user_annotation
+    ]
+    calls = pd.DataFrame(rows, columns=["run", "operator", "ms", "cpu_ms"])
+    parts = _by_name_and_run(calls, "operator", len(runs))
+    table = pd.DataFrame({"calls": calls["operator"].value_counts().reindex(parts.index)})
+    table = table.assign(calls_per_forward=table["calls"] / len(runs), self_ms_per_forward=parts.median(axis=1))
+    table = table.assign(**_shares(parts.to_numpy(), parts.sum().to_numpy())).reset_index(names="operator")
+    run_ms = np.array([own.cpu_time_total / 1e3 for own, _ in runs])
+    inside_ms = calls.groupby("run")["cpu_ms"].sum().reindex(range(len(runs)), fill_value=0.0)
+    shares = parts / parts.sum().clip(lower=1e-9)
+    return _largest_first(table), shares, float(np.median(run_ms)), float(np.median(run_ms - inside_ms))
 
 
-def _module_table(runs: list, classes: dict[str, str], device: torch.device) -> pd.DataFrame:
-    inclusive = {path: np.zeros(len(runs)) for path in classes}
-    inner = {path: np.zeros(len(runs)) for path in classes}  # of the modules directly inside
-    calls: Counter[str] = Counter()
-    for at, (_, inside) in enumerate(runs):
-        for event in inside:
-            if event.name.startswith(_MODULE):
-                path, outer = event.name.removeprefix(_MODULE), _module_around(event)
-                inclusive[path][at] += _total_ms(event, device)
-                calls[path] += 1
-                if outer is not None:
-                    inner[outer][at] += _total_ms(event, device)
-    parts = np.array([inclusive[path] - inner[path] for path in classes]).reshape(len(classes), len(runs))
-    totals = np.array([_total_ms(own, device) for own, _ in runs])
-    table = pd.DataFrame(
-        {
-            "module": list(classes),
-            "class": list(classes.values()),
-            "calls_per_forward": [calls[path] / len(runs) for path in classes],
-            "inclusive_ms": _medians(inclusive.values()),
-            "self_ms": _medians(parts),
-            **_shares(parts, totals),
-        }
-    )
-    return _largest_first(table)
+def _module_table(runs: list[Run], classes: dict[str, str], device: torch.device) -> pd.DataFrame:
+    rows = [
+        (at, event.name.removeprefix(_MODULE), _module_around(event), _ms(event, "{}_time_total", device))
+        for at, (_, inside) in enumerate(runs)
+        for event in inside
+        if event.name.startswith(_MODULE)
+    ]
+    calls = pd.DataFrame(rows, columns=["run", "module", "outer", "ms"])
+    inclusive, inner = (_by_name_and_run(calls, name, len(runs)).reindex(list(classes), fill_value=0.0)
+                        for name in ("module", "outer"))  # fmt: skip
+    own = inclusive - inner  # without the modules directly inside
+    table = pd.DataFrame({"class": classes}, index=list(classes))
+    table["calls_per_forward"] = calls["module"].value_counts().reindex(table.index, fill_value=0) / max(len(runs), 1)
+    table = table.assign(inclusive_ms=inclusive.median(axis=1), self_ms=own.median(axis=1))
+    totals = np.array([_ms(whole, "{}_time_total", device) for whole, _ in runs])
+    return _largest_first(table.assign(**_shares(own.to_numpy(), totals)).reset_index(names="module"))
 
 
-def _medians(rows: Iterable[np.ndarray]) -> list[float]:
-    return [float(np.median(row)) for row in rows]
+def _by_name_and_run(calls: pd.DataFrame, name: str, runs: int) -> pd.DataFrame:
+    """ms by name and run, 0 where there was no call."""
+    summed = calls.groupby([name, "run"], sort=False)["ms"].sum().unstack(fill_value=0.0)
+    return summed.reindex(columns=range(runs), fill_value=0.0)
+
+
+def _shares(parts: np.ndarray, totals: np.ndarray) -> dict[str, list[float]]:
+    """Columns of the median share over the runs and its interval; `parts` is (P, R), `totals` (R,)."""
+    shares = parts / np.maximum(totals, 1e-9)  # (P, R)
+    intervals = [median_interval(row) for row in shares]
+    return {
+        "share": [float(np.median(row)) for row in shares],
+        "share_low": [low for low, _ in intervals],
+        "share_high": [high for _, high in intervals],
+    }
 
 
 def _module_around(event: FunctionEvent) -> str | None:
@@ -230,39 +211,31 @@ def _largest_first(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("share", ascending=False, kind="stable", ignore_index=True)
 
 
-def _on_cpu_ms(events: list[FunctionEvent]) -> float:
-    return sum(event.self_cpu_time_total for event in events if not event.is_user_annotation) / 1e3
-
-
-def _self_ms(event: FunctionEvent, device: torch.device) -> float:
-    return (event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total) / 1e3
-
-
-def _total_ms(event: FunctionEvent, device: torch.device) -> float:
-    return (event.device_time_total if device.type == "cuda" else event.cpu_time_total) / 1e3
+def _ms(event: FunctionEvent, field: str, device: torch.device) -> float:
+    return getattr(event, field.format("device" if device.type == "cuda" else "cpu")) / 1e3
 
 
 @contextmanager
 def _annotated(model: nn.Module) -> Iterator[None]:
     """Each forward of each module shows in the profile by its path; also one that fails."""
-    open_ranges: list[record_function] = []
+    ranges: list[record_function] = []
+    handles = []
 
-    def enter(path: str, _: nn.Module) -> None:
-        open_ranges.append(record_function(_MODULE + path))
-        open_ranges[-1].__enter__()
+    def enter(path: str, *_: Any) -> None:
+        ranges.append(record_function(_MODULE + path))
+        ranges[-1].__enter__()
 
-    def leave(_: str, __: nn.Module) -> None:
-        open_ranges.pop().__exit__(None, None, None)
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
 
-    with module_hooks(model, enter, leave):
+    try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
         yield
-
-
-def _trace_path(trace: Path | str) -> Path:
-    path = Path(trace)
-    if not path.name.endswith(_TRACE_ENDINGS):
-        raise OperatorsError(f"a trace ends in .json or .json.gz, not in {path.name!r}")
-    return path
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _write_trace(record: torch.profiler.profile, path: Path) -> None:
@@ -274,4 +247,4 @@ def _write_trace(record: torch.profiler.profile, path: Path) -> None:
             with written.open("rb") as source:
                 write_atomically(path, lambda file: shutil.copyfileobj(source, file), mode="wb")
     except OSError as error:
-        raise OperatorsError(f"could not write the trace {path}: {error.strerror or error}") from error
+        raise GnnlabError(f"could not write the trace {path}: {error.strerror or error}") from error

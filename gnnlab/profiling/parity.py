@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from gnnlab.errors import ParityError
+
 RTOL_FLOAT32 = 1e-5  # of the largest magnitude; lower precisions state their own bound
-
-
-class ParityError(ValueError):
-    """Two forms do not compute the same."""
 
 
 def require_equal(expected: Any, got: Any, tolerance: float = RTOL_FLOAT32, name: str = "candidate") -> float:

@@ -21,20 +21,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
+
 from . import estimates, timing
 from .conditions import Conditions, Under
-from .estimates import Estimate
-from .parity import RTOL_FLOAT32, ParityError, relative_error
+from .estimates import CONTROL, Estimate
+from .parity import RTOL_FLOAT32, relative_error
 
-CONTROL = "A/A"
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
-MODES = ("inference", "training")
+MODES = ("inference", "training", "plain")
 Inputs = Any  # a mapping by the names of arguments, a tuple of them, or the only one
 Form = Callable[..., Any]
-
-
-class RaceError(ValueError):
-    """A race that cannot be held as asked. The message is one line for the reader."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,7 @@ class Raced:
     parity_error: float | None = None
     conditions: Conditions | None = None
     reason: str | None = None
+    missing: bool = False  # what it needs is not here, which is no failure of the form
     notes: tuple[str, ...] = ()
 
 
@@ -59,18 +57,20 @@ def race_forms(
     budget_s: float = 2.0,
     device: Any = "cpu",
     seed: int = 0,
+    per: int = 1,
 ) -> dict[str, Raced]:
     """Every form by its name, the baseline first, then with `control` the baseline a second time ("A/A").
 
     Outputs must agree with the baseline's within `tolerance`, relative to its largest magnitude; a mapping gives single
     forms another bound. In mode "training" a call is the forward and the backward pass, with a fixed gradient of the
-    output, and the gradients of inputs and of parameters of the same name have to agree, too.
+    output, and the gradients of inputs and of parameters of the same name have to agree, too. In mode "plain" gradients
+    are on unless a form turns them off itself. A call works through `per` items; times are those of one of them.
 
     Raises:
-        RaceError: no forms, an unknown mode, or a baseline that fails.
+        GnnlabError: no forms, an unknown mode, or a baseline that fails.
     """
     if not forms or mode not in MODES:
-        raise RaceError(f"a race needs forms and a mode of {', '.join(MODES)}; got {len(forms)} and {mode!r}")
+        raise GnnlabError(f"a race needs forms and a mode of {', '.join(MODES)}; got {len(forms)} and {mode!r}")
     calls = {name: _call(form, inputs, mode) for name, form in forms.items()}
     with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -80,9 +80,9 @@ def race_forms(
         timed = {} if not others and not control else timing.race(
             calls[base], {name: calls[name] for name in others}, control=control, **options
         )  # fmt: skip
-    samples = {name: np.asarray(compared.candidate.samples_ms) for name, compared in timed.items()}
+    samples = {name: np.asarray(compared.candidate.samples_ms) / per for name, compared in timed.items()}
     if timed:
-        samples = {base: np.asarray(next(iter(timed.values())).baseline.samples_ms), **samples}
+        samples = {base: np.asarray(next(iter(timed.values())).baseline.samples_ms) / per, **samples}
     result: dict[str, Raced] = {}
     for name in [base, *([CONTROL] if CONTROL in samples else []), *(n for n in forms if n != base)]:
         if name in found and name not in samples:
@@ -92,7 +92,7 @@ def race_forms(
         ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
         notes = timed[name].notes if name in timed else ()
         error = found[name].parity_error if name in found and name != base else None
-        result[name] = Raced(samples[name], ratio, error, _conditions(forms.get(name, forms[base])), None, notes)
+        result[name] = Raced(samples[name], ratio, error, _conditions(forms.get(name, forms[base])), notes=notes)
     return result
 
 
@@ -104,7 +104,7 @@ def _agreeing(calls: Mapping[str, Form], tolerance: float | Mapping[str, float])
     try:
         expected = calls[base]()
     except Exception as error:
-        raise RaceError(f"the baseline {base!r} fails: {_one_line(error)}") from error
+        raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
     usable, found = [base], {base: Raced()}
     for name, call in list(calls.items())[1:]:
         try:
@@ -112,8 +112,11 @@ def _agreeing(calls: Mapping[str, Form], tolerance: float | Mapping[str, float])
         except ParityError as problem:
             found[name] = Raced(reason=str(problem))
             continue
+        except Unavailable as problem:
+            found[name] = Raced(reason=str(problem), missing=True)
+            continue
         except Exception as problem:  # whatever a form of the reader raises: the others still race
-            found[name] = Raced(reason=f"does not run here: {_one_line(problem)}")
+            found[name] = Raced(reason=f"does not run here: {one_line(problem)}")
             continue
         bound = bounds.get(name, common)
         if error <= bound:
@@ -144,7 +147,7 @@ def _call(form: Form, inputs: Inputs, mode: str) -> Callable[[], Any]:
     else:
         arguments = inputs if isinstance(inputs, tuple | list) else (inputs,)
         bound, tensors = partial(form, *arguments), list(arguments)
-    if mode == "inference":
+    if mode != "training":
         return bound
     wanted = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
     return _Training(form, bound, wanted)
@@ -189,9 +192,4 @@ class _Training:
 
 
 def _conditions(form: Form) -> Conditions:
-    return form.conditions if isinstance(form, Under) else Conditions.now()
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:160]}"
+    return (form.conditions if isinstance(form, Under) else None) or Conditions.now()

@@ -1,79 +1,50 @@
-"""How long a model's forward pass, backward pass and training step take.
+"""How long a model's forward pass, backward pass and training step take, and the first call of a compiled one.
 
     stats = profile_forward(model, batch, num_runs=100, warmup_runs=10)
     print(stats)        # 1.22 ms (median; 95 % interval 1.20 to 1.25, 100 runs)
 
-The names are those of the profiling framework (document 001). Two of its faults are mended: `profile_backward` times
+The names are those of the profiling framework (S1). Two of its faults are mended: `profile_backward` times
 the backward pass alone, and beside mean and standard deviation stand the median and its interval.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from gnnlab.errors import one_line
+
 from . import timing
-from .context import call, unchanged
+from .context import Loss, call, training_loss, unchanged
 from .dispatch import device_of
-from .intervals import median_interval, percentile
+from .timing import Timing
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LATER_CALLS = 3
 
 
-@dataclass(frozen=True)
-class RuntimeStats:
-    """Times of `num_runs` runs, in ms."""
+class RuntimeStats(Timing):
+    """A `Timing` by the names of S1, in ms; `ci` is the 95 % interval of the median."""
 
-    mean: float
-    std: float
-    min: float
-    max: float
-    num_runs: int
-    median: float
-    ci: tuple[float, float]  # 95 % interval of the median
-    samples: tuple[float, ...] = field(repr=False)
-    notes: tuple[str, ...] = ()  # what the reader should know: drift, noise, an interval too wide
-
-    @classmethod
-    def of(cls, samples_ms: list[float], notes: tuple[str, ...] = ()) -> RuntimeStats:
-        """Statistics of samples in ms."""
-        x = np.asarray(samples_ms)
-        return cls(
-            mean=float(x.mean()),
-            std=float(x.std()),
-            min=float(x.min()),
-            max=float(x.max()),
-            num_runs=len(x),
-            median=float(np.median(x)),
-            ci=median_interval(x),
-            samples=tuple(x.tolist()),
-            notes=notes,
-        )
-
-    def percentile(self, q: int) -> float | None:
-        """The q-th percentile in ms, or None below its sample floor (p90: 64, p95: 130, p99: 662)."""
-        return percentile(self.samples, q)
+    mean = property(lambda self: float(np.mean(self.samples_ms)))
+    std = property(lambda self: self.std_ms)
+    min = property(lambda self: min(self.samples_ms))
+    max = property(lambda self: max(self.samples_ms))
+    num_runs = property(lambda self: self.n)
+    median = property(lambda self: self.median_ms)
+    ci = property(lambda self: self.ci_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON of document 001, with what it lacks."""
+        """The JSON of S1, with what it lacks."""
+        names = ("mean", "std", "min", "max", "num_runs", "median")
         percentiles = {f"p{q}": self.percentile(q) for q in (90, 95, 99)}
-        return {
-            "mean": self.mean,
-            "std": self.std,
-            "min": self.min,
-            "max": self.max,
-            "num_runs": self.num_runs,
-            "median": self.median,
-            "ci": list(self.ci),
-            **percentiles,
-            "unit": "ms",
-        }
+        return {name: getattr(self, name) for name in names} | {"ci": list(self.ci), **percentiles, "unit": "ms"}
 
     def __str__(self) -> str:
         low, high = self.ci
@@ -98,7 +69,7 @@ def benchmark_function(
     """
     if num_runs is None:
         timed = timing.measure(lambda *made: fn(*made, *args, **kwargs), setup=setup, device=device, budget_s=budget_s)
-        return RuntimeStats.of(list(timed.samples_ms), timed.notes)
+        return RuntimeStats(timed.samples_ms, notes=timed.notes)
     if num_runs < 1 or warmup_runs < 0:
         raise ValueError(
             f"num_runs={num_runs}, warmup_runs={warmup_runs}: wanted at least 1 run and no negative warm-up"
@@ -106,7 +77,7 @@ def benchmark_function(
     samples = timing.sample(
         lambda *made: fn(*made, *args, **kwargs), runs=num_runs, warm_up=warmup_runs, setup=setup, device=device
     )
-    return RuntimeStats.of(samples)
+    return RuntimeStats(tuple(samples))
 
 
 def profile_forward(
@@ -140,7 +111,7 @@ def profile_backward(
     with _without_gradients(model):
         return benchmark_function(
             lambda loss: loss.backward(),
-            setup=lambda: _loss(model, batch, loss_fn),
+            setup=lambda: training_loss(model, batch, loss_fn),
             num_runs=num_runs,
             warmup_runs=warmup_runs,
             device=device_of(model),
@@ -166,7 +137,7 @@ def profile_training_step(
 
         def step() -> None:
             step_optimizer.zero_grad()
-            _loss(model, batch, loss_fn).backward()
+            training_loss(model, batch, loss_fn).backward()
             step_optimizer.step()
 
         return benchmark_function(step, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model), **options)
@@ -197,15 +168,46 @@ class RuntimeProfiler:
         return stats
 
 
-def _loss(model: nn.Module, batch: Any, loss_fn: Loss | None) -> torch.Tensor:
-    output = call(model, batch)
-    if not isinstance(output, torch.Tensor):
-        raise ValueError(
-            f"{type(model).__name__} returns {type(output).__name__}, not a tensor: its backward pass needs one; "
-            "wrap the model in a module that returns the tensor to train on"
-        )
-    loss_fn = loss_fn or nn.functional.mse_loss
-    return loss_fn(output, torch.zeros_like(output))
+@dataclass(frozen=True)
+class FirstCall:
+    """Seconds of the first call beyond a later one, graphs captured, and breaks between them with their reasons.
+
+    `cache_hits` of the graphs came compiled from torch's cache on disk. `failed` says in one line why it did not
+    compile; the numbers are then 0.
+    """
+
+    seconds: float
+    graphs: int
+    graph_breaks: int
+    cache_hits: int
+    reasons: tuple[str, ...] = ()
+    failed: str | None = None
+
+
+def first_call(compiled: Callable[[], Any], *, fresh: bool = False) -> FirstCall:
+    """Call a function that `torch.compile` made, in inference mode, for the first time.
+
+    `fresh` compiles into an empty cache, so that the time is that of a first run on this machine.
+    """
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    before = _counts(counters)
+    try:
+        with torch.inference_mode(), fresh_cache() if fresh else nullcontext():
+            first, *later = timing.sample(compiled, runs=1 + LATER_CALLS)
+    except Exception as error:  # whatever the compiler could not do: the form has no number, and says why
+        return FirstCall(0.0, 0, 0, 0, failed=one_line(error))
+    graphs, hits, reasons = (now - then for now, then in zip(_counts(counters), before, strict=True))
+    lines = tuple(reason.strip().splitlines()[0] for reason in reasons)
+    return FirstCall((first - min(later)) / 1e3, graphs.total(), reasons.total(), hits.total(), lines)
+
+
+def _counts(counters: Any) -> tuple[Counter, Counter, Counter]:
+    """Graphs captured, graphs found in the cache, and breaks by reason, so far in this process."""
+    stats, inductor = counters["stats"], counters["inductor"]
+    graphs, hits = stats["unique_graphs"], inductor["fxgraph_cache_hit"]
+    return Counter(graphs=graphs), Counter(hits=hits), Counter(counters["graph_break"])
 
 
 @contextmanager

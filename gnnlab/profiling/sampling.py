@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import psutil
 
-from .intervals import order_interval
+from .estimates import order_interval
 
 Clock = Callable[[], float]  # seconds
 
 TARGET = 0.02  # half-width of the interval over the median
-LEAST_SAMPLES = 6  # the extremes of six samples are the fewest that a 95 % interval of a median can be made of
 FIRST_SAMPLES = 24
 MOST_SAMPLES = 2000
 SLOW_CALL_S = 0.1  # a call that long needs no repetition within a sample
@@ -37,7 +37,8 @@ def synchronizer(device: Any) -> Callable[[], None]:
     module = getattr(torch, kind, None)
     if module is None or not hasattr(module, "synchronize"):
         raise ValueError(f"device {device!r}: cannot wait for it; torch knows cpu, cuda, mps and xpu")
-    return module.synchronize
+    index = torch.device(device).index
+    return module.synchronize if index is None else partial(module.synchronize, index)
 
 
 class Sampler:
@@ -48,12 +49,17 @@ class Sampler:
     ) -> None:
         self.form, self.setup, self.clock = form, setup, clock
         self.synchronize = synchronizer(device)
-        self.calls = 1
+        self.calls, self.repeats = 1, setup is None and not single
         if single:
             return
         self.first_call_ms = self.sample_ms()
-        if setup is None and self.first_call_ms < 1e3 * SLOW_CALL_S:
-            one_call_s = min(self.sample_ms() for _ in range(3)) / 1e3
+        if self.first_call_ms < 1e3 * SLOW_CALL_S:
+            self._choose_calls(self.sample_ms() for _ in range(3))
+
+    def _choose_calls(self, single_calls_ms: Iterable[float]) -> None:
+        """How often the form is called in a sample, from the fastest of some single calls."""
+        if self.repeats:
+            one_call_s = min(single_calls_ms) / 1e3
             self.calls = max(1, min(10_000, math.ceil(SHORTEST_SAMPLE_S / max(one_call_s, 1e-9))))
 
     def sample_ms(self) -> float:
@@ -75,6 +81,8 @@ class Sampler:
             while len(block) < _WARM_BLOCK and self.clock() < deadline:
                 block.append(self.sample_ms())
             spent += len(block)
+            if self.calls == 1:  # the first call was slow, as one that compiles is: what follows may be fast
+                self._choose_calls(block)
             if len(block) < _WARM_BLOCK:
                 break
             median = float(np.median(block))

@@ -237,23 +237,6 @@ def run_node_scaling(
     return sweep("nodes", num_nodes_list, build, budget_s=budget_s)
 
 
-def run_edge_scaling(
-    model_factory: ModelFactory,
-    num_edges_list: Sequence[int] = (1000, 2500, 5000, 10_000, 20_000),
-    num_nodes: int = 500,
-    device: Any = "cpu",
-    feature_dim: int = 16,
-    budget_s: float = 1.0,
-) -> ScalingResult:
-    """`model_factory()` on random graphs of the same nodes and growing numbers of directed edges."""
-    model = model_factory().to(device)
-
-    def build(edges: int) -> tuple[nn.Module, Data]:
-        return model, generate_scaling_graphs([num_nodes], edges / num_nodes, feature_dim)[0].to(device)
-
-    return sweep("edges", num_edges_list, build, budget_s=budget_s)
-
-
 def run_layer_scaling(
     model_factory: ModelFactory,
     num_layers_list: Sequence[int] = (2, 4, 6, 8, 12, 16),
@@ -312,9 +295,6 @@ class ScalingExperiment:
 
     def run_node_scaling(self, **options: Any) -> ScalingResult:
         return self._run(run_node_scaling, options)
-
-    def run_edge_scaling(self, **options: Any) -> ScalingResult:
-        return self._run(run_edge_scaling, options)
 
     def run_layer_scaling(self, **options: Any) -> ScalingResult:
         return self._run(run_layer_scaling, options)

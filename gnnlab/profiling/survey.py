@@ -7,20 +7,19 @@ eval mode, without dropout and under a fixed seed while they are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import nn
 
 from . import findings as detectors
 from .context import ProfilingContext
-from .counting import count, fuses_attention
+from .counting import attention_fused, count, fuses_attention
+from .estimates import CONFIDENCE, PREDICTION_95
 from .memory import get_memory_breakdown
 from .operators import OperatorProfile, profile_operators
 from .roofline import Ceilings, bound_ms
@@ -50,24 +49,14 @@ def times(subjects: Sequence[Subject], *, budget_s: float = 1.0) -> pd.DataFrame
         with ProfilingContext(subject.model):
             found = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
             if fuses_attention(subject.model):
-                with _unfused():
+                with attention_fused(False):
                     found[APART] = profile_forward(subject.model, subject.batch, **options)
         for phase in (*PHASES[:1], APART, *PHASES[1:]):
             if phase in found:
                 stats = found[phase]
                 key = {"phase": phase.replace("_", " "), "form": subject.label}
-                rows.append({**key, "samples": stats.samples, "notes": list(stats.notes), **TIME})
+                rows.append({**key, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME})
     return pd.DataFrame(rows)
-
-
-@contextmanager
-def _unfused() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ class Profiles:
         for label, profile in self.of.items():
             for row in profile.modules.sort_values("share", ascending=False).head(k).to_dict("records"):
                 keys = {"module": row["module"] or "(the model itself)", "class": row["class"], "form": label}
-                ends = {"low": row["share_low"], "high": row["share_high"], "interval": "95 % confidence"}
+                ends = {"low": row["share_low"], "high": row["share_high"], "interval": CONFIDENCE}
                 rows.append(_share(keys, value=row["share"], n=profile.runs, **ends))
         return pd.DataFrame(rows)
 
@@ -158,42 +147,37 @@ def _over(bound: float, end: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Swept:
-    """One sweep and what it was of."""
-
-    workload: str
-    parameter: str
-    result: ScalingResult
-
-
-@dataclass(frozen=True)
 class Sweeps:
-    """Sweeps of forward passes over the values of parameters, and what was fitted to them."""
+    """Sweeps of forward passes over the values of parameters, by (workload, parameter), and what was fitted to them."""
 
-    of: Sequence[Swept]
+    of: Mapping[tuple[str, str], ScalingResult]
 
     def points(self, *parameters: str) -> pd.DataFrame:
         """Each measured time; the keys are `parameter` and `at`, the value of it."""
         rows = [
-            {"parameter": s.parameter, "at": at, "form": s.workload, "samples": stats.samples, **TIME}
-            for s in self.of
-            if s.parameter in parameters
-            for at, stats in zip(s.result.parameter_values, s.result.runtime_stats, strict=True)
+            {"parameter": parameter, "at": at, "form": workload, "samples": stats.samples_ms, **TIME}
+            for (workload, parameter), result in self.of.items()
+            if parameter in parameters
+            for at, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
         ]
         return pd.DataFrame(rows)
 
     def exponents(self) -> pd.DataFrame:
         """The exponent of each fitted power law; the key is `parameter`. n is the number of sizes fitted."""
         rows = []
-        for s in self.of:
-            if s.result.fit is None:
+        told = {"unit": "exponent", "better": "lower", "origin": "measured", "statistic": "estimate"}
+        for (workload, parameter), result in self.of.items():
+            if (fit := result.fit) is None:
                 continue
-            fit, sizes = s.result.fit, len(s.result.parameter_values) - (s.result.held_out is not None)
-            row = {"parameter": s.parameter, "form": s.workload, "unit": "exponent", "better": "lower"}
-            row |= {"origin": "measured", "statistic": "estimate"}
+            row = {"parameter": parameter, "form": workload, **told}
             if fit.identified:
                 low, high = fit.exponent_ci
-                ends = {"low": min(low, fit.exponent), "high": max(high, fit.exponent), "interval": "95 % confidence"}
+                ends = {
+                    "low": min(low, fit.exponent),
+                    "high": max(high, fit.exponent),
+                    "interval": CONFIDENCE,
+                }
+                sizes = len(result.parameter_values) - (result.held_out is not None)
                 rows.append({**row, "value": fit.exponent, "n": sizes, **ends})
             else:
                 reason = "these sizes are too few or too noisy to tell the exponent"
@@ -203,29 +187,19 @@ class Sweeps:
     def held_out(self) -> pd.DataFrame:
         """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`."""
         rows = []
-        for s in self.of:
-            if held := s.result.held_out:
+        told = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate"}
+        for (workload, parameter), result in self.of.items():
+            if held := result.held_out:
                 low, high = held.interval_ms
-                row = {"parameter": s.parameter, "at": held.value, "form": s.workload, "value": held.predicted_ms}
-                row |= {
-                    "low": low,
-                    "high": high,
-                    "interval": "95 % prediction",
-                    "n": len(s.result.parameter_values) - 1,
-                }
-                row |= {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate"}
-                rows.append({**row, "inside": held.inside})
+                row = {"parameter": parameter, "at": held.value, "form": workload, "value": held.predicted_ms, **told}
+                ends = {"low": low, "high": high, "interval": PREDICTION_95, "inside": held.inside}
+                rows.append({**row, **ends, "n": len(result.parameter_values) - 1})
         return pd.DataFrame(rows)
 
 
 def sweeps(plan: Mapping[tuple[str, str], tuple[Sequence[Any], Build]], *, budget_s: float = 0.5) -> Sweeps:
     """Run every sweep of a plan: (workload, parameter) -> (values, builder). `budget_s` bounds each point."""
-    return Sweeps(
-        [
-            Swept(workload, parameter, sweep(parameter, values, build, budget_s=budget_s))
-            for (workload, parameter), (values, build) in plan.items()
-        ]
-    )
+    return Sweeps({key: sweep(key[1], values, build, budget_s=budget_s) for key, (values, build) in plan.items()})
 
 
 def findings(subjects: Sequence[Subject]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
     timing = measure(lambda: model(x))                       # one form: median, interval, all samples
     race(baseline, {"fused": fused, "compiled": compiled})   # several forms, against the first, interleaved
-    compare(baseline, candidate)                             # two of them
+    with stopwatch() as took: session = compile_it()         # what happens once: took.s, no interval
 
 The rules behind it (docs/measuring.md): parity before time; runs interleaved in random order, in rounds; the figure
 is the median of the ratios within a round; an A/A control in the same rounds gives the noise floor; warm up until
@@ -12,22 +12,21 @@ block medians agree; sample until the interval is narrow enough or the budget is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from .intervals import median_interval, percentile
+from .estimates import CONTROL, LEAST_SAMPLES, median_interval, percentile
 from .parity import RTOL_FLOAT32, require_equal
 from .sampling import (
     FIRST_SAMPLES,
-    LEAST_SAMPLES,
     TARGET,
     Clock,
     Sampler,
-    half_width,
     noise_notes,
     notes_on,
     quiet,
@@ -40,6 +39,35 @@ Form = Callable[[], Any]
 _WARM_SHARE = 0.3  # of the budget
 
 
+class Elapsed:
+    """Seconds since it was made, until it is stopped."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._start, self._end = clock, clock(), None
+
+    @property
+    def s(self) -> float:
+        return (self._clock() if self._end is None else self._end) - self._start
+
+    @property
+    def ms(self) -> float:
+        return 1e3 * self.s
+
+    def stop(self) -> None:
+        self._end = self._clock()
+
+
+@contextmanager
+def stopwatch(clock: Clock = time.perf_counter) -> Iterator[Elapsed]:
+    """How long something took that happens once (an export, a build, a first call): `.s` and `.ms`, within the block
+    so far, after it in all, also where it raised. What can be repeated is measured (`measure`, `race`)."""
+    elapsed = Elapsed(clock)
+    try:
+        yield elapsed
+    finally:
+        elapsed.stop()
+
+
 @dataclass(frozen=True)
 class Timing:
     """How long one call of a form took: every sample in ms, their median and its 95 % interval."""
@@ -48,7 +76,6 @@ class Timing:
     calls_per_sample: int = 1
     warm_up_samples: int = 0
     first_call_ms: float | None = None
-    target: float = TARGET
     notes: tuple[str, ...] = ()
 
     @property
@@ -64,25 +91,8 @@ class Timing:
         return median_interval(self.samples_ms)
 
     @property
-    def stable(self) -> bool:
-        """Is the interval of the median within the target (2 % unless told)?"""
-        return self.n >= LEAST_SAMPLES and half_width(self.median_ms, self.ci_ms) <= self.target
-
-    @property
-    def mean_ms(self) -> float:
-        return float(np.mean(self.samples_ms))
-
-    @property
     def std_ms(self) -> float:
         return float(np.std(self.samples_ms))
-
-    @property
-    def min_ms(self) -> float:
-        return min(self.samples_ms)
-
-    @property
-    def max_ms(self) -> float:
-        return max(self.samples_ms)
 
     def percentile(self, q: int) -> float | None:
         """The q-th percentile in ms, or None below its sample floor (p90: 64, p95: 130, p99: 662)."""
@@ -90,13 +100,12 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Speedup:
     """A candidate against a baseline: `ratio` is baseline time over candidate time, above 1 the candidate is faster."""
 
     baseline: Timing
     candidate: Timing
     ratios: tuple[float, ...]  # one a round
-    target: float = TARGET
     parity_error: float | None = None  # largest relative difference of the outputs; None: not asked for
     notes: tuple[str, ...] = ()
 
@@ -111,24 +120,6 @@ class Comparison:
     @cached_property
     def ci(self) -> tuple[float, float]:
         return median_interval(self.ratios)
-
-    @property
-    def difference_seen(self) -> bool:
-        """Does the interval exclude 1?"""
-        return not self.ci[0] <= 1 <= self.ci[1]
-
-    @property
-    def stable(self) -> bool:
-        return self.n >= LEAST_SAMPLES and half_width(self.ratio, self.ci) <= self.target
-
-    @property
-    def sentence(self) -> str:
-        low, high = self.ci
-        interval = f"95 % interval {low:.3f} to {high:.3f}, {self.n} pairs"
-        if not self.difference_seen:
-            return f"no difference seen ({interval})"
-        word = f"{self.ratio:.2f} times as fast" if self.ratio > 1 else f"slower: {1 / self.ratio:.2f} times the time"
-        return f"{word} ({interval})"
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ def measure(
             while len(samples) < wanted and _goes_on(samples, clock() < deadline):
                 samples.append(run.sample_ms())
         notes = notes_on(samples, target, budget_s, warm) + steal_note(steal, clock() - started)
-    return Timing(tuple(samples), run.calls, warm_up, run.first_call_ms, target, notes)
+    return Timing(tuple(samples), run.calls, warm_up, run.first_call_ms, notes)
 
 
 def sample(
@@ -186,11 +177,6 @@ def sample(
         return [run.sample_ms() for _ in range(runs)]
 
 
-def compare(baseline: Form, candidate: Form, **options: Any) -> Comparison:
-    """`race` of one candidate."""
-    return race(baseline, {"candidate": candidate}, **options)["candidate"]
-
-
 def race(
     baseline: Form,
     candidates: Mapping[str, Form],
@@ -203,7 +189,7 @@ def race(
     seed: int = 0,
     least: int = LEAST_SAMPLES,
     clock: Clock = time.perf_counter,
-) -> dict[str, Comparison]:
+) -> dict[str, Speedup]:
     """Time forms that compute the same, interleaved: in each round every form runs once, in random order.
 
     With `control` the baseline runs a second time in each round under the name "A/A": what that comparison shows is
@@ -212,7 +198,7 @@ def race(
     rounds are run whatever the budget.
     """
     if control:
-        candidates = {"A/A": baseline, **candidates}
+        candidates = {CONTROL: baseline, **candidates}
     if not candidates:
         raise ValueError("race: no candidates; give at least one, or control=True for the noise floor alone")
     errors = _parity_errors(baseline, candidates, parity)
@@ -227,15 +213,14 @@ def race(
         table = _rounds(forms, order, target, deadline, clock, least)
         stolen = steal_note(steal, clock() - started)
     timings = [
-        Timing(tuple(column), form.calls, n, form.first_call_ms, target, notes_on(column, target, budget_s, is_warm))
+        Timing(tuple(column), form.calls, n, form.first_call_ms, notes_on(column, target, budget_s, is_warm))
         for form, column, (n, is_warm) in zip(forms, table.T.tolist(), warm, strict=True)
     ]
     return {
-        name: Comparison(
+        name: Speedup(
             timings[0],
             timings[i],
             tuple((table[:, 0] / table[:, i]).tolist()),
-            target,
             errors.get(name),
             noise_notes(table[:, 0] / table[:, i], target, budget_s) + stolen,
         )

@@ -1,4 +1,4 @@
-"""A factorization machine and a deep network over the same embeddings, several targets: the training study (seed 003).
+"""A factorization machine and a deep network over the same embeddings, several targets: the training guide (S3).
 
 DeepFM (Guo et al. 2017), as a pharmacogenomic study used it: fields drug, genotype, gene and allele; here the number of
 fields is free. The plain form: what is faster and computes the same is for others to show.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlab.workloads.errors import ModelError, shown
+from gnnlab.errors import GnnlabError, shown
 from gnnlab.workloads.tables import Target
 
 
@@ -36,7 +36,7 @@ class DeepFM(nn.Module):
     `hidden / 2` and `hidden / 4`, each with GELU and dropout. FM branch: the dot products of all pairs, by
     `interactions`. One linear head a target over both branches. `log_variances` (T,) weigh the losses, see `weighted`.
 
-    Raises `ModelError` for sizes that do not fit together, and in `forward` for fields of another shape.
+    Raises `GnnlabError` for sizes that do not fit together, and in `forward` for fields of another shape.
 
     >>> model = DeepFM((600, 1200, 120, 800), (Target("outcome", "classes", 4),))
     >>> model(torch.zeros(32, 4, dtype=torch.int64))["outcome"].shape
@@ -73,7 +73,7 @@ class DeepFM(nn.Module):
 
     def forward(self, fields: Tensor) -> dict[str, Tensor]:
         if fields.dim() != 2 or fields.shape[1] != len(self.cardinalities):
-            raise ModelError(f"deepfm: fields must be (B, {len(self.cardinalities)}), got {tuple(fields.shape)}")
+            raise GnnlabError(f"deepfm: fields must be (B, {len(self.cardinalities)}), got {tuple(fields.shape)}")
         embedded = self.embed(fields)  # (B, M, D)
         joined = torch.cat([self.deep(embedded.flatten(1)), self.interactions(embedded)], dim=1)
         return {target.name: head(joined) for target, head in zip(self.targets, self.heads, strict=True)}
@@ -83,15 +83,18 @@ def target_losses(
     outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]
 ) -> list[Tensor]:
     """Mean loss of each target, scalars in the order of `specs`: cross entropy, or binary cross entropy for labels."""
-    return [LOSSES[spec.kind](outputs[spec.name], targets[spec.name]) for spec in specs]
+    return [_loss(spec.kind, outputs[spec.name], targets[spec.name]) for spec in specs]
+
+
+def _loss(kind: str, logits: Tensor, wanted: Tensor) -> Tensor:
+    if kind == "classes":
+        return F.cross_entropy(logits, wanted)
+    return F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype))
 
 
 def weighted(losses: Tensor, log_variances: Tensor) -> Tensor:
     """sum of exp(-s) L + s over the targets: learned uncertainty weights (Kendall et al. 2018); both (T,) -> scalar."""
-    return (torch.exp(-log_variances) * losses + log_variances).sum()
-
-
-LOSSES = {"classes": F.cross_entropy, "labels": F.binary_cross_entropy_with_logits}
+    return torch.dot(torch.exp(-log_variances), losses.to(log_variances.dtype)) + log_variances.sum()
 
 
 def _layer(width_in: int, width_out: int, dropout: float) -> tuple[nn.Module, ...]:
@@ -102,15 +105,15 @@ def _check(
     cardinalities: tuple[int, ...], targets: tuple[Target, ...], embedding_dim: int, hidden: int, dropout: float
 ) -> None:
     if len(cardinalities) < 2:
-        raise ModelError(f"deepfm: a pair needs two fields or more, got {len(cardinalities)}")
+        raise GnnlabError(f"deepfm: a pair needs two fields or more, got {len(cardinalities)}")
     sizes = {f"cardinality of field {m}": size for m, size in enumerate(cardinalities)}
     for name, size in (sizes | {"embedding_dim": embedding_dim, "hidden": hidden}).items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ModelError(f"deepfm: {name} must be an integer of 1 or more, got {shown(size)}")
+            raise GnnlabError(f"deepfm: {name} must be an integer of 1 or more, got {shown(size)}")
     if hidden % 4:
-        raise ModelError(f"deepfm: hidden must be a multiple of 4 (the branch halves it twice), got {hidden}")
+        raise GnnlabError(f"deepfm: hidden must be a multiple of 4 (the branch halves it twice), got {hidden}")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise ModelError(f"deepfm: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
+        raise GnnlabError(f"deepfm: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
     names = [target.name for target in targets]
     if not names or len(set(names)) < len(names):
-        raise ModelError(f"deepfm: one target or more, each with a name of its own, are needed, got {shown(names)}")
+        raise GnnlabError(f"deepfm: one target or more, each with a name of its own, are needed, got {shown(names)}")

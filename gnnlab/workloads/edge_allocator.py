@@ -24,33 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import SAGEConv
 
-from gnnlab.workloads.edge_networks import (
-    FEATURES,
-    NODE_TYPES,
-    State,
-    costs,
-    edges,
-    features,
-    random_state,
-    random_states,
-)
-from gnnlab.workloads.errors import ModelError, shown
-
-__all__ = [
-    "FEATURES",
-    "MODEL_TYPES",
-    "EdgeAllocator",
-    "State",
-    "costs",
-    "decide",
-    "edges",
-    "features",
-    "load",
-    "random_state",
-    "random_states",
-    "recipe",
-    "regret",
-]
+from gnnlab.errors import GnnlabError, shown
+from gnnlab.workloads.edge_networks import NODE_TYPES, costs
 
 MODEL_TYPES = ("dqn", "ppo", "hybrid")
 LAYERS = 3
@@ -59,9 +34,9 @@ DATA = Path(__file__).parent / "data"
 
 
 def require_type(model_type: str) -> None:
-    """Raises `ModelError` unless `model_type` is one of `MODEL_TYPES`."""
+    """Raises `GnnlabError` unless `model_type` is one of `MODEL_TYPES`."""
     if model_type not in MODEL_TYPES:
-        raise ModelError(f"model_type {shown(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
+        raise GnnlabError(f"model_type {shown(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
 
 
 class EdgeAllocator(nn.Module):
@@ -106,14 +81,14 @@ class EdgeAllocator(nn.Module):
 
 
 def load(model_type: str) -> EdgeAllocator:
-    """The trained allocator, in evaluation mode on the CPU; raises `ModelError` for an unknown type."""
+    """The trained allocator, in evaluation mode on the CPU; raises `GnnlabError` for an unknown type."""
     model = EdgeAllocator(model_type)
     model.load_state_dict(load_file(DATA / f"edge_allocator_{model_type}.safetensors"))
     return model.eval()
 
 
 def recipe(model_type: str) -> dict[str, Any]:
-    """How the weights of `load` were made and how well they decide; raises `ModelError` for an unknown type."""
+    """How the weights of `load` were made and how well they decide; raises `GnnlabError` for an unknown type."""
     require_type(model_type)
     return json.loads((DATA / f"edge_allocator_{model_type}.json").read_text(encoding="utf-8"))
 
@@ -124,11 +99,13 @@ def decide(scores: Tensor | np.ndarray, batch: Tensor | np.ndarray | None = None
     `scores` (N,); `batch` (N,) the network of each row, 0..B-1 and each of them somewhere; None: all rows are one.
 
     Raises:
-        ModelError: no node to choose from, or a score that is NaN.
+        GnnlabError: no node to choose from, or a score that is NaN.
     """
     scores = torch.as_tensor(scores)
     if scores.numel() == 0 or bool(scores.isnan().any()):
-        raise ModelError(f"scores of {scores.numel()} nodes, some NaN perhaps: numbers for one node or more are needed")
+        raise GnnlabError(
+            f"scores of {scores.numel()} nodes, some NaN perhaps: numbers for one node or more are needed"
+        )
     if batch is None:
         return scores.argmax().view(1)
     batch = torch.as_tensor(batch)

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from gnnlab.workloads.errors import GraphError, shown
+from gnnlab.errors import GnnlabError, shown
 
 State = dict[str, Any]  # {"nodes": [{"node_id": str, feature: number, ...}, ...], "links": [[node_id, node_id], ...]}
 
@@ -60,13 +60,13 @@ def edges(state: Mapping[str, Any]) -> np.ndarray:
     """(2, E) int64, each link of the state in both directions: first all as given, then all reversed.
 
     Raises:
-        GraphError: a link names a node that the state does not have.
+        GnnlabError: a link names a node that the state does not have.
     """
     row = {node["node_id"]: i for i, node in enumerate(state["nodes"])}
     try:
         pairs = [(row[a], row[b]) for a, b in state.get("links", ())]
     except KeyError as error:
-        raise GraphError(f"a link names {shown(error.args[0])}, which is no node_id of this network") from None
+        raise GnnlabError(f"a link names {shown(error.args[0])}, which is no node_id of this network") from None
     back = [(b, a) for a, b in pairs]
     return np.array(pairs + back, dtype=np.int64).reshape(-1, 2).T.copy()
 
@@ -95,10 +95,10 @@ def random_network(nodes: int, rng: np.random.Generator) -> tuple[np.ndarray, np
     A tree that grows by preferential attachment (Barabasi and Albert 1999), and as many links again between any two.
 
     Raises:
-        GraphError: less than one node.
+        GnnlabError: less than one node.
     """
     if nodes < 1:
-        raise GraphError(f"a network of {nodes} nodes cannot be had; 1 or more are needed")
+        raise GnnlabError(f"a network of {nodes} nodes cannot be had; 1 or more are needed")
     kind = rng.choice(3, size=nodes, p=[0.5, 0.35, 0.15])
     cpu = rng.beta(2, 2, size=nodes)
     x = np.column_stack([

@@ -31,8 +31,11 @@ import torch_geometric
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_mean_pool
+from torch_geometric.utils import scatter
 
-from gnnlab.safe_files import write_atomically, write_json
+from gnnlab.files import write_atomically, write_json
 from gnnlab.workloads.edge_allocator import DATA, MODEL_TYPES, WIDTH, EdgeAllocator, decide, regret, require_type
 from gnnlab.workloads.edge_networks import costs, random_network
 
@@ -66,7 +69,7 @@ def train(model_type: str, seed: int = 0, recipe: Recipe | None = None) -> tuple
     torch, the same seed gives the same bits.
 
     Raises:
-        ModelError: an unknown type.
+        GnnlabError: an unknown type.
     """
     require_type(model_type)
     recipe = recipe or RECIPES[model_type]
@@ -140,7 +143,7 @@ def _held_out() -> list[Batch]:
 
 
 def _regret(scores: Tensor, batch: Batch) -> np.ndarray:
-    return regret(batch.x.numpy(), batch.edge_index.numpy(), decide(scores, batch.network), batch.network.numpy())
+    return regret(batch.x.numpy(), batch.edge_index.numpy(), decide(scores, batch.batch), batch.batch.numpy())
 
 
 @contextmanager
@@ -156,34 +159,22 @@ def _alone(seed: int) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Networks as one graph: x (N, 7), edge_index (2, E), network (N,) of each node, reward (N,), networks B."""
-
-    x: Tensor
-    edge_index: Tensor
-    network: Tensor
-    reward: Tensor
-    networks: int
-
-
 def batches(count: int, networks: int, nodes: tuple[int, int], seed: int) -> list[Batch]:
-    """`count` batches of `networks` random networks each, their sizes uniform between the two of `nodes`."""
+    """`count` batches of `networks` random networks each, their sizes uniform between the two of `nodes`: PyG's, with a
+    `reward` (N,) of each node."""
     rng = np.random.default_rng(seed)
-    return [_joined([random_network(int(n), rng) for n in rng.integers(nodes[0], nodes[1] + 1, size=networks)])
-            for _ in range(count)]  # fmt: skip
+    return [
+        Batch.from_data_list(
+            [_rewarded(*random_network(int(n), rng)) for n in rng.integers(nodes[0], nodes[1] + 1, size=networks)]
+        )
+        for _ in range(count)
+    ]
 
 
-def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    sizes = np.array([len(x) for x, _ in parts])
-    first = np.cumsum(sizes) - sizes
-    links = np.concatenate([links + start for (_, links), start in zip(parts, first, strict=True)]).T
-    edge_index = np.concatenate([links, links[::-1]], axis=1)
-    x = np.concatenate([x for x, _ in parts])
+def _rewarded(x: np.ndarray, links: np.ndarray) -> Data:
+    edge_index = np.concatenate([links.T, links.T[::-1]], axis=1)
     reward = -np.log(costs(x, edge_index) / REWARD_UNIT_MS)
-    network = np.repeat(np.arange(len(parts)), sizes)
-    arrays = (torch.from_numpy(array) for array in (x, edge_index, network, reward.astype(np.float32)))
-    return Batch(*arrays, len(parts))
+    return Data(torch.from_numpy(x), torch.from_numpy(edge_index), reward=torch.from_numpy(reward.astype(np.float32)))
 
 
 class Critic(nn.Module):
@@ -195,10 +186,7 @@ class Critic(nn.Module):
         self.out = nn.Linear(hidden, 1)
 
     def forward(self, scaled: Tensor, batch: Batch) -> Tensor:
-        hidden = self.read(scaled)
-        index = batch.network.view(-1, 1).expand_as(hidden)
-        means = hidden.new_zeros(batch.networks, hidden.shape[1])
-        return self.out(means.scatter_reduce(0, index, hidden, "mean", include_self=False)).squeeze(-1)
+        return self.out(global_mean_pool(self.read(scaled), batch.batch)).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -212,18 +200,15 @@ class Placements:
 
 def log_policy(scores: Tensor, batch: Batch) -> Tensor:
     """Logarithm of the softmax of `scores` (N,) over the nodes of each network, (N,)."""
-    top = scores.new_zeros(batch.networks)
-    top = top.scatter_reduce(0, batch.network, scores.detach(), "amax", include_self=False)
-    shifted = scores - top[batch.network]
-    total = scores.new_zeros(batch.networks).scatter_add(0, batch.network, shifted.exp())
-    return shifted - total.log()[batch.network]
+    shifted = scores - scatter(scores.detach(), batch.batch, reduce="max")[batch.batch]
+    return shifted - scatter(shifted.exp(), batch.batch).log()[batch.batch]
 
 
 def drawn(log_probability: Tensor, batch: Batch, count: int) -> Placements:
     """`count` nodes of each network, by the Gumbel-max trick."""
     nodes = len(log_probability)
     noise = -torch.empty(count, nodes).exponential_().log()
-    network = batch.network + batch.networks * torch.arange(count).view(-1, 1)  # (K, N): each draw is a network more
+    network = batch.batch + batch.num_graphs * torch.arange(count).view(-1, 1)  # (K, N): each draw is a network more
     rows = decide((log_probability + noise).flatten(), network.flatten()).view(count, -1) % nodes
     return Placements(rows, log_probability[rows], batch.reward[rows])
 
@@ -235,7 +220,7 @@ def policy_loss(scores: Tensor, batch: Batch, placed: Placements, expected: Tens
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
     ratio = (log_probability[placed.rows] - placed.log_probability).exp()
     clipped = ratio.clamp(1 - recipe.clip, 1 + recipe.clip)
-    entropy = -(log_probability.exp() * log_probability).sum() / batch.networks
+    entropy = -(log_probability.exp() * log_probability).sum() / batch.num_graphs
     return -torch.minimum(ratio * advantage, clipped * advantage).mean() - recipe.entropy * entropy
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlab.workloads.errors import ModelError
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads.staged import EDGES, NODES, Reduction, Stage, StagedLayer, Value
 
 NEGATIVE_SLOPE = 0.2
@@ -31,10 +31,10 @@ def gat(features: int = 500, heads: int = 4, channels: int = 64, seed: int = 0) 
     """A GAT layer whose heads are concatenated, with weights drawn from `seed`.
 
     Raises:
-        ModelError: a width below 1.
+        GnnlabError: a width below 1.
     """
     if min(features, heads, channels) < 1:
-        raise ModelError(f"gat: features={features}, heads={heads}, channels={channels}; at least 1 each is needed")
+        raise GnnlabError(f"gat: features={features}, heads={heads}, channels={channels}; at least 1 each is needed")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         linear, score, activate = Linear(features, heads * channels), Score(heads, channels), Activate(heads * channels)

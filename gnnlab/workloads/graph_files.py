@@ -1,12 +1,14 @@
 """A user's own graph: `.npz`, `.graphml`, or an edge list as `.csv` or `.tsv`.
 
 Files are taken as they are: an edge list row is one directed edge, nothing is made symmetric, binary or normalized.
-Nothing in a file is ever unpickled. What is wrong with one is a `GraphError` that names the file and the place.
+Nothing in a file is ever unpickled. What is wrong with one is a `GnnlabError` that names the file and the place.
 """
 
 from __future__ import annotations
 
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,31 +18,32 @@ import networkx as nx
 import numpy as np
 import pandas as pd
 import torch
+from scipy.sparse import csr_array
 from torch_geometric.data import Data
 
-from gnnlab.workloads.errors import GraphError, one_line, shown
-from gnnlab.workloads.npz_files import read_npz
+from gnnlab.errors import GnnlabError, one_line, shown
 
 FLOAT32_MAX = 3.4028234663852886e38
+CSR = ("data", "indices", "indptr", "shape")
 HEADERS = (("source", "target"), ("src", "dst"), ("from", "to"))
 
 
 def read(path: Path) -> Data:
-    """The graph in the file, by its suffix; raises `GraphError` in one line that begins with the path."""
+    """The graph in the file, by its suffix; raises `GnnlabError` in one line that begins with the path."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         allowed = ", ".join(READERS)
-        raise GraphError(f"{path}: a graph file ends in {allowed}, not in {shown(path.suffix)}")
+        raise GnnlabError(f"{path}: a graph file ends in {allowed}, not in {shown(path.suffix)}")
     try:
         if path.is_dir():
-            raise GraphError(f"{path}: is a folder; give the path of a file")
+            raise GnnlabError(f"{path}: is a folder; give the path of a file")
         if not path.exists():
-            raise GraphError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
+            raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
         return reader(path)
     except OSError as error:
-        raise GraphError(f"{path}: cannot be read: {one_line(error)}") from error
+        raise GnnlabError(f"{path}: cannot be read: {one_line(error)}") from error
     except MemoryError as error:
-        raise GraphError(f"{path}: the graph it describes does not fit into memory") from error
+        raise GnnlabError(f"{path}: the graph it describes does not fit into memory") from error
 
 
 def read_edge_list(path: Path) -> Data:
@@ -53,13 +56,13 @@ def read_edge_list(path: Path) -> Data:
     for column in ("source", "target"):
         empty = rows[columns[column]] == ""
         if empty.any():
-            raise GraphError(f"{path}: line {rows.index[empty.argmax()]}: {column} is empty")
+            raise GnnlabError(f"{path}: line {rows.index[empty.argmax()]}: {column} is empty")
     names = pd.concat([rows[columns["source"]], rows[columns["target"]]])
     if names.str.fullmatch(r"[+-]?[0-9]{1,18}").all():
         numbers = names.astype("int64")
         if (numbers < 0).any():
             place = int((numbers < 0).to_numpy().argmax())
-            raise GraphError(f"{path}: line {names.index[place]}: negative index {names.iloc[place]}; use 0 and above")
+            raise GnnlabError(f"{path}: line {names.index[place]}: negative index {names.iloc[place]}; use 0 and above")
         codes, nodes = pd.factorize(numbers, sort=True)
     else:
         codes, nodes = pd.factorize(names)
@@ -83,16 +86,16 @@ def _rows(path: Path) -> pd.DataFrame:
             encoding="utf-8-sig",
         )
     except pd.errors.EmptyDataError as error:
-        raise GraphError(f"{path}: the file is empty; rows of source,target[,weight] are needed") from error
+        raise GnnlabError(f"{path}: the file is empty; rows of source,target[,weight] are needed") from error
     except (pd.errors.ParserError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-        raise GraphError(f"{path}: is no edge list in text ({one_line(error)})") from error
+        raise GnnlabError(f"{path}: is no edge list in text ({one_line(error)})") from error
     rows = rows.fillna("").apply(lambda column: column.str.strip())
     rows.index = rows.index + 1
     rows = rows[(rows != "").any(axis=1)]
     if rows.empty:
-        raise GraphError(f"{path}: the file is empty; rows of source,target[,weight] are needed")
+        raise GnnlabError(f"{path}: the file is empty; rows of source,target[,weight] are needed")
     if rows.shape[1] not in (2, 3):
-        raise GraphError(f"{path}: {rows.shape[1]} columns; source,target or source,target,weight are needed")
+        raise GnnlabError(f"{path}: {rows.shape[1]} columns; source,target or source,target,weight are needed")
     return rows
 
 
@@ -108,9 +111,9 @@ def _header(path: Path, rows: pd.DataFrame) -> tuple[dict[str, int], pd.DataFram
         if name == "weight":
             columns["weight"] = place
         elif name not in pair:
-            raise GraphError(f"{path}: column {shown(name)} is not understood; {','.join(pair)}[,weight] are allowed")
+            raise GnnlabError(f"{path}: column {shown(name)} is not understood; {','.join(pair)}[,weight] are allowed")
     if len(rows) == 1:
-        raise GraphError(f"{path}: a header and no edge; at least one row is needed")
+        raise GnnlabError(f"{path}: a header and no edge; at least one row is needed")
     return columns, rows.iloc[1:]
 
 
@@ -120,7 +123,7 @@ def _weights(path: Path, column: pd.Series) -> np.ndarray:
         weight = weight.astype(np.float32)
     if not np.isfinite(weight).all():
         place = int(np.argmin(np.isfinite(weight)))
-        raise GraphError(f"{path}: line {column.index[place]}: weight {shown(column.iloc[place])} is no finite number")
+        raise GnnlabError(f"{path}: line {column.index[place]}: weight {shown(column.iloc[place])} is no finite number")
     return weight
 
 
@@ -137,12 +140,12 @@ def read_graphml(path: Path) -> Data:
                 declared = {e.get("id") for _, e in ElementTree.iterparse(file) if e.tag.rpartition("}")[2] == "node"}
             graph = nx.read_graphml(path)
     except (ElementTree.ParseError, nx.NetworkXException, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise GraphError(f"{path}: is no GraphML that networkx reads ({one_line(error)})") from error
+        raise GnnlabError(f"{path}: is no GraphML that networkx reads ({one_line(error)})") from error
     if not graph:
-        raise GraphError(f"{path}: the graph has no nodes; at least one is needed")
+        raise GnnlabError(f"{path}: the graph has no nodes; at least one is needed")
     for name in graph:
         if name not in declared:
-            raise GraphError(f"{path}: an edge names node {shown(name)}, which is not declared")
+            raise GnnlabError(f"{path}: an edge names node {shown(name)}, which is not declared")
     number = {name: i for i, name in enumerate(graph)}
     ends = [(number[a], number[b], held.get("weight")) for a, b, held in graph.edges(data=True)]
     if not graph.is_directed():
@@ -163,7 +166,7 @@ def _node_attributes(path: Path, graph: nx.Graph, data: Data) -> None:
     for key, values in held.items():
         missing = next((node for node in graph if node not in values), None)
         if missing is not None:
-            raise GraphError(f"{path}: node {shown(missing)} has no number for attribute {shown(key)}; others have")
+            raise GnnlabError(f"{path}: node {shown(missing)} has no number for attribute {shown(key)}; others have")
     labels = held.pop("y", None) or held.pop("label", None)
     if labels is not None:
         kind = torch.int64 if all(isinstance(value, int) for value in labels.values()) else torch.float32
@@ -175,8 +178,103 @@ def _node_attributes(path: Path, graph: nx.Graph, data: Data) -> None:
 
 def _number(path: Path, what: str, value: object) -> float:
     if not isinstance(value, (bool, int, float)) or not abs(value) <= FLOAT32_MAX:
-        raise GraphError(f"{path}: {what} is {shown(value)}; a finite number is needed")
+        raise GnnlabError(f"{path}: {what} is {shown(value)}; a finite number is needed")
     return float(value)
+
+
+def read_npz(path: Path) -> Data:
+    """Adjacency `adj_*` and features `attr_*` as the four arrays of a CSR matrix, and `labels` (N,) or (N, C).
+
+    `adj[i, j]` is an edge from i to j; values other than 1 become `edge_weight`. Features and labels may be left out.
+    (PyG's own reader makes features binary, edges undirected, and drops weights and self-loops without a word.)
+    """
+    arrays = _npz_arrays(path)
+    shape, indptr, indices, weight = _csr(path, arrays, "adj")
+    if shape[0] != shape[1]:
+        raise GnnlabError(f"{path}: adj_shape must be square, got {shape[0]} x {shape[1]}")
+    num_nodes = shape[0]
+    source = np.repeat(np.arange(num_nodes), np.diff(indptr))
+    data = Data(edge_index=torch.from_numpy(np.stack([source, indices])), num_nodes=num_nodes)
+    if (weight != 1).any():
+        data.edge_weight = torch.from_numpy(weight)
+    if "attr_data" in arrays:
+        rows, indptr, indices, values = _csr(path, arrays, "attr")
+        if rows[0] != num_nodes:
+            raise GnnlabError(f"{path}: attr_shape has {rows[0]} rows, the adjacency has {num_nodes} nodes")
+        try:
+            data.x = torch.from_numpy(csr_array((values, indices, indptr), rows).toarray())
+        except ValueError as error:  # more elements than an array can have
+            raise GnnlabError(f"{path}: {rows[0]} x {rows[1]} features do not fit into memory") from error
+    if "labels" in arrays:
+        labels = arrays["labels"]
+        if labels.ndim not in (1, 2) or len(labels) != num_nodes:
+            raise GnnlabError(f"{path}: labels must have {num_nodes} rows, got shape {labels.shape}")
+        data.y = torch.from_numpy(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64))
+    return data
+
+
+def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
+    wanted = [f"adj_{part}" for part in CSR], [f"attr_{part}" for part in CSR]
+    if not zipfile.is_zipfile(path):  # numpy would take it for a pickle
+        raise GnnlabError(f"{path}: is no whole .npz archive; save plain arrays with numpy.savez")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            held = set(archive.files)
+            needed = wanted[0] + (wanted[1] if held & set(wanted[1]) else [])
+            missing = [key for key in needed if key not in held]
+            if missing:
+                raise GnnlabError(f"{path}: holds no {', '.join(missing)}; the layout is {', '.join(wanted[0])}, ...")
+            arrays = {key: archive[key] for key in needed + ["labels"] * ("labels" in held)}
+    except GnnlabError:
+        raise
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError) as error:
+        pickled = "Object arrays" in str(error)
+        what = "holds pickled objects, which are never loaded" if pickled else "is no whole .npz archive"
+        raise GnnlabError(f"{path}: {what} ({one_line(error)}); save plain arrays with numpy.savez") from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
+            raise GnnlabError(f"{path}: {key} must hold numbers, got {getattr(array, 'dtype', type(array).__name__)}")
+    return arrays
+
+
+def _csr(path: Path, arrays: dict[str, np.ndarray], name: str) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray]:
+    """Shape, row pointers, column indices (int64) and values (float32) of a CSR matrix that holds together."""
+    values, indices, indptr, shape = (arrays[f"{name}_{part}"] for part in CSR)
+    for part in ("indices", "indptr", "shape"):
+        if arrays[f"{name}_{part}"].dtype.kind not in "iu":
+            raise GnnlabError(f"{path}: {name}_{part} must hold integers, got {arrays[f'{name}_{part}'].dtype}")
+    if shape.shape != (2,) or (shape < 1).any():
+        raise GnnlabError(f"{path}: {name}_shape must be two positive numbers, got {shown(shape.tolist())}")
+    rows, columns = shape.tolist()
+    if indptr.shape != (rows + 1,):
+        raise GnnlabError(f"{path}: {name}_indptr must have {rows + 1} entries for {rows} rows, got {indptr.shape}")
+    indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
+    if indices.ndim != 1 or values.shape != indices.shape or indptr[0] != 0 or indptr[-1] != len(indices):
+        raise GnnlabError(
+            f"{path}: {name}_indptr must run from 0 to the number of entries; it runs from {indptr[0]} to "
+            f"{indptr[-1]}, with {values.size} values and {indices.size} indices"
+        )
+    if (np.diff(indptr) < 0).any():
+        raise GnnlabError(f"{path}: {name}_indptr falls after row {int(np.argmax(np.diff(indptr) < 0))}; it must rise")
+
+    def row(entry: int) -> int:
+        return int(np.searchsorted(indptr, entry, side="right")) - 1
+
+    outside = (indices < 0) | (indices >= columns)
+    if outside.any():
+        entry = int(np.argmax(outside))
+        raise GnnlabError(
+            f"{path}: row {row(entry)} of {name}_indices holds {indices[entry]}; 0..{columns - 1} are allowed"
+        )
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    if not np.isfinite(values).all():
+        entry = int(np.argmin(np.isfinite(values)))
+        raise GnnlabError(
+            f"{path}: {name}_data is {values[entry]} at row {row(entry)}, column {indices[entry]}; "
+            f"finite float32 is needed"
+        )
+    return [rows, columns], indptr, indices, values
 
 
 READERS: dict[str, Callable[[Path], Data]] = {

@@ -1,20 +1,31 @@
-"""Study 2: a graph transformer of the GPS kind (Rampasek et al. 2022) on PyG's own layers, sized as in seed 001.
+"""The model of S1: a graph transformer of the GPS kind (Rampasek et al. 2022) on PyG's own layers, as large.
 
 Each layer: local message passing (GIN, GAT or GCN) and multi-head attention over all nodes of a graph, side by side,
 each with a residual and a layer norm; their sum goes through a feed-forward network with another.
+
+Positional encodings are computed once a graph by PyG's transforms. `lap`: the first non-trivial eigenvectors of the
+symmetrically normalized Laplacian (Dwivedi et al. 2020). `rwse`: the chances that a random walk of 1, 2, ... steps is
+back where it began (Dwivedi et al. 2021).
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch.nn import functional as F
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv, global_mean_pool
+from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE, BaseTransform
+from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
-from gnnlab.workloads.encodings import FIELDS, PE_TYPES, Encodings
-from gnnlab.workloads.errors import ModelError, shown
+from gnnlab.errors import GnnlabError, shown
 
+FIELDS = {"lap": "laplacian_eigenvector_pe", "rwse": "random_walk_pe"}  # the names that PyG gives them
+PE_TYPES = ("none", *FIELDS)
 MPNN_TYPES = ("gin", "gat", "gcn")
 READOUTS = ("node", "graph")
 
@@ -24,7 +35,7 @@ class GraphTransformer(nn.Module):
 
     `data` is a PyG `Data` or `Batch` with `x` (N, in_features) and `edge_index`; with `pe_type` "lap" or "rwse" it
     carries the encoding (N, pe_dim) that `model.prepare(data)` adds. Edge weights are not used. The sizes default to
-    the worked example of the seed. Raises `ModelError` for sizes that do not fit together, and in `forward` for data
+    the worked example of the seed. Raises `GnnlabError` for sizes that do not fit together, and in `forward` for data
     that lacks what is needed.
 
     >>> model = GraphTransformer.from_graph(data, num_layers=2, pe_type="rwse")
@@ -53,9 +64,9 @@ class GraphTransformer(nn.Module):
         choices = {"mpnn_type": (mpnn_type, MPNN_TYPES), "pe_type": (pe_type, PE_TYPES)}
         _check(sizes, choices | {"readout": (readout, READOUTS)})
         if hidden_dim % num_heads:
-            raise ModelError(f"graph_transformer: hidden_dim={hidden_dim} must be a multiple of num_heads={num_heads}")
+            raise GnnlabError(f"graph_transformer: hidden_dim={hidden_dim} must be a multiple of num_heads={num_heads}")
         if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-            raise ModelError(f"graph_transformer: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
+            raise GnnlabError(f"graph_transformer: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
         for name, size in sizes.items():
             setattr(self, name, size)
         self.mpnn_type, self.pe_type, self.readout = mpnn_type, pe_type, readout
@@ -78,7 +89,7 @@ class GraphTransformer(nn.Module):
     def forward(self, data: Data) -> Tensor:
         if data.x is None or data.x.size(-1) != self.in_features:
             got = "none" if data.x is None else f"shape {tuple(data.x.shape)}"
-            raise ModelError(f"graph_transformer: x must have shape (N, {self.in_features}), got {got}")
+            raise GnnlabError(f"graph_transformer: x must have shape (N, {self.in_features}), got {got}")
         x = self.embed(data.x)  # (N, hidden)
         if self.embed_pe is not None:
             x = x + self.embed_pe(self._encoding(data))
@@ -93,7 +104,7 @@ class GraphTransformer(nn.Module):
         if encoding is None or encoding.size(-1) != self.pe_dim:
             got = "none" if encoding is None else f"one of {encoding.size(-1)} columns"
             needed = f"the {self.pe_type} encoding of {self.pe_dim} columns"
-            raise ModelError(
+            raise GnnlabError(
                 f"graph_transformer: {needed} is needed, the graph has {got}; call model.prepare(data) first"
             )
         return encoding
@@ -127,7 +138,58 @@ def _local(hidden: int, heads: int, mpnn_type: str) -> nn.Module:
 def _check(sizes: dict[str, int], choices: dict[str, tuple[str, tuple[str, ...]]]) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ModelError(f"graph_transformer: {name} must be an integer of 1 or more, got {shown(size)}")
+            raise GnnlabError(f"graph_transformer: {name} must be an integer of 1 or more, got {shown(size)}")
     for name, (given, allowed) in choices.items():
         if given not in allowed:
-            raise ModelError(f"graph_transformer: {name} must be one of {', '.join(allowed)}, got {shown(given)}")
+            raise GnnlabError(f"graph_transformer: {name} must be one of {', '.join(allowed)}, got {shown(given)}")
+
+
+class Encodings(BaseTransform):
+    """`Encodings("lap", 16)(data)`: a copy of `data` with a float32 field (N, dim), named as in `FIELDS`.
+
+    A `Batch` is encoded graph by graph. The encodings speak of structure alone: weights are left out and duplicate
+    edges count once; the Laplacian takes the graph as undirected and without self-loops, the walk follows the edges.
+    The same graph always gets the same encoding: an eigenvector is as good as its negative, so its largest entry is
+    made positive. A graph of N nodes has N - 1 non-trivial eigenvectors; missing columns are 0.
+    Raises `GnnlabError` for an unknown kind or a size below 1.
+    """
+
+    def __init__(self, kind: str, dim: int):
+        if kind not in PE_TYPES:
+            raise GnnlabError(f"encodings: {shown(kind)} is not known; one of {', '.join(PE_TYPES)} is needed")
+        if kind != "none" and (not isinstance(dim, int) or dim < 1):
+            raise GnnlabError(f"encodings: dim must be an integer of 1 or more, got {shown(dim)}")
+        self.kind, self.dim = kind, dim
+
+    def forward(self, data: Data) -> Data:
+        if self.kind == "none":
+            return data
+        encode = _laplacian if self.kind == "lap" else _random_walk
+        graphs = data.to_data_list() if isinstance(data, Batch) else [data]
+        data[FIELDS[self.kind]] = torch.cat([encode(graph, self.dim) for graph in graphs])
+        return data
+
+    def __repr__(self) -> str:
+        return f"Encodings({self.kind!r}, {self.dim})"
+
+
+def _laplacian(data: Data, dim: int) -> Tensor:
+    nodes = int(data.num_nodes)
+    edge_index = to_undirected(remove_self_loops(data.edge_index)[0], num_nodes=nodes)
+    plain = Data(edge_index=edge_index.cpu(), num_nodes=nodes)
+    found = min(dim, nodes - 1)
+    start = np.random.default_rng(0).standard_normal(nodes).astype(np.float32)  # ARPACK's own is random
+    iterative = {"v0": start} if nodes >= AddLaplacianEigenvectorPE.SPARSE_THRESHOLD else {}
+    with torch.random.fork_rng(devices=[]):  # the transform draws signs, which are undone below
+        transform = AddLaplacianEigenvectorPE(found, FIELDS["lap"], is_undirected=True, **iterative)
+        vectors = transform(plain)[FIELDS["lap"]].float()  # (N, found)
+    largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
+    vectors = torch.where(largest < 0, -vectors, vectors)
+    return F.pad(vectors, (0, dim - found)).to(data.edge_index.device)
+
+
+def _random_walk(data: Data, dim: int) -> Tensor:
+    plain = Data(edge_index=coalesce(data.edge_index, num_nodes=data.num_nodes), num_nodes=data.num_nodes)
+    with warnings.catch_warnings():  # torch calls its CSR tensors a beta; PyG uses them from 2,000 nodes on
+        warnings.simplefilter("ignore", UserWarning)
+        return AddRandomWalkPE(dim, FIELDS["rwse"])(plain)[FIELDS["rwse"]].float()

@@ -2,7 +2,7 @@
 
 | specification | graph |
 |---|---|
-| `symptoms` | the co-occurrence graph of study 1: 58 nodes, 776 edges with weights |
+| `symptoms` | the co-occurrence graph of S0: 58 nodes, 776 edges with weights |
 | `digits` | scikit-learn's handwritten digits: 1,797 nodes, neighbours by pixels |
 | `karate` | Zachary's karate club: 34 nodes, 156 edges |
 | `planetoid:Cora`, `lrgb:Peptides-func[0:32]`, `pyg:Class:Name` | data sets that PyG downloads (`pyg_datasets`) |
@@ -14,30 +14,32 @@ from __future__ import annotations
 
 import copy
 import difflib
+import warnings
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import KarateClub
+from torch_geometric.transforms import LocalDegreeProfile
 
-from gnnlab.workloads import graph_files, pyg_datasets, random_graphs, symptoms
-from gnnlab.workloads.errors import GraphError, shown
-from gnnlab.workloads.graph_checks import checked
+from gnnlab.errors import GnnlabError, shown
+from gnnlab.workloads import graph_files, pyg_datasets, random_graphs, symptom_gat
 
 CACHE = Path("data")  # where PyG keeps what it downloads, beside the work of the reader
 NEIGHBOURS = 10
 
 
 def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
-    """The graph that `spec` names, in the form that `graph_checks.checked` describes, with its `name`.
+    """The graph that `spec` names, in the form that `checked` describes, with its `name`.
 
     >>> load("digits")
     Data(x=[1797, 64], edge_index=[2, 24678], y=[1797], name='digits')
 
     A `Data` object is checked and passed on. Several graphs of a data set come as one PyG `Batch`.
-    Raises `GraphError`, in one line, for anything that gives no graph.
+    Raises `GnnlabError`, in one line, for anything that gives no graph.
     """
     if isinstance(spec, str) and spec in BUNDLED:
         return _named(checked(copy.deepcopy(BUNDLED[spec]()), spec), spec)
@@ -56,11 +58,11 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
 def of_size(size: str, features: int, *, seed: int = 42) -> Data:
     """A graph of "nodes/edges", as in "1000/10000": x (N, features) standard normal, edge_index (2, E) at random.
 
-    "58/776" is the symptom graph. Raises `GraphError`, in one line, for a text that is no size.
+    "58/776" is the symptom graph. Raises `GnnlabError`, in one line, for a text that is no size.
     """
     parts = size.split("/")
     if len(parts) != 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts) or features < 1:
-        raise GraphError(f"size {shown(size)} with {features} features: write nodes/edges, as in 1000/10000")
+        raise GnnlabError(f"size {shown(size)} with {features} features: write nodes/edges, as in 1000/10000")
     nodes, edges = map(int, parts)
     found = load("symptoms") if size == "58/776" else load(f"random:nodes={nodes},edges={edges},features=1,seed={seed}")
     x = torch.randn(nodes, features, generator=torch.Generator().manual_seed(0))
@@ -117,7 +119,7 @@ def _digits() -> Data:
     return Data(x=x, edge_index=torch.from_numpy(edge_index), y=y)
 
 
-BUNDLED = {"symptoms": symptoms.load, "digits": _digits, "karate": lambda: KarateClub()[0]}
+BUNDLED = {"symptoms": symptom_gat.symptom_graph, "digits": _digits, "karate": lambda: KarateClub()[0]}
 
 
 def _together(graphs: list[Data], spec: str) -> Data:
@@ -140,7 +142,7 @@ def _path(spec: object) -> Path:
     near = difflib.get_close_matches(str(spec)[:100], names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     known = f"{', '.join(names)} or a path to {', '.join(graph_files.READERS)}"
-    raise GraphError(f"{shown(spec)} is no graph{hint}: {known} are understood")
+    raise GnnlabError(f"{shown(spec)} is no graph{hint}: {known} are understood")
 
 
 def _exists(path: Path) -> bool:
@@ -148,3 +150,91 @@ def _exists(path: Path) -> bool:
         return path != Path() and path.exists()
     except OSError:  # longer than any path
         return False
+
+
+def checked(data: Data, source: str) -> Data:
+    """A copy of `data` (or of a `Batch`) in the form that all of the lab relies on.
+
+    - `x` float32 (N, F), finite. A graph without features gets PyG's `LocalDegreeProfile` (F = 5: the degree of a
+      node, and minimum, maximum, mean and standard deviation of its neighbours' degrees; Cai & Wang 2018).
+    - `edge_index` int64 (2, E), contiguous, N > 0 and E > 0, every index in 0..N-1.
+    - `edge_weight` float32 (E,), finite, where there is one.
+
+    Other fields pass through. The tensors of the argument are shared, never written to.
+    Raises `GnnlabError` in one line that begins with `source` and names the offending edge, node or value.
+    """
+    if not isinstance(data, Data):
+        raise GnnlabError(
+            f"{source}: a torch_geometric Data with one kind of node is needed, got {type(data).__name__}"
+        )
+    if isinstance(data, Batch) and data.x is None:  # profiles belong into each graph, or they are lost when it is split
+        parts = [checked(part, f"{source}, graph {i}") for i, part in enumerate(data.to_data_list())]
+        return Batch.from_data_list(parts)
+    data = copy.copy(data)
+    num_nodes = _num_nodes(data, source)
+    data.edge_index = _edges(data.edge_index, num_nodes, source)
+    if data.get("edge_weight") is not None:
+        data.edge_weight = _weights(data.edge_weight, data.num_edges, source)
+    if data.x is None:
+        data.num_nodes = num_nodes
+        data = LocalDegreeProfile()(data)
+    data.x = _features(data.x, num_nodes, source)
+    return data
+
+
+def _num_nodes(data: Data, source: str) -> int:
+    with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges: so do we mean it
+        warnings.simplefilter("ignore")
+        num_nodes = data.num_nodes
+    if not num_nodes:
+        raise GnnlabError(f"{source}: the graph has no nodes; at least one is needed")
+    return int(num_nodes)
+
+
+def _edges(edge_index: object, num_nodes: int, source: str) -> Tensor:
+    if not isinstance(edge_index, Tensor):
+        raise GnnlabError(f"{source}: the graph has no edges; edge_index, int64 of shape (2, E), is needed")
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise GnnlabError(f"{source}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}")
+    if edge_index.size(1) == 0:
+        raise GnnlabError(f"{source}: the graph has no edges; at least one is needed")
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise GnnlabError(f"{source}: edge_index must hold integers, got {edge_index.dtype}")
+    outside = (edge_index < 0) | (edge_index >= num_nodes)
+    if outside.any():
+        edge = int(outside.any(dim=0).nonzero()[0])
+        start, end = edge_index[:, edge].tolist()
+        what = "negative" if min(start, end) < 0 else "out of range"
+        raise GnnlabError(
+            f"{source}: edge {edge} ({start} -> {end}): index {what}; "
+            f"the graph has {num_nodes} nodes, 0..{num_nodes - 1} are allowed"
+        )
+    return edge_index.to(torch.int64).contiguous()
+
+
+def _weights(weight: object, num_edges: int, source: str) -> Tensor:
+    if not isinstance(weight, Tensor) or weight.is_complex() or weight.numel() != num_edges:
+        got = tuple(weight.shape) if isinstance(weight, Tensor) else shown(weight)
+        raise GnnlabError(f"{source}: edge_weight must be one number an edge ({num_edges} edges), got {got}")
+    weight = weight.reshape(-1).to(torch.float32)
+    bad = ~weight.isfinite()
+    if bad.any():
+        edge = int(bad.nonzero()[0])
+        raise GnnlabError(f"{source}: the weight of edge {edge} is {weight[edge].item()}; finite float32 is needed")
+    return weight.contiguous()
+
+
+def _features(x: object, num_nodes: int, source: str) -> Tensor:
+    if not isinstance(x, Tensor) or x.is_complex():
+        raise GnnlabError(f"{source}: x must be a tensor of real numbers, got {shown(x)}")
+    x = x.to_dense() if x.layout != torch.strided else x
+    x = x.view(-1, 1) if x.dim() == 1 else x
+    if x.dim() != 2 or x.size(0) != num_nodes or x.size(1) == 0:
+        raise GnnlabError(f"{source}: x must have shape ({num_nodes}, F) with F > 0, got {tuple(x.shape)}")
+    x = x.to(torch.float32)
+    bad = ~x.isfinite()
+    if bad.any():
+        node, feature = bad.nonzero()[0].tolist()
+        value = x[node, feature].item()
+        raise GnnlabError(f"{source}: feature {feature} of node {node} is {value}; finite float32 is needed")
+    return x.contiguous()

@@ -1,4 +1,4 @@
-"""GraphSAGE's layer (Hamilton et al. 2017, mean aggregation) as the seven stages of study 5, and GAT's beside it.
+"""GraphSAGE's layer (Hamilton et al. 2017, mean aggregation) as the seven stages of S4, and GAT's beside it.
 
 | # | stage | computes | bytes in and out |
 |---|---|---|---|
@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
-from gnnlab.workloads.errors import ModelError
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads.gat_stages import gat
-from gnnlab.workloads.staged import EDGES, NODES, Block, Reduction, Stage, StagedLayer, Value
-
-__all__ = ["LAYERS", "Block", "Stage", "StagedLayer", "Value", "gat", "random_inputs", "sage"]
+from gnnlab.workloads.staged import EDGES, NODES, Reduction, Stage, StagedLayer, Value
 
 GRAPH_SEED = 42
 
@@ -32,11 +31,11 @@ def sage(features: int = 500, out_features: int | None = None, seed: int = 0) ->
     """GraphSAGE's layer with weights drawn from `seed`; `out_features` is `features` unless told.
 
     Raises:
-        ModelError: a width below 1.
+        GnnlabError: a width below 1.
     """
     width = features if out_features is None else out_features
     if features < 1 or width < 1:
-        raise ModelError(f"sage: features={features}, out_features={width}; at least 1 each is needed")
+        raise GnnlabError(f"sage: features={features}, out_features={width}; at least 1 each is needed")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transform = Transform(features, width).requires_grad_(False)
@@ -95,6 +94,13 @@ class Transform(nn.Module):
         return self.lin_l(means) + self.lin_r(x)
 
 
+def inputs_of(graph: Data, features: int) -> dict[str, Tensor]:
+    """`x` (N, F) and `edge_index` (2, E) of a graph: its own features where they have that width, else drawn ones."""
+    own = graph.x is not None and graph.x.dim() == 2 and graph.x.shape[1] == features
+    x = graph.x.float() if own else random_inputs(int(graph.num_nodes), 0, features)["x"]
+    return {"x": x.contiguous(), "edge_index": graph.edge_index.contiguous()}
+
+
 def random_inputs(nodes: int, edges: int, features: int, seed: int = GRAPH_SEED) -> dict[str, Tensor]:
     """`x` (N, F) standard normal and `edge_index` (2, E) int64 in random order; the same for the same numbers.
 
@@ -102,10 +108,10 @@ def random_inputs(nodes: int, edges: int, features: int, seed: int = GRAPH_SEED)
     is no edge's target.
 
     Raises:
-        ModelError: no node, or edges without a node to end in.
+        GnnlabError: no node, or edges without a node to end in.
     """
     if nodes < 1 or edges < 0 or features < 1:
-        raise ModelError(f"random graph of {nodes} nodes, {edges} edges, {features} features: 1, 0, 1 at least")
+        raise GnnlabError(f"random graph of {nodes} nodes, {edges} edges, {features} features: 1, 0, 1 at least")
     random = torch.Generator().manual_seed(seed * 1_000_003 + nodes * 7_919 + edges)
     x = torch.randn(nodes, features, generator=random)
     source = torch.randint(nodes, (edges,), generator=random)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
+from gnnlab.errors import GnnlabError, one_line, shown
 from gnnlab.workloads import graphs, user_models
-from gnnlab.workloads.errors import ModelError, one_line, shown
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
@@ -39,12 +39,12 @@ class Workload:
     def to(self, device: str | torch.device) -> Workload:
         """The same workload with its model and batch on `device`; the graph stays, and the model moves in place.
 
-        Raises `ModelError` where torch has no such device here.
+        Raises `GnnlabError` where torch has no such device here.
         """
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-            raise ModelError(f"device {shown(device)} cannot be used here: {one_line(error)}") from error
+            raise GnnlabError(f"device {shown(device)} cannot be used here: {one_line(error)}") from error
         return replace(self, model=self.model.to(device), batch=_moved(self.batch, device))
 
     def describe(self) -> dict[str, int | float]:
@@ -67,7 +67,7 @@ def build(
 
     Weights are drawn on the CPU with `seed`, and torch's random state is left as it was. `batch_size` is the number of
     rows that symptom_gat gives; the other models take the graph. Options go to the constructor or the factory; those
-    that are `None` count as not given. Raises `GraphError` or `ModelError`, in one line.
+    that are `None` count as not given. Raises `GnnlabError`, in one line.
 
     >>> build("graph_transformer", "digits", num_layers=2).label
     'graph_transformer on digits'
@@ -75,11 +75,11 @@ def build(
     if not callable(model_spec) and (not isinstance(model_spec, str) or not _is_known(model_spec)):
         near = difflib.get_close_matches(str(model_spec), BUILT_IN, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ModelError(
+        raise GnnlabError(
             f"{shown(model_spec)} is no model{hint}: {', '.join(BUILT_IN)} or module:factory are understood"
         )
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise ModelError(f"batch_size must be an integer of 1 or more, got {shown(batch_size)}")
+        raise GnnlabError(f"batch_size must be an integer of 1 or more, got {shown(batch_size)}")
     graph = graphs.load(graph_spec)
     options = {name: value for name, value in options.items() if value is not None}
     with torch.random.fork_rng(devices=[]):
@@ -110,7 +110,7 @@ def _moved(value: Any, device: str | torch.device) -> Any:
 
 def _symptom_gat(graph: Data, batch_size: int, options: dict[str, Any]) -> tuple[nn.Module, Any]:
     _known("symptom_gat", SymptomGAT.__init__, options)
-    return SymptomGAT.from_graph(graph, **options), {"batch_size": batch_size}
+    return SymptomGAT.from_graph(graph), {"batch_size": batch_size}
 
 
 def _graph_transformer(graph: Data, batch_size: int, options: dict[str, Any]) -> tuple[nn.Module, Any]:
@@ -131,4 +131,4 @@ def _known(name: str, constructor: Callable[..., None], options: dict[str, Any])
         if option not in allowed:
             near = difflib.get_close_matches(option, allowed, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ModelError(f"{name} has no option {shown(option)}{hint}; it has {', '.join(allowed)}")
+            raise GnnlabError(f"{name} has no option {shown(option)}{hint}; it has {', '.join(allowed) or 'none'}")

@@ -18,9 +18,8 @@ import torch
 from numpy.random import Generator, SeedSequence, default_rng
 from scipy.special import expit, softmax
 
-from gnnlab.workloads.errors import shown
-from gnnlab.workloads.tables import Table, Target
-from gnnlab.workloads.vocabulary import TableError
+from gnnlab.errors import GnnlabError, shown
+from gnnlab.workloads.tables import FeatureTable, Target
 
 # a pharmacogenomic table in the order of the seed: field -> categories
 PHARMACOGENOMIC = {"drug": 600, "genotype": 1200, "gene": 120, "allele": 800}
@@ -31,31 +30,29 @@ TARGETS = (
     Target("phenotypes", "labels", 12),
 )
 LATENT = 4  # factors of a category
-MOST_PAIRS = 12  # pairs with an effect; of 26 fields, not all 325
+MOST_PAIRS = 12  # pairs with an effect
 PAIR_SHARE = 0.5  # of the variance of a score
 NOISE = (0.001, 1000)  # beyond, probabilities are all 0 and 1 or all alike
 OFFSET = {"classes": (0.0, 0.5), "labels": (-1.0, 0.5)}  # mean and spread over the scores: labels are rather absent
 
 
 def planted(
-    rows: int,
-    *,
-    fields: int = 4,
-    cardinalities: Sequence[int] | None = None,
-    noise: float = 0.3,
-    seed: int = 0,
-) -> Table:
-    """`rows` rows of `fields` fields with four targets: 4, 3 and 8 classes, and 12 labels.
+    rows: int, *, cardinalities: Sequence[int] | None = None, noise: float = 0.3, seed: int = 0
+) -> FeatureTable:
+    """`rows` rows with four targets: 4, 3 and 8 classes, and 12 labels.
 
-    Four fields are sized as a pharmacogenomic table; otherwise, as in click data, from 4 to 10,000 categories, each
-    field larger by the same factor; or as `cardinalities` says. `noise`: scale of the noise on scores of standard
-    deviation 1, 0.001..1000. Tables of the same seed and sizes share one truth, whatever their number of rows.
+    The fields are those of a pharmacogenomic table, or one for each of `cardinalities`. `noise`: scale of the noise
+    on scores of standard deviation 1, 0.001..1000. Tables of the same seed and sizes share one truth, whatever their
+    number of rows.
 
     Raises:
-        TableError: a number that is none or out of range, `cardinalities` of another length than `fields`.
+        GnnlabError: a number that is none or out of range.
     """
-    names, sizes = _sizes(fields, cardinalities)
-    _check(rows, noise, seed)
+    sizes = tuple(PHARMACOGENOMIC.values() if cardinalities is None else cardinalities)
+    names = (
+        tuple(PHARMACOGENOMIC) if len(sizes) == len(PHARMACOGENOMIC) else tuple(f"field_{m}" for m in range(len(sizes)))
+    )
+    _check(rows, sizes, noise, seed)
     for_effects, for_rows, for_noise = (default_rng(child) for child in SeedSequence(seed).spawn(3))
     frequencies = [_frequencies(size, for_effects) for size in sizes]
     columns = [for_rows.choice(size, size=rows, p=p) for size, p in zip(sizes, frequencies, strict=True)]
@@ -65,33 +62,18 @@ def planted(
         answers, probabilities = _draw(spec, scores[:, first : first + spec.size], for_noise)
         targets[spec.name], truth[spec.name] = torch.from_numpy(answers), torch.from_numpy(probabilities).float()
         first += spec.size
-    return Table(torch.from_numpy(np.stack(columns, axis=1)), targets, TARGETS, sizes, names, truth)
+    return FeatureTable(torch.from_numpy(np.stack(columns, axis=1)), targets, TARGETS, sizes, names, truth)
 
 
-def _sizes(fields: int, cardinalities: Sequence[int] | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    if not isinstance(fields, int) or isinstance(fields, bool) or fields < 2:
-        raise TableError(f"fields must be an integer of 2 or more, got {shown(fields)}")
-    if cardinalities is None:
-        if fields == len(PHARMACOGENOMIC):
-            return tuple(PHARMACOGENOMIC), tuple(PHARMACOGENOMIC.values())
-        cardinalities = np.geomspace(4, 10_000, fields).round().astype(int).tolist()
-    sizes = tuple(cardinalities)
-    if len(sizes) != fields:
-        raise TableError(f"{fields} fields need {fields} cardinalities, got {len(sizes)}; give fields={len(sizes)}")
-    for size in sizes:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 2:
-            raise TableError(f"a cardinality must be an integer of 2 or more, got {shown(size)}")
-    names = tuple(PHARMACOGENOMIC) if fields == len(PHARMACOGENOMIC) else tuple(f"field_{m:02d}" for m in range(fields))
-    return names, sizes
-
-
-def _check(rows: int, noise: float, seed: int) -> None:
-    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
-        raise TableError(f"rows must be an integer of 1 or more, got {shown(rows)}")
+def _check(rows: int, sizes: tuple[int, ...], noise: float, seed: int) -> None:
+    if len(sizes) < 2:
+        raise GnnlabError(f"a table needs two cardinalities or more, got {shown(sizes)}")
+    least = {"rows": (rows, 1), "seed": (seed, 0), **{f"cardinality {m}": (size, 2) for m, size in enumerate(sizes)}}
+    for name, (value, bound) in least.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < bound:
+            raise GnnlabError(f"{name} must be an integer of {bound} or more, got {shown(value)}")
     if not isinstance(noise, (int, float)) or not NOISE[0] <= noise <= NOISE[1]:
-        raise TableError(f"noise must be a number in {NOISE[0]}..{NOISE[1]}, got {shown(noise)}")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise TableError(f"seed must be an integer of 0 or more, got {shown(seed)}")
+        raise GnnlabError(f"noise must be a number in {NOISE[0]}..{NOISE[1]}, got {shown(noise)}")
 
 
 def _frequencies(size: int, rng: Generator) -> np.ndarray:

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch_geometric import datasets
 from torch_geometric.data import Data
 
-from gnnlab.workloads.errors import GraphError, one_line, shown
+from gnnlab.errors import GnnlabError, one_line, shown
 
 FAMILIES = {"planetoid": "Planetoid", "lrgb": "LRGBDataset", "pyg": None}
 NAMES = {
@@ -33,12 +33,12 @@ _ASKED = re.compile(r"(?P<which>[^\[\]]+)(\[(?P<first>\d{1,9})(:(?P<stop>\d{1,9}
 def load(spec: str, folder: Path) -> list[Data]:
     """The graphs that `spec` asks for, downloaded into `folder` when they are not there yet.
 
-    Raises `GraphError` where the data set is unknown, has no such graph, or cannot be downloaded.
+    Raises `GnnlabError` where the data set is unknown, has no such graph, or cannot be downloaded.
     """
     family, _, rest = spec.partition(":")
     asked = _ASKED.fullmatch(rest)
     if asked is None:
-        raise GraphError(f"{shown(spec)}: write {family}:NAME, {family}:NAME[7] or {family}:NAME[0:32]")
+        raise GnnlabError(f"{shown(spec)}: write {family}:NAME, {family}:NAME[7] or {family}:NAME[0:32]")
     if family == "pyg":
         class_name, _, name = asked["which"].partition(":")
     else:
@@ -47,7 +47,7 @@ def load(spec: str, folder: Path) -> list[Data]:
     first = int(asked["first"] or 0)
     stop = int(asked["stop"]) if asked["stop"] else first + 1
     if not first < stop <= len(dataset):
-        raise GraphError(f"{shown(spec)}: {class_name} holds {len(dataset)} graphs; [first:stop] must lie within")
+        raise GnnlabError(f"{shown(spec)}: {class_name} holds {len(dataset)} graphs; [first:stop] must lie within")
     return [dataset[i] for i in range(first, stop)]
 
 
@@ -57,7 +57,7 @@ def _known(class_name: str, name: str) -> str:
         return name
     matching = [known for known in names if known.lower() == name.lower()]
     if not matching:
-        raise GraphError(f"{class_name} has no data set {shown(name)}; it has {', '.join(names)}")
+        raise GnnlabError(f"{class_name} has no data set {shown(name)}; it has {', '.join(names)}")
     return matching[0]
 
 
@@ -66,22 +66,22 @@ def _fetch(class_name: str, name: str, folder: Path):
     if not inspect.isclass(kind):
         near = difflib.get_close_matches(class_name, datasets.__all__, n=3)
         hint = f"; near are {', '.join(near)}" if near else ""
-        raise GraphError(f"torch_geometric.datasets has no class {shown(class_name)}{hint}")
+        raise GnnlabError(f"torch_geometric.datasets has no class {shown(class_name)}{hint}")
     root = folder / f"{class_name}-{name}" if name else folder / class_name
     if not re.fullmatch(r"[\w.-]*", name) or ".." in name:
-        raise GraphError(f"{shown(name)} is no name of a data set; letters, digits, '-', '_' and '.' are allowed")
+        raise GnnlabError(f"{shown(name)} is no name of a data set; letters, digits, '-', '_' and '.' are allowed")
     arguments = _arguments(kind, class_name, name, root)
     try:
         with _patience(PATIENCE_S), _whole_or_not(root):
             return kind(**arguments)
     except OSError as error:
-        raise GraphError(
+        raise GnnlabError(
             f"{class_name} {name} could not be downloaded ({one_line(error)}): that needs a network once, and leave to "
             f"write to {folder}; digits, symptoms, karate, random:... and your own files need no network"
         ) from error
     except Exception as error:  # whatever PyG or the data set's reader raises
         again = f"; if an earlier download broke off, delete {root} and try again" if root.exists() else ""
-        raise GraphError(f"PyG could not prepare {class_name} {name}: {one_line(error)}{again}") from error
+        raise GnnlabError(f"PyG could not prepare {class_name} {name}: {one_line(error)}{again}") from error
 
 
 def _arguments(kind: type, class_name: str, name: str, root: Path) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _arguments(kind: type, class_name: str, name: str, root: Path) -> dict[str, 
     parameters = inspect.signature(kind).parameters
     given = {"root": str(root)} if "root" in parameters else {}
     if name and "name" not in parameters:
-        raise GraphError(f"{class_name} takes no name; write pyg:{class_name}")
+        raise GnnlabError(f"{class_name} takes no name; write pyg:{class_name}")
     given |= {"name": name} if name else {}
     needed = [
         key
@@ -99,9 +99,9 @@ def _arguments(kind: type, class_name: str, name: str, root: Path) -> dict[str, 
         and key not in given
     ]
     if needed == ["name"]:
-        raise GraphError(f"{class_name} is a family of data sets; write pyg:{class_name}:NAME")
+        raise GnnlabError(f"{class_name} is a family of data sets; write pyg:{class_name}:NAME")
     if needed:
-        raise GraphError(f"{class_name} needs {', '.join(needed)}: build it yourself and pass the Data object")
+        raise GnnlabError(f"{class_name} needs {', '.join(needed)}: build it yourself and pass the Data object")
     return given
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from gnnlab.workloads.errors import GraphError, shown
+from gnnlab.errors import GnnlabError, shown
 
 DEGREES = ("uniform", "powerlaw", "clique")
 EXPONENT = 2.5
@@ -40,7 +40,7 @@ class RandomSpec:
 
 
 def parse(text: str) -> RandomSpec:
-    """Reads `nodes=...,edges=...[,degrees=...][,seed=...][,features=...]`; raises `GraphError` for anything else."""
+    """Reads `nodes=...,edges=...[,degrees=...][,seed=...][,features=...]`; raises `GnnlabError` for anything else."""
     given: dict[str, int | str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -48,33 +48,33 @@ def parse(text: str) -> RandomSpec:
             near = difflib.get_close_matches(key, RandomSpec.__dataclass_fields__, n=1)
             hint = f", did you mean {near[0]}=?" if near else ""
             allowed = "nodes=, edges=, degrees=, seed=, features="
-            raise GraphError(f"random graph: {shown(part)} is not understood{hint}; allowed are {allowed}")
+            raise GnnlabError(f"random graph: {shown(part)} is not understood{hint}; allowed are {allowed}")
         if key in given:
-            raise GraphError(f"random graph: {key} is given twice; give it once")
+            raise GnnlabError(f"random graph: {key} is given twice; give it once")
         given[key] = value if key == "degrees" else _integer(key, value)
     missing = [f"{key}=" for key in ("nodes", "edges") if key not in given]
     if missing:
-        raise GraphError(f"random graph: {' and '.join(missing)} missing; write random:nodes=1000,edges=10000")
+        raise GnnlabError(f"random graph: {' and '.join(missing)} missing; write random:nodes=1000,edges=10000")
     return _possible(RandomSpec(**given))
 
 
 def _integer(key: str, value: str) -> int:
     low = {"nodes": 2, "edges": 1, "features": 1, "seed": 0}[key]
     if not (value.isascii() and value.isdigit() and len(value) < 20 and low <= int(value) <= MOST[key]):
-        raise GraphError(f"random graph: {key}={shown(value)}: an integer {low}..{MOST[key]} is needed")
+        raise GnnlabError(f"random graph: {key}={shown(value)}: an integer {low}..{MOST[key]} is needed")
     return int(value)
 
 
 def _possible(spec: RandomSpec) -> RandomSpec:
     if spec.degrees not in DEGREES:
-        raise GraphError(f"random graph: degrees={shown(spec.degrees)}: one of {', '.join(DEGREES)} is needed")
+        raise GnnlabError(f"random graph: degrees={shown(spec.degrees)}: one of {', '.join(DEGREES)} is needed")
     most = spec.nodes * (spec.nodes - 1)
     if spec.edges > most:
-        raise GraphError(
+        raise GnnlabError(
             f"random graph: {spec.nodes} nodes have at most {most} directed edges, edges={spec.edges} cannot be had"
         )
     if spec.nodes * spec.features > MOST_NUMBERS:
-        raise GraphError(f"random graph: {spec.nodes} nodes * {spec.features} features exceed {MOST_NUMBERS} numbers")
+        raise GnnlabError(f"random graph: {spec.nodes} nodes * {spec.features} features exceed {MOST_NUMBERS} numbers")
     return spec
 
 

@@ -5,22 +5,23 @@
     layer.bytes_moved(3, nodes=1000, edges=5000)        # what stage 3 alone reads and writes
     layer.cut_bytes(2, nodes=1000, edges=5000)          # what goes along where the layer is cut behind stage 2
 
-Any run of stages is a `Block`, so it can be computed, exported and measured by itself. Bytes are those of the values
+Any run of stages is a `StageBlock`: it can be computed, exported and measured by itself. Bytes are those of the values
 as they lie in memory; weights are not counted, because they stay where the stage runs.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from gnnlab.workloads.errors import ModelError
+from gnnlab.errors import GnnlabError
+from gnnlab.files import digest
 
 NODES, EDGES = "N", "E"
 REDUCTIONS = ("index_add", "scatter_add")  # equal in torch; exporters and runtimes make different things of them
@@ -58,7 +59,7 @@ class Stage:
         return self.reads if self.sized_by is None else (*self.reads, self.sized_by)
 
 
-class Block(nn.Module):
+class StageBlock(nn.Module):
     """The stages `first`..`last` in one module: `forward(*reads)` gives a tuple, one tensor for each of `writes`.
 
     `reads`: values from before the block, in the order in which they are needed; `writes`: values that stages behind it
@@ -95,13 +96,13 @@ class Block(nn.Module):
         return tuple(r.clone() if any(r is t for t in tensors) else r for r in results)
 
     def fingerprint(self) -> str:
-        """SHA-256 over its weights, their names and shapes."""
-        digest = hashlib.sha256()
+        """A digest of its weights, their names and shapes."""
+        parts: list[str | bytes] = []
         for stage in self.stages:
             for name, tensor in sorted(stage.module.state_dict().items()):
-                digest.update(f"{stage.number}.{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+                parts.append(f"{stage.number}.{name}{tuple(tensor.shape)}{tensor.dtype}")
+                parts.append(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest(*parts)
 
     def bytes_moved(self, nodes: int, edges: int) -> int:
         """Bytes of what it reads and what it writes; values read for their shape alone are free."""
@@ -131,22 +132,43 @@ class StagedLayer:
         """Shape and type of every value at this size."""
         return {name: (value.shape(nodes, edges), value.dtype) for name, value in self.values.items()}
 
-    def block(self, first: int, last: int) -> Block:
+    def block(self, first: int, last: int) -> StageBlock:
         """The stages `first`..`last` as one module, weights shared with the layer.
 
         Raises:
-            ModelError: there are no such stages.
+            GnnlabError: there are no such stages.
         """
         if not 1 <= first <= last <= len(self.stages):
-            raise ModelError(
+            raise GnnlabError(
                 f"{self.name}: no block of stages {first}..{last}; write 1 <= first <= last <= {len(self.stages)}"
             )
         later = {name for stage in self.stages[last:] for name in stage.reads} | {self.result}
-        return Block(self.stages[first - 1 : last], frozenset(later), self.values).eval()
+        return StageBlock(self.stages[first - 1 : last], frozenset(later), self.values).eval()
 
-    def blocks(self) -> list[tuple[int, int]]:
-        """(first, last) of every contiguous block: n (n + 1) / 2 of them."""
-        return [(first, last) for first in self.numbers for last in range(first, len(self.stages) + 1)]
+    def label(self, first: int, last: int) -> str:
+        """`3 REDUCE_SUM`, or `1-5`."""
+        return f"{first} {self.stages[first - 1].name}" if first == last else f"{first}-{last}"
+
+    def blocks(self, texts: Sequence[str] = ("all",)) -> list[tuple[int, int]]:
+        """(first, last) of every text, each once: "3", "1-5", `stages` for each by itself, `all` for every contiguous
+        block, n (n + 1) / 2 of them.
+
+        Raises:
+            GnnlabError: no text, one that is none of these, or one that names a stage that the layer has not.
+        """
+        every = [(first, last) for first in self.numbers for last in range(first, len(self.stages) + 1)]
+        named = {"stages": [(number, number) for number in self.numbers], "all": every}
+        known = f"write 1..{len(self.stages)}, a block as 1-{len(self.stages)}, stages, or all"
+        if not texts:
+            raise GnnlabError(f"no stages; {known}")
+        found = []
+        for text in map(str, texts):
+            match = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", text, re.ASCII)
+            one = [(int(match[1]), int(match[2] or match[1]))] if match else named.get(text, [])
+            if not one or one[0] not in every:
+                raise GnnlabError(f"stages {text!r} are not there; {known}")
+            found += one
+        return list(dict.fromkeys(found))
 
     def bytes_moved(self, number: int, nodes: int, edges: int) -> int:
         """Bytes that stage `number` reads and writes."""
@@ -158,7 +180,7 @@ class StagedLayer:
         0 is the cut before the layer (its inputs), the number of stages the one behind it (its result).
         """
         if not 0 <= after <= len(self.stages):
-            raise ModelError(f"{self.name}: no cut behind stage {after}; stages are 1..{len(self.stages)}")
+            raise GnnlabError(f"{self.name}: no cut behind stage {after}; stages are 1..{len(self.stages)}")
         have = [*self.inputs, *(stage.writes for stage in self.stages[:after])]
         needed = {name for stage in self.stages[after:] for name in stage.reads} | {self.result}
         return tuple(name for name in have if name in needed)
@@ -183,17 +205,17 @@ class StagedLayer:
         return self.trace(x, edge_index)[self.result]
 
     def fingerprint(self) -> str:
-        """SHA-256 over all weights, their names and shapes."""
+        """A digest of all weights, their names and shapes."""
         return self.block(1, len(self.stages)).fingerprint()
 
     def reduced_by(self, reduction: str) -> StagedLayer:
         """The same layer, whose sums over targets are written as "index_add" or "scatter_add"; weights are shared.
 
         Raises:
-            ModelError: another reduction.
+            GnnlabError: another reduction.
         """
         if reduction not in REDUCTIONS:
-            raise ModelError(f"{self.name}: no reduction {reduction!r}; {' or '.join(REDUCTIONS)} is understood")
+            raise GnnlabError(f"{self.name}: no reduction {reduction!r}; {' or '.join(REDUCTIONS)} is understood")
         return replace(self, stages=tuple(_reduced(stage, reduction) for stage in self.stages))
 
 

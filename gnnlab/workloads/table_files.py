@@ -1,116 +1,98 @@
 """A user's own table: columns of categories and targets from `.csv`, `.tsv` or `.parquet`.
 
-`load` learns what values there are; `load_as` reads another file by a vocabulary that was kept. Nothing in a file is
-ever unpickled. What is wrong with one is a `TableError` that names the file and the column; what had to be filled in or
-left out stands in `Table.notes`.
+Nothing in a file is ever unpickled. What is wrong with it is a `GnnlabError` that names file and column; what had
+to be filled in or left out stands in `FeatureTable.notes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from gnnlab.workloads.errors import shown
-from gnnlab.workloads.table_columns import read_columns
-from gnnlab.workloads.tables import Table, Target
-from gnnlab.workloads.vocabulary import TableError, TargetValues, Vocabulary
+from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.workloads.tables import FeatureTable, Target
 
+SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text or an identifier
 MOST_FRACTIONS = 10  # more different numbers with a fraction: the column is a quantity
+MISSING = ("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")
+WHOLE = r"[+-]?[0-9]+(\.0*)?"  # a column of integers is written as 1.0 where a cell is missing
+TEXT_OR_NUMBERS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_null,
+)
+SUFFIXES = {".csv": ",", ".tsv": "\t"}
 
 
-def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str], separator: str = ";") -> Table:
+def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> FeatureTable:
     """The table in the file; `fields` and `targets` are names of columns, of which text and integers are taken.
 
     Categories and classes are numbered in ascending order; index 0 of a field is for missing values. A target with a
-    `separator` in any cell is multi-label: `pain;rash` are two labels, a separator alone is none. Rows without a target
-    and fields with one value only are left out, and `notes` says so. `vocabulary` of the result reads other files.
+    `;` in any cell is multi-label: `pain;rash` are two labels, a separator alone is none. Rows without a target and
+    fields with one value only are left out, and `notes` says so.
 
     Raises:
-        TableError: no such file or column, a file of another kind, text or quantities as a target, one class only.
+        GnnlabError: no such file or column, a file of another kind, text or quantities as a target, one class only.
 
     >>> table = load("rows.csv", fields=["drug", "gene"], targets=["outcome"])
-    >>> table.vocabulary.save("vocabulary.json")
     """
     path, fields, targets = Path(path), _names("fields", fields), _names("targets", targets)
-    if not isinstance(separator, str) or not separator.strip():
-        raise TableError(f"separator must be a character that is no blank, such as ';', got {shown(separator)}")
     columns, notes = _answered(path, read_columns(path, [*fields, *targets]), targets)
-    found = {name: _target_values(path, columns[name], separator) for name in targets}
+    found = {name: _target(path, columns[name]) for name in targets}
     categories = {name: _categories(path, columns[name]) for name in fields}
-    constant = [name for name, values in categories.items() if columns[name].nunique(dropna=False) < 2]
+    constant = [name for name in fields if columns[name].nunique(dropna=False) < 2]
     if len(constant) == len(fields):
-        raise TableError(f"{path}: every field holds one value only ({', '.join(fields)}); choose fields that vary")
+        raise GnnlabError(f"{path}: every field holds one value only ({', '.join(fields)}); choose fields that vary")
     notes += [f"field {name} is left out: it holds one value only" for name in constant]
-    kept = {name: values for name, values in categories.items() if name not in constant}
-    many = {name: len(target.values) for name, target in found.items() if target.kind == "labels"}
-    notes += [f"target {name} is read as {count} labels separated by {separator!r}" for name, count in many.items()]
-    return _table(path, columns, Vocabulary(fields=kept, targets=found, separator=separator), notes)
-
-
-def load_as(path: str | Path, vocabulary: Vocabulary) -> Table:
-    """The table in another file with the same columns, numbered as `vocabulary` says.
-
-    Categories that it does not know become index 0, rows with a class or label that it does not know are left out;
-    `notes` counts both. Raises `TableError` as `load` does.
-    """
-    path, targets = Path(path), list(vocabulary.targets)
-    columns, notes = _answered(path, read_columns(path, [*vocabulary.fields, *targets]), targets)
-    for name, target in vocabulary.targets.items():
-        codes, answers = _answers(columns[name], target.kind, vocabulary.separator)
-        strange = np.array([not set(target.values).issuperset(answer) for answer in answers])[codes]
-        columns, notes = _without(path, columns, strange, f"target {name} is not in the vocabulary", notes)
-    return _table(path, columns, vocabulary, notes)
-
-
-def _names(what: str, names: Sequence[str]) -> list[str]:
-    if isinstance(names, str) or not names:
-        raise TableError(f"{what} must be a list of one name of a column or more, got {shown(names)}")
-    return list(names)
-
-
-def _table(path: Path, columns: pd.DataFrame, vocabulary: Vocabulary, notes: list[str]) -> Table:
-    indices = []
-    for name, categories in vocabulary.fields.items():
-        index = pd.Index(categories).get_indexer(columns[name]) + 1  # unknown is -1, and so 0
-        missing = int(columns[name].isna().sum())
-        unseen = int((index == 0).sum()) - missing
-        for count, what in ((missing, "missing"), (unseen, "not in the vocabulary")):
-            if count:
-                notes = [*notes, f"field {name}: {count} of {len(columns)} values {what}, read as index 0"]
-        indices.append(index)
-    return Table(
+    for spec, _ in found.values():
+        if spec.kind == "labels":
+            notes.append(f"target {spec.name} is read as {spec.size} labels separated by {SEPARATOR!r}")
+    kept = [name for name in fields if name not in constant]
+    indices = [pd.Index(categories[name]).get_indexer(columns[name]) + 1 for name in kept]  # missing is -1, and so 0
+    for name, index in zip(kept, indices, strict=True):
+        if missing := int((index == 0).sum()):
+            notes.append(f"field {name}: {missing} of {len(columns)} values missing, read as index 0")
+    return FeatureTable(
         fields=torch.from_numpy(np.stack(indices, axis=1).astype(np.int64)),
-        targets={n: _target(columns[n], target, vocabulary.separator) for n, target in vocabulary.targets.items()},
-        specs=tuple(Target(n, target.kind, len(target.values)) for n, target in vocabulary.targets.items()),
-        cardinalities=tuple(len(categories) + 1 for categories in vocabulary.fields.values()),
-        field_names=tuple(vocabulary.fields),
-        vocabulary=vocabulary,
+        targets={name: column for name, (_, column) in found.items()},
+        specs=tuple(spec for spec, _ in found.values()),
+        cardinalities=tuple(len(categories[name]) + 1 for name in kept),
+        field_names=tuple(kept),
         notes=tuple(notes),
     )
 
 
+def _names(what: str, names: Sequence[str]) -> list[str]:
+    if isinstance(names, str) or not names:
+        raise GnnlabError(f"{what} must be a list of one name of a column or more, got {shown(names)}")
+    return list(names)
+
+
 def _answered(path: Path, columns: pd.DataFrame, targets: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """The rows that have every target."""
-    notes: list[str] = []
+    notes = []
     for name in targets:
-        columns, notes = _without(path, columns, columns[name].isna().to_numpy(), f"target {name} is missing", notes)
+        out = columns[name].isna().to_numpy()
+        if out.all():
+            raise GnnlabError(f"{path}: no row is left: in each of {len(out)}, target {name} is missing")
+        if out.any():
+            notes.append(f"{int(out.sum())} of {len(out)} rows are left out: target {name} is missing")
+            columns = columns[~out]
     return columns, notes
-
-
-def _without(
-    path: Path, columns: pd.DataFrame, out: np.ndarray, why: str, notes: list[str]
-) -> tuple[pd.DataFrame, list[str]]:
-    if out.all():
-        raise TableError(f"{path}: no row is left: in each of {len(out)}, {why}")
-    if not out.any():
-        return columns, notes
-    return columns[~out], [*notes, f"{int(out.sum())} of {len(out)} rows are left out: {why}"]
 
 
 def _categories(path: Path, column: pd.Series) -> list[str]:
@@ -119,42 +101,48 @@ def _categories(path: Path, column: pd.Series) -> list[str]:
     return values
 
 
-def _target_values(path: Path, column: pd.Series, separator: str) -> TargetValues:
-    kind = "labels" if column.str.contains(separator, regex=False).any() else "classes"
-    answers = _answers(column, kind, separator)[1]
+def _target(path: Path, column: pd.Series) -> tuple[Target, Tensor]:
+    """What a column asks for, and its answers: classes (R,) or labels (R, size)."""
+    kind = "labels" if column.str.contains(SEPARATOR, regex=False).any() else "classes"
+    codes, cells = pd.factorize(column)
+    if kind == "classes":
+        answers = [[cell] for cell in cells]
+    else:
+        answers = [[label for part in cell.split(SEPARATOR) if (label := part.strip())] for cell in cells]
     values = _ascending({value for answer in answers for value in answer})
+    _require_target(path, column, kind, values, answers)
+    holds = torch.zeros(len(answers), len(values))
+    place = {value: index for index, value in enumerate(values)}
+    for row, answer in enumerate(answers):
+        holds[row, [place[value] for value in answer]] = 1
+    spec = Target(column.name, kind, len(values))
+    return spec, (holds.argmax(dim=1) if kind == "classes" else holds)[codes]
+
+
+def _require_target(path: Path, column: pd.Series, kind: str, values: list[str], answers: list[list[str]]) -> None:
     what = f"target {column.name!r}"
     _require_no_quantity(path, what, values)
     if kind == "labels" and len(set(map(frozenset, answers))) < 2:
-        raise TableError(f"{path}: {what} holds the same labels in all {len(column)} rows; nothing can be learned")
+        raise GnnlabError(f"{path}: {what} holds the same labels in all {len(column)} rows; nothing can be learned")
     if kind == "classes" and len(values) < 2:
-        raise TableError(
+        raise GnnlabError(
             f"{path}: {what} holds one class only ({shown(values[0])}) in {len(column)} rows; 2 are needed"
         )
     if len(values) > 2 and len(values) * ROWS_A_CLASS > len(column):
-        raise TableError(
+        raise GnnlabError(
             f"{path}: {what} looks like text or an identifier: {len(values)} different {kind} in {len(column)} rows; "
             f"{ROWS_A_CLASS} rows or more for each are needed on average"
         )
-    return TargetValues(kind=kind, values=values)
 
 
 def _require_no_quantity(path: Path, what: str, values: list[str]) -> None:
     numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
     fractions = numbers[numbers % 1 != 0]
     if numbers.notna().all() and len(fractions) > MOST_FRACTIONS:
-        raise TableError(
+        raise GnnlabError(
             f"{path}: {what} is a quantity (such as {fractions.iloc[0]:g}), categories are needed; "
             "cut it into ranges first (pandas.qcut)"
         )
-
-
-def _answers(column: pd.Series, kind: str, separator: str) -> tuple[np.ndarray, list[list[str]]]:
-    """The different cells, each as the classes (one) or labels in it, and which of them each row holds."""
-    codes, cells = pd.factorize(column)
-    if kind == "classes":
-        return codes, [[cell] for cell in cells]
-    return codes, [[label for part in cell.split(separator) if (label := part.strip())] for cell in cells]
 
 
 def _ascending(values: Sequence[str] | set[str]) -> list[str]:
@@ -166,12 +154,93 @@ def _ascending(values: Sequence[str] | set[str]) -> list[str]:
         return sorted(values)
 
 
-def _target(column: pd.Series, target: TargetValues, separator: str) -> Tensor:
-    place = {value: index for index, value in enumerate(target.values)}
-    codes, answers = _answers(column, target.kind, separator)
-    if target.kind == "classes":
-        return torch.tensor([place[value] for (value,) in answers])[codes]
-    holds = torch.zeros(len(answers), len(place))
-    for row, answer in enumerate(answers):
-        holds[row, [place[label] for label in answer]] = 1
-    return holds[codes]
+# ---- columns as text, whichever kind of file it is ------------------------------------------------------------------
+
+
+def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
+    """The named columns as stripped text, missing where a cell says nothing; one row a row of the file.
+
+    Raises `GnnlabError` in one line that begins with the path.
+    """
+    try:
+        if path.is_dir():
+            raise GnnlabError(f"{path}: is a folder; give the path of a file")
+        if not path.exists():
+            raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
+        reader = READERS.get(path.suffix.lower())
+        if reader is None:
+            raise GnnlabError(f"{path}: a table file ends in {', '.join(READERS)}, not in {shown(path.suffix)}")
+        columns = reader(path, names)
+    except OSError as error:
+        raise GnnlabError(f"{path}: cannot be read: {one_line(error)}") from error
+    except MemoryError as error:
+        raise GnnlabError(f"{path}: the table does not fit into memory") from error
+    if columns.empty:
+        raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
+    return columns.apply(_clean)
+
+
+def _read_text(path: Path, names: Sequence[str]) -> pd.DataFrame:
+    options = {"sep": SUFFIXES[path.suffix.lower()], "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
+    try:
+        with warnings.catch_warnings():  # rows that are longer than the header are cut with a warning only
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            head = pd.read_csv(path, header=None, nrows=1, **options)
+            header = [str(name).strip() for name in head.iloc[0]]
+            places = _places(path, header, names)
+            rows = pd.read_csv(path, header=0, names=range(len(header)), index_col=False, **options)
+    except pd.errors.EmptyDataError as error:
+        raise GnnlabError(f"{path}: the file is empty; a header with names of columns and rows are needed") from error
+    except UnicodeDecodeError as error:
+        raise GnnlabError(f"{path}: is no text in UTF-8 ({one_line(error)}); save it as UTF-8 or Parquet") from error
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise GnnlabError(f"{path}: its rows do not fit its header ({one_line(error)})") from error
+    return rows[places].set_axis(list(names), axis=1)
+
+
+def _read_parquet(path: Path, names: Sequence[str]) -> pd.DataFrame:
+    try:
+        with pq.ParquetFile(path) as file:
+            places = _places(path, file.schema_arrow.names, names)
+            table = file.read(columns=[file.schema_arrow.names[place] for place in places])
+    except pa.ArrowException as error:
+        raise GnnlabError(f"{path}: is no Parquet file ({one_line(error)})") from error
+    return pd.DataFrame({name: _as_text(path, name, table[name]) for name in names})
+
+
+def _as_text(path: Path, name: str, column: pa.ChunkedArray) -> pd.Series:
+    """Values as pandas writes them into a CSV, so that both kinds of file give the same categories."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not any(holds(kind) for holds in TEXT_OR_NUMBERS):
+        raise GnnlabError(f"{path}: column {name!r} holds {kind}; text, numbers or booleans are needed")
+    return pd.Series([None if value is None else str(value) for value in column.to_pylist()], dtype=object)
+
+
+def _places(path: Path, header: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Where the named columns are; each is there once, and asked for once."""
+    for name in names:
+        if list(names).count(name) > 1:
+            raise GnnlabError(f"column {name!r} is asked for twice; name each field and target once")
+        if header.count(name) > 1:
+            raise GnnlabError(f"{path}: {header.count(name)} columns are named {name!r}; names must differ")
+        if name not in header:
+            close = difflib.get_close_matches(str(name), header, n=1, cutoff=0.5)
+            there = f"did you mean {close[0]!r}?" if close else f"there are {shown(', '.join(header))}"
+            raise GnnlabError(f"{path}: there is no column {name!r}; {there}")
+    return [header.index(name) for name in names]
+
+
+def _clean(column: pd.Series) -> pd.Series:
+    column = column.astype(object).map(lambda cell: cell.strip() if isinstance(cell, str) else None)
+    column = column.mask(column.isin(MISSING), None)
+    present = column.dropna()
+    if len(present) and present.str.fullmatch(WHOLE).all() and present.str.contains(".", regex=False).any():
+        column = column.str.replace(r"\.0*$", "", regex=True)
+    return column
+
+
+READERS: dict[str, Callable[[Path, Sequence[str]], pd.DataFrame]] = {
+    ".csv": _read_text,
+    ".tsv": _read_text,
+    ".parquet": _read_parquet,
+}

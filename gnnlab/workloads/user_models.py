@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from gnnlab.workloads.errors import ModelError, one_line, shown
+from gnnlab import user_code
+from gnnlab.errors import GnnlabError, one_line, shown
 
 WHOLE_GRAPH = ("data", "graph", "batch")  # names of an only argument that mean the Data itself
 
@@ -26,12 +22,10 @@ def build(spec: str, data: Data, options: dict[str, Any]) -> tuple[nn.Module, An
     The factory is called without the graph if it asks for none: it has no positional argument, or the first has a
     default and is not called data or graph. The module is imported, and the factory called, with the current folder
     on `sys.path`; after that, one forward in eval shows that the model runs.
-    Raises `ModelError`, in one line, for whatever goes wrong on the way.
+    Raises `GnnlabError`, in one line, for whatever goes wrong on the way.
     """
-    module_name, _, factory_name = spec.rpartition(":")
-    with _importable(Path.cwd()):
-        factory = _factory(spec, _imported(module_name), factory_name)
-        model = _made(spec, factory, data, options)
+    with user_code.importable():
+        model = _made(spec, user_code.load(spec), data, options)
     batch = bind(model, data, spec)
     _try(spec, model, batch)
     return model, batch
@@ -65,7 +59,7 @@ def bind(model: nn.Module, data: Data, spec: str) -> Any:
     missing = [p.name for p in required if p.name not in held]
     if missing:
         fields = ", ".join(sorted(set(data.keys()) - {"name"}))
-        raise ModelError(f"{spec}: forward wants {', '.join(missing)}, which the graph lacks; it has {fields}")
+        raise GnnlabError(f"{spec}: forward wants {', '.join(missing)}, which the graph lacks; it has {fields}")
     if any(p.kind is p.POSITIONAL_ONLY for p in named):
         return tuple(held[p.name] for p in required)
     return held
@@ -89,58 +83,11 @@ def _field(data: Data, name: str) -> Any:
     return data.get(name)
 
 
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
-
-
-def _imported(name: str) -> Any:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ModelError(f"{shown(name)} is no name of a module; write module:factory, as in my_models:make")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            here = Path.cwd()
-            raise ModelError(f"there is no module {name}: neither installed nor as a file in {here}") from error
-        raise ModelError(f"module {name} needs {error.name}, which is not installed") from error
-    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
-        raise ModelError(f"module {name} cannot be imported: {one_line(error)}") from error
-
-
-def _factory(spec: str, module: Any, name: str) -> Callable[..., Any]:
-    factory = getattr(module, name, None)
-    if callable(factory):
-        return factory
-    if factory is not None:
-        raise ModelError(f"{spec}: {name} is no function or class but {shown(factory)}; name one that builds the model")
-    offered = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-    near = difflib.get_close_matches(name, offered, n=3, cutoff=0.4) or offered[:5]
-    hint = f"; near are {', '.join(near)}" if near else ""
-    raise ModelError(f"module {module.__name__} has no factory {shown(name)}{hint}")
-
-
 def _made(spec: str, factory: Callable[..., Any], data: Data, options: dict[str, Any]) -> nn.Module:
     arguments = (data,) if _wants_graph(factory) else ()
-    try:
-        inspect.signature(factory).bind(*arguments, **options)
-    except TypeError as error:
-        given = ["the graph"] * len(arguments) + [f"{name}=" for name in options]
-        raise ModelError(f"{spec} cannot be called with {', '.join(given) or 'nothing'}: {error}") from error
-    except ValueError:
-        pass  # a builtin without a signature: the call itself will tell
-    try:
-        model = factory(*arguments, **options)
-    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
-        raise ModelError(f"{spec} raised {one_line(error)}") from error
+    model = user_code.call(spec, factory, *arguments, **options)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec} must return a torch.nn.Module, it returned {shown(model)}")
+        raise GnnlabError(f"{spec} must return a torch.nn.Module, it returned {shown(model)}")
     return model
 
 
@@ -168,7 +115,7 @@ def _try(spec: str, model: nn.Module, batch: Any) -> None:
             else:
                 model(batch)
     except (Exception, SystemExit) as error:  # the user's code, which may raise anything
-        raise ModelError(f"{spec}: its forward raised {one_line(error)}") from error
+        raise GnnlabError(f"{spec}: its forward raised {one_line(error)}") from error
     finally:
         for module, flag in training.items():
             module.training = flag

@@ -6,14 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.utils import scatter
 
+from gnnlab.errors import GnnlabError
 from gnnlab.kernels import aggregation, neighbours
-from gnnlab.kernels.aggregation import FORMS, edge_products, mean, weighted_sum
-from gnnlab.kernels.errors import OptimizeError
-from gnnlab.kernels.graph_cache import GraphCache
-from gnnlab.kernels.neighbours import Neighbours
-
-# the reader is told once that torch's sparse CSR tensors are in beta
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+from gnnlab.kernels.aggregation import edge_products, mean, weighted_sum
+from gnnlab.kernels.neighbours import GraphCache, Neighbours
 
 
 @st.composite
@@ -35,18 +31,13 @@ def random_graph(nodes=40, edges=200, seed=0):
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.integers(0, 5))
-def test_every_form_gives_the_sum_of_pyg(graph, width):
+def test_the_sum_is_that_of_pyg(graph, width):
     edge_index, nodes = graph
     x = torch.randn(nodes, width, dtype=torch.float64)
     weight = torch.rand(edge_index.shape[1], dtype=torch.float64)
     prepared = Neighbours.prepare(edge_index, nodes)
     for weights, used in ((weight, weight), (None, torch.ones_like(weight))):
         expected = pyg_sum(x, edge_index, used, nodes)
-        for name, form in FORMS.items():
-            if width and edge_index.shape[1]:
-                torch.testing.assert_close(
-                    form(x, prepared, weights), expected, msg=lambda m, name=name: f"{name}: {m}"
-                )
         torch.testing.assert_close(weighted_sum(x, prepared, weights), expected)
 
 
@@ -179,7 +170,7 @@ def test_self_loops_are_one_a_node_whatever_was_there(graph):
 def test_neighbours_give_the_edges_back_as_they_were_given(graph):
     edge_index, nodes = graph
     prepared = Neighbours.prepare(edge_index.int(), nodes)
-    assert torch.equal(prepared.edge_index, edge_index) and prepared.matches(edge_index)
+    assert torch.equal(prepared.edge_index, edge_index)
     assert torch.equal(prepared.degree.long(), torch.bincount(edge_index[1], minlength=nodes))
     targets, occupied = prepared.occupied
     assert torch.equal(targets, torch.unique(edge_index[1]))
@@ -187,24 +178,12 @@ def test_neighbours_give_the_edges_back_as_they_were_given(graph):
     torch.testing.assert_close(weighted_sum(x, occupied), weighted_sum(x, prepared)[targets])
 
 
-def test_another_graph_of_the_same_size_is_refused():
-    edge_index = random_graph()
-    prepared = Neighbours.prepare(edge_index, 40)
-    prepared.require(edge_index.clone())
-    other = edge_index.clone()
-    other[0, 17] = (other[0, 17] + 1) % 40
-    reordered = edge_index[:, torch.arange(200).roll(1)]
-    for wrong in (other, reordered, edge_index.flip(0), edge_index[:, :-1]):
-        with pytest.raises(OptimizeError, match="another graph of 40 nodes"):
-            prepared.require(wrong)
-
-
 def test_the_graph_moves_to_a_device_as_a_whole():
     prepared = Neighbours.prepare(random_graph(), 40)
     assert prepared.to("cpu") is prepared and copy.deepcopy(prepared) is prepared
     moved = prepared.to("meta")
     assert {moved.rowptr.device.type, moved.col.device.type, moved.row.device.type, moved.order.device.type} == {"meta"}
-    with pytest.raises(OptimizeError, match=r"x is on cpu, the neighbours on meta"):
+    with pytest.raises(GnnlabError, match=r"x is on cpu, the neighbours on meta"):
         weighted_sum(torch.randn(40, 3), moved)
 
 
@@ -222,7 +201,7 @@ def test_the_graph_moves_to_a_device_as_a_whole():
     ],
 )
 def test_edges_that_are_none_are_refused_in_one_line(edge_index, nodes, message):
-    with pytest.raises(OptimizeError, match=message) as error:
+    with pytest.raises(GnnlabError, match=message) as error:
         Neighbours.prepare(edge_index, nodes)
     assert "\n" not in str(error.value)
 
@@ -240,10 +219,10 @@ def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
         ((x, prepared.looped(), torch.rand(prepared.looped().num_edges)), "weights belong to the edges given"),
     ]
     for arguments, message in wrong:
-        with pytest.raises(OptimizeError, match=message) as error:
+        with pytest.raises(GnnlabError, match=message) as error:
             weighted_sum(*arguments)
         assert "\n" not in str(error.value)
-    with pytest.raises(OptimizeError, match="self-loops need as many"):
+    with pytest.raises(GnnlabError, match="self-loops need as many"):
         Neighbours.prepare(random_graph(), 40, num_sources=41, self_loops=True)
 
 
@@ -258,7 +237,7 @@ def test_a_cache_prepares_a_graph_once_and_notices_changes():
     assert second is not first and torch.equal(second.edge_index, edge_index)
     assert cache.get(edge_index, 41).num_nodes == 41
     edge_index.set_(random_graph(seed=5))
-    assert cache.get(edge_index, 40).matches(edge_index)
+    assert torch.equal(cache.get(edge_index, 40).edge_index, edge_index)
     assert len(copy.deepcopy(cache)) == 0
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from gnnlab.kernels.edge_softmax import edge_softmax
-from gnnlab.kernels.errors import OptimizeError
+from gnnlab.errors import GnnlabError
+from gnnlab.kernels.aggregation import edge_softmax
 from gnnlab.kernels.layers import FastGATConv, FastSAGEConv
 from gnnlab.kernels.neighbours import Neighbours
 
@@ -234,7 +234,7 @@ def cut():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_gat_that_has_no_fast_form_is_refused_in_one_line(conv, message):
-    with pytest.raises(OptimizeError, match=message) as error:
+    with pytest.raises(GnnlabError, match=message) as error:
         FastGATConv.from_pyg(conv)
     assert "\n" not in str(error.value)
 
@@ -252,7 +252,7 @@ def test_a_gat_that_has_no_fast_form_is_refused_in_one_line(conv, message):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_sage_that_has_no_fast_form_is_refused_in_one_line(conv, message):
-    with pytest.raises(OptimizeError, match=message) as error:
+    with pytest.raises(GnnlabError, match=message) as error:
         FastSAGEConv.from_pyg(conv)
     assert "\n" not in str(error.value)
 
@@ -271,6 +271,6 @@ def test_wrong_arguments_are_refused_in_one_line():
         (lambda: FastSAGEConv.from_pyg(SAGEConv(6, 4), precision="int8"), "precision 'int8'"),
     ]
     for call, message in calls:
-        with pytest.raises(OptimizeError, match=message) as error:
+        with pytest.raises(GnnlabError, match=message) as error:
             call()
         assert "\n" not in str(error.value)

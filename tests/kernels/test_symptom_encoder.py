@@ -1,4 +1,4 @@
-"""The fast encoder is the seed's encoder: outputs, gradients, dropout masks, state."""
+"""The fast encoder is the seed's encoder: outputs, gradients, dropout masks, state; compiled it follows the weights."""
 
 import copy
 
@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.kernels.symptom_encoder import EncoderError, FastSymptomEncoder
+from gnnlab.errors import GnnlabError
+from gnnlab.kernels import symptom_encoder
+from gnnlab.kernels.symptom_encoder import CompiledSymptomEncoder, FastSymptomEncoder, Weights, ahead_of_time, compiled
 from gnnlab.profiling.parity import relative_error, require_equal
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
@@ -124,11 +126,9 @@ def test_what_was_prepared_in_inference_mode_still_trains(form):
     assert fast.gat1.att_src.grad is not None
 
 
-def test_the_output_is_a_view_unless_asked_otherwise():
-    original = model()
-    assert FastSymptomEncoder.from_model(original)(4).stride(0) == 0
-    own = FastSymptomEncoder.from_model(original, contiguous=True)(4)
-    assert own.is_contiguous() and own.shape == (4, 256)
+def test_the_output_is_one_row_seen_so_often():
+    out = FastSymptomEncoder.from_model(model())(4)
+    assert out.shape == (4, 256) and out.stride(0) == 0
 
 
 def test_the_form_is_chosen_by_the_number_of_nodes():
@@ -163,11 +163,67 @@ def test_a_copy_has_weights_of_its_own():
     ],
 )
 def test_what_cannot_be_rewritten_is_refused(arguments, message):
-    with pytest.raises(EncoderError, match=message):
+    with pytest.raises(GnnlabError, match=message):
         FastSymptomEncoder.from_model(*arguments)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.0, "2"])
 def test_a_batch_size_is_a_positive_integer(batch_size):
-    with pytest.raises(EncoderError, match="batch_size must be an integer of 1 or more"):
+    with pytest.raises(GnnlabError, match="batch_size must be an integer of 1 or more"):
         FastSymptomEncoder.from_model(model())(batch_size)
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    return FastSymptomEncoder.from_model(SymptomGAT(4, torch.tensor([[0, 1, 1], [1, 0, 2]])).eval())
+
+
+@pytest.fixture
+def interpreted(encoder):
+    """A compiled encoder without the compiler: what runs is counted."""
+    calls = []
+
+    def run(inputs):
+        calls.append(len(inputs))
+        return encoder.compute(Weights(*inputs[:9]), tuple(inputs[9:]))
+
+    made = CompiledSymptomEncoder(encoder, run)
+    made.calls = calls
+    return made
+
+
+def test_weights_are_read_at_every_call(interpreted):
+    with torch.inference_mode():
+        require_equal(interpreted.encoder(3), interpreted(3))
+        interpreted.encoder.gat2.bias.add_(1)
+        require_equal(interpreted.encoder(3), interpreted(3))
+    assert interpreted.calls == [10, 10]
+
+
+def test_where_it_does_not_hold_the_encoder_answers(interpreted):
+    assert interpreted(1).requires_grad
+    with torch.no_grad():
+        assert not torch.equal(interpreted.train()(1), interpreted(1))
+        interpreted.eval().double()
+        assert interpreted(1).dtype == torch.float64
+    assert interpreted.calls == []
+
+
+def test_a_compiler_that_fails_is_one_clear_error(encoder, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no compiler found")
+
+    monkeypatch.setattr(symptom_encoder.torch.export, "export", fails)
+    with pytest.raises(GnnlabError, match="made here: RuntimeError: no compiler"):
+        ahead_of_time(encoder, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["compile", "package"])
+def test_compiled_forms_agree_and_follow_the_weights(encoder, tmp_path, form):
+    made = compiled(encoder) if form == "compile" else ahead_of_time(encoder, tmp_path)
+    with torch.inference_mode():
+        require_equal(encoder(3), made(3))
+        encoder.gat2.bias.add_(1)
+        require_equal(encoder(3), made(3))

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gnnlab.lab import compare, compare_text, results
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import compare, results
 from gnnlab.lab.results import ResultFile
 from gnnlab.lab.table import Row, Table, row
 
@@ -68,7 +69,7 @@ def change(tmp_path: Path, a: Row, b: Row) -> compare.Change:
 
 def printed(comparison: compare.Comparison) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(compare_text.render(comparison))
+    console.print(compare.render(comparison))
     return console.export_text()
 
 
@@ -268,14 +269,14 @@ def test_two_files_are_compared_whatever_their_names(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
     good = write(tmp_path / "good", time(1))
-    with pytest.raises(compare.CompareError, match="no folder or result file"):
+    with pytest.raises(GnnlabError, match="no folder or result file"):
         compare.compare(good, tmp_path / "nowhere")
-    with pytest.raises(compare.CompareError, match="holds no results"):
+    with pytest.raises(GnnlabError, match="holds no results"):
         compare.compare(tmp_path, good)
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "01_x.json").write_text("{")
-    with pytest.raises(compare.CompareError, match="is not a result file"):
+    with pytest.raises(GnnlabError, match="is not a result file"):
         compare.compare(damaged, good)
 
 

@@ -3,9 +3,9 @@
 import nbformat
 import pytest
 
+from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery
-from gnnlab.lab.discovery import Notebook, ParameterSet, RunnerError
-from gnnlab.lab.parameters import ParameterError
+from gnnlab.lab.discovery import Notebook, ParameterSet
 
 CELL = "width: int = 8  # channels; 1..64\noutput_dir: str = 'outputs/quick'  # where results go"
 
@@ -25,7 +25,7 @@ def notebook(repository, name, source=CELL, **about):
 
 
 def refused(function, *arguments, **options):
-    with pytest.raises((RunnerError, ParameterError)) as refusal:
+    with pytest.raises(GnnlabError) as refusal:
         function(*arguments, **options)
     assert len(str(refusal.value).splitlines()) == 1
     return str(refusal.value)

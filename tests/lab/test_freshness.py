@@ -6,16 +6,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from table_rows import raced
 
 import gnnlab
 from gnnlab.lab import freshness, results
-from gnnlab.lab.table import Table, row
 
 SHARED = {"code": {"lab/a.py": "1"}, "versions": {"torch": "2.13"}, "machine": {"cores": 2}}
-
-
-FIELDS = {"unit": "ms", "better": "lower", "device": "CPU", "runtime": "torch", "precision": "float32", "threads": 1}
-MEASURED = {"origin": "measured", "statistic": "median", "value": 2.0, "n": 3, "interval": "none"}
 
 
 @pytest.fixture
@@ -23,9 +19,7 @@ def made(tmp_path, result_file):
     """A repository with a notebook, a user's files, and the results of a run."""
     folder = tmp_path / "outputs/quick"
     figure = {"name": "a", "title": "t", "alt": "x", "png": "figures/a.png", "svg": "figures/a.svg"}
-    table = Table()
-    table.put(row(study="s", form="f", **FIELDS, **MEASURED), [1.0, 2.0, 3.0])
-    results.write(folder / "01_a.json", result_file(notebook="01_a", figures=[figure]), table)
+    results.write(folder / "01_a.json", result_file(notebook="01_a", figures=[figure]), raced({}))
     for name in ("figures/a.png", "figures/a.svg", "01_a.ipynb"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("made")
@@ -132,14 +126,13 @@ def test_a_value_that_names_no_file_is_no_input(made, value):
 
 def test_the_record_is_read_back(made):
     folder = made / "outputs/quick"
-    further = [freshness.Further(run="b", files={"01_a.1.json": "00"})]
-    run = freshness.record(results.read(folder / "01_a.json"), folder / "01_a.json", fingerprint(made), 1.0, further)
+    run = freshness.record(results.read(folder / "01_a.json"), folder / "01_a.json", fingerprint(made), 1.0)
     freshness.write_runs(folder, freshness.Runs(runs={"01_a": run}))
     assert freshness.read_runs(folder) == (freshness.Runs(runs={"01_a": run}), None)
     assert freshness.read_runs(made) == (freshness.Runs(), None)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\x00", b'{"schema_version": 2}', b'{"runs": {"01": {}}}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\x00", b'{"schema_version": []}', b'{"runs": {"01": {}}}'])
 def test_a_damaged_record_is_set_aside_and_never_deleted(tmp_path, content):
     for number in (1, 2):
         (tmp_path / "runs.json").write_bytes(content)
@@ -147,6 +140,15 @@ def test_a_damaged_record_is_set_aside_and_never_deleted(tmp_path, content):
         assert runs == freshness.Runs() and f"set aside as runs.json.damaged-{number}" in message
         assert len(message.splitlines()) == 1
         assert (tmp_path / f"runs.json.damaged-{number}").read_bytes() == content
+
+
+@pytest.mark.parametrize("schema", [1, 3])
+def test_a_record_of_another_version_is_not_called_damaged(tmp_path, schema):
+    (tmp_path / "runs.json").write_text(f'{{"schema_version": {schema}, "runs": {{"01_a": {{"files": []}}}}}}')
+    runs, message = freshness.read_runs(tmp_path)
+    assert runs == freshness.Runs() and (tmp_path / "runs.json.other-1").exists()
+    assert f"was written by another version of gnnlab (schema {schema}, this one is 2)" in message
+    assert "damaged" not in message and len(message.splitlines()) == 1
 
 
 # ---- what surrounds a run
@@ -178,7 +180,7 @@ def test_versions_without_an_installed_package_are_those_that_matter_most(monkey
 
 
 def test_the_machine_is_known_without_a_framework():
-    machine = freshness.machine()
+    machine = freshness.this_machine()
     assert machine["processor"] and machine["cores"] >= 1
     assert json.loads(json.dumps(machine)) == machine
 
@@ -187,7 +189,7 @@ def test_a_gpu_that_appears_is_another_machine(monkeypatch):
     listed = "GPU 0: NVIDIA H200 (UUID: GPU-1)\n  MIG 1g: x\n"
     monkeypatch.setattr(freshness.shutil, "which", lambda tool: "nvidia-smi")
     monkeypatch.setattr(freshness.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, listed))
-    assert freshness.machine()["accelerators"][0] == "GPU 0: NVIDIA H200 (UUID: GPU-1)"
+    assert freshness.this_machine()["accelerators"][0] == "GPU 0: NVIDIA H200 (UUID: GPU-1)"
 
 
 def test_a_driver_that_does_not_answer_is_no_error(monkeypatch):
@@ -196,4 +198,4 @@ def test_a_driver_that_does_not_answer_is_no_error(monkeypatch):
 
     monkeypatch.setattr(freshness.shutil, "which", lambda tool: "nvidia-smi")
     monkeypatch.setattr(freshness.subprocess, "run", hangs)
-    assert all(Path(found).exists() for found in freshness.machine()["accelerators"])
+    assert all(Path(found).exists() for found in freshness.this_machine()["accelerators"])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlab.errors import GnnlabError
 from gnnlab.lab import parameters
-from gnnlab.lab.parameters import Parameter, ParameterError
+from gnnlab.lab.parameters import Parameter
 
 CELL = """\
 # what to profile
@@ -42,7 +43,7 @@ def declared(tmp_path_factory):
 
 def refused(function, *arguments):
     """The message of the refusal, which must be one line."""
-    with pytest.raises(ParameterError) as refusal:
+    with pytest.raises(GnnlabError) as refusal:
         function(*arguments)
     assert len(str(refusal.value).splitlines()) == 1
     return str(refusal.value)
@@ -77,20 +78,13 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(declared):
         ("x: int = 5", "no comment"),
         ("x: int = 5  # 1..9", "no comment"),
         ("x: int = 5  # m; 6..9", "from 6 to 9"),
-        ("x: int = 5  # m; 9..6", "ends swapped"),
-        ("x: int = 5  # m; 1..9 or 2..3", "more than one"),
-        ("x: int = 5  # m; 1...", "cannot be read|does not suit"),
-        ("x: int = 5  # m; 0.5..9", "an end of the range"),
-        ("x: str = 'a'  # m; 1..9", "does not suit"),
-        ("x: bool = True  # m; a|b", "do not suit"),
+        ("x: int = 5  # m; 0.5..9", "a range or choice in its comment"),
         ("x: str = 'a'  # m; b|c", "one of b, c"),
-        ("x: str = 'a'  # m; a||c", "do not suit"),
-        ("x: int = 1  # m; 1|b", "a choice"),
+        ("x: int = 1  # m; 1|b", "a range or choice"),
         ("x: int = 2.5  # m", "a whole number"),
         ("x: float = True  # m", "a number"),
         ("x: float = 1e999  # m", "a number"),
         ("x: list[int] = 5  # m", "a list of whole numbers"),
-        ("x: list[int] = [  # m\n 1]", "several lines"),
         ("x: int = 5  # m\nx: int = 6  # m", "line 2: x is declared twice"),
         ("%matplotlib inline", "not Python"),
         ("x: int = (", "not Python"),
@@ -100,7 +94,7 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(declared):
 def test_a_mistake_in_a_declaration_names_its_line(tmp_path, line, part):
     message = refused(parameters.declared, notebook(tmp_path / "01_x.ipynb", line))
     assert "01_x.ipynb" in message and "line" in message
-    assert any(word in message for word in part.split("|"))
+    assert part in message
 
 
 def test_a_declaration_is_read_and_not_executed(tmp_path):
@@ -137,7 +131,6 @@ def test_defaults_are_filled_in_and_not_shared(declared):
         ("rate", "1e-3", 0.001),
         ("rate", 1, 1.0),
         ("hidden", 64.0, 64),
-        ("hidden", "1e2", 100),
         ("hidden", "1_000", 1000),
         ("compiled", True, True),
         ("nodes", (1, "2"), [1, 2]),
@@ -156,14 +149,12 @@ def test_values_are_understood_by_their_type(declared, name, given, understood):
 @pytest.mark.parametrize(
     ("name", "given", "part"),
     [
-        ("hidden", "abc", "hidden: got 'abc'; allowed is a whole number from 8 to 1024"),
-        ("hidden", 4, "got 4; allowed is a whole number from 8 to 1024"),
+        ("hidden", "abc", "hidden: got 'abc'; allowed is a whole number from 8 to 1,024"),
+        ("hidden", 4, "got 4; allowed is a whole number from 8 to 1,024"),
         ("hidden", 1025, "1025"),
         ("hidden", 64.5, "64.5"),
         ("hidden", True, "got True; allowed is a whole number"),
         ("hidden", None, "got None"),
-        ("hidden", "010", "'010'"),
-        pytest.param("hidden", 10**5000, "too large to print", id="huge"),
         ("seed", 2**63, "a whole number"),
         ("rate", math.nan, "got nan"),
         ("rate", "inf", "'inf'"),
@@ -176,11 +167,10 @@ def test_values_are_understood_by_their_type(declared, name, given, understood):
         ("graph", "\ud800", "a text"),
         ("nodes", 5, "write [5]"),
         ("nodes", [], "at least one"),
-        ("nodes", [1, 0], "got 0; allowed is a list of whole numbers from 1 up"),
+        ("nodes", [1, 0], "got 0; allowed is a list of whole numbers, at least one, from 1 up"),
         ("nodes", [[1]], "got [1]"),
         ("nodes", "5", "a list of whole numbers"),
-        ("kinds", ["lap", "x"], "got 'x'; allowed is a list of values out of: lap, rwse, none"),
-        ("graph", "a\nb" * 500 + "\x00", "a text"),
+        ("kinds", ["lap", "x"], "got 'x'; allowed is a list of at least one of: lap, rwse, none"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_is_allowed(declared, name, given, part):
@@ -222,22 +212,15 @@ def fits(value, parameter):
 
 @given(st.data())
 def test_any_value_is_understood_or_refused_and_never_passed_on(data):
-    declared = parameters._declarations(CELL)
+    declared = parameters.read_cell(CELL)
     given_ = data.draw(st.dictionaries(st.sampled_from(list(declared)), VALUES, max_size=3))
     try:
         values = parameters.check(given_, declared)
-    except ParameterError as error:
+    except GnnlabError as error:
         assert len(str(error).splitlines()) == 1
     else:
         assert all(fits(values[name], parameter) for name, parameter in declared.items())
         json.dumps(values, allow_nan=False)
-
-
-@given(VALUES)
-def test_anything_but_a_mapping_is_refused(given_):
-    declared = parameters._declarations(CELL)
-    if not isinstance(given_, dict):
-        refused(parameters.check, given_, declared)
 
 
 # ---- parameter files
@@ -257,8 +240,8 @@ def test_no_parameter_file_makes_anything_but_a_parameter_error(tmp_path_factory
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(content)
     try:
-        parameters.check(parameters.load_yaml(path), parameters._declarations(CELL))
-    except ParameterError as error:
+        parameters.check(parameters.load_yaml(path), parameters.read_cell(CELL))
+    except GnnlabError as error:
         assert len(str(error).splitlines()) == 1
 
 
@@ -271,10 +254,14 @@ def test_a_parameter_file_is_read(tmp_path):
     ("content", "part"),
     [
         (b"a: 1\na: 2", "line 2: 'a' is given twice"),
-        (b"a: {b: 1}", "nothing nested"),
+        (b"- 1", "no `name: value` lines"),
+        (b"a: [1", "not YAML"),
+        (b"a: !!python/object:os.system x", "not YAML"),
+        (b"a: 1\n---\nb: 2", "not YAML"),
+        (b"a: " + b"[" * 60_000, "not YAML"),
         (b"\xff\x00", "not UTF-8"),
         (b"#" * 10**6, "KiB"),
-        (b"PK\x03\x04rest", "line 1"),
+        (b"PK\x03\x04rest", "not YAML"),
     ],
 )
 def test_a_bad_parameter_file_is_named(tmp_path, content, part):
@@ -284,8 +271,28 @@ def test_a_bad_parameter_file_is_named(tmp_path, content, part):
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    assert "there is no file" in refused(parameters.load_yaml, tmp_path / "none.yaml")
-    assert "is not a file" in refused(parameters.load_yaml, tmp_path)
+    assert "none.yaml: No such file" in refused(parameters.load_yaml, tmp_path / "none.yaml")
+    assert "Is a directory" in refused(parameters.load_yaml, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("---\n", {}),
+        ("a: [1, 2]\nb:\n  - x\n  - y", {"a": [1, 2], "b": ["x", "y"]}),
+        ("a: 1e-3\nb: 1E5\nc: .5\nd: 1_000\ne: -7", {"a": 0.001, "b": 1e5, "c": 0.5, "d": 1000, "e": -7}),
+        ("a: '1'\nb: true\nc: ~\nd:", {"a": "1", "b": True, "c": None, "d": None}),
+        ("a: 010\nb: 1:30\nc: yes\nd: 2026-01-02", {"a": "010", "b": "1:30", "c": "yes", "d": "2026-01-02"}),
+        (
+            "a: random:nodes=10,edges=5\nb: C:\\graphs\\x.npz",
+            {"a": "random:nodes=10,edges=5", "b": "C:\\graphs\\x.npz"},
+        ),
+    ],
+)
+def test_a_parameter_file_means_what_a_reader_expects(tmp_path, text, expected):
+    (tmp_path / "a.yaml").write_text(text)
+    assert parameters.load_yaml(tmp_path / "a.yaml") == expected
 
 
 @pytest.mark.parametrize(
@@ -343,19 +350,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 
 @given(TEXTS, st.lists(st.floats(0, 1), max_size=3), st.booleans())
 def test_papermill_hands_every_checked_value_on_unchanged(text, rates, flag):
-    declared = parameters._declarations(CELL)
+    declared = parameters.read_cell(CELL)
     values = parameters.check({"graph": text, "rates": rates, "compiled": flag}, declared)
     injected = papermill.translators.translate_parameters("python3", "python", values, "Parameters")
     assert parameters.from_namespace(executed(declared, injected), declared) == values
-
-
-def test_a_description_has_a_row_for_each_parameter(declared):
-    rows = parameters.describe(declared)
-    assert [row["name"] for row in rows] == list(declared)
-    assert rows[2] == {
-        "name": "hidden",
-        "type": "int",
-        "default": "64",
-        "meaning": "channels of a hidden layer",
-        "allowed": "a whole number from 8 to 1024",
-    }

@@ -15,13 +15,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from gnnlab import safe_files
-from gnnlab.lab import attempt, execution, freshness, further_runs, results, runner
-from gnnlab.lab.parameters import ParameterError
+from gnnlab import files
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import execution, freshness, results, runner, text
 from gnnlab.lab.results import Status
-from gnnlab.lab.results_folder import FolderError, FolderInUseError
-from gnnlab.lab.runner import RunnerError
-from gnnlab.safe_files import FileError
 
 PARAMETERS = """\
 mode: str = "pass"                  # what happens; pass|raise|refuse|exit|die|slow|silent|damage
@@ -40,7 +37,7 @@ def finish(status="passed", reason=None):
     result = results.ResultFile(run=uuid.uuid4().hex, notebook=NAME, status=status, reason=reason, **fields)
     rows = table.Table()
     rows.put(table.row(study="kernel", value=os.getpid(), **ROW), [os.getpid()])
-    results.write(Path(output_dir, NAME + ".json"), result, rows)
+    results.write(Path(os.environ["GNNLAB_STAGED"], NAME + ".json"), result, rows)
 ROW = dict(form="pid", n=1, unit="count", better="neither", origin="measured", statistic="single", interval="none")
 ROW |= dict(device="CPU", runtime="python", precision="none", threads=1)
 """
@@ -52,7 +49,7 @@ match mode:
     case "exit": finish(); sys.exit(0)
     case "die": os._exit(3)
     case "slow": time.sleep(600)
-    case "damage": Path(output_dir, NAME + ".json").write_text("{}")
+    case "damage": Path(os.environ["GNNLAB_STAGED"], NAME + ".json").write_text("{}")
     case "pass": finish(*LAST)"""
 
 
@@ -80,7 +77,7 @@ def make_repository(root):
     for set_, names in {"quick": ("01_first", "02_second", "03_third"), "npu": ("02_second", "03_third")}.items():
         for name in names:
             (root / "params" / set_).mkdir(parents=True, exist_ok=True)
-            (root / "params" / set_ / f"{name}.yaml").write_text('width: "1e1"\n')
+            (root / "params" / set_ / f"{name}.yaml").write_text('width: "10"\n')
     return root
 
 
@@ -90,7 +87,7 @@ def steady(patch):
     site = types.SimpleNamespace(build_site=lambda folder: built.append(folder) or folder / "index.html")
     patch.setitem(sys.modules, "gnnlab.lab.report", site)
     patch.setattr(freshness, "package_code", lambda: {"lab/a.py": "1"})
-    patch.setattr(freshness, "machine", lambda: {"cores": 2})
+    patch.setattr(freshness, "this_machine", lambda: {"cores": 2})
     return built
 
 
@@ -106,9 +103,9 @@ def attempted(monkeypatch):
 
     def pretend(notebook, *arguments, **options):
         names.append(notebook.name)
-        return attempt.Attempt(Status.FAILED, "not really run", 1.0, None, None)
+        return execution.Ended(Status.FAILED, "not really run", 1.0, None)
 
-    monkeypatch.setattr(attempt, "attempt", pretend)
+    monkeypatch.setattr(execution, "execute", pretend)
     return names
 
 
@@ -139,7 +136,8 @@ def repository(ran, tmp_path):
 
 
 def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files_ = (path for path in folder.rglob("*") if path.is_file() and path.name != files.LOCK)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_}
 
 
 # ---- the first run
@@ -248,7 +246,7 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
 
     assert outcomes["01"].status == "failed" and runner.exit_code(outcomes.values()) == 1
     assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [4], under 'The answer')"
-    assert f"01_first  failed   {outcomes['01'].seconds:.1f} s  KeyError" in printed
+    assert f"01_first  failed   {text.duration(outcomes['01'].seconds)}  KeyError" in printed
     after = contents(folder)
     failed = results.read(folder / "01_first.failed.json")
     assert failed.status == "failed" and failed.reason == outcomes["01"].reason and failed.parameters["mode"] == "raise"
@@ -296,10 +294,10 @@ def test_a_full_disk_is_a_failure_in_one_line(repository, monkeypatch):
     monkeypatch.setattr(papermill, "execute_notebook", full)
     before = (repository / "outputs/quick/01_first.json").read_bytes()
     outcome = start(repository, "01", force=True)[0]["01"]
-    assert outcome.status == "failed" and outcome.reason.endswith("01_first.running.ipynb: No space left on device")
+    assert outcome.status == "failed" and outcome.reason.endswith("01_first.ipynb: No space left on device")
     assert (repository / "outputs/quick/01_first.json").read_bytes() == before
-    monkeypatch.setattr(safe_files.tempfile, "mkstemp", full)
-    with pytest.raises(FileError, match="No space left on device"):
+    monkeypatch.setattr(files.tempfile, "mkstemp", full)
+    with pytest.raises(GnnlabError, match="No space left on device"):
         start(repository, "01", force=True)
     assert (repository / "outputs/quick/01_first.json").read_bytes() == before
 
@@ -328,9 +326,9 @@ def slow_run(repository):
 @pytest.mark.parametrize(("sent", "code"), [("SIGINT", 130), ("SIGKILL", -9)])
 def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, slow_run, sent, code):
     folder, (process, kernel) = repository / "outputs/quick", slow_run
-    (folder / "01_first.running.notes").write_text("mine")
+    (folder / "01_first.notes").write_text("mine")
     before = contents(folder)
-    with pytest.raises(FolderInUseError, match=f"process {process.pid} is running notebooks"):
+    with pytest.raises(GnnlabError, match=f"process {process.pid}, .* runs notebooks into"):
         start(repository, "01")
     process.send_signal(getattr(signal, sent))
     printed = process.communicate(timeout=60)[0]
@@ -339,12 +337,11 @@ def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, 
     assert process.returncode == code and "Traceback" not in printed
     if sent == "SIGINT":
         assert printed.splitlines()[-1] == "stopped; 0 of 1 notebooks are done; run again to go on"
-        assert not (folder / ".lock").exists() and not (folder / ".running.json").exists()
+        assert not (folder / files.HOLDER).exists()
     outcomes, _ = start(repository, "03")  # takes over what a dead run held
     assert outcomes["03"].status == "skipped"
     after = contents(folder)
-    made = {".lock", ".running.json", "01_first.running.ipynb", "kernel.pid"}
-    made |= {name for name in before if name.startswith("01_first.running.earlier/")}
+    made = {files.HOLDER, ".01_first.new/01_first.ipynb", "kernel.pid"}
     assert after == {name: before[name] for name in before if name not in made} | {"kernel.pid": after["kernel.pid"]}
 
 
@@ -382,22 +379,22 @@ def three(ran_thrice, tmp_path):
 
 @pytest.fixture
 def without_kernels(monkeypatch):
-    """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is set."""
-    made = types.SimpleNamespace(pid=10**7, fail=False)
+    """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is a reason."""
+    made = types.SimpleNamespace(pid=10**7, fail=None)
 
-    def execute(notebook, written, parameters, **options):
-        shutil.copy(notebook, written)
+    def run_cells(notebook, written, parameters, **options):
+        shutil.copy(notebook.path, written)
         if made.fail:
-            return execution.Execution(Status.FAILED, "no luck", 1.0)
+            return Status.FAILED, made.fail
         made.pid += 1
-        path = options["root"] / parameters["output_dir"] / f"{notebook.stem}.json"
+        path = options["root"] / parameters["output_dir"] / f"{notebook.name}.json"
         result, rows = results.read(path), results.table_of(path, results.read(path))
         changed = next(iter(rows)).model_copy(update={"value": made.pid})
         rows.put(changed, [made.pid])
-        results.write(path, result.model_copy(update={"run": f"run {made.pid}"}), rows)
-        return execution.Execution(Status.PASSED, None, 1.0)
+        results.write(options["staged"] / path.name, result.model_copy(update={"run": f"run {made.pid}"}), rows)
+        return Status.PASSED, None
 
-    monkeypatch.setattr(execution, "execute", execute)
+    monkeypatch.setattr(execution, "run_cells", run_cells)
     return made
 
 
@@ -422,27 +419,33 @@ def test_runs_that_are_there_are_not_made_again(three, attempted):
 
 
 def test_what_runs_anew_supersedes_its_further_runs_and_no_other_file(three, without_kernels):
-    folder = three / "outputs/quick/runs"
-    (folder / "01_first.9.json").write_text("mine")
-    (folder / "01_first.2.json").write_text("changed by someone")
+    (three / "outputs/quick/runs/notes.txt").write_text("mine")
+    (three / "outputs/quick/runs/01_first.9.json").write_text("mine")
+    (three / "outputs/quick/runs/01_first.2.json").write_text("changed by someone")
     assert start(three, "01", force=True)[0]["01"].status == "passed"
-    assert further(three) == ["01_first.2.json.changed-1", "01_first.9.json"]
-    assert not freshness.read_runs(three / "outputs/quick")[0].runs["01_first"].further
+    changed = ["01_first.2.json.changed-1", "01_first.2.samples.parquet.changed-1", "01_first.9.json.changed-1"]
+    assert further(three) == [*changed, "notes.txt"]
 
 
 def test_a_run_anew_that_fails_leaves_the_further_runs(three, without_kernels):
-    before, without_kernels.fail = pooled(three), True
+    before, without_kernels.fail = pooled(three), "no luck"
     assert start(three, "01", force=True)[0]["01"].status == "failed"
     assert pooled(three) == before
 
 
+def test_a_line_is_not_wrapped_and_not_read_as_markup(three, without_kernels):
+    without_kernels.fail = "IndexError: [red]" + "long " * 30
+    _, printed = start(three, "01", force=True)
+    assert re.search(r"01_first  failed   [\d.]+ s  IndexError: \[red\](long ){29}long\n", printed)
+
+
 def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(three, without_kernels):
-    before, without_kernels.fail = pooled(three), True
+    before, without_kernels.fail = pooled(three), "no luck"
     outcomes, printed = start(three, "01", runs=5)
     assert outcomes["01"].status == "failed" and outcomes["01"].reason == "run 4 of 5: no luck; 3 runs stand"
     assert "run 5 of 5" not in printed and pooled(three) == before
 
-    without_kernels.fail = False
+    without_kernels.fail = None
     outcomes, printed = start(three, "01", runs=4)
     assert outcomes["01"].status == "passed" and "running  run 4 of 4" in printed
     assert pooled(three) == [*before, 10**7 + 1]
@@ -452,7 +455,7 @@ def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(t
 def test_a_further_run_that_is_lost_is_made_again(three, without_kernels):
     (three / "outputs/quick/runs/01_first.1.samples.parquet").unlink()
     _, printed = start(three, "01", runs=3)
-    assert "running  run 3 of 3" in printed and further(three) == KEPT
+    assert "running  run 3 of 3" in printed and further(three) == sorted([*KEPT, "01_first.1.json.changed-1"])
     assert len(set(pooled(three))) == 3
 
 
@@ -477,14 +480,6 @@ def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, without_kerne
     assert len(set(pooled(three))) == 4
 
 
-def test_killed_between_two_runs_nothing_counts_twice(repository, attempted):
-    folder = repository / "outputs/quick"
-    further_runs.keep(folder, "01_first", freshness.read_runs(folder)[0])  # and the next run never came
-    assert len(pooled(repository)) == 1
-    _, printed = start(repository, "01", runs=2)
-    assert "running  run 2 of 2" in printed and attempted == ["01_first"]
-
-
 # ---- what is asked for
 
 
@@ -501,22 +496,18 @@ def test_a_notebook_without_a_parameter_file_is_skipped(repository):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "error", "part"),
+    ("arguments", "options", "part"),
     [
-        ([], {"overrides": [("widht", "4")]}, ParameterError, "did you mean 'width'?"),
-        ([], {"overrides": [("width", "wide")]}, ParameterError, "width: got 'wide'"),
-        ([], {"params_set": "quikc"}, RunnerError, "sets are npu, quick"),
-        (["9"], {}, RunnerError, "there is no notebook '9'"),
-        ([], {"overrides": [("output_dir", ".")]}, RunnerError, "holds the repository"),
-        ([], {"overrides": [("output_dir", "notebooks")]}, FolderError, "is not empty and holds no results"),
-        ([], {"overrides": [("output_dir", ".git/x")]}, FolderError, "lies in .git"),
-        ([], {"runs": 0}, RunnerError, "runs: got 0; allowed is a whole number from 1 to 100"),
-        ([], {"runs": 101}, RunnerError, "runs: got 101"),
+        ([], {"overrides": [("widht", "4")]}, "did you mean 'width'?"),
+        (["9"], {}, "there is no notebook '9'"),
+        ([], {"overrides": [("output_dir", "notebooks")]}, "is not empty and holds no results"),
+        ([], {"runs": 0}, "runs: got 0; allowed is a whole number from 1 to 100"),
+        ([], {"runs": 101}, "runs: got 101"),
     ],
 )
-def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, error, part):
+def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, part):
     before = contents(repository)
-    with pytest.raises(error, match=re.escape(part)) as refusal:
+    with pytest.raises(GnnlabError, match=re.escape(part)) as refusal:
         start(repository, *arguments, **options)
     assert len(str(refusal.value).splitlines()) == 1
     assert contents(repository) == before
@@ -526,7 +517,7 @@ def test_every_parameter_file_is_checked_before_anything_runs(repository, monkey
     monkeypatch.setattr(execution, "execute", lambda *arguments, **options: pytest.fail("executed"))
     shutil.rmtree(repository / "outputs")
     (repository / "params/quick/03_third.yaml").write_text("width: 1e9")
-    with pytest.raises(ParameterError, match=r"03_third\.yaml: width: got .* from 1 to 64"):
+    with pytest.raises(GnnlabError, match=r"03_third\.yaml: width: got .* from 1 to 64"):
         start(repository)
     assert not (repository / "outputs").exists()
 
@@ -552,5 +543,5 @@ def test_a_terminal_shows_a_bar_and_keeps_one_line_a_notebook(repository):
 def test_the_folder_of_results_is_found_or_its_run_is_named(repository, monkeypatch):
     monkeypatch.chdir(repository / "notebooks")
     assert runner.output_folder("quick") == repository / "outputs/quick"
-    with pytest.raises(RunnerError, match="gnnlab run --params npu first"):
+    with pytest.raises(GnnlabError, match="gnnlab run --params npu first"):
         runner.output_folder("npu")

@@ -1,5 +1,12 @@
 """A notebook's session checks its parameters, records rows, and writes one result file."""
 
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from types import SimpleNamespace
+
 import nbformat
 import numpy as np
 import pandas as pd
@@ -10,10 +17,10 @@ from nbformat.v4 import new_code_cell, new_notebook
 from torch import nn
 
 from gnnlab import Lab
-from gnnlab.lab import ledger, results, session, study
+from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.lab import ledger, outputs, results, session, study
 from gnnlab.lab.results import Status
-from gnnlab.lab.schema import ParameterError
-from gnnlab.lab.table import RowError
+from gnnlab.profiling.conditions import under
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -29,7 +36,14 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for module in (session, study):
         monkeypatch.setattr(module, "display", lambda *_, **__: None)
+    ask(monkeypatch, allow_stdin=False)
     return Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"})
+
+
+def ask(monkeypatch, *, allow_stdin):
+    """Let cells be sent by a front end that can be asked for input, or by papermill and its like."""
+    shell = SimpleNamespace(get_parent=lambda: {"content": {"allow_stdin": allow_stdin}})
+    monkeypatch.setattr(session, "get_ipython", lambda: shell)
 
 
 def _figure(title):
@@ -54,6 +68,65 @@ def test_everything_recorded_is_in_the_file_with_its_samples(lab):
     assert result.environment["versions"]["torch"] and "finished" in result.environment
 
 
+def by_hand(monkeypatch, **given):
+    """A session of the same notebook in JupyterLab, where it may have been executed before."""
+    ask(monkeypatch, allow_stdin=True)
+    return Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick", **given})
+
+
+@pytest.mark.parametrize("given", [{}, {"In": ["# Parameters\nsize = 4"]}])
+def test_who_runs_cells_by_hand_writes_beside_the_results_of_a_run(lab, monkeypatch, given):
+    before = lab.finish().read_bytes()
+    mine = by_hand(monkeypatch, **given)
+    assert mine.need("01").run == lab.run
+    mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
+    written = mine.finish()
+    assert written == lab.folder / "by_hand/01_profile_bottlenecks.json" and results.read(written).figures
+    assert (lab.folder / "by_hand/figures/times.png").exists() and not (lab.folder / "figures").exists()
+    assert lab.path.read_bytes() == before and mine.need("01").run == mine.run and lab.need("01").run == lab.run
+
+
+def test_after_a_first_run_by_hand_the_folder_takes_a_run(lab, monkeypatch):
+    by_hand(monkeypatch).finish()
+    with outputs.only_run(lab.folder):
+        pass
+    assert (lab.folder / "by_hand/01_profile_bottlenecks.json").exists()
+
+
+def test_papermill_alone_replaces_results_but_leaves_further_runs_and_respects_the_lock(lab):
+    lab.finish()
+    (lab.folder / "runs").mkdir()
+    for kind in ("json", "samples.parquet"):
+        shutil.copy(lab.folder / f"01_profile_bottlenecks.{kind}", lab.folder / f"runs/01_profile_bottlenecks.1.{kind}")
+    lab.finish()
+    assert len(list((lab.folder / "runs").iterdir())) == 2
+    code = f"from pathlib import Path\nfrom gnnlab import files\nwith files.locked(Path({str(lab.folder)!r}), 'runs'):"
+    code += "\n print(1, flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(GnnlabError, match=f"process {other.pid}"):
+            lab.finish()
+        other.stdin.close()
+
+
+def test_what_a_killed_session_left_goes_and_what_a_living_one_makes_stays(lab, monkeypatch):
+    mine, dead = by_hand(monkeypatch), subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
+    (living,) = (lab.folder / "by_hand").glob(".new-*")
+    left = living.with_name(living.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
+    left.mkdir()
+    by_hand(monkeypatch).finish()
+    assert living.exists() and not left.exists()
+
+
+def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("GNNLAB_STAGED", str(tmp_path / "waits"))
+    lab.finish()
+    assert (tmp_path / "waits/01_profile_bottlenecks.json").exists() and not lab.path.exists()
+
+
 def test_nothing_is_written_before_the_end(lab):
     lab.count("a", {"b": 1})
     assert not lab.path.exists()
@@ -75,7 +148,28 @@ def test_a_race_records_every_form_in_every_cell(lab):
     assert mine.ratio_low <= mine.ratio <= mine.ratio_high
     assert len(lab.table.samples_of(mine)) == mine.n >= 12
     assert "differs from that of base" in raced.failed["wrong"] and raced.rows[3].status == "failed"
-    assert lab.finish() and ledger.recompute(lab.folder)[:-1] == []  # all but the ledger's file, which is not there
+    assert lab.finish() and ledger.recompute(lab.folder)[1][:-1] == []  # all but the ledger's file, which is not there
+
+
+def test_a_form_of_a_race_may_name_what_computes_it(lab):
+    forms = {"base": lambda x: x * 2, "mine": lambda x: x + x, "rough": lambda x: x * 2.001}
+    own = {"mine": {"runtime": "onnxruntime 1", "threads": 3, "notes": ["is known"]}, "rough": {"precision": "int8"}}
+    rows = {row.form: row for row in lab.race("doubled", forms, {"4": (X,)}, budget_s=0.01, of_form=own).rows}
+    assert (rows["mine"].runtime, rows["mine"].threads, rows["mine"].notes[0]) == ("onnxruntime 1", 3, "is known")
+    assert rows["base"].runtime.startswith("torch") and "is known" not in rows["base"].notes
+    assert rows["rough"].status == "failed" and rows["rough"].precision == "int8"
+
+
+def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
+    def absent(x):
+        raise Unavailable("no such device here")
+
+    scaled = under(lambda x, by: x * by, runtime="by hand", threads=1, precision="int8")
+    forms = {"base": lambda x: x * 2, "bound": partial(scaled, by=2.0), "absent": absent}
+    rows = {row.form: row for row in lab.race("doubled", forms, {"4": (X,)}, budget_s=0.01).rows}
+    assert (rows["bound"].runtime, rows["bound"].threads, rows["bound"].precision) == ("by hand", 1, "int8")
+    assert rows["base"].precision == "float32" and rows["A/A"].runtime == rows["base"].runtime
+    assert (rows["absent"].status, rows["absent"].reason) == ("unavailable", "no such device here")
 
 
 def test_a_reader_who_adds_a_form_sees_it_drawn_and_in_the_table(lab):
@@ -120,18 +214,36 @@ def test_what_a_row_of_a_frame_leaves_out_is_that_of_this_process(lab):
 
 def test_a_frame_without_an_origin_is_refused(lab):
     frame = pd.DataFrame({"form": ["a"], "value": [1.0], "low": [0.9], "high": [1.1], "n": [9]})
-    with pytest.raises(RowError, match="origin"):
+    with pytest.raises(GnnlabError, match="origin"):
         lab.record("s", frame, unit="ms", better="lower", statistic="median", interval="95 % confidence")
 
 
-def test_a_device_by_its_kind_becomes_its_name(lab):
-    lab.count("a", {"b": 1}, device="cpu")
-    assert next(iter(lab.table)).device == lab.conditions("cpu")["device"]
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [("cpu", "CPU c"), ("cpu:0", "CPU c"), ("cuda", "CUDA g0"), ("cuda:0", "CUDA g0"), ("cuda:1", "CUDA g1")],
+)
+def test_a_device_by_its_kind_becomes_its_name(lab, device, named):
+    lab.environment["devices"] = [{"kind": k, "name": n} for k, n in (("CPU", "c"), ("CUDA", "g0"), ("CUDA", "g1"))]
+    lab.count("a", {"b": 1}, device=device)
+    exact = {"value": 1.0, "n": 1, "statistic": "count", "interval": "exact", "unit": "count", "better": "neither"}
+    lab.record("a", pd.DataFrame([{"form": "of a frame", "origin": "counted", "device": device, **exact}]))
+    threads = torch.get_num_threads() if named == "CPU c" else 0
+    assert [(row.device, row.threads) for row in lab.table] == [(named, threads)] * 2
+
+
+def test_what_other_runtimes_compute_is_under_no_setting_of_torch(lab):
+    forms = {"base": lambda x: x * 2, "npu": lambda x: x + x, "int8": lambda x: 2 * x}
+    own = {"npu": {"device": "NPU Intel", "runtime": "OpenVINO"}, "int8": {"runtime": "onnxruntime"}}
+    forms = {name: under(form, precision="medium") for name, form in forms.items()}
+    raced = lab.race("doubled", forms, {"4": (X,)}, budget_s=0.01, of_form=own, precision={"int8": "int8"})
+    rows = {row.form: row for row in raced.rows}
+    assert rows["base"].precision == rows["A/A"].precision == "float32, medium products"
+    assert (rows["npu"].threads, rows["npu"].precision, rows["int8"].precision) == (0, "float32", "int8")
 
 
 @pytest.mark.parametrize("values", [{"size": 11, "output_dir": "o"}, {"size": "three", "output_dir": "o"}])
 def test_a_session_does_not_begin_with_parameters_that_are_not_allowed(lab, values):
-    with pytest.raises(ParameterError, match="size"):
+    with pytest.raises(GnnlabError, match="size"):
         Lab("01_profile_bottlenecks", values)
 
 
@@ -152,7 +264,7 @@ def test_the_cpu_is_always_there(lab):
 
 
 def test_results_of_another_notebook_that_are_missing_name_the_one_to_run(lab):
-    with pytest.raises(results.ResultError, match="gnnlab run 04"):
+    with pytest.raises(GnnlabError, match="gnnlab run 04"):
         lab.need("04")
     lab.finish()
     assert lab.need("01").notebook == "01_profile_bottlenecks"
@@ -164,16 +276,3 @@ def test_verdicts_are_those_of_this_run(lab):
     assert found["gat.parameters"].verdict == "reproduced" and found["gat.output"].verdict == "untestable here"
     table = study.ledger_frame(lab.judged())
     assert table.loc["gat.parameters", "measured here"] == "169,856 count"
-
-
-@pytest.mark.parametrize(
-    ("estimate", "text"),
-    [
-        ((1.4234, 1.4012, 1.4456, 30), "1.423 (1.401 to 1.446)"),
-        ((8.0, None, None, 2), "8"),
-        ((120.0, 120.0, 120.0, 1), "120"),
-        ((193.4, 190.2, 195.1, 9), "193.4 (190.2 to 195.1)"),
-    ],
-)
-def test_an_estimate_has_the_digits_that_its_interval_is_worth(estimate, text):
-    assert study.estimate_text(study.Estimate(*estimate)) == text

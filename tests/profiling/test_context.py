@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
 
-from gnnlab.profiling.context import ContextError, ProfilingContext, call, set_seed, unchanged
+from gnnlab.errors import GnnlabError
+from gnnlab.profiling.context import ProfilingContext, call, set_seed, unchanged
 
 
 class Drops(nn.Module):
@@ -120,9 +121,9 @@ def test_the_seed_fixes_every_generator():
 def test_a_seed_that_is_none_is_refused_and_nothing_changed(seed):
     model = Drops()
     before = everything(model)
-    with pytest.raises(ContextError, match="whole number from 0 to"):
+    with pytest.raises(GnnlabError, match="whole number from 0 to"):
         ProfilingContext(model, seed=seed).__enter__()
-    with pytest.raises(ContextError):
+    with pytest.raises(GnnlabError):
         set_seed(seed)
     assert everything(model) == before
 
@@ -137,7 +138,7 @@ def test_a_model_that_cannot_be_switched_over_is_put_back():
 
 
 def test_something_else_than_a_module_is_refused():
-    with pytest.raises(ContextError, match=r"needs a torch.nn.Module, not function"):
+    with pytest.raises(GnnlabError, match=r"needs a torch.nn.Module, not function"):
         ProfilingContext(lambda x: x)
 
 

@@ -71,6 +71,16 @@ def test_a_geometric_mean_is_that_of_the_cells_and_narrower_than_they_are():
     assert found.low > 4 * 0.9 and found.high < 4 * 1.1
 
 
+def test_the_interval_of_a_geometric_mean_holds_the_planted_gains_95_times_in_100():
+    gains = (1.1, 1.5, 2.4)
+    truth, held = math.exp(np.mean(np.log(gains))), []
+    for seed in range(100):
+        cells = [estimates.ratio(*races(3 * seed + i, 24, gain)[:2]) for i, gain in enumerate(gains)]
+        low, high = estimates.geometric_mean(cells).interval
+        held.append(low <= truth <= high)
+    assert np.mean(held) >= 0.95
+
+
 def test_a_cell_without_an_interval_leaves_the_mean_without_one():
     assert estimates.geometric_mean([Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, None, None, 2)]).interval is None
 

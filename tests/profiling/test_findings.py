@@ -10,9 +10,10 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv
 
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import findings
 from gnnlab.profiling.effects import all_rows_alike, leaves, same_bits
-from gnnlab.profiling.findings import FindingsError, deterministic_share, inspect
+from gnnlab.profiling.findings import deterministic_share, inspect
 
 X = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
 EDGES = torch.randint(300, (2, 900), generator=torch.Generator().manual_seed(1))
@@ -202,7 +203,7 @@ def test_dropout_does_not_count_against_determinism():
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
     assert deterministic_share(model, (X,)) == 1
     assert model.training
-    with pytest.raises(FindingsError, match="runs must be"):
+    with pytest.raises(GnnlabError, match="runs must be"):
         deterministic_share(model, (X,), runs=0)
 
 
@@ -247,7 +248,7 @@ def test_findings_go_to_json():
 
 
 def test_something_else_than_a_module_is_refused():
-    with pytest.raises(FindingsError, match="not about function"):
+    with pytest.raises(GnnlabError, match="not about function"):
         inspect(lambda x: x, (X,))
 
 

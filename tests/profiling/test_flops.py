@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv, GINConv, GPSConv
 
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling.counting import count
 from gnnlab.profiling.flops import (
-    FlopsError,
     FLOPsEstimator,
     estimate_attention_flops,
     estimate_ffn_flops,
@@ -85,9 +85,9 @@ def test_message_passing_by_hand(mpnn_type, flops):
 
 @pytest.mark.parametrize("unknown", ["sage", "GIN", "", None])
 def test_an_unknown_layer_type_is_an_error_and_not_0(unknown):
-    with pytest.raises(FlopsError, match="known are gin, gcn, gat"):
+    with pytest.raises(GnnlabError, match="known are gin, gcn, gat"):
         estimate_mpnn_flops(6, 20, 4, 5, unknown)
-    with pytest.raises(FlopsError, match="known are gin, gcn, gat"):
+    with pytest.raises(GnnlabError, match="known are gin, gcn, gat"):
         estimate_model_flops(500, 2500, mpnn_type=unknown)
 
 
@@ -102,7 +102,7 @@ def test_encodings():
     assert estimate_pe_flops(100, 16, "lap") == 9 * 100**3
     assert estimate_pe_flops(100, 16, "rwse") == 100**2 + 15 * 2 * 100**3
     assert estimate_pe_flops(100, 0, "none") == estimate_pe_flops(100, 0, "lap") == 0
-    with pytest.raises(FlopsError, match="known are lap, rwse, none"):
+    with pytest.raises(GnnlabError, match="known are lap, rwse, none"):
         estimate_pe_flops(100, 16, "learned")
 
 
@@ -120,7 +120,7 @@ def test_encodings():
     ],
 )
 def test_a_size_that_is_none_is_refused_by_name(sizes, named):
-    with pytest.raises(FlopsError, match=named):
+    with pytest.raises(GnnlabError, match=named):
         estimate_model_flops(**(WORKED | sizes))
 
 
@@ -140,16 +140,16 @@ def test_the_estimator_reads_sizes_off_the_layers():
 
 def test_a_size_given_by_keyword_goes_first():
     assert FLOPsEstimator(Transformer(), ffn_dim=100).estimate(50, 100).sizes["ffn_dim"] == 100
-    with pytest.raises(FlopsError, match="no size is called fnn_dim"):
+    with pytest.raises(GnnlabError, match="no size is called fnn_dim"):
         FLOPsEstimator(Transformer(), fnn_dim=100)
 
 
 def test_what_the_model_does_not_tell_is_named_and_not_guessed():
-    with pytest.raises(FlopsError, match="does not tell its hidden_dim, num_layers, num_heads, ffn_dim, mpnn_type"):
+    with pytest.raises(GnnlabError, match="does not tell its hidden_dim, num_layers, num_heads, ffn_dim, mpnn_type"):
         FLOPsEstimator(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))).estimate(50, 100)
     mixed = Transformer()
     mixed.blocks[1].conv = GCNConv(16, 16)
-    with pytest.raises(FlopsError, match="does not tell its mpnn_type"):
+    with pytest.raises(GnnlabError, match="does not tell its mpnn_type"):
         FLOPsEstimator(mixed).estimate(50, 100)
 
 
@@ -158,5 +158,5 @@ def test_parameters_are_counted_once_and_lazy_ones_refused():
     model = nn.Sequential(first, first, nn.Linear(4, 2).requires_grad_(False))
     assert FLOPsEstimator(model).count_parameters() == 20 + 10
     assert FLOPsEstimator(model).count_parameters(trainable_only=True) == 20
-    with pytest.raises(FlopsError, match="call the model once"):
+    with pytest.raises(GnnlabError, match="call the model once"):
         FLOPsEstimator(nn.LazyLinear(3)).count_parameters()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnlab.profiling.operators import OperatorsError, _shares, profile_operators
-from gnnlab.safe_files import FileError
+from gnnlab.errors import GnnlabError
+from gnnlab.profiling.operators import _shares, profile_operators
 
 
 class Heavy(nn.Module):
@@ -147,15 +147,15 @@ def test_a_stall_in_one_run_makes_no_bottleneck():
 
 @pytest.mark.parametrize("runs", [1, 0, 2.0, True])
 def test_too_few_runs_are_refused(runs):
-    with pytest.raises(OperatorsError, match="at least 2"):
+    with pytest.raises(GnnlabError, match="at least 2"):
         profile_operators(torch.ones_like, (torch.ones(1),), runs=runs)
 
 
 def test_a_trace_that_cannot_be_written_is_one_line(model, batch, tmp_path):
-    with pytest.raises(OperatorsError, match=r"ends in .json or .json.gz"):
+    with pytest.raises(GnnlabError, match=r"ends in .json or .json.gz"):
         profile_operators(model, batch, trace="trace.pkl")
     in_the_way = tmp_path / "file"
     in_the_way.write_text("kept")
-    with pytest.raises(FileError, match=r"could not write .*trace\.json"):
+    with pytest.raises(GnnlabError, match=r"could not write .*trace\.json"):
         profile_operators(model, batch, runs=2, trace=in_the_way / "trace.json")
     assert in_the_way.read_text() == "kept"

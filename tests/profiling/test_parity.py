@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from gnnlab.profiling.parity import ParityError, relative_error, require_equal
+from gnnlab.errors import ParityError
+from gnnlab.profiling.parity import relative_error, require_equal
 
 
 @pytest.mark.parametrize(

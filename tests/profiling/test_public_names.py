@@ -1,4 +1,4 @@
-"""The names of the profiling framework (document 001), as its reader would write them."""
+"""The names of the profiling framework (S1), as its reader would write them."""
 
 import subprocess
 import sys
@@ -34,5 +34,5 @@ def test_the_quick_start_of_the_framework_runs():
 
 
 def test_what_needs_no_torch_does_not_load_it():
-    code = "import sys, gnnlab.profiling.intervals; print('torch' in sys.modules)"
+    code = "import sys, gnnlab.profiling.estimates; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

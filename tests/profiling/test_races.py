@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import races
 from gnnlab.profiling.conditions import Conditions, under
-from gnnlab.profiling.races import CONTROL, LEAST_ROUNDS, RaceError, race_forms
+from gnnlab.profiling.estimates import CONTROL
+from gnnlab.profiling.races import LEAST_ROUNDS, race_forms
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -58,10 +60,22 @@ def test_a_form_may_have_a_tolerance_of_its_own():
     assert race(forms, tolerance={"rough": 1e-2})["rough"].times_ms is not None
 
 
+def test_a_plain_race_leaves_gradients_to_its_forms():
+    seen = {}
+
+    def watched(name):
+        return lambda x: seen.setdefault(name, (torch.is_grad_enabled(), torch.is_inference_mode_enabled())) and x
+
+    race({"base": watched("base"), "off": torch.no_grad()(watched("off"))}, {"x": X}, mode="plain")
+    assert seen == {"base": (True, False), "off": (False, False)}
+    race({"base": watched("inference")}, {"x": X})
+    assert seen["inference"][1]
+
+
 def test_a_baseline_that_fails_stops_the_race_in_one_line():
-    with pytest.raises(RaceError, match="the baseline 'base' fails: ZeroDivisionError"):
+    with pytest.raises(GnnlabError, match="the baseline 'base' fails: ZeroDivisionError"):
         race({"base": lambda: 1 / 0})
-    with pytest.raises(RaceError, match="mode of inference, training"):
+    with pytest.raises(GnnlabError, match="mode of inference, training"):
         race({"base": lambda x: x}, mode="testing")
 
 
@@ -101,6 +115,14 @@ def test_a_form_runs_under_its_own_conditions_and_the_others_under_those_around(
     found = race({"base": lambda x: x, "mine": under(form, threads=1, precision="medium")})
     assert seen == {"medium": 1} and Conditions.now() == before
     assert found["mine"].conditions == Conditions(1, "medium") and found["base"].conditions == before
+
+
+def test_conditions_are_put_back_also_after_an_error():
+    before = Conditions.now()
+    with pytest.raises(ZeroDivisionError), Conditions(before.threads + 1, "medium").held():
+        assert Conditions.now() == Conditions(before.threads + 1, "medium")
+        raise ZeroDivisionError
+    assert Conditions.now() == before
 
 
 def test_an_unknown_precision_is_refused():

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 import torch
 
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling.counting import count
-from gnnlab.profiling.roofline import (
-    WORKING_SETS,
-    Ceilings,
-    RooflineError,
-    bound_ms,
-    bounds,
-    ceilings,
-    point,
-    share_reached,
-)
+from gnnlab.profiling.roofline import WORKING_SETS, Ceilings, bound_ms, ceilings
 
 LIMITS = Ceilings(
     copy_gb_s=[(1024, 100.0), (4096, 50.0)], gemm_gflop_s=10.0, precision="float32", threads=2, device="cpu"
@@ -47,43 +36,15 @@ def test_operators_follow_one_another():
     both = count(lambda: (x.mm(x), x.clone(), x.clone()))
     alone = bound_ms(count(torch.mm, (x, x)), LIMITS) + 2 * bound_ms(count(torch.clone, (x,)), LIMITS)
     assert bound_ms(both, LIMITS) == pytest.approx(alone)
-    assert share_reached(both, LIMITS, 2 * alone) == pytest.approx(0.5)
 
 
 def test_views_are_free_and_nothing_takes_no_time():
     assert bound_ms(count(lambda: x.view(-1)), LIMITS) == 0
     assert bound_ms(count(lambda: None), LIMITS) == 0
-    assert bounds(count(lambda: None), LIMITS).empty
 
 
-def test_the_table_of_bounds_adds_up_and_names_the_limit():
-    counted = count(lambda: (x.mm(x), x.clone(), x.view(-1), torch.linalg.eigh(x)))
-    table = bounds(counted, LIMITS)
-    assert table.bound_ms.sum() == pytest.approx(bound_ms(counted, LIMITS))
-    assert table.bound_ms.is_monotonic_decreasing
-    rows = table.set_index("operator")
-    assert rows.limit["aten::mm"] == "compute"
-    assert rows.limit["aten::clone"] == "memory"
-    assert rows.flops_per_byte["aten::mm"] == pytest.approx(2 * 16**3 / 2048)  # x, once, and the result
-    assert rows.flops_per_byte["aten::clone"] == 0
-    assert np.isnan(rows.flops_per_byte["aten::view"])
-    assert rows.bound_ms["aten::_linalg_eigh"] > 0  # FLOPs unknown, bytes not
-
-
-def test_a_point_of_the_picture():
-    assert point("clone", count(torch.mm, (x, x)), 0.5) == {
-        "label": "clone",
-        "flops_per_byte": 2 * 16**3 / 2048,
-        "gflop_s": pytest.approx(2 * 16**3 / 0.5e-3 / 1e9),
-    }
-    with pytest.raises(RooflineError, match="nothing: a point needs a positive time and bytes"):
-        point("nothing", count(lambda: None), 1.0)
-
-
-@pytest.mark.parametrize("ms", [0, -1, float("nan")])
-def test_a_time_that_is_none_is_refused(ms):
-    with pytest.raises(RooflineError, match="measured_ms must be a positive number"):
-        share_reached(count(torch.clone, (x,)), LIMITS, ms)
+def test_work_of_unknown_flops_has_a_bound_by_its_bytes():
+    assert bound_ms(count(torch.linalg.eigh, (x,)), LIMITS) > 0
 
 
 def test_ceilings_are_measured_and_every_setting_is_put_back():
@@ -101,7 +62,6 @@ def test_ceilings_are_measured_and_every_setting_is_put_back():
     assert speeds == sorted(speeds, reverse=True)
     assert min(*speeds, measured.gemm_gflop_s) > 0
     assert measured.samples >= 1
-    assert Ceilings.from_dict(json.loads(json.dumps(measured.to_dict()))) == measured
 
 
 @pytest.mark.parametrize(
@@ -115,5 +75,5 @@ def test_ceilings_are_measured_and_every_setting_is_put_back():
     ],
 )
 def test_conditions_that_cannot_be_are_refused(wrong, said):
-    with pytest.raises(RooflineError, match=said):
+    with pytest.raises(GnnlabError, match=said):
         ceilings(**wrong)

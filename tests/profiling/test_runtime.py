@@ -38,7 +38,7 @@ X = torch.ones(4, 3)
 
 
 def test_statistics_are_those_of_the_samples():
-    stats = RuntimeStats.of([1.0, 2.0, 3.0, 10.0])
+    stats = RuntimeStats((1.0, 2.0, 3.0, 10.0))
     assert (stats.mean, stats.min, stats.max, stats.num_runs, stats.median) == (4.0, 1.0, 10.0, 4, 2.5)
     assert stats.std == pytest.approx(3.5355, rel=1e-4)
     assert stats.to_dict()["unit"] == "ms" and stats.to_dict()["p90"] is None

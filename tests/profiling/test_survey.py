@@ -105,10 +105,10 @@ def test_what_is_counted_is_what_is_timed():
 
 
 def swept(parameter, values, times_ms):
-    stats = tuple(RuntimeStats.of([ms] * 24) for ms in times_ms)
+    stats = tuple(RuntimeStats((ms,) * 24) for ms in times_ms)
     fit = fit_power_law(values[:-1], times_ms[:-1]) if parameter == "nodes" else None
     held_out = HeldOut(values[-1], *fit.predict(values[-1]), stats[-1]) if fit else None
-    return survey.Swept("dense", parameter, ScalingResult(parameter, tuple(values), stats, fit, held_out))
+    return {("dense", parameter): ScalingResult(parameter, tuple(values), stats, fit, held_out)}
 
 
 def test_every_sweep_of_a_plan_is_run():
@@ -117,7 +117,7 @@ def test_every_sweep_of_a_plan_is_run():
 
     plan = {("dense", "nodes"): ([8, 16, 32], build), ("dense", "kind"): (["a", "b"], lambda _: build(8))}
     done = survey.sweeps(plan, budget_s=0.02)
-    assert [(s.workload, s.parameter) for s in done.of] == list(plan)
+    assert list(done.of) == list(plan)
     assert list(done.points("nodes")["at"]) == [8, 16, 32]
     assert list(done.points("kind")["at"]) == ["a", "b"]
     assert done.exponents().empty
@@ -125,7 +125,7 @@ def test_every_sweep_of_a_plan_is_run():
 
 def test_an_exponent_has_its_interval_and_a_prediction_the_origin_predicted():
     n = np.array([100, 200, 400, 800, 1600])
-    done = survey.Sweeps([swept("nodes", n, 0.1 + n**1.5 / 1000), swept("kind", ["a", "b"], [1.0, 2.0])])
+    done = survey.Sweeps(swept("nodes", n, 0.1 + n**1.5 / 1000) | swept("kind", ["a", "b"], [1.0, 2.0]))
     (exponent,) = done.exponents().to_dict("records")
     assert exponent["value"] == pytest.approx(1.5, abs=0.02) and exponent["n"] == 4
     (held,) = done.held_out().to_dict("records")
@@ -134,7 +134,7 @@ def test_an_exponent_has_its_interval_and_a_prediction_the_origin_predicted():
 
 def test_an_exponent_that_the_sizes_do_not_tell_has_a_reason_and_no_value():
     n = np.array([100, 200, 400, 800, 1600])
-    (row,) = survey.Sweeps([swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))]).exponents().to_dict("records")
+    (row,) = survey.Sweeps(swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))).exponents().to_dict("records")
     assert row["status"] == "unavailable" and "too few or too noisy" in row["reason"] and "value" not in row
 
 

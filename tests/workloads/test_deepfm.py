@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads.deepfm import DeepFM, pairwise, target_losses, weighted
-from gnnlab.workloads.errors import ModelError
 from gnnlab.workloads.tables import Target
 
 TARGETS = (Target("outcome", "classes", 4), Target("phenotypes", "labels", 3))
@@ -139,12 +139,12 @@ def test_names_of_targets_are_free():
 )
 def test_sizes_that_do_not_fit_are_refused_in_one_line(changes, message):
     arguments = {"cardinalities": SIZES, "targets": TARGETS} | changes
-    with pytest.raises(ModelError, match=message) as caught:
+    with pytest.raises(GnnlabError, match=message) as caught:
         DeepFM(**arguments)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 4, 1)])
 def test_fields_of_another_shape_are_refused(shape):
-    with pytest.raises(ModelError, match=r"fields must be \(B, 4\), got"):
+    with pytest.raises(GnnlabError, match=r"fields must be \(B, 4\), got"):
         small()(torch.zeros(shape, dtype=torch.int64))

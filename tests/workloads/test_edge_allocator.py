@@ -8,21 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads.edge_allocator import (
     MODEL_TYPES,
     EdgeAllocator,
-    costs,
     decide,
-    edges,
-    features,
     load,
-    random_state,
-    random_states,
     recipe,
     regret,
 )
+from gnnlab.workloads.edge_networks import costs, edges, features, random_state, random_states
 from gnnlab.workloads.edge_training import batches, results
-from gnnlab.workloads.errors import ModelError
 
 MODELS = {model_type: load(model_type) for model_type in MODEL_TYPES}
 
@@ -144,13 +140,13 @@ def test_regret_is_zero_at_the_optimum_and_what_the_others_cost_more():
 
 def test_no_scores_and_scores_that_are_none_are_refused():
     for scores in (torch.empty(0), torch.tensor([0.0, torch.nan])):
-        with pytest.raises(ModelError, match="numbers for one node or more are needed"):
+        with pytest.raises(GnnlabError, match="numbers for one node or more are needed"):
             decide(scores)
 
 
 def test_an_unknown_type_is_refused_with_those_there_are():
     for call in (EdgeAllocator, load, recipe):
-        with pytest.raises(ModelError, match="model_type 'a2c': one of dqn, ppo, hybrid is needed"):
+        with pytest.raises(GnnlabError, match="model_type 'a2c': one of dqn, ppo, hybrid is needed"):
             call("a2c")
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads import edge_networks
 from gnnlab.workloads.edge_networks import FEATURES, costs, edges, features, random_state, random_states
-from gnnlab.workloads.errors import GraphError
 
 NO_LINKS = np.empty((2, 0), dtype=np.int64)
 EDGE_SERVER = (0.5, 0.4, 120.0, 15.0, 200.0, 5.0, 1.0)
@@ -104,11 +104,11 @@ def test_features_and_edges_are_read_in_the_order_of_the_state():
 
 def test_a_link_to_nowhere_is_named():
     state = {**random_state(2, seed=0), "links": [["node_0", "node_9"]]}
-    with pytest.raises(GraphError, match="a link names 'node_9', which is no node_id of this network"):
+    with pytest.raises(GnnlabError, match="a link names 'node_9', which is no node_id of this network"):
         edges(state)
 
 
 def test_a_network_of_no_nodes_is_refused():
     for call in (lambda: random_state(0, seed=0), lambda: random_states(1, (0, 0), seed=0)):
-        with pytest.raises(GraphError, match="a network of 0 nodes cannot be had; 1 or more are needed"):
+        with pytest.raises(GnnlabError, match="a network of 0 nodes cannot be had; 1 or more are needed"):
             call()

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch_geometric.data import Batch, Data
 
-from gnnlab.workloads.edge_allocator import MODEL_TYPES, costs, decide, load, recipe
+from gnnlab.errors import GnnlabError
+from gnnlab.workloads.edge_allocator import MODEL_TYPES, decide, load, recipe
+from gnnlab.workloads.edge_networks import costs
 from gnnlab.workloads.edge_training import (
     RECIPES,
-    Batch,
     Placements,
     Recipe,
     batches,
@@ -22,7 +24,6 @@ from gnnlab.workloads.edge_training import (
     train,
     write,
 )
-from gnnlab.workloads.errors import ModelError
 
 SHORT = Recipe(steps=15, batches=3, networks=8, nodes=(1, 12))
 DECISIONS, REGRET_MS = 0.9, 1.0  # on another processor or torch: share of equal decisions, change of the mean regret
@@ -45,7 +46,7 @@ def gives_the_shipped_weights(model_type):
         assert same(weights(model), weights(shipped))
     part = batches(1, 200, (5, 60), seed=4)[0]
     with torch.inference_mode():
-        chosen = [decide(m(part.x, part.edge_index), part.network) for m in (model, shipped)]
+        chosen = [decide(m(part.x, part.edge_index), part.batch) for m in (model, shipped)]
     assert (chosen[0] == chosen[1]).float().mean() >= DECISIONS
     now, then = (r["results"][model_type]["mean_regret_ms"] for r in (record, written))
     assert now == pytest.approx(then, abs=REGRET_MS)
@@ -78,14 +79,19 @@ def test_a_short_training_improves_on_chance(model_type):
     assert found[model_type]["mean_regret_ms"] * 2 < found["random"]["mean_regret_ms"]
 
 
+def of_two_nodes(*reward):
+    nodes = Data(torch.zeros(2, 7), torch.empty(2, 0, dtype=torch.int64), reward=torch.tensor(reward))
+    return Batch.from_data_list([nodes])
+
+
 def one_batch():
     return batches(1, 6, (1, 9), seed=0)[0]
 
 
 def test_a_batch_holds_its_networks_apart():
     part = one_batch()
-    assert isinstance(part, Batch) and part.networks == int(part.network[-1]) + 1 == 6
-    assert torch.equal(part.network[part.edge_index[0]], part.network[part.edge_index[1]])
+    assert part.num_graphs == int(part.batch[-1]) + 1 == 6
+    assert torch.equal(part.batch[part.edge_index[0]], part.batch[part.edge_index[1]])
     cost = costs(part.x.numpy(), part.edge_index.numpy())
     np.testing.assert_allclose(part.reward.numpy(), -np.log(cost / 100), rtol=1e-5, atol=1e-5)
 
@@ -93,8 +99,8 @@ def test_a_batch_holds_its_networks_apart():
 def test_the_policy_is_a_softmax_within_each_network():
     part = one_batch()
     scores = 50 * torch.randn(len(part.x))
-    for network in range(part.networks):
-        inside = part.network == network
+    for network in range(part.num_graphs):
+        inside = part.batch == network
         torch.testing.assert_close(log_policy(scores, part)[inside], scores[inside].log_softmax(0))
 
 
@@ -102,7 +108,7 @@ def test_placements_are_drawn_as_often_as_the_policy_says():
     part = one_batch()
     policy = log_policy(torch.randn(len(part.x)), part)
     placed = drawn(policy, part, 4000)
-    assert torch.equal(part.network[placed.rows], torch.arange(part.networks).expand(4000, -1))
+    assert torch.equal(part.batch[placed.rows], torch.arange(part.num_graphs).expand(4000, -1))
     share = torch.bincount(placed.rows.flatten(), minlength=len(part.x)) / 4000
     torch.testing.assert_close(share, policy.exp(), rtol=0, atol=0.05)
     assert torch.equal(placed.reward, part.reward[placed.rows])
@@ -113,7 +119,7 @@ def test_placements_are_drawn_as_often_as_the_policy_says():
     [(1.0, 1.0, 2.0), (1.5, 1.0, 1.0), (0.5, 1.0, 1.5), (1.0, 0.5, 1.0), (1.0, 1.5, 2.5)],
 )
 def test_the_policy_gradient_is_clipped_where_a_ratio_has_gone_far_enough_and_only_there(good, bad, slopes):
-    two = Batch(torch.zeros(2, 7), torch.empty(2, 0), torch.tensor([0, 0]), torch.tensor([1.0, 0.0]), 1)
+    two = of_two_nodes(1.0, 0.0)
     scores = torch.zeros(2, requires_grad=True)
     before = torch.tensor([[0.5 / good], [0.5 / bad]]).log()
     placed = Placements(torch.tensor([[0], [1]]), before, two.reward.view(2, 1))
@@ -125,7 +131,7 @@ def test_the_policy_gradient_is_clipped_where_a_ratio_has_gone_far_enough_and_on
 
 
 def test_the_entropy_bonus_spreads_the_policy():
-    two = Batch(torch.zeros(2, 7), torch.empty(2, 0), torch.tensor([0, 0]), torch.zeros(2), 1)
+    two = of_two_nodes(0.0, 0.0)
     scores = torch.tensor([1.0, 0.0], requires_grad=True)
     placed = Placements(torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 1), torch.zeros(2, 1))
     rewarded, plain = (
@@ -147,5 +153,5 @@ def test_what_is_written_is_whole_and_loads(tmp_path, monkeypatch):
 
 
 def test_an_unknown_type_is_refused():
-    with pytest.raises(ModelError, match="one of dqn, ppo, hybrid is needed"):
+    with pytest.raises(GnnlabError, match="one of dqn, ppo, hybrid is needed"):
         train("a2c")

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads import graphs
-from gnnlab.workloads.errors import GraphError
 
 ADJACENCY = [[0, 1, 0], [1, 0, 2], [0, 2, 0]]  # a path of three nodes, the second step twice as heavy
 
@@ -30,7 +30,7 @@ def write_npz(path: Path, adjacency=ADJACENCY, x=((1, 0.5), (0, 2), (0, 0)), lab
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(GnnlabError) as caught:
         graphs.load(path)
     line = str(caught.value)
     assert line.startswith(str(path)) and "\n" not in line
@@ -245,7 +245,7 @@ def test_no_bytes_make_anything_but_a_graph_or_one_line(suffix, tmp_path):
         path.write_bytes(content)
         try:
             assert graphs.load(path).x.isfinite().all()
-        except GraphError as error:
+        except GnnlabError as error:
             assert "\n" not in str(error)
 
     holds()

@@ -1,4 +1,4 @@
-"""The graph transformer of study 2 and its encodings."""
+"""The graph transformer of S1 and its encodings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GPSConv
 
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads import graphs
-from gnnlab.workloads.encodings import FIELDS, Encodings
-from gnnlab.workloads.errors import ModelError
-from gnnlab.workloads.graph_transformer import MPNN_TYPES, READOUTS, GraphTransformer, gps_layer
+from gnnlab.workloads.graph_transformer import FIELDS, MPNN_TYPES, READOUTS, Encodings, GraphTransformer, gps_layer
 
 SMALL = {"hidden_dim": 16, "num_layers": 2, "num_heads": 4, "ffn_dim": 24, "pe_dim": 4}
 
@@ -117,20 +116,20 @@ def test_it_trains_and_every_parameter_gets_a_gradient():
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(options, told):
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(GnnlabError, match=told):
         model_for(path(4), **options)
 
 
 def test_data_that_lacks_something_is_refused():
     data = path(6)
     model = model_for(data, pe_type="lap")
-    with pytest.raises(ModelError, match=r"lap encoding of 4 columns is needed, the graph has none; .*prepare"):
+    with pytest.raises(GnnlabError, match=r"lap encoding of 4 columns is needed, the graph has none; .*prepare"):
         model(data)
-    with pytest.raises(ModelError, match="has one of 3 columns"):
+    with pytest.raises(GnnlabError, match="has one of 3 columns"):
         model(Encodings("lap", 3)(data))
-    with pytest.raises(ModelError, match=r"x must have shape \(N, 3\), got shape \(6, 5\)"):
+    with pytest.raises(GnnlabError, match=r"x must have shape \(N, 3\), got shape \(6, 5\)"):
         model(path(6, features=5))
-    with pytest.raises(ModelError, match="got none"):
+    with pytest.raises(GnnlabError, match="got none"):
         model(Data(edge_index=data.edge_index, num_nodes=6))
 
 
@@ -195,5 +194,5 @@ def test_no_encoding_is_a_transform_that_adds_nothing():
 
 @pytest.mark.parametrize(("kind", "dim"), [("laplace", 4), ("lap", 0), ("rwse", 1.5)])
 def test_unknown_encodings_are_refused(kind, dim):
-    with pytest.raises(ModelError, match=r"^encodings: "):
+    with pytest.raises(GnnlabError, match=r"^encodings: "):
         Encodings(kind, dim)

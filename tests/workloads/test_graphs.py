@@ -14,8 +14,8 @@ from torch_geometric import datasets
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.io import read_npz as pyg_read_npz
 
-from gnnlab.workloads import graphs, symptoms
-from gnnlab.workloads.errors import GraphError
+from gnnlab.errors import GnnlabError
+from gnnlab.workloads import graphs, symptom_gat
 from gnnlab.workloads.random_graphs import DEGREES
 
 CORA = Path(__file__).parents[3] / "shared" / "data" / "cora.npz"
@@ -24,7 +24,7 @@ EDGES = [[0, 1, 2], [1, 2, 0]]
 
 def refused(spec, **options) -> str:
     """The one line with which `spec` is refused."""
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(GnnlabError) as caught:
         graphs.load(spec, **options)
     line = str(caught.value)
     assert line and "\n" not in line
@@ -55,13 +55,13 @@ def test_symptoms_is_the_graph_of_the_study():
 
 def test_symptom_weights_are_co_occurrences_over_their_maximum():
     data = graphs.load("symptoms")
-    cliques = [set(clique) for clique in json.loads(symptoms.FACTS.read_text(encoding="utf-8"))["cliques"]]
+    cliques = [set(clique) for clique in json.loads(symptom_gat.FACTS.read_text(encoding="utf-8"))["cliques"]]
     counts = [sum({a, b} <= clique for clique in cliques) for a, b in data.edge_index.t().tolist()]
     assert torch.equal(data.edge_weight, torch.tensor(counts) / max(counts))
 
 
 def test_conditions_become_cliques_over_their_sorted_symptoms():
-    data = symptoms.from_conditions({"flu": {"fever", "ache"}, "cold": ["fever", "cough", "cough"]})
+    data = symptom_gat.from_conditions({"flu": {"fever", "ache"}, "cold": ["fever", "cough", "cough"]})
     assert data.edge_index.tolist() == [[0, 1, 2, 2], [2, 2, 0, 1]]  # ache, cough, fever
     assert data.edge_weight.tolist() == [1, 1, 1, 1]
 
@@ -70,8 +70,8 @@ def test_conditions_become_cliques_over_their_sorted_symptoms():
     "conditions", [{}, {"a": ["x"], "b": ["y"]}, {"a": "fever"}, {"a": [1, 2]}, {"a": None}, ["a"]]
 )
 def test_conditions_without_a_graph_are_refused(conditions):
-    with pytest.raises(GraphError, match=r"^conditions: .*"):
-        symptoms.from_conditions(conditions)
+    with pytest.raises(GnnlabError, match=r"^conditions: .*"):
+        symptom_gat.from_conditions(conditions)
 
 
 def test_digits_join_each_digit_with_its_ten_nearest_both_ways():
@@ -169,39 +169,11 @@ def test_impossible_random_graphs_are_refused(rest, told):
 
 # --- rubbish ---------------------------------------------------------------------------------------------------------
 
-WORDS = [
-    "random:",
-    "nodes=",
-    "edges=",
-    "degrees=",
-    "uniform",
-    "clique",
-    "seed=",
-    ",",
-    ":",
-    "[",
-    "]",
-    "0",
-    "7",
-    "-1",
-    "1e9",
-]
-WORDS += [
-    "planetoid:",
-    "lrgb:",
-    "pyg:",
-    "TUDataset",
-    "Cora",
-    "../",
-    "/",
-    ".npz",
-    ".csv",
-    ".graphml",
-    "\n",
-    "\0",
-    " ",
-    "é",
-]
+# fmt: off
+WORDS = ["random:", "nodes=", "edges=", "degrees=", "uniform", "clique", "seed=", ",", ":", "[", "]", "0", "7", "-1",
+         "1e9", "planetoid:", "lrgb:", "pyg:", "TUDataset", "Cora", "../", "/", ".npz", ".csv", ".graphml",
+         "\n", "\0", " ", "é"]
+# fmt: on
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -214,7 +186,7 @@ def test_rubbish_gives_a_graph_or_one_line(spec, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "TUDataset", Offline)
     try:
         assert_sound(graphs.load(spec, cache=tmp_path))
-    except GraphError as error:
+    except GnnlabError as error:
         assert str(error) and "\n" not in str(error) and len(str(error)) < 600
 
 

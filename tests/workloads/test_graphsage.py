@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.nn import GATConv, SAGEConv
 
-from gnnlab.workloads.errors import ModelError
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads.graphsage import LAYERS, gat, random_inputs, sage
 from gnnlab.workloads.staged import REDUCTIONS
 
@@ -74,6 +74,15 @@ def test_blocks_that_follow_each_other_hand_on_all_that_is_needed(name):
             if block.last == cut:
                 known = {value: known[value] for value in (*layer.crossing(cut), *layer.block(cut + 1, 7).shape_only)}
         assert torch.equal(known[layer.result], layer.run(**graph))
+
+
+def test_blocks_are_read_or_refused_in_one_line():
+    layer = sage(4)
+    assert layer.blocks(["stages"]) == [(n, n) for n in range(1, 8)]
+    assert layer.blocks(["3", "1-5", "3"]) == [(3, 3), (1, 5)]
+    for texts in ([], ["8"], ["0"], ["5-1"], ["1-8"], ["x"], ["1-"], ["-1"], ["1-2-3"], ["٣"]):
+        with pytest.raises(GnnlabError, match="write 1"):
+            layer.blocks(texts)
 
 
 def test_bytes_of_the_stages_are_those_of_the_study():
@@ -172,6 +181,6 @@ def test_random_inputs_repeat_targets_leave_the_last_node_out_and_are_the_same_a
     ],
 )
 def test_what_there_is_not_is_refused_in_one_line(ask, message):
-    with pytest.raises(ModelError, match=message) as error:
+    with pytest.raises(GnnlabError, match=message) as error:
         ask()
     assert "\n" not in str(error.value)

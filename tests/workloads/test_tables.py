@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlab.workloads.tables import Table, Target
-from gnnlab.workloads.vocabulary import TableError
+from gnnlab.errors import GnnlabError
+from gnnlab.workloads.tables import FeatureTable, Target, scores
 
 SPECS = (Target("outcome", "classes", 3), Target("phenotypes", "labels", 2))
 
 
-def numbered(rows: int, **changes) -> Table:
+def numbered(rows: int, **changes) -> FeatureTable:
     """A table whose first field is the number of the row."""
     number = torch.arange(rows)
     parts = {
@@ -23,14 +23,14 @@ def numbered(rows: int, **changes) -> Table:
         "cardinalities": (rows, 2),
         "field_names": ("row", "parity"),
     }
-    return Table(**(parts | changes))
+    return FeatureTable(**(parts | changes))
 
 
 @given(st.integers(2, 60), st.floats(0.01, 0.99), st.integers(0, 5))
 def test_a_split_has_every_row_once_with_its_own_answers(rows, share, seed):
     table = numbered(rows)
     if not 0 < round(rows * share) < rows:
-        with pytest.raises(TableError, match="cannot be split"):
+        with pytest.raises(GnnlabError, match="cannot be split"):
             table.split(share, seed)
         return
     parts = table.split(share, seed)
@@ -51,7 +51,7 @@ def test_a_split_follows_its_seed():
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan"), "half", None])
 def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(TableError, match="validation must be a share of the rows"):
+    with pytest.raises(GnnlabError, match="validation must be a share of the rows"):
         numbered(10).split(share, 0)
 
 
@@ -89,7 +89,7 @@ def test_the_best_score_of_a_part_is_that_of_its_own_rows():
     ],
 )
 def test_a_target_that_is_none_is_refused(arguments, message):
-    with pytest.raises(TableError, match=message):
+    with pytest.raises(GnnlabError, match=message):
         Target(*arguments)
 
 
@@ -118,6 +118,23 @@ def answers(**changes):
     ],
 )
 def test_what_does_not_fit_together_is_refused_in_one_line(changes, message):
-    with pytest.raises(TableError, match=message) as caught:
+    with pytest.raises(GnnlabError, match=message) as caught:
         numbered(4, **changes)
     assert "\n" not in str(caught.value)
+
+
+CLASSES, LABELS = Target("c", "classes", 3), Target("l", "labels", 2)
+
+
+def test_classes_are_scored_by_accuracy_and_labels_by_the_share_of_pairs_in_order():
+    logits = {"c": torch.eye(3)[[0, 1, 2, 2]], "l": torch.tensor([[0.1, 3], [0.4, 2], [0.35, 1], [0.8, 0]])}
+    wanted = {"c": torch.tensor([0, 1, 2, 0]), "l": torch.tensor([[0.0, 1], [0, 0], [1, 1], [1, 0]])}
+    found = scores(logits, wanted, [CLASSES, LABELS])
+    assert found.by_target == {"c": 0.75, "l": pytest.approx(0.75)}  # pairs in order: 3 of 4 and 3 of 4
+    assert found.score == pytest.approx(0.75) and found.left_out == 0
+
+
+def test_labels_with_one_answer_are_left_out_and_counted_in_low_precision_too():
+    logits = {"l": torch.tensor([[1.0, 9], [2, 9], [3, 1]]).bfloat16()}
+    found = scores(logits, {"l": torch.tensor([[0.0, 1], [0, 1], [1, 1]])}, [LABELS])
+    assert found.by_target == {"l": 1.0} and found.left_out == 1

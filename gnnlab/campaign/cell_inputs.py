@@ -1,0 +1,117 @@
+"""What a cell is measured with: its layer, the values on its graph, and the exported model that its unit runs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.units.unit import Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gnnlab.campaign.cells import Cell
+    from gnnlab.export.artefacts import Artefact
+    from gnnlab.workloads.staged import StagedLayer
+
+RANDOM = "random"  # the graph of a cell that names none: drawn for its size
+
+
+def layer_of(name: str, features: int) -> StagedLayer:
+    """The layer that cells of that name and width are of; its weights are always the same."""
+    from gnnlab.workloads.graphsage import LAYERS
+
+    if name not in LAYERS:
+        raise GnnlabError(f"layer {name!r} is not known; one of {', '.join(LAYERS)}")
+    return _layer(name, features)
+
+
+def values_of(cell: Cell) -> dict[str, np.ndarray]:
+    """Every value of the layer on the cell's graph, by name, as torch computes it in float32. Not to be written to."""
+    return {name: tensor.numpy() for name, tensor in _trace(cell).items()}
+
+
+@lru_cache(maxsize=4)
+def _layer(name: str, features: int) -> StagedLayer:
+    from gnnlab.workloads.graphsage import LAYERS
+
+    return LAYERS[name](features)
+
+
+@lru_cache(maxsize=2)
+def graph_of(nodes: int, edges: int, features: int, graph: str) -> dict[str, Tensor]:
+    """`x` (N, F) and `edge_index` (2, E) of a cell; a graph of another size than the cell's is a `GnnlabError`."""
+    from gnnlab.workloads.graphsage import inputs_of, random_inputs
+
+    if graph == RANDOM:
+        return random_inputs(nodes, edges, features)
+    from gnnlab.workloads import graphs
+
+    found = graphs.load(graph)
+    has = (int(found.num_nodes), int(found.edge_index.shape[1]))
+    if has != (nodes, edges):
+        raise GnnlabError(f"graph {graph} has {has[0]} nodes and {has[1]} edges, the cell says {nodes} and {edges}")
+    return inputs_of(found, features)
+
+
+def _trace(cell: Cell) -> dict[str, Tensor]:
+    return _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
+
+
+@lru_cache(maxsize=2)
+def _traced(layer: str, features: int, nodes: int, edges: int, graph: str) -> dict[str, Tensor]:
+    """Every value, as torch's float32 blocks compute it. The last two graphs are kept: a cell needs all of its own."""
+    import torch
+
+    with torch.inference_mode(False), torch.no_grad():
+        return layer_of(layer, features).trace(**graph_of(nodes, edges, features, graph))
+
+
+def model_for(unit: Unit, cell: Cell, models: str | None) -> Artefact | None:
+    """The exported model that a unit runs for a cell, from the folder `models`; None where there is none.
+
+    A ready one comes before others, and of static ones the smallest that the cell's graph fits. Raises `Unavailable`
+    where there are no models at all.
+    """
+    if unit.exporter is None:
+        return None
+    if models is None:
+        raise Unavailable(f"{unit.name} runs exported models, and no folder of them was given (notebook 04 makes one)")
+    wanted = (cell.layer, cell.features, cell.first, cell.last, unit.exporter)
+    fitting = [
+        model
+        for model in _models(Path(models))
+        if (model.layer, model.features, model.first, model.last, model.exporter) == wanted
+        and model.form == (unit.form or model.form)
+        and _holds(model, cell, unit.static_shapes)
+    ]
+    return min(fitting, key=lambda model: (not model.ready, model.edges or 0, model.nodes or 0), default=None)
+
+
+def _holds(model: Artefact, cell: Cell, static: bool) -> bool:
+    """Does a graph of the cell's size go in? Where edges are padded, a node more is needed for their ends."""
+    dynamic = model.nodes is None
+    if dynamic or not static:
+        return dynamic and not static
+    return model.edges >= cell.edges and model.nodes >= cell.nodes + (model.edges > cell.edges)
+
+
+def _models(folder: Path) -> list[Artefact]:
+    from gnnlab.export.artefacts import INDEX
+
+    index = folder / INDEX
+    return _read_models(folder, index.stat().st_mtime_ns if index.exists() else 0)
+
+
+@lru_cache(maxsize=1)
+def _read_models(folder: Path, changed: int) -> list[Artefact]:
+    from gnnlab.export.artefacts import load_artefacts
+
+    try:
+        return load_artefacts(folder)
+    except GnnlabError as error:
+        raise Unavailable(str(error)) from None

@@ -1,0 +1,248 @@
+"""One cell of the table: a block of stages, at a size, on a unit; and what became of it.
+
+    cell = Cell("sage", 500, nodes=1000, edges=5000, first=1, last=5, unit="openvino:CPU")
+    outcome = measure(cell, Settings(models="outputs/quick/exported_models"))
+    outcome.status, outcome.median_ms, outcome.ci_ms
+
+Parity comes first: what differs from torch's float32 block on the cell's own graph is `wrong` and not timed. No cell is
+ever filled from another unit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gnnlab.campaign.cell_inputs import RANDOM, layer_of, model_for, values_of
+from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
+from gnnlab.profiling import timing
+from gnnlab.profiling.conditions import Conditions
+from gnnlab.profiling.estimates import median_interval
+from gnnlab.profiling.parity import relative_error
+from gnnlab.units.registry import find
+from gnnlab.units.simulated import SCATTERS, SimulatedNPU
+from gnnlab.units.unit import TOLERANCES, Loaded, Unit
+from gnnlab.worker import Worker
+
+if TYPE_CHECKING:
+    from gnnlab.workloads.staged import StagedLayer
+
+__all__ = ["Cell", "CellResult", "Settings", "layer_of", "measure", "values_of"]
+
+STATUSES = ("measured", "simulated", "failed", "timeout", "unavailable", "wrong")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured. `first`..`last`: the stages; `graph`: "random", or what `graphs.load` takes, of that size.
+
+    `precision`: float32|bfloat16|float16, set on the unit; `threads` of the CPU.
+    """
+
+    layer: str
+    features: int
+    nodes: int
+    edges: int
+    first: int
+    last: int
+    unit: str
+    precision: str = "float32"
+    threads: int = 1
+    graph: str = RANDOM
+
+    @property
+    def key(self) -> str:
+        """`1000,1000,openvino:CPU,1`: nodes, edges, unit, stage; "1-5" for a block of several."""
+        stages = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return f"{self.nodes},{self.edges},{self.unit},{stages}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How cells are measured. `models`: the folder of exported models, for units that run those.
+
+    `budget_s`: seconds of sampling for a cell; `target`: half-width of the interval over the median at which it is
+    enough; `npu_cannot`: names of stages that the simulated NPU does not run.
+    """
+
+    models: str | None = None
+    budget_s: float = 1.0
+    target: float = timing.TARGET
+    npu_cannot: tuple[str, ...] = SCATTERS
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Settings:
+        return cls(**{**data, "npu_cannot": tuple(data["npu_cannot"])})
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What became of a cell. Times in ms; `precision` is computed in; samples: measured, simulated or none."""
+
+    status: str
+    reason: str | None = None
+    samples_ms: tuple[float, ...] = ()
+    median_ms: float | None = None
+    ci_ms: tuple[float, float] | None = None
+    std_ms: float | None = None
+    parity_error: float | None = None
+    device: str = ""
+    runtime_version: str = ""
+    precision: str = ""
+    threads: int = 0
+    notes: tuple[str, ...] = ()
+    started: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> CellResult:
+        """Reads `to_json` back. Raises `GnnlabError` where `data` is no outcome."""
+        try:
+            rows = {name: tuple(data[name]) for name in ("samples_ms", "notes")}
+            outcome = cls(**{**data, **rows, "ci_ms": None if data["ci_ms"] is None else tuple(data["ci_ms"])})
+        except (TypeError, KeyError):
+            raise GnnlabError(f"no outcome of a cell: {str(data)[:80]}") from None
+        _check(outcome)
+        return outcome
+
+
+def measure(cell: Cell, settings: Settings) -> CellResult:
+    """Measure a cell in this process, and say what became of it; whatever goes wrong with the cell is an outcome.
+
+    Raises:
+        GnnlabError: the unit, the layer or the graph is not known, or the cell's numbers make no sense.
+    """
+    unit, layer = _known(cell, settings), layer_of(cell.layer, cell.features)
+    started, start = datetime.now(UTC), time.perf_counter()
+    loaded: Loaded | None = None
+    about: dict[str, Any] = {"precision": cell.precision, "threads": cell.threads}
+    before = Conditions.now()
+    Conditions(cell.threads, "highest").set()  # for the values, too: idle threads of one runtime get in another's way
+    try:
+        about["precision"] = unit.computes_in(cell.precision)
+        loaded = _load(unit, layer, cell, settings, about["precision"])
+        about |= {"device": loaded.device, "runtime_version": loaded.version}
+        outcome = _measured(unit, layer, loaded, cell, settings, about["precision"])
+    except Unavailable as error:
+        outcome = CellResult("unavailable", str(error))
+    except MemoryError:
+        outcome = CellResult("failed", "out of memory")
+    except Exception as error:
+        outcome = CellResult("failed", one_line(error))
+    finally:
+        if loaded is not None:
+            loaded.close()
+        before.set()
+    seconds = round(time.perf_counter() - start, 4)
+    return replace(outcome, **about, started=started.isoformat(timespec="milliseconds"), seconds=seconds)
+
+
+def measure_here(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`measure` for a worker: from JSON to JSON."""
+    return measure(Cell(**cell), Settings.from_json(settings)).to_json()
+
+
+def ask(worker: Worker, cell: Cell, settings: Settings, timeout_s: float) -> CellResult:
+    """Measure a cell in a worker; what costs the worker its process is an outcome, too: `timeout` or `failed`."""
+    started, start = datetime.now(UTC), time.perf_counter()
+    request = {"cell": asdict(cell), "settings": settings.to_json()}
+    answer = worker.call(f"{__name__}:measure_here", request, timeout_s=timeout_s)
+    if answer.status == "done":
+        return CellResult.from_json(answer.value)
+    return CellResult(
+        "timeout" if answer.status == "timeout" else "failed",
+        answer.reason,
+        precision=cell.precision,
+        threads=cell.threads,
+        started=started.isoformat(timespec="milliseconds"),
+        seconds=round(time.perf_counter() - start, 4),
+    )
+
+
+def merge_visits(visits: Sequence[CellResult]) -> CellResult:
+    """Outcomes of one cell as one, the first one's conditions: all samples, their median, an interval that holds those
+    of all visits. Samples of one visit share its time, so the interval of all of them together would be too narrow.
+    """
+    first = visits[0]
+    if len(visits) == 1 or not first.samples_ms:
+        return first
+    notes = tuple(dict.fromkeys(note for visit in visits for note in visit.notes))
+    found = _timed(first.status, tuple(sample for visit in visits for sample in visit.samples_ms), notes)
+    ends = min(visit.ci_ms[0] for visit in visits), max(visit.ci_ms[1] for visit in visits)
+    kept = {"samples_ms": found.samples_ms, "median_ms": found.median_ms, "std_ms": found.std_ms}
+    return replace(first, **kept, ci_ms=ends, notes=notes, seconds=round(sum(visit.seconds for visit in visits), 4))
+
+
+def _measured(
+    unit: Unit, layer: StagedLayer, loaded: Loaded, cell: Cell, settings: Settings, precision: str
+) -> CellResult:
+    values, block = values_of(cell), layer.block(cell.first, cell.last)
+    if loaded.simulated_ms is not None:
+        return _timed("simulated", loaded.simulated_ms, tuple(loaded.notes))
+    expected = {name: values[name] for name in block.writes}
+    try:
+        error = relative_error(expected, loaded.run(values), cell.unit)
+    except ParityError as other_shape:
+        return CellResult("wrong", str(other_shape), notes=tuple(loaded.notes))
+    if not error <= TOLERANCES[precision]:
+        allowed = f"allowed is {TOLERANCES[precision]:.0e} in {precision}"
+        reason = f"differs from torch's float32 block by {error:.2e} relative, {allowed}"
+        finite = error if math.isfinite(error) else None
+        return CellResult("wrong", reason, parity_error=finite, notes=tuple(loaded.notes))
+    found = timing.measure(partial(loaded.run, values), target=settings.target, budget_s=settings.budget_s)
+    return replace(_timed("measured", found.samples_ms, (*loaded.notes, *found.notes)), parity_error=error)
+
+
+def _timed(status: str, samples: tuple[float, ...], notes: tuple[str, ...]) -> CellResult:
+    return CellResult(
+        status,
+        samples_ms=samples,
+        median_ms=float(np.median(samples)),
+        ci_ms=median_interval(samples),
+        std_ms=float(np.std(samples)),
+        notes=notes,
+    )
+
+
+def _load(unit: Unit, layer: StagedLayer, cell: Cell, settings: Settings, precision: str) -> Loaded:
+    artefact = model_for(unit, cell, settings.models)
+    size = {"nodes": cell.nodes, "edges": cell.edges}
+    return unit.load(layer, cell.first, cell.last, artefact, **size, threads=cell.threads, precision=precision)
+
+
+def _known(cell: Cell, settings: Settings) -> Unit:
+    """The cell's unit, once the cell is found to make sense."""
+    numbers = {name: getattr(cell, name) for name in ("features", "nodes", "edges", "first", "last", "threads")}
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise GnnlabError(f"cell {cell.key}: {name}={value!r}; a whole number above 0 is needed")
+    if cell.precision not in TOLERANCES:
+        raise GnnlabError(f"cell {cell.key}: precision {cell.precision!r}; one of {', '.join(TOLERANCES)} is needed")
+    unit = find(cell.unit)
+    if isinstance(unit, SimulatedNPU):
+        unit = replace(unit, cannot=frozenset(settings.npu_cannot))
+    return unit
+
+
+def _check(outcome: CellResult) -> None:
+    """Raises `GnnlabError` for an outcome that contradicts itself."""
+    numbers = [*outcome.samples_ms, *(outcome.ci_ms or ()), outcome.median_ms or 0.0]
+    if outcome.status not in STATUSES:
+        raise GnnlabError(f"outcome has the status {outcome.status!r}; one of {', '.join(STATUSES)} is needed")
+    if not all(isinstance(n, (int, float)) and math.isfinite(n) and n >= 0 for n in numbers):
+        raise GnnlabError(f"outcome {outcome.status}: its times are no finite numbers of ms")
+    if (outcome.status in ("measured", "simulated")) != bool(outcome.samples_ms):
+        raise GnnlabError(f"outcome {outcome.status} with {len(outcome.samples_ms)} samples; one of the two is wrong")

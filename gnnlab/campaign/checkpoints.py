@@ -1,0 +1,84 @@
+"""The files of a campaign, as S4 names them; each is written whole or not at all.
+
+    checkpoint_cpugpu.json, checkpoint_npu.json    {"campaign": ..., "measurements": {key: {"cell", "host", "outcome"}}}
+    raw_measurements.json                          the same for all of them: every sample of every cell
+    profiling_report.txt                           for reading; `report.report` makes it
+
+A key, as "1000,1000,openvino:CPU,1", is nodes, edges, processing unit, stage; fused stages are named by the first and
+the last, as in "1-5".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gnnlab.errors import GnnlabError
+from gnnlab.files import write_atomically, write_json
+
+NAMES = {"cpugpu": "checkpoint_cpugpu.json", "npu": "checkpoint_npu.json"}
+RAW, REPORT = "raw_measurements.json", "profiling_report.txt"
+SCHEMA_VERSION = 1
+
+
+def write(folder: Path, phase: str, answers: Iterable[Mapping[str, Any]], campaign: str) -> Path:
+    """Write the checkpoint of a phase. Raises `GnnlabError` when the disk refuses."""
+    path = folder / NAMES[phase]
+    measurements = {answer["key"]: {k: v for k, v in answer.items() if k != "key"} for answer in answers}
+    write_json(path, {"phase": phase, **_head(campaign), "measurements": measurements})
+    return path
+
+
+def merge(folder: Path) -> list[str]:
+    """Write `raw_measurements.json` from the checkpoints that are there; returns what a reader should know.
+
+    A checkpoint of an earlier campaign (other code, versions, machine) than the newest is left out. Raises
+    `GnnlabError` where there is none at all.
+    """
+    found = {phase: _read(folder / name) for phase, name in NAMES.items() if (folder / name).exists()}
+    if not found:
+        raise GnnlabError(f"no checkpoint in {folder}; measure first: gnnlab stages --measure")
+    newest = max(found.values(), key=lambda checkpoint: checkpoint["written"])
+    messages, measurements = [], {}
+    for phase, checkpoint in found.items():
+        if checkpoint["campaign"] == newest["campaign"]:
+            measurements |= checkpoint["measurements"]
+        else:
+            messages.append(f"{NAMES[phase]} is of another campaign ({checkpoint['written']}) and was left out")
+    missing = [name for phase, name in NAMES.items() if phase not in found]
+    messages += [f"{name} is missing: that phase has not come to its end" for name in missing]
+    write_json(folder / RAW, {**_head(newest["campaign"]), "measurements": measurements})
+    return messages
+
+
+def raw(folder: Path) -> dict[str, dict[str, Any]]:
+    """The measurements of `raw_measurements.json` by key. Raises `GnnlabError` where it is missing or damaged."""
+    return _read(folder / RAW)["measurements"]
+
+
+def write_report(folder: Path, text: str) -> Path:
+    path = folder / REPORT
+    write_atomically(path, lambda file: file.write(text))
+    return path
+
+
+def _head(campaign: str) -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"schema_version": SCHEMA_VERSION, "campaign": campaign, "written": now}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+        if data["schema_version"] != SCHEMA_VERSION or not isinstance(data["written"], str):
+            raise ValueError
+        return {name: data[name] for name in ("campaign", "written", "measurements")}
+    except OSError as error:
+        raise GnnlabError(
+            f"could not read {path}: {error.strerror or error}; measure first: gnnlab stages --measure"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise GnnlabError(f"{path} is damaged; gnnlab stages --measure makes it anew from the journal") from None

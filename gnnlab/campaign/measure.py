@@ -1,0 +1,192 @@
+"""The campaign of notebook 05 and of `gnnlab stages`, in one call: units tried, cells measured, files written.
+
+measured = measure(outputs / "stages", models=outputs / "exported_models", sizes=sizes.read(["study"]))
+measured.cells          # a row for each cell
+measured.done           # what was known, what was measured, how long it took
+measured.available      # of each unit: usable here, or why not
+measured.latency()      # rows for the lab's one table
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pandas as pd
+
+from gnnlab.campaign import campaign, checkpoints, duration, report, table, wanted_cells
+from gnnlab.campaign.campaign import CellAnswer, Finished
+from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
+from gnnlab.campaign.reference import reference
+from gnnlab.campaign.sizes import GraphSize
+from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.units import registry as units
+from gnnlab.units.unit import Availability
+from gnnlab.worker import Worker
+
+CONNECT_S = 10  # for a scheduler to answer
+
+
+class LocalUnits:
+    """Asks each cell of the worker of its unit, one at a time; what a unit does to it costs its own cell alone.
+
+    `available` is known from the beginning: each unit is tried once, in its worker.
+    """
+
+    reference = staticmethod(reference)
+
+    def __init__(self, names: Sequence[str], settings: Settings, timeout_s: float) -> None:
+        self.settings, self.timeout_s = settings, timeout_s
+        with ExitStack() as stack:
+            self._workers = {unit: stack.enter_context(Worker()) for unit in dict.fromkeys(names)}
+            self.available = self._probed()
+            self._stack = stack.pop_all()
+
+    def _probed(self) -> dict[str, Availability]:
+        """Each unit tried in its worker, several at once: nothing is timed yet."""
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            found = pool.map(lambda pair: units.probe_by(pair[1], pair[0]), self._workers.items())
+            return dict(zip(self._workers, found, strict=True))
+
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[CellAnswer]:
+        for cell in cells:
+            start = time.perf_counter()
+            outcome = self._outcome(cell)
+            yield CellAnswer(cell, outcome, took_s=time.perf_counter() - start)
+
+    def _outcome(self, cell: Cell) -> CellResult:
+        found = self.available[cell.unit]
+        if not found.usable:
+            return CellResult("unavailable", found.reason, precision=cell.precision, threads=cell.threads)
+        return ask(self._workers[cell.unit], cell, self.settings, self.timeout_s)
+
+    def __enter__(self) -> LocalUnits:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A campaign at its end: its cells as a table, what it did, and which units it could use.
+
+    Its methods give rows for `Lab.record`.
+    """
+
+    cells: pd.DataFrame
+    done: Finished
+    available: Mapping[str, Availability]
+
+    @property
+    def timed(self) -> list[str]:
+        """The units that have a time at all."""
+        return list(dict.fromkeys(table.timed(self.cells)["unit"]))
+
+    def need_times(self, skip: Callable[[str], None]) -> None:
+        """Go on if a cell has a time; else `skip`, with what the units say."""
+        if not self.timed:
+            skip(f"no cell has a time: {table.reasons(self.cells)}")
+
+    def latency(self) -> pd.DataFrame:
+        """A row for each cell, keys size and stage, form the unit."""
+        return table.cell_rows(self.cells, self.available)
+
+    def roofline(self, bound_ms: Callable[[int, int, int, int], float], samples: int) -> pd.DataFrame:
+        """Share that each cell of this CPU reaches of `bound_ms(first, last, nodes, edges)`."""
+        return table.roof_rows(self.cells, bound_ms, samples)
+
+    def sums(self) -> pd.DataFrame:
+        """How many times as long stages one by one take as fused, keys size and block."""
+        return table.sum_rows(self.cells)
+
+    def duration(self) -> pd.DataFrame:
+        """Minutes of this campaign, hours of one with as many cells as S4 measured."""
+        return duration.duration_rows(self.done, self.available)
+
+    def winners(self) -> pd.DataFrame:
+        """For each stage the CPU's fastest unit and the next one."""
+        return table.winners(self.cells)
+
+
+def measure(
+    folder: Path,
+    *,
+    models: Path,
+    sizes: Sequence[GraphSize],
+    blocks: Sequence[str] = ("stages",),
+    names: Sequence[str] = (),
+    layer: str = "sage",
+    features: int = 500,
+    precision: str = "float32",
+    threads: int = 1,
+    budget_s: float = 0.2,
+    timeout_s: float = 60.0,
+    seed: int = 0,
+    anew: bool = False,
+    cluster: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Measured:
+    """Measure what is not known yet of every block at every size on the units `names` (none: all that there are).
+
+    With `anew` what is known is measured again: every time is then of this call. `cluster`: address of a Dask scheduler
+    whose workers measure; none: this machine does.
+
+    Raises:
+        GnnlabError: something asked for is not there, another campaign holds the folder, or the disk refuses.
+    """
+    numbers = layer_of(layer, features).blocks(blocks)
+    chosen = [name for name in names if units.find(name)] or list(units.all_units())
+    settings = Settings(models=str(models), budget_s=budget_s)
+    with _at_work(chosen, settings, timeout_s, cluster) as working:
+        conditions = {"precision": precision, "threads": threads}
+        cells = wanted_cells.cells(layer, features, sizes, numbers, chosen, **conditions)
+        plan = wanted_cells.plan(cells, settings, working.available, uuid.uuid4().hex if anew else None)
+        done = campaign.run(folder, plan, working, reference=working.reference, seed=seed, say=say)
+    return Measured(analyze(folder), done, working.available)
+
+
+@contextmanager
+def _at_work(names: Sequence[str], settings: Settings, timeout_s: float, cluster: str | None) -> Iterator[Any]:
+    """The units of this machine, or those that the workers of a cluster have."""
+    if cluster is None:
+        with LocalUnits(names, settings, timeout_s) as local:
+            yield local
+        return
+    try:
+        from distributed import Client
+
+        from gnnlab.campaign.cluster import ClusterUnits
+    except ImportError:
+        raise Unavailable("a cluster needs Dask: pip install 'gnnlab[cluster]'") from None
+    try:
+        client = Client(cluster, timeout=CONNECT_S)
+    except (OSError, ValueError) as error:
+        raise GnnlabError(
+            f"no Dask scheduler answers at {cluster!r}: {one_line(error)}; start one: dask scheduler"
+        ) from None
+    with client, ClusterUnits(client, names, settings, timeout_s) as remote:
+        yield remote
+
+
+def analyze(folder: Path) -> pd.DataFrame:
+    """Merge the checkpoints that are there, write `profiling_report.txt`, and give the cells as a table.
+
+    Raises:
+        GnnlabError: nothing has been measured, or a file is damaged.
+    """
+    messages = checkpoints.merge(folder)
+    cells = table.table(checkpoints.raw(folder))
+    checkpoints.write_report(folder, report.report(cells, messages))
+    return cells

@@ -1,0 +1,86 @@
+"""Which sizes a campaign measures: written out, from a JSON file that anyone can edit, or those of real graphs.
+
+    read(["1000/10000", "my_sizes.json", "graph:digits"])        # [GraphSize(1000, 10000, "random"), ...]
+
+The file holds what S4's does: {"test_cases": [{"nodes": 1000, "edges": 1000}, ...]}. `STUDY` names its 15 sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gnnlab.campaign.cell_inputs import RANDOM
+from gnnlab.errors import GnnlabError
+
+STUDY = Path(__file__).parent / "data" / "test_cases.json"
+GRAPH = "graph:"
+MOST = 20_000_000  # of nodes, and of edges
+
+
+class GraphSize(NamedTuple):
+    """So many nodes and edges, of a graph drawn for them, or of the one that `graphs.load` has by that name."""
+
+    nodes: int
+    edges: int
+    graph: str = RANDOM
+
+    def __str__(self) -> str:
+        return f"{self.nodes}/{self.edges}"
+
+
+def read(texts: Sequence[str], root: Path = Path()) -> list[GraphSize]:
+    """The sizes of every text, each once, in the order given.
+
+    A text is nodes/edges, `study` for the 15 sizes of S4, the path of a JSON file, relative to `root`, or `graph:`
+    and what `workloads.graphs.load` takes. Raises `GnnlabError`, or the graph's error, in one line, for anything else.
+    """
+    found = [size for text in texts for size in _sizes(str(text), root)]
+    if not found:
+        raise GnnlabError("no sizes; write nodes/edges, as in 1000/10000, or name a JSON file of test_cases")
+    return list(dict.fromkeys(found))
+
+
+def _sizes(text: str, root: Path) -> list[GraphSize]:
+    if text == "study":
+        return _from_file(STUDY)
+    if text.startswith(GRAPH):
+        return [_of_graph(text.removeprefix(GRAPH), root)]
+    if text.endswith(".json"):
+        return _from_file(root / text)
+    nodes, slash, edges = text.partition("/")
+    if not slash or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in (nodes, edges)):
+        raise GnnlabError(
+            f"size {text!r} is not understood; write nodes/edges, as in 1000/10000, study, a JSON file or graph:digits"
+        )
+    return [_checked(int(nodes), int(edges), f"size {text}")]
+
+
+def _of_graph(spec: str, root: Path) -> GraphSize:
+    from gnnlab.workloads import graphs
+
+    spec = str((root / spec).resolve()) if spec and (root / spec).is_file() else spec
+    found = graphs.load(spec)
+    return GraphSize(int(found.num_nodes), int(found.edge_index.shape[1]), spec)
+
+
+def _from_file(path: Path) -> list[GraphSize]:
+    try:
+        cases = json.loads(path.read_bytes())["test_cases"]
+        pairs = [(case["nodes"], case["edges"]) for case in cases]
+    except OSError as error:
+        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        form = '{"test_cases": [{"nodes": 1000, "edges": 1000}]}'
+        raise GnnlabError(f"{path} does not hold sizes; write it as {form}") from None
+    if not pairs:
+        raise GnnlabError(f"{path} holds no sizes; add one to test_cases")
+    return [_checked(nodes, edges, f"{path}, test case {place}") for place, (nodes, edges) in enumerate(pairs, 1)]
+
+
+def _checked(nodes: Any, edges: Any, where: str) -> GraphSize:
+    if not all(type(value) is int and 1 <= value <= MOST for value in (nodes, edges)):
+        raise GnnlabError(f"{where}: {nodes!r} nodes and {edges!r} edges; whole numbers from 1 to {MOST} are needed")
+    return GraphSize(nodes, edges)

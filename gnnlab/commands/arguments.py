@@ -1,0 +1,213 @@
+"""What the commands take, and those that work apart from notebooks: profile, units, stages, plan, infer.
+
+What these do stands in modules of their names, which load heavy packages: when they are called, and no sooner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+WIDTH_IN_A_FILE = 160  # columns of a table that goes to a file or a pipe
+PROFILES = ("runtime", "memory", "flops", "scaling", "operators")
+Command = Callable[[argparse.Namespace], int]
+COMMANDS: dict[str, tuple[Command, tuple]] = {}  # by name: what it does, what it takes
+
+
+def command(*arguments: tuple) -> Callable[[Command], Command]:
+    """Make a function a command that takes `arguments`; a list of them excludes each other."""
+
+    def add(function: Command) -> Command:
+        COMMANDS[function.__name__] = function, arguments
+        return function
+
+    return add
+
+
+def takes(*names: str, **options) -> tuple:
+    """An argument, as argparse's `add_argument` has it."""
+    return names, options
+
+
+JSON = takes("--json", action="store_true", help="as JSON")
+PARAMS = takes(
+    "--params",
+    metavar="SET",
+    default="quick",
+    help="parameter set: quick, full, gpu, npu, or a folder of YAML files named as the notebooks (default: quick)",
+)
+
+
+def show(what: object) -> None:
+    """Print text as it is, and anything else as rich renders it."""
+    if isinstance(what, str):
+        print(what)
+        return
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_A_FILE
+    Console(width=wide).print(what)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+SIZES = {
+    "hidden_dim": "channels of a hidden layer",
+    "num_layers": "layers",
+    "num_heads": "attention heads",
+    "ffn_dim": "channels inside the feed-forward network",
+    "num_nodes": "nodes of a random graph, instead of --graph",
+    "batch_size": "rows of a batch, where the model has one",
+}
+
+
+def _apart(name: str, arguments) -> int:
+    """What the module of that name does, loaded now."""
+    return import_module(f"{__package__}.{name}").run(arguments, show)
+
+
+@command(
+    takes("--model", default="graph_transformer", help="a built-in name or module:factory (%(default)s)"),
+    takes("--graph", "--dataset", help="the graph (default: digits)"),
+    takes(
+        "--profile",
+        nargs="+",
+        choices=PROFILES,
+        default=["runtime", "memory", "flops"],
+        metavar="WHAT",
+        help=f"any of {', '.join(PROFILES)} (runtime memory flops)",
+    ),
+    *(
+        takes(f"--{name}", f"--{name.replace('_', '-')}", type=_count, metavar="N", help=meaning)
+        for name, meaning in SIZES.items()
+    ),
+    takes("--num_runs", "--num-runs", type=_count, default=100, metavar="N", help="runs (%(default)s)"),
+    takes("--device", default="cpu", help="cpu or cuda (%(default)s)"),
+    takes("--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, or to the terminal without one"),
+)
+def profile(arguments) -> int:
+    """Profile one model on one graph: time, memory, FLOPs, scaling, operators.
+
+    Built-in models are symptom_gat and graph_transformer; a model of your own is module:factory, where
+    factory(data) returns a torch module. A graph is a built-in name (symptoms, digits, karate), a PyG dataset
+    (planetoid:Cora), random:nodes=1000,edges=5000, or a file (.npz, GraphML, edge-list CSV).
+
+    examples:
+      gnnlab profile --model graph_transformer --profile runtime memory flops
+      gnnlab profile --model graph_transformer --hidden_dim 512 --num_layers 12 --num_nodes 1000
+      gnnlab profile --model my_models:make_gat --graph my_graph.npz --profile runtime operators
+      gnnlab profile --model symptom_gat --graph symptoms --json profile.json
+    """
+    return _apart("profile", arguments)
+
+
+@command(
+    takes("units", nargs="*", metavar="UNIT", help="names of units (default: all)"),
+    JSON,
+)
+def units(arguments) -> int:
+    """Show every processing unit: usable or not, why not, what to install.
+
+    Each is really tried, with a tiny inference in a process of its own, where a driver may hang or crash.
+    A unit of your own is module:factory, where factory() returns a gnnlab.units.unit.Unit.
+
+    examples:
+      gnnlab units
+      gnnlab units openvino:GPU openvino:NPU --json
+    """
+    return _apart("units", arguments)
+
+
+@command(
+    PARAMS,
+    takes("--export", action="store_true", help="export the models that are missing or stale"),
+    takes("--measure", action="store_true", help="measure what is not known yet"),
+    takes("--analyze", action="store_true", help="merge the checkpoints that are there, and print the report"),
+    takes("--all", action="store_true", help="all three"),
+    takes("--sizes", nargs="+", metavar="SIZE", help="nodes/edges, study, a JSON file, or graph:NAME"),
+    takes("--units", nargs="+", metavar="UNIT", help="units, as openvino:CPU or module:factory (default: all)"),
+    takes("--blocks", nargs="+", metavar="BLOCK", help="3, 1-5, stages (each by itself), all (fused, too)"),
+    takes(
+        "--cluster",
+        metavar="ADDRESS",
+        help="of a Dask scheduler whose workers measure; each declares what it has, as in `dask worker ADDRESS "
+        '--nthreads 1 --resources "NPU=1 HOST=1"` (needs gnnlab[cluster], and a folder of models that all see)',
+    ),
+)
+def stages(arguments) -> int:
+    """Export one GNN layer stage by stage and measure the stages on every processing unit.
+
+    The same as notebooks 04 and 05, into the same folders: exported_models and stages of outputs/SET.
+    A campaign that was stopped, or killed, goes on where it was. Delete outputs/SET/stages to measure all anew.
+
+    examples:
+      gnnlab stages --all
+      gnnlab stages --measure --params full
+      gnnlab stages --all --sizes 1000/10000 my_sizes.json graph:digits --units openvino:CPU torch:CPU
+      gnnlab stages --measure --blocks 1-5 6 7      a fused block and two stages
+      gnnlab stages --measure --cluster tcp://10.0.0.1:8786      on machines that hold the devices
+    """
+    return _apart("stages", arguments)
+
+
+@command(
+    PARAMS,
+    takes("--nodes", type=_count, metavar="N", help="nodes of the graph"),
+    takes("--edges", type=_count, metavar="E", help="edges of the graph"),
+    takes("--graph", metavar="GRAPH", help="a graph: a name, random:..., or a file"),
+    takes("--execute", action="store_true", help="run the layer on the graph by the plan"),
+    takes("--parts", type=_count, default=1, metavar="N", help="cut the graph into parts (%(default)s)"),
+    takes("--plan", metavar="PLAN", help="in words or as [[units, stages, ratios], ...]; default: best"),
+    takes("--units", nargs="+", metavar="UNIT", help="units to plan with (default: this CPU's runtimes)"),
+    takes(
+        "--objective",
+        choices=("throughput", "latency"),
+        default="throughput",
+        help="a stream of graphs, or one graph alone (%(default)s)",
+    ),
+)
+def plan(arguments) -> int:
+    """Choose which processing unit runs which stages of a layer, and carry it out.
+
+    Needs the tables of notebook 06; notebook 07 measures how units slow each other down and compiles plans.
+
+    examples:
+      gnnlab plan --nodes 4000 --edges 9000
+      gnnlab plan --graph digits --execute
+      gnnlab plan --graph my_graph.npz --execute --parts 8       cut by METIS, its parts streamed
+      gnnlab plan --nodes 1000 --edges 9000 --plan "1-5 on fast:CPU, 6-7 on openvino:CPU"
+    """
+    return _apart("plan", arguments)
+
+
+@command(
+    takes("--model-type", choices=("dqn", "ppo", "hybrid"), default="hybrid", help="the model (%(default)s)"),
+    takes("--device", default="auto", help="auto, cuda, mps or cpu (%(default)s)"),
+    takes("--quantize", action="store_true", help="weights and activations in int8, on the CPU"),
+    [
+        takes("--batch", metavar="FILE", help="answer all lines of FILE together"),
+        takes("--benchmark", action="store_true", help="measure this predictor against the original path"),
+    ],
+)
+def infer(arguments) -> int:
+    """Choose the node for the next task: states of edge networks in, decisions out, as JSON lines.
+
+    A line in: {"nodes": [{"node_id": ..., "cpu_util": ..., ...}, ...], "links": [[id, id], ...]}.
+    A line out: its number and the chosen node. A line that is no such state is answered by an error line,
+    the others are answered all the same, and the exit code is 1.
+
+    examples:
+      gnnlab infer --model-type hybrid --device cpu < states.jsonl
+      gnnlab infer --model-type dqn --device cpu --quantize < states.jsonl
+      gnnlab infer --batch states.jsonl > decisions.jsonl
+      gnnlab infer --benchmark
+    """
+    return _apart("infer", arguments)

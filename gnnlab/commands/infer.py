@@ -1,0 +1,155 @@
+"""`gnnlab infer`: on which node should the next task run? States as JSON lines in, decisions as JSON lines out."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch_geometric.data import Data
+
+from gnnlab.errors import GnnlabError
+from gnnlab.inference.decisions import SCORES_WITHIN
+from gnnlab.inference.prediction_cache import PredictionCache
+from gnnlab.inference.predictor import Decision, Predictor
+from gnnlab.lab.text import estimate_text
+from gnnlab.profiling import estimates
+from gnnlab.profiling.races import Raced, race_forms
+from gnnlab.workloads import edge_allocator, edge_networks
+from gnnlab.workloads.edge_allocator import EdgeAllocator
+from gnnlab.workloads.edge_networks import FEATURES, State
+
+BENCHMARK_NODES, BENCHMARK_STATES, BENCHMARK_BATCH = 10, 500, 100  # networks as small as S2's benchmark has
+BUDGET_S = 4.0
+OK, FAILED = 0, 1
+
+
+def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+    """Answer the states of a file or of standard input, or measure; 1 where a line could not be answered.
+
+    `show` prints a table of rich.
+    """
+    predictor = _predictor(arguments)
+    print(f"gnnlab: device {predictor.why_device}", file=sys.stderr)
+    if arguments.benchmark:
+        show(_table(benchmark(arguments.model_type, predictor)))
+        return OK
+    if arguments.batch:
+        answers = answer_together(predictor, _lines_of(arguments.batch))
+    else:
+        answers = answer_each(predictor, sys.stdin.buffer)
+    failed = False
+    for answer in answers:
+        failed |= "error" in answer
+        print(json.dumps(answer), flush=not arguments.batch)
+    return FAILED if failed else OK
+
+
+def answer_each(predictor: Predictor, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The answer to each line as it comes: line, node_id, node, score; or line, error."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield _answer(number, predictor.predict(_state(line)))
+            except GnnlabError as error:
+                yield _answer(number, error)
+
+
+def answer_together(predictor: Predictor, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The answers to all lines, computed together, in their order."""
+    parsed: dict[int, Any] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                parsed[number] = _state(line)
+            except GnnlabError as error:
+                parsed[number] = error
+    states = {number: state for number, state in parsed.items() if not isinstance(state, GnnlabError)}
+    found = dict(zip(states, predictor.predict_batch(list(states.values())), strict=True))
+    for number, state in parsed.items():
+        yield _answer(number, found.get(number, state))
+
+
+def decide_as_the_guide(model: EdgeAllocator, state: State) -> Decision:
+    """A decision as S2's first script makes it: parse in Python, build a PyG graph, run with gradients on."""
+    row_of = {node["node_id"]: row for row, node in enumerate(state["nodes"])}
+    links = [(row_of[a], row_of[b]) for a, b in state["links"]]
+    edges = [ends for a, b in links for ends in ([a, b], [b, a])]
+    x = torch.tensor([[float(node[name]) for name in FEATURES] for node in state["nodes"]])
+    data = Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous())
+    scores = model(data.x, data.edge_index)
+    node = int(scores.argmax())
+    return Decision(state["nodes"][node]["node_id"], node, scores[node].item())
+
+
+def benchmark(model_type: str, predictor: Predictor) -> dict[str, tuple[Raced, float]]:
+    """S2's benchmark, so many predictions: each form's race over the original path, whose answers are of
+    `BENCHMARK_BATCH` states, and the share of `BENCHMARK_STATES` decisions that are the original's."""
+    states = edge_networks.random_states(BENCHMARK_STATES, (BENCHMARK_NODES, BENCHMARK_NODES), seed=1)
+    original = partial(decide_as_the_guide, edge_allocator.load(model_type))
+    cached = Predictor(model_type, "cpu", cache=PredictionCache(1000, 3600))
+    forms = {
+        "original": lambda states: [original(state) for state in states],
+        "predictor": lambda states: [predictor.predict(state) for state in states],
+        "predictor, cached": lambda states: [cached.predict(state) for state in states],
+        f"predictor, batch of {BENCHMARK_BATCH}": predictor.predict_batch,
+    }
+    chosen = {form: [decision.node for decision in decide(states)] for form, decide in forms.items()}
+    same = {form: np.mean(np.equal(chosen[form], chosen["original"])) for form in forms}
+    scores = {form: partial(_scores, decide) for form, decide in forms.items()}
+    exact = predictor.engine.precision == "float32"
+    within = {form: SCORES_WITHIN if exact or form == "predictor, cached" else math.inf for form in forms}
+    raced = race_forms(scores, (states[:BENCHMARK_BATCH],), mode="plain", tolerance=within, budget_s=BUDGET_S)
+    return {form: (one, same.get(form, 1.0)) for form, one in raced.items()}
+
+
+def _scores(decide: Callable[[list[State]], list[Decision]], states: list[State]) -> np.ndarray:
+    return np.array([decision.score for decision in decide(states)])
+
+
+def _table(found: dict[str, tuple[Raced, float]]) -> Table:
+    table = Table(title=f"one prediction, networks of {BENCHMARK_NODES} nodes", title_justify="left")
+    for column in ("form", "µs (95 % interval)", "over the original (95 % interval)", "same decisions"):
+        table.add_column(column, justify="left" if column == "form" else "right")
+    for form, (raced, same) in found.items():
+        if raced.times_ms is None:
+            table.add_row(form, raced.reason, "", "")
+            continue
+        time_us = estimate_text(estimates.summary(1e3 * raced.times_ms / BENCHMARK_BATCH))
+        gain = "" if raced.ratio is None else estimate_text(raced.ratio)
+        table.add_row(form, time_us, gain, f"{same:.1%}")
+    return table
+
+
+def _predictor(arguments: Namespace) -> Predictor:
+    if not arguments.quantize:
+        return Predictor(arguments.model_type, arguments.device)
+    return Predictor(arguments.model_type, arguments.device, "int8", "eager")
+
+
+def _state(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise GnnlabError(f"not JSON: {str(error).splitlines()[0][:120]}; each line is one state") from None
+
+
+def _answer(number: int, found: Decision | GnnlabError) -> dict[str, Any]:
+    if isinstance(found, GnnlabError):
+        return {"line": number, "error": str(found)}
+    return {"line": number, "node_id": found.node_id, "node": found.node, "score": found.score}
+
+
+def _lines_of(path: str) -> BinaryIO:
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise GnnlabError(f"cannot read {path}: {error.strerror}; give a file of JSON lines") from None

@@ -1,0 +1,125 @@
+"""`gnnlab plan`: which plan for a graph of some size, and why; or for a graph at hand, and carried out."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import discovery
+from gnnlab.planning import store as plan_store
+from gnnlab.planning import table_costs
+from gnnlab.planning.costs import Shares
+from gnnlab.planning.execution import Executed, Graph, carry_out
+from gnnlab.planning.lanes import Lanes
+from gnnlab.planning.partition import by_ranges
+from gnnlab.planning.planning import planner_of
+from gnnlab.planning.plans import Plan, parse
+from gnnlab.planning.store import Choice, Compiled
+from gnnlab.planning.table_costs import TableCosts
+from gnnlab.workloads import graphs
+
+TABLES, MODELS, PLANS = "tables", "exported_models", "plans/compiled_plans.json"
+LISTED = 6  # plans that are printed beside the chosen one
+TIME_OF = {"throughput": "from graph to graph", "latency": "for a graph alone"}
+Show = Callable[[object], None]
+
+
+def run(arguments: Namespace, show: Show) -> int:
+    """Print the plan with its reasons; with --execute also what came of it. `show` prints."""
+    graph, (nodes, edges) = None, (arguments.nodes, arguments.edges)
+    if (arguments.graph is None) == (nodes is None or edges is None) or (arguments.graph and (nodes or edges)):
+        raise GnnlabError("which graph? give --nodes and --edges, or --graph, not both")
+    if arguments.execute and arguments.graph is None:
+        raise GnnlabError("nothing to execute: give a graph, as --graph digits")
+    root = discovery.root()
+    folder = discovery.output_folder(discovery.parameter_set(arguments.params, root), [], root)
+    costs = table_costs.load_costs(folder / TABLES, arguments.units or ())
+    if arguments.graph is not None:
+        graph = Graph.of(graphs.load(arguments.graph), costs.layer.features)
+        nodes, edges = graph.size
+    plan = None if arguments.plan is None else parse(arguments.plan)
+    plans = _plans(folder, costs, (nodes, edges), arguments.objective, plan, _shares(graph))
+    choice = plans.choose(nodes, edges, plan)
+    show(f"{nodes} nodes, {edges} edges: {choice.plan.words()}")
+    show(f"  {choice.plan}")
+    show(_why(choice, plans))
+    show(_weighed(choice))
+    if arguments.execute:
+        with Lanes() as lanes:
+            model = planner_of(costs).model
+            show(_done(carry_out(choice.plan, model, graph, lanes, models=folder / MODELS, parts=arguments.parts)))
+    return 0
+
+
+def _plans(
+    folder: Path, costs: TableCosts, size: tuple[int, int], objective: str, plan: Plan | None, shares: Shares | None
+) -> Compiled:
+    """The compiled plans, where they serve this size; else plans made for it alone."""
+    slowdown = 1.0  # of units at work at once, unless notebook 07 has measured it
+    try:
+        slowdown = plan_store.read(folder / PLANS).slowdown
+        planner = planner_of(costs, objective=objective, slowdown=slowdown)
+        found = plan_store.read(folder / PLANS, plan_store.fingerprint_of(planner, costs.made_from))
+        if plan is None:
+            found.choose(*size)
+            return found
+    except GnnlabError as error:
+        print(f"planned for this size alone: {error}", file=sys.stderr, flush=True)
+    planner = planner_of(costs, objective=objective, slowdown=slowdown)
+    plans = None if plan is None else [plan, *(p for p in planner.candidates if len(p.units) == 1 and p != plan)]
+    return plan_store.compile(planner, [size], plans=plans, shares=shares)
+
+
+def _why(choice: Choice, plans: Compiled) -> str:
+    """Its time, where that comes from, and what the best single unit would take."""
+    sizes = len(plans.classes)
+    where = f"looked up between {sizes} compiled sizes" if sizes > 1 else "planned for this size"
+    text = (
+        f"Expected {_ms(choice.ms, choice.low, choice.high)} ms {TIME_OF[plans.objective]}, {where}; times "
+        f"{choice.origin}, units at work at once slowed by {plans.slowdown - 1:.0%}."
+    )
+    if choice.origin == "extrapolated":
+        text += " Some sizes lie outside those that were measured: take the times with care, or measure larger ones."
+    alone = choice.table[choice.table["units"] == 1].head(1).to_dict("records")
+    if alone and choice.plan.words() != alone[0]["words"]:
+        text += f" The best single unit ({alone[0]['words']}) takes {alone[0]['ms'] / choice.ms:.3g} times as long."
+    return text
+
+
+def _weighed(choice: Choice) -> Table:
+    """The plans that it was chosen from: the best, the chosen one, the best one-unit plan."""
+    every = choice.table
+    alone = every[every["units"] == 1].head(1).index
+    shown = every.loc[sorted({*every.head(LISTED).index, *every.index[every["chosen"]], *alone})]
+    table = Table(title="the plans that it was weighed against", title_justify="left", box=None, pad_edge=False)
+    for name in ("plan", "ms a graph (90 %)", "regret, 1 draw in 20", ""):
+        table.add_column(name, overflow="fold")
+    for row in shown.to_dict("records"):
+        mark = ", ".join(["chosen"] * bool(row["chosen"]) + ["one unit"] * (row["units"] == 1))
+        cells = (row["words"], _ms(row["ms"], row["low"], row["high"]), f"{row['far_regret']:.0%}", mark)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _done(found: Executed) -> str:
+    nodes, edges = found.size
+    how = f"in {found.ms:.3g} ms" if found.parts == 1 else f"cut by METIS into {found.parts} parts and streamed"
+    off = f"{found.parity_error:.1e} from the plain layer's result, relative"
+    return f"Executed on {nodes} nodes and {edges} edges, {how}: {off}."
+
+
+def _ms(middle: float, low: float, high: float) -> str:
+    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+
+
+def _shares(graph: Graph | None) -> Shares | None:
+    """How a graph at hand falls into parts."""
+    if graph is None:
+        return None
+    return lambda ratios: [part.share for part in by_ranges(graph.edge_index, graph.size[0], ratios)]

@@ -1,0 +1,239 @@
+"""`gnnlab profile`: the profiling framework on one model, as a table to read or as the JSON of S1."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from gnnlab import files
+from gnnlab.errors import GnnlabError
+from gnnlab.profiling import scaling
+from gnnlab.profiling.context import ProfilingContext
+from gnnlab.profiling.counting import count
+from gnnlab.profiling.flops import FLOPsEstimator
+from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
+from gnnlab.profiling.operators import profile_operators
+from gnnlab.profiling.runtime import RuntimeProfiler
+from gnnlab.workloads import models
+from gnnlab.workloads.graph_transformer import GraphTransformer
+from gnnlab.workloads.models import Workload
+
+MIB = 2**20
+_SIZES = ("hidden_dim", "num_layers", "num_heads", "ffn_dim")
+_MODEL_OPTIONS = {"graph_transformer": _SIZES}
+_AVERAGE_DEGREE = 5
+
+
+def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+    """Profile what the parsed options ask for; prints a table, or JSON to the terminal or a file. `show` prints."""
+    workload = _workload(arguments)
+    report: dict[str, Any] = {
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": _hardware(),
+        "model_info": _model_info(workload),
+    }
+    with ProfilingContext(workload.model):
+        for part in dict.fromkeys(arguments.profile):
+            report[part] = _PARTS[part](workload, arguments)
+    if arguments.json is None:
+        _show_tables(report, show)
+    elif arguments.json == "-":
+        show(json.dumps(report, indent=2))
+    else:
+        files.write_json(Path(arguments.json), report)
+        print(f"wrote {arguments.json}", file=sys.stderr)
+    return 0
+
+
+def _workload(arguments: Namespace) -> Workload:
+    if arguments.num_nodes and arguments.graph:
+        raise GnnlabError(f"--num_nodes {arguments.num_nodes} makes a random graph; give it or --graph, not both")
+    if arguments.device not in ("cpu", "cuda"):
+        raise GnnlabError(f"--device {arguments.device}: cpu and cuda are understood")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise GnnlabError(f"--device {arguments.device}: no CUDA device here; use --device cpu")
+    graph = arguments.graph or "digits"
+    if n := arguments.num_nodes:
+        graph = f"random:nodes={n},edges={n * _AVERAGE_DEGREE},seed=42"
+    allowed = _MODEL_OPTIONS.get(arguments.model, ())
+    options = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
+    if arguments.model in models.BUILT_IN and (unused := options.keys() - set(allowed)):
+        raise GnnlabError(f"{arguments.model} has fixed sizes: --{min(unused)} has no effect; leave it out")
+    workload = models.build(arguments.model, graph, batch_size=arguments.batch_size or 32, **options)
+    return workload.to(arguments.device)
+
+
+def _hardware() -> dict[str, Any]:
+    cuda = torch.cuda.is_available()
+    properties = torch.cuda.get_device_properties(0) if cuda else None
+    return {
+        "cuda_available": cuda,
+        "gpu_name": properties.name if cuda else None,
+        "gpu_memory_gb": round(properties.total_memory / 1e9, 1) if cuda else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _model_info(workload: Workload) -> dict[str, Any]:
+    parameters = list(workload.model.parameters())
+    return {
+        "name": workload.label,
+        "nodes": workload.graph.num_nodes,
+        "edges": workload.graph.num_edges,
+        "total_parameters": sum(p.numel() for p in parameters),
+        "parameter_memory_mb": sum(p.numel() * p.element_size() for p in parameters) / MIB,
+    }
+
+
+def _runtime(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+    stats = RuntimeProfiler(workload.model, num_runs=arguments.num_runs).profile_all(workload.batch)
+    return {phase: found.to_dict() for phase, found in stats.items()}
+
+
+def _memory(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+    breakdown = get_memory_breakdown(workload.model, workload.batch)
+    breakdown["activations"] = breakdown.pop("forward_activations")
+    stats = MemoryProfiler(workload.model).profile_forward(workload.batch)
+    return {"peak_mb": stats.peak_mb, "device": stats.device, "breakdown": breakdown}
+
+
+def _flops(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+    counted = count(workload.model, workload.batch)
+    report: dict[str, Any] = {
+        "total_gflops": counted.flops / 1e9,
+        "gb_moved": counted.bytes / 1e9,
+        "coverage_of_bytes": counted.coverage_bytes,
+        "origin": "counted by dispatch, one forward pass",
+    }
+    try:
+        formulas = FLOPsEstimator(workload.model).estimate(workload.graph.num_nodes, workload.graph.num_edges)
+    except GnnlabError as error:
+        report["breakdown"] = (counted.operators.query("flops > 0").set_index("operator")["flops"] / 1e9).to_dict()
+        report["formulas"] = {"not_applicable": str(error)}
+        return report
+    report["breakdown"] = {name: flops / 1e9 for name, flops in formulas.breakdown.items()}
+    report["formulas"] = {"total_gflops": formulas.total / 1e9}
+    return report
+
+
+def _scaling(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+    if workload.name != "graph_transformer":
+        found = _scaling_on_random_graphs(workload, arguments)
+        return {found.parameter: found.to_dict()}
+    options = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
+    experiment = scaling.ScalingExperiment(
+        lambda **changes: GraphTransformer(16, **(options | changes)), device=arguments.device
+    )
+    experiment.run_node_scaling(num_nodes_list=[50, 100, 200, 400, 800])
+    experiment.run_layer_scaling(num_layers_list=[1, 2, 3, 4, 6], num_nodes=200)
+    experiment.run_pe_scaling(num_nodes=200)
+    return {name: result.to_dict() for name, result in experiment.results.items()}
+
+
+def _scaling_on_random_graphs(workload: Workload, arguments: Namespace) -> scaling.ScalingResult:
+    """Models that are built on a graph are built anew on each size."""
+
+    def build(nodes: int) -> tuple[Any, Any]:
+        graph = f"random:nodes={nodes},edges={nodes * _AVERAGE_DEGREE},seed=42"
+        made = models.build(workload.name, graph, batch_size=arguments.batch_size or 32).to(arguments.device)
+        return made.model, made.batch
+
+    return scaling.sweep("nodes", [100, 200, 400, 800, 1600], build)
+
+
+def _operators(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+    profile = profile_operators(workload.model, workload.batch, runs=20)
+    return {"runs": profile.runs, "device": profile.device, "top": profile.top(10).to_dict(orient="records")}
+
+
+_PARTS = {"runtime": _runtime, "memory": _memory, "flops": _flops, "scaling": _scaling, "operators": _operators}
+
+
+def _show_tables(report: dict[str, Any], show: Callable[[Any], None]) -> None:
+    info, hardware = report["model_info"], report["hardware"]
+    show(
+        f"{info['name']}: {info['nodes']:,} nodes, {info['edges']:,} edges, "
+        f"{info['total_parameters']:,} parameters ({info['parameter_memory_mb']:.2f} MiB); "
+        f"torch {hardware['torch']}, {hardware['threads']} threads"
+    )
+    for part in _PARTS:
+        if part in report:
+            show(_TABLES[part](report[part]))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def _runtime_table(report: dict[str, Any]) -> Table:
+    table = _table("runtime (ms)", "phase", "median", "95 % interval", "mean ± std", "p90", "runs")
+    for phase, s in report.items():
+        p90 = "too few runs" if s["p90"] is None else f"{s['p90']:.4g}"
+        interval, spread = f"{s['ci'][0]:.4g} to {s['ci'][1]:.4g}", f"{s['mean']:.4g} ± {s['std']:.2g}"
+        table.add_row(phase.replace("_", " "), f"{s['median']:.4g}", interval, spread, p90, str(s["num_runs"]))
+    return table
+
+
+def _memory_table(report: dict[str, Any]) -> Table:
+    table = _table(f"memory on {report['device']} (MiB)", "part", "MiB")
+    for part, size in {"peak of a forward pass": report["peak_mb"], **report["breakdown"]}.items():
+        table.add_row(part.replace("_", " "), f"{size:.3f}")
+    return table
+
+
+def _flops_table(report: dict[str, Any]) -> Table:
+    table = _table("FLOPs of a forward pass", "part", "GFLOP")
+    table.add_row("counted by dispatch", f"{report['total_gflops']:.4f}")
+    if "total_gflops" in report["formulas"]:
+        table.add_row("by the closed formulas", f"{report['formulas']['total_gflops']:.4f}")
+    table.add_section()
+    for part, gflop in report["breakdown"].items():
+        table.add_row(part, f"{gflop:.4f}")
+    table.caption = (
+        f"{report['gb_moved']:.4f} GB moved at least; {report['coverage_of_bytes']:.1%} of the bytes covered"
+    )
+    return table
+
+
+def _scaling_table(report: dict[str, Any]) -> Table:
+    table = _table("scaling of the forward pass (ms)", "parameter", "value", "median", "95 % interval")
+    for name, result in report.items():
+        for row in result["points"]:
+            interval = f"{row['ci_low']:.4g} to {row['ci_high']:.4g}"
+            table.add_row(name, str(row["value"]), f"{row['median_ms']:.4g}", interval)
+        for line in (result.get("formula"), result.get("held_out")):
+            if line:
+                table.add_row(f"[dim]{name}[/]", "", "", f"[dim]{escape(line)}[/]")
+        table.add_section()
+    return table
+
+
+def _operators_table(report: dict[str, Any]) -> Table:
+    table = _table("operators", "operator", "calls a run", "self ms a run", "share", "95 % interval")
+    for row in report["top"]:
+        interval = f"{row['share_low']:.1%} to {row['share_high']:.1%}"
+        calls, own = f"{row['calls_per_forward']:g}", f"{row['self_ms_per_forward']:.4g}"
+        table.add_row(row["operator"], calls, own, f"{row['share']:.1%}", interval)
+    return table
+
+
+_TABLES = {
+    "runtime": _runtime_table,
+    "memory": _memory_table,
+    "flops": _flops_table,
+    "scaling": _scaling_table,
+    "operators": _operators_table,
+}

@@ -1,0 +1,106 @@
+"""`gnnlab stages`: the stage campaign from the shell, to the same folders and by the same calls as notebooks 04, 05."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gnnlab.campaign import checkpoints, measure, sizes
+from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import discovery, parameters
+from gnnlab.lab.outputs import only_run
+
+NOTEBOOKS = ("04", "05")
+
+
+def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+    """Export, measure and analyze, as far as the options ask for; prints a line for each step, then the report."""
+    steps = [name for name in ("export", "measure", "analyze") if arguments.all or getattr(arguments, name)]
+    if not steps:
+        raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
+    given, folder = _parameters(arguments)
+    with only_run(folder):
+        for step in steps:
+            _STEPS[step](given, folder)
+    return 0
+
+
+def _export(given: SimpleNamespace, folder: Path) -> None:
+    from gnnlab.export.export import export_all
+
+    layer = layer_of(given.layer, given.features)
+    blocks = [block for block in layer.blocks(given.blocks) if block[0] != block[1]]
+    at = [(size.nodes, size.edges) for size in given.sizes]
+    made = export_all(layer, at, folder / "exported_models", blocks=blocks, static_sums=given.static_sums)
+    fresh, ready = sum(model.fresh for model in made), sum(model.status == "ready" for model in made)
+    _say(f"export: {len(made)} models in {folder / 'exported_models'}, {fresh} of them made now, {ready} ready")
+    for model in made:
+        if model.status != "ready":
+            _say(f"  {model.slot}: {model.status}, {model.reason}")
+
+
+def _measure(given: SimpleNamespace, folder: Path) -> None:
+    found = measure.measure(
+        folder / "stages",
+        models=folder / "exported_models",
+        sizes=given.sizes,
+        blocks=given.blocks,
+        names=given.units,
+        layer=given.layer,
+        features=given.features,
+        precision=given.precision,
+        threads=given.threads,
+        budget_s=given.budget_s,
+        timeout_s=given.timeout_s,
+        seed=given.seed,
+        cluster=given.cluster,
+        say=_say,
+    )
+    _say(f"measure: {found.done}")
+
+
+def _analyze(given: SimpleNamespace, folder: Path) -> None:
+    measure.analyze(folder / "stages")
+    print((folder / "stages" / checkpoints.REPORT).read_text(encoding="utf-8"), end="")
+
+
+_STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
+
+
+def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
+    """The parameters of both notebooks in the set that was asked for, 05's before 04's where both have one, and the
+    options before them; and the results folder.
+    """
+    root = discovery.root()
+    every = discovery.notebooks(root)
+    chosen = discovery.select(every, NOTEBOOKS)
+    set_ = discovery.parameter_set(arguments.params, root)
+    in_set = discovery.read_parameters(chosen, set_, every=list(every.values()))
+    values: dict[str, Any] = {}
+    for notebook in sorted(chosen, key=lambda notebook: notebook.number):
+        values |= {name: declared.default for name, declared in parameters.declared(notebook.path).items()}
+        values |= in_set[notebook.name] or {}
+    values |= {**_options(arguments), "cluster": arguments.cluster}
+    folder = discovery.output_folder(set_, [found for found in in_set.values() if found is not None], root)
+    values["sizes"] = sizes.read(values["sizes"], root)
+    return SimpleNamespace(**values), folder
+
+
+def _options(arguments: Namespace) -> Mapping[str, Any]:
+    named = {name: getattr(arguments, name) for name in ("sizes", "units", "blocks")}
+    named["sizes"] = named["sizes"] and [_absolute(text) for text in named["sizes"]]
+    return {name: value for name, value in named.items() if value}
+
+
+def _absolute(text: str) -> str:
+    """A file that is named on the command line lies where the command was given, not in the repository."""
+    return str(Path(text).resolve()) if text.endswith(".json") else text
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

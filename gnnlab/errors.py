@@ -1,0 +1,44 @@
+"""One family of errors: each says in one line what was given, what is allowed and what to do.
+
+The command line prints such a line and ends with code 2; any other exception is a fault of gnnlab and is
+shown whole.
+"""
+
+from __future__ import annotations
+
+
+class GnnlabError(ValueError):
+    """What was asked for cannot be done: an input, a file or a setting is not what it has to be."""
+
+
+class Unavailable(GnnlabError):
+    """A device, a runtime or a package is not here; the reason says what it would take."""
+
+
+class ParityError(GnnlabError):
+    """Two forms do not compute the same, so that their times must not be compared."""
+
+
+class Untestable(GnnlabError):
+    """A claim cannot be judged from these rows; the reason says what it would need."""
+
+
+SHOWN = 80  # characters of a foreign value or message that go into an error
+
+
+def shown(value: object) -> str:
+    """`repr` of a value from outside, on one line and cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def one_line(error: BaseException) -> str:
+    """First line of an exception, with its class where it is none of ours: `KeyError: 'x'`.
+
+    OpenVINO begins with lines "Exception from ..." that only say where in its source; they are left out.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = next((line for line in lines if not line.startswith("Exception from ")), lines[0] if lines else "")
+    if not isinstance(error, GnnlabError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= 2 * SHOWN else f"{text[: 2 * SHOWN - 3]}..."

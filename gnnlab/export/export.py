@@ -1,0 +1,280 @@
+"""Export blocks of a layer, each checked before anyone may measure it.
+
+    made = export(layer, 3, 3, exporter="onnx", folder=folder)       # dynamic shapes
+    made = export(layer, 6, 6, exporter="openvino", folder=folder, size=(1000, 5000))
+    export_all(layer, sizes, folder)                                 # what the stage campaign runs
+    every_combination(layer, folder)                                 # which exporter is right where
+
+| exporter | writes | sums over targets by |
+|---|---|---|
+| `onnx` | ONNX by torch.onnx.export(dynamo=True) | index_add (scatter_add) |
+| `openvino` | IR by openvino.convert_model of the torch program | scatter_add (index_add, which it cannot convert) |
+| `openvino-onnx` | IR by openvino.convert_model of the ONNX | index_add (scatter_add) |
+| `handbuilt` | IR of a graph built by hand, for sums over neighbours | bag (dense) |
+| `onnx-legacy` | ONNX by the TorchScript exporter; to be shown, not used | index_add (scatter_add) |
+
+A model that fails or computes something else is an outcome, not an error: its artefact says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pandas as pd
+import torch
+
+from gnnlab import machine
+from gnnlab.errors import GnnlabError
+from gnnlab.export import checking, exporters, openvino_graphs
+from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check, Shelf
+from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
+from gnnlab.files import digest
+from gnnlab.openvino_core import openvino_core
+from gnnlab.workloads import gat_stages, graphsage, staged
+from gnnlab.workloads.graphsage import random_inputs
+from gnnlab.workloads.staged import REDUCTIONS, StageBlock, StagedLayer
+
+HANDBUILT, THROUGH_ONNX = "handbuilt", "openvino-onnx"
+FORMS = {
+    "onnx": REDUCTIONS,
+    "openvino": REDUCTIONS[::-1],
+    THROUGH_ONNX: REDUCTIONS,
+    HANDBUILT: openvino_graphs.FORMS,
+    "onnx-legacy": REDUCTIONS,
+}  # the first is the default
+PLAIN = "plain"  # the form of a block without sums over targets
+CAN_BE_STATIC = ("openvino", THROUGH_ONNX, HANDBUILT)
+TRACED = (11, 29)  # nodes and edges of the graph that exporters see
+# exporter, how it sums over targets, runtime: what is held against torch
+COMBINATIONS = (
+    ("onnx", "index_add", ONNXRUNTIME),
+    ("onnx", "index_add", OPENVINO),
+    ("onnx", "scatter_add", ONNXRUNTIME),
+    ("openvino", "scatter_add", OPENVINO),
+    ("openvino", "index_add", OPENVINO),
+    (THROUGH_ONNX, "index_add", OPENVINO),
+    (HANDBUILT, "bag", OPENVINO),
+    (HANDBUILT, "dense", OPENVINO),
+    ("onnx-legacy", "index_add", ONNXRUNTIME),
+    ("onnx-legacy", "index_add", OPENVINO),
+    ("onnx-legacy", "scatter_add", ONNXRUNTIME),
+)
+OUTCOMES = {READY: "ok", WRONG: "failed", FAILED: "unavailable"}  # as statuses of the lab's table
+_PACKAGES = ("torch", "openvino", "onnx", "onnxscript", "onnxruntime")
+_CODE = (staged, graphsage, gat_stages, exporters, openvino_graphs, checking)
+
+
+def export(
+    layer: StagedLayer,
+    first: int,
+    last: int,
+    *,
+    exporter: str,
+    folder: Path | Shelf,
+    size: tuple[int, int] | None = None,
+    form: str | None = None,
+    anew: bool = False,
+) -> Artefact:
+    """The model of the stages `first`..`last`, from `folder` if it is there unchanged, else exported and checked.
+
+    `size` (nodes, edges) makes every dimension static; without it nodes and edges stay open. `form`: how it sums over
+    targets, as in the table above. With `anew` it is exported in any case, so that its time is of this call.
+
+    Raises:
+        GnnlabError: an exporter, form, size or stages that there are not; or the disk refuses.
+    """
+    shelf = folder if isinstance(folder, Shelf) else Shelf(folder)
+    wanted = _wanted(layer, first, last, exporter, form, size)
+
+    def build(folder: Path) -> Check:
+        try:
+            path = _written(layer, wanted, shelf, folder)
+        except OSError:  # the disk, not the model
+            raise
+        except Exception as error:  # whatever a converter raises is recorded as the model's failure
+            return Check(FAILED, checking.reason_of(error))
+        return checking.check(wanted, path, layer, checking.native(path))
+
+    return shelf.make(wanted, _key(layer.block(first, last), wanted), build, anew=anew)
+
+
+def export_all(
+    layer: StagedLayer,
+    sizes: Sequence[tuple[int, int]],
+    folder: Path,
+    *,
+    blocks: Sequence[tuple[int, int]] = (),
+    static_sums: bool = False,
+    anew: bool = False,
+) -> list[Artefact]:
+    """What the stage campaign runs: each stage as ONNX and as IR of dynamic shapes, and as static IR at every size.
+
+    Static ones are for NPUs, so stages that sum over targets, which the study's NPU could not run, are left out unless
+    `static_sums`. `blocks`: fused blocks to export as well, dynamic. Blocks that sum over neighbours come hand-built,
+    too. With `anew` every model is exported by this call, also one that is there unchanged and one
+    that equals another size's.
+    """
+    shelf = Shelf(folder)
+    singles = layer.blocks(["stages"])
+    made = [
+        export(layer, *block, exporter=exporter, folder=shelf, anew=anew)
+        for block in dict.fromkeys([*singles, *blocks])
+        for exporter in ("onnx", "openvino", HANDBUILT)
+        if exporter != HANDBUILT or _can_be_built(layer, block)
+    ]
+    made += [
+        export(layer, *block, exporter="openvino", folder=shelf, size=size, anew=anew)
+        for size in dict.fromkeys(sizes)
+        for block in singles
+        if static_sums or not layer.block(*block).reduces
+    ]
+    return made
+
+
+def every_combination(
+    layer: StagedLayer,
+    folder: Path,
+    *,
+    blocks: Sequence[tuple[int, int]] = (),
+    combinations: Iterable[tuple[str, str, str]] = COMBINATIONS,
+) -> pd.DataFrame:
+    """Each stage and block by each exporter in each runtime, on other graphs than the traced one.
+
+    Rows of the lab's table: form (exporter, how it sums, runtime), stage (`3 REDUCE_SUM`), status (ok; failed: it
+    computes something else; unavailable: it cannot be converted or loaded), reason, value (the relative error). What a
+    combination does not offer has no row.
+    """
+    shelf, rows = Shelf(folder), []
+    for exporter, form, runtime in combinations:
+        for block in [*layer.blocks(["stages"]), *blocks]:
+            try:
+                made = export(layer, *block, exporter=exporter, form=form, folder=shelf)
+            except GnnlabError:  # not offered
+                continue
+            found = Check(made.status, made.reason, made.parity_error)
+            if made.path and runtime != checking.native(made.path):  # in its own it was checked when it was exported
+                found = checking.check(made, made.path, layer, runtime)
+            row = {"form": f"{exporter}, {form}: {runtime}", "exporter": exporter, "stage": layer.label(*block)}
+            row |= {"status": OUTCOMES[found.status], "reason": found.reason, "parity_error": found.error}
+            package = "onnxruntime" if runtime == ONNXRUNTIME else "openvino"
+            rows.append({**row, "value": found.error, "runtime": f"{runtime} {machine.version(package)}", "n": 1})
+    return pd.DataFrame(rows)
+
+
+def on_graph(
+    layer: StagedLayer, values: Mapping[str, np.ndarray], folder: Path, size: tuple[int, int] | None = None
+) -> Callable[[], np.ndarray]:
+    """The whole layer in OpenVINO, dynamic or of a static `size`, on the graph of `values` (all of the layer's).
+
+    It is exported by the first exporter that gets it right. The graph is padded before any call, results are cropped.
+
+    Raises:
+        GnnlabError: none does.
+    """
+    made = (
+        export(layer, 1, len(layer.stages), exporter=e, folder=folder, size=size) for e in ("openvino", THROUGH_ONNX)
+    )
+    ready = next((artefact for artefact in made if artefact.ready), None)
+    if ready is None:
+        raise GnnlabError(f"{layer.name}: neither openvino nor {THROUGH_ONNX} gets the whole layer right")
+    run, feed = checking.loaded(ready.path, OPENVINO), checking.feed_for(ready, layer, values)
+    inputs = feed.inputs(values)
+    return lambda: feed.outputs(run(inputs))[layer.result]
+
+
+def _wanted(
+    layer: StagedLayer, first: int, last: int, exporter: str, form: str | None, size: tuple[int, int] | None
+) -> Artefact:
+    """The artefact as it is asked for, before anything is made."""
+    block = layer.block(first, last)
+    if exporter not in FORMS:
+        raise GnnlabError(f"exporter {exporter!r} is not known; one of {', '.join(FORMS)}")
+    if form is not None and form not in FORMS[exporter]:
+        raise GnnlabError(f"exporter {exporter}: no form {form!r}; one of {', '.join(FORMS[exporter])}")
+    form = form or FORMS[exporter][0]
+    if size is not None and (exporter not in CAN_BE_STATIC or form == "bag" or min(size) < 1):
+        raise GnnlabError(
+            f"{exporter}, {form}, of size {size}: {', '.join(CAN_BE_STATIC)} (dense) can be static, from 1 node, 1 edge"
+        )
+    if exporter == HANDBUILT:
+        reads, sized_by = openvino_graphs.reads(layer, first, last, form), ()
+    else:
+        form = form if block.reduces else PLAIN
+        sized_by = () if size else tuple(name for name in block.reads if name in block.shape_only)
+        reads = tuple(name for name in block.reads if size is None or name not in block.shape_only)
+    place = (layer.name, layer.features, first, last, exporter, form, *(size or (None, None)))
+    return Artefact(*place, reads, block.writes, sized_by)
+
+
+def _key(block: StageBlock, wanted: Artefact) -> dict[str, Any]:
+    """All that a model is made from. Of a static size only the dimensions that the block has count, so that models at
+    different sizes may be one."""
+    values = {*block.reads, *block.writes}
+    size = (wanted.nodes, wanted.edges)
+    shapes = {} if wanted.dynamic else {name: block.values[name].shape(*size) for name in sorted(values)}
+    fields = ("layer", "features", "first", "last", "exporter", "form", "reads", "writes", "sized_by")
+    return {
+        "kind": f"{wanted.layer}-{wanted.stages}-{wanted.exporter}-{wanted.form}-{wanted.shapes}",
+        **{name: getattr(wanted, name) for name in fields},
+        "weights": block.fingerprint(),
+        "shapes": shapes,
+        "versions": _versions(),
+        "code": _code(),
+    }
+
+
+def _written(layer: StagedLayer, wanted: Artefact, shelf: Shelf, folder: Path) -> Path:
+    """The model's file, in `folder`."""
+    size = None if wanted.dynamic else (wanted.nodes, wanted.edges)
+    chosen = layer if wanted.form not in REDUCTIONS else layer.reduced_by(wanted.form)
+    block = chosen.block(wanted.first, wanted.last)
+    if wanted.exporter == HANDBUILT:
+        exporters.save(openvino_graphs.build(layer, wanted.first, wanted.last, wanted.form, size), folder)
+    elif size is not None:
+        exporters.save(_static(layer, wanted, shelf), folder)
+    elif wanted.exporter == THROUGH_ONNX:
+        exporters.ir_from_onnx(block, _source(layer, wanted, "onnx", shelf).path, folder)
+    else:
+        with torch.no_grad():
+            values = chosen.trace(**random_inputs(*TRACED, layer.features))
+        exporters.TRACING[wanted.exporter](block, [values[name] for name in block.reads], folder)
+    return next(folder.glob("model.[ox]*"))
+
+
+def _static(layer: StagedLayer, wanted: Artefact, shelf: Shelf) -> openvino.Model:
+    """The dynamic model with every dimension set; what was read for its shape alone is no longer read."""
+    dynamic = _source(layer, wanted, wanted.exporter, shelf)
+    model = openvino_core().read_model(dynamic.path)
+    size = (wanted.nodes, wanted.edges)
+    model.reshape({name: list(layer.values[name].shape(*size)) for name in dynamic.reads})
+    return exporters.without_inputs(model, dynamic.sized_by)
+
+
+def _source(layer: StagedLayer, wanted: Artefact, exporter: str, shelf: Shelf) -> Artefact:
+    """The dynamic model that another one is made from."""
+    form = None if wanted.form == PLAIN else wanted.form
+    source = export(layer, wanted.first, wanted.last, exporter=exporter, folder=shelf, form=form)
+    if not source.ready:
+        raise GnnlabError(f"the model that it is made from is {source.status}: {source.reason}")
+    return source
+
+
+def _can_be_built(layer: StagedLayer, block: tuple[int, int]) -> bool:
+    try:
+        return bool(openvino_graphs.reads(layer, *block, form=openvino_graphs.FORMS[0]))
+    except GnnlabError:
+        return False
+
+
+def _versions() -> dict[str, str]:
+    return machine.versions(*_PACKAGES)
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    return digest(*(Path(module.__file__) for module in _CODE))

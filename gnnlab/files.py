@@ -1,0 +1,269 @@
+"""Files that survive what happens to a machine: written whole or not at all, locked, found by what they were made from.
+
+write_json(path, data)                                 # a kill or a full disk leaves what was there before
+with locked(folder, "measures into"): ...              # one process at a time; the next is told who holds it
+made = Store(folder).make(key, lambda empty: export(empty / "model.onnx"))     # made once for each key
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import itertools
+import json
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gnnlab.errors import GnnlabError
+
+LOCK = ".lock"
+HOLDER = ".lock.json"  # beside the lock, which other processes cannot read on every system
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)  # what only the disk can refuse
+CONTENTS = "contents.json"  # of an entry of a store: the digest of each of its files
+
+# ---- whole or not at all --------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, write: Callable[[Any], None], mode: str = "w") -> None:
+    """Write a file whole or not at all: temporary file beside it, fsync, rename.
+
+    `write` is called with the open file. On any error the file at `path` stays as it was, the temporary file is
+    removed and `GnnlabError` says what happened (disk full, no permission) when the operating system refused. What a
+    killed process left of writing the same file is removed by the next one that writes it.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_dead(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_prefix(path)}{os.getpid()}-", suffix=".tmp")
+        temporary = Path(name)
+        with os.fdopen(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise GnnlabError(
+            f"could not write {path}: {error.strerror or error}; what was there before is unchanged. "
+            "Free some space or choose another output_dir, then run again"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` as indented JSON, atomically. NaN and infinity are refused (`ValueError`)."""
+    text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
+    write_atomically(path, lambda file: file.write(text + "\n"))
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """What a JSON file holds. Raises `GnnlabError` where it is missing or damaged; `remedy` says what to do then."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GnnlabError(f"could not read {path}: {error.strerror or error}; {remedy}") from None
+    except (ValueError, RecursionError):
+        raise GnnlabError(f"{path} is damaged; {remedy}") from None
+
+
+def set_aside(path: Path, why: str = "damaged") -> Path:
+    """Give a file that may be someone's work a name under which nothing reads it: "runs.json.damaged-1"."""
+    return path.replace(name_aside(path, why))
+
+
+def name_aside(path: Path, why: str = "damaged") -> Path:
+    """The first such name that is free."""
+    names = (path.with_name(f"{path.name}.{why}-{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def _prefix(path: Path) -> str:
+    """How the temporary files of `path` begin: its name and this machine's, for another may write to the same disk."""
+    return f".{path.name}.gnnlab-{digest(platform.node())[:8]}-"
+
+
+def _clear_dead(path: Path) -> None:
+    """Remove temporary files of `path` whose process, which their names tell, has ended on this machine."""
+    prefix = _prefix(path)
+    for found in path.parent.glob(f"{glob.escape(prefix)}*.tmp"):
+        process = re.fullmatch(r"(\d{1,9})-\w{8}\.tmp", found.name.removeprefix(prefix))
+        if process and not psutil.pid_exists(int(process[1])):
+            with suppress(OSError):  # it is in nobody's way
+                found.unlink()
+
+
+# ---- one process at a time ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(folder: Path, doing: str) -> Iterator[None]:
+    """Hold `folder` (made where missing) for this process; `doing` completes the line that another one gets.
+
+    The operating system lets go of the lock when the process ends, however it ends: there is no stale lock. Raises
+    `GnnlabError`, which names the holder: "process 42, started 2026-11-22 10:00, measures into outputs/quick".
+    """
+    from filelock import FileLock, Timeout
+
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise GnnlabError(f"{_holder(folder)} {doing} {folder}; wait until it ends, or stop it") from None
+    except OSError as error:
+        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
+    try:
+        write_json(folder / HOLDER, {"pid": os.getpid(), "since": f"{datetime.now():%Y-%m-%d %H:%M}"})
+        yield
+    finally:
+        with suppress(OSError):  # it only tells who holds the lock, which is the system's
+            (folder / HOLDER).unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(folder: Path) -> str:
+    try:
+        known = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        return f"process {int(known['pid'])}, started {known['since']},"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+# ---- found by content -----------------------------------------------------------------------------------------------
+
+
+def digest(*parts: Any) -> str:
+    """32 hexadecimal digits of SHA-256 over bytes, the content of files (`Path`), and values that JSON can hold.
+
+    The same for the same values in any order of keys. NaN is refused (`ValueError`), an unreadable file with `OSError`.
+    """
+    total = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Path):
+            with part.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        else:
+            text = part if isinstance(part, bytes) else _as_json(part)
+            content = hashlib.sha256(text).digest()
+        total.update(content)
+    return total.hexdigest()[:32]
+
+
+def _as_json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+@dataclass(frozen=True)
+class Made:
+    """An entry of a store: its folder, the bytes of its files, and the seconds it took if it was `made` just now."""
+
+    folder: Path
+    size_bytes: int
+    made: bool
+    seconds: float
+
+
+class Store:
+    """Entries in `folder`, each a folder of files named by the digest of the key it was made from.
+
+    An entry that is whole is used again; one that is missing, incomplete or changed is made anew. It is made in a
+    folder of its own and put in place by renaming, so that a kill leaves nothing half done, and of an entry that was
+    being replaced the one before.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def get(self, key: Mapping[str, Any]) -> Path | None:
+        """The folder of the entry of `key`; None where there is no whole one."""
+        place = self._place(key)
+        return next((found for found in (place, _before(place)) if _size_if_whole(found) is not None), None)
+
+    def make(self, key: Mapping[str, Any], build: Callable[[Path], None], *, anew: bool = False) -> Made:
+        """The entry of `key` (JSON: all that it depends on), built by `build(empty folder)` unless it is there.
+
+        With `anew` it is built in any case; the one before stays until the new one is whole.
+
+        Raises:
+            GnnlabError: the disk refuses; nothing half made stays. What `build` raises is passed on.
+        """
+        if not anew and (found := self.get(key)):
+            return Made(found, _size_if_whole(found) or 0, made=False, seconds=0.0)
+        place, start = self._place(key), time.perf_counter()
+        failed: OSError | None = None  # of `build` itself, such as a compiler that is not there
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".making-", ignore_cleanup_errors=True) as name:
+                fresh = Path(name) / "entry"
+                fresh.mkdir()
+                try:
+                    build(fresh)
+                except OSError as error:
+                    failed = None if error.errno in _DISK else error
+                    raise
+                write_json(fresh / CONTENTS, {"key": dict(key), "files": _digests(fresh)})
+                if anew or _size_if_whole(place) is None:  # else another process was faster, with the same content
+                    _replace(place, fresh)
+        except OSError as error:
+            if error is failed:
+                raise
+            raise GnnlabError(
+                f"could not store {place.name} in {self.folder}: {error.strerror or error}; free some space or choose "
+                "another folder"
+            ) from error
+        return Made(place, _size_if_whole(place) or 0, made=True, seconds=time.perf_counter() - start)
+
+    def _place(self, key: Mapping[str, Any]) -> Path:
+        """ "onnx-1f0c…" where the key has a kind."""
+        kind = f"{key['kind']}-" if "kind" in key else ""
+        return self.folder / f"{kind}{digest(dict(key))[:24]}"
+
+
+def _before(place: Path) -> Path:
+    """Where an entry waits while another one takes its place; `Store.get` finds it there after a kill."""
+    return place.with_name(f"{place.name}.before")
+
+
+def _replace(place: Path, fresh: Path) -> None:
+    """Put an entry in its place; a kill at any moment leaves a whole one, where there was one."""
+    if _size_if_whole(place) is not None:
+        shutil.rmtree(_before(place), ignore_errors=True)
+        place.rename(_before(place))
+    elif place.exists():
+        shutil.rmtree(place)
+    fresh.rename(place)
+    shutil.rmtree(_before(place), ignore_errors=True)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CONTENTS)
+    return {path.relative_to(folder).as_posix(): digest(path) for path in files}
+
+
+def _size_if_whole(folder: Path) -> int | None:
+    """Bytes of an entry whose files are all there, unchanged; else None."""
+    try:
+        listed = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))["files"]
+        if not listed or listed != _digests(folder):
+            return None
+        return sum((folder / name).stat().st_size for name in listed)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,84 @@
+"""What an option does to the decisions: how many it changes, and what the changed ones cost.
+
+kept, regret = count({"original": model, "pruned": pruned}, states, bound=0.01)
+lab.record("decisions_kept", kept, keys=["nodes"])         # share of the decisions that are those of the first
+lab.record("decision_regret", regret, keys=["nodes"])      # ms more than the best node costs, by the networks' model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from gnnlab.errors import Unavailable, one_line
+from gnnlab.inference.network_arrays import NetworkArrays
+from gnnlab.profiling import estimates
+from gnnlab.profiling.conditions import row_of
+from gnnlab.profiling.parity import RTOL_FLOAT32, relative_error
+from gnnlab.workloads import edge_allocator
+from gnnlab.workloads.edge_networks import State
+
+Layers = Callable[[Tensor, Tensor], Tensor]  # (x (N, 7), edge_index (2, E)) -> scores (N,)
+CHUNK = 64  # networks in a pass
+SCORES_WITHIN = 5 * RTOL_FLOAT32  # three layers of sums in another order, of the largest score
+MODELLED = "ms of the model of the networks, not of a clock"
+
+
+def count(
+    layers: Mapping[str, Layers],
+    states: Sequence[State],
+    *,
+    bound: float,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(decisions that are those of the first, regret in ms): a row for each of `layers`, a sample a state.
+
+    The error of a row is the largest difference of a score over the largest score. One that fails, or is not here, has
+    a row that says so. A form that changes more than the share `bound` of the decisions has a note. The rows say what
+    a form says of itself (`conditions.row_of`).
+    """
+    parts = [NetworkArrays.of(states[at : at + CHUNK]) for at in range(0, len(states), CHUNK)]
+    sizes = [len(state["nodes"]) for state in states]
+    nodes = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
+    base = next(iter(layers))
+    expected, chosen = _decided(layers[base], parts)
+    share = {"unit": "share", "better": "higher", "origin": "counted", "statistic": "share", "status": "ok"}
+    regret = {"unit": "ms", "better": "lower", "origin": "simulated", "statistic": "mean", "notes": [MODELLED]}
+    shares, regrets = [], []
+    for form, scored in layers.items():
+        shared = {"form": form, "nodes": nodes, **row_of(scored)}
+        try:
+            scores, rows = (expected, chosen) if form == base else _decided(scored, parts)
+        except Exception as error:  # whatever an exported or compiled model raises: the others are counted
+            status = "unavailable" if isinstance(error, Unavailable) else "failed"
+            shares.append({**shared, **share, "status": status, "reason": one_line(error)})
+            continue
+        costs = [edge_allocator.regret(p.x, p.edge_index, r, p.network_of) for p, r in zip(parts, rows, strict=True)]
+        regrets.append({**shared, **regret, "samples": np.concatenate(costs)})
+        if form != base:
+            same = (np.concatenate(rows) == np.concatenate(chosen)).astype(float)
+            error = relative_error(expected, scores, form)
+            notes = [*shared.get("notes", []), *_note(same, bound)]
+            shares.append({**shared, **share, "notes": notes, "samples": same, "parity_error": error})
+    return pd.DataFrame(shares), pd.DataFrame(regrets)
+
+
+def _note(same: np.ndarray, bound: float) -> list[str]:
+    """That more decisions change than the bound allows; `same` (states,) is 1 where one does not."""
+    share = estimates.summary(same, "share")
+    if 1 - share.value <= bound + 1e-9:  # as far as a difference of floats tells
+        return []
+    word = "changes" if 1 - share.high > bound else "may change"
+    ends = f"({1 - share.high:.1%} to {1 - share.low:.1%})"
+    return [f"{word} {1 - share.value:.1%} of the decisions {ends}, the bound is {100 * bound:.3g}%"]
+
+
+def _decided(layers: Layers, parts: Sequence[NetworkArrays]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(scores, chosen rows) of each part."""
+    with torch.no_grad():
+        found = [layers(torch.from_numpy(part.x), torch.from_numpy(part.edge_index)) for part in parts]
+    scores = [scored.float().cpu().numpy() for scored in found]
+    return scores, [part.decide(of_part) for part, of_part in zip(parts, scores, strict=True)]

@@ -1,0 +1,101 @@
+"""The edge allocator in as few tensor operations as compute the same.
+
+    flat = FlatAllocator(load("hybrid"))
+    flat(x, source, target, starts)                 # (N,) scores; arrays as `NetworkArrays.tensors` has them
+
+What makes it short: sums over neighbours by one bag over edges sorted by target; both products of a SAGE layer as one,
+[sum of neighbours | x] [W_l ; W_r]; both heads of the hybrid as one, since their outputs are added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+
+from gnnlab.errors import GnnlabError
+from gnnlab.workloads.edge_allocator import EdgeAllocator
+
+SUMS = ("bag", "index_add")  # ONNX has no bag
+
+
+class FlatAllocator(nn.Module):
+    """`forward(x, source, target, starts)` -> (N,) scores; x (N, 7), source and target (E,), starts (N,) int64.
+
+    `sums` is how neighbours are added: bag|index_add. Weights are copies on the device of the model, constants of what
+    is exported or compiled.
+    """
+
+    def __init__(self, model: EdgeAllocator, sums: str = "bag") -> None:
+        super().__init__()
+        if sums not in SUMS:
+            raise GnnlabError(f"sums={sums!r}: one of {', '.join(SUMS)} is needed")
+        self.sums, self.on_graph = sums, model.model_type == "hybrid"
+        self.scale, self.kinds = model.scale.clone(), model.kinds.clone()
+        heads = [head for head in (model.value, model.policy) if head is not None]
+        with torch.no_grad():
+            layers = [_joined(layer) for layer in model.layers]
+            layers.append((sum(head.weight for head in heads).t(), sum(head.bias for head in heads)))
+            # a plain list: a ParameterList costs as much to walk as a layer to compute
+            self.layers = [(weight.detach().clone().contiguous(), bias.detach().clone()) for weight, bias in layers]
+        self.eval()
+
+    def forward(self, x: Tensor, source: Tensor, target: Tensor, starts: Tensor) -> Tensor:
+        kinds = (x[:, 6:] == self.kinds).to(x.dtype)
+        out = torch.cat([x[:, :2], x[:, 2:6].log1p() / self.scale, kinds], dim=1)  # (N, 9)
+        *layers, (head, head_bias) = self.layers
+        for weight, bias in layers:
+            if self.on_graph:
+                out = torch.cat([self._summed(out, source, target, starts), out], dim=1)
+            out = torch.addmm(bias, out, weight).relu_()
+        return torch.addmm(head_bias, out, head).squeeze(1)
+
+    def _summed(self, x: Tensor, source: Tensor, target: Tensor, starts: Tensor) -> Tensor:
+        """out[i] = sum over the edges (j -> i) of x[j]."""
+        if self.sums == "bag":
+            return torch.embedding_bag(x, source, starts, False, 0, False, None, False)[0]
+        return torch.zeros_like(x).index_add(0, target, x.index_select(0, source))
+
+
+class DenseAllocator:
+    """A flat allocator in numpy on a dense adjacency matrix, for networks of a few dozen nodes.
+
+    `allocator(x, adjacency)` -> (N,) scores; x (N, 7) float32, adjacency (N, N) float32, [i, j] the edges from j to i.
+    On so few nodes a call costs more than what it computes, and numpy's calls cost less than torch's.
+    """
+
+    def __init__(self, flat: FlatAllocator) -> None:
+        arrays = [(weight.cpu().numpy(), bias.cpu().numpy()) for weight, bias in flat.layers]
+        *self._layers, (self._head, self._head_bias) = arrays
+        self._scale, self._kinds, self._on_graph = flat.scale.cpu().numpy(), flat.kinds.cpu().numpy(), flat.on_graph
+
+    def __call__(self, x: np.ndarray, adjacency: np.ndarray) -> np.ndarray:
+        out, own = self._inputs(len(x), 6 + len(self._kinds))
+        own[:, :2] = x[:, :2]
+        np.log1p(x[:, 2:6], out=own[:, 2:6])
+        own[:, 2:6] /= self._scale
+        own[:, 6:] = x[:, 6:] == self._kinds
+        for place, (weight, bias) in enumerate(self._layers):
+            if place:
+                before, (out, own) = out, self._inputs(*out.shape)
+                np.maximum(before, 0, out=own)
+            if self._on_graph:
+                np.matmul(adjacency, own, out=out[:, : own.shape[1]])
+            out = out @ weight
+            out += bias
+        return (np.maximum(out, 0, out=out) @ self._head)[:, 0] + self._head_bias
+
+    def _inputs(self, nodes: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """(what a layer's weights are multiplied by, the part of it that is each node's own)."""
+        joined = np.empty((nodes, width * (1 + self._on_graph)), dtype=np.float32)
+        return joined, joined[:, -width:]
+
+
+def _joined(layer: Any) -> tuple[Tensor, Tensor]:
+    """(weight (in, out), bias) of a linear layer, or of a SAGE layer as [W_l ; W_r] for [neighbours | x]."""
+    if isinstance(layer, SAGEConv):
+        return torch.cat([layer.lin_l.weight, layer.lin_r.weight], dim=1).t(), layer.lin_l.bias
+    return layer.weight.t(), layer.bias

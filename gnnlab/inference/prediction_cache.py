@@ -1,0 +1,95 @@
+"""Predictions that were made before, known by exactly what they were made from.
+
+    cache = PredictionCache(max_entries=1000, ttl_s=300)
+    key = cache.key(x, edge_index, fingerprint)
+    found = cache.get(key)
+    if found is None:
+        cache.put(key, predict(x, edge_index))
+
+A key is the SHA-256 over type, shape and bytes of both arrays and over the fingerprint of the model, so states that
+differ in one bit of what the model reads never share an answer, however alike they print. What the model does not read,
+the names of the nodes, is not in it: store places of nodes, not names. 0.0 and -0.0 are different bytes, which costs
+a miss and never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from cachetools import TTLCache
+
+from gnnlab.errors import GnnlabError
+
+
+class PredictionCache:
+    """The predictions used last, at most `max_entries` and none older than `ttl_s` seconds (`math.inf`: no limit).
+
+    Safe to share among threads. `hits` and `misses` are counted. `clock` is for tests.
+
+    Raises:
+        GnnlabError: `max_entries` is no integer of 1 or more, or `ttl_s` no number above 0.
+    """
+
+    def __init__(self, max_entries: int, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not isinstance(max_entries, int) or isinstance(max_entries, bool) or max_entries < 1:
+            raise GnnlabError(f"max_entries is {max_entries!r}; an integer of 1 or more is needed")
+        if not isinstance(ttl_s, (int, float)) or isinstance(ttl_s, bool) or not ttl_s > 0:
+            raise GnnlabError(f"ttl_s is {ttl_s!r}; a number of seconds above 0 is needed, math.inf for no limit")
+        self._entries = TTLCache(max_entries, ttl_s, timer=clock)
+        self._lock = Lock()
+        self.hits = self.misses = 0
+
+    @staticmethod
+    def key(x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes:
+        """32 bytes for features, edges and the model that answers; arrays of any layout, fingerprint any string.
+
+        Raises:
+            GnnlabError: an array of Python objects, whose bytes are addresses.
+        """
+        digest = hashlib.sha256()
+        for array in (x, edge_index):
+            if array.dtype.hasobject:
+                raise GnnlabError(f"an array of {array.dtype} cannot be a key; give numbers")
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array))
+        digest.update(fingerprint.encode())
+        return digest.digest()
+
+    def get(self, key: bytes) -> Any:
+        """The prediction stored under `key`, or None."""
+        with self._lock:
+            found = self._entries.get(key)
+            if found is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+            return found
+
+    def put(self, key: bytes, prediction: Any) -> None:
+        """Store a number, a string, an array or a tuple of them; arrays are copied, and no reader can change them."""
+        prediction = _fixed(prediction)
+        with self._lock:
+            self._entries[key] = prediction
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._entries.expire()
+            return len(self._entries)
+
+    def clear(self) -> None:
+        """Forget every prediction; `hits` and `misses` go on."""
+        with self._lock:
+            self._entries.clear()
+
+
+def _fixed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+        return value
+    return tuple(map(_fixed, value)) if type(value) is tuple else value

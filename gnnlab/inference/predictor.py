@@ -1,0 +1,163 @@
+"""On which node should the next task run? Decisions of an edge allocator, checked, fast, one at a time or many.
+
+    predictor = Predictor("hybrid")
+    predictor.predict(state).node_id                    # 'node_3'
+    predictor.predict_batch(states)                     # networks of any sizes together, decisions in their order
+    Predictor("hybrid", engine="onnx", folder="models", cache=PredictionCache(1000, 300))
+
+Scores are those of the model to float32 rounding, so the decision is the same unless the two best nodes tie within
+that. int8 and bfloat16 change scores, and `decisions.count` says how many decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.inference import engines, state_checks
+from gnnlab.inference.network_arrays import NetworkArrays, Topologies
+from gnnlab.inference.prediction_cache import PredictionCache
+from gnnlab.workloads import edge_allocator
+from gnnlab.workloads.edge_allocator import EdgeAllocator
+from gnnlab.workloads.edge_networks import State
+
+DEVICES = ("auto", "cuda", "mps", "cpu")
+KEPT_TOPOLOGIES = 256
+NETWORKS_A_PASS = 128
+
+
+class Decision(NamedTuple):
+    """The chosen node: its id, its place in the state, its score; on request the scores of all nodes, (N,) float32."""
+
+    node_id: str
+    node: int
+    score: float
+    scores: np.ndarray | None = None
+
+
+class Predictor:
+    """Decisions for states of edge networks: checked, computed by one engine, kept in a cache where one is given.
+
+    `device`: auto|cuda|mps|cpu, `why_device` says why; `engine` and `precision` as `engines.make` has them; `folder`
+    for engines that keep files; `cache` answers states that were seen with the same numbers. `model` replaces the
+    shipped weights. With `missing_ok` an engine that does not work here says so when it is first asked.
+
+    Raises:
+        GnnlabError: an unknown model type; engine, precision and device do not go together, or are not here.
+    """
+
+    def __init__(
+        self,
+        model_type: str,
+        device: str = "auto",
+        precision: str = "float32",
+        engine: str = "fast",
+        *,
+        folder: str | Path | None = None,
+        cache: PredictionCache | None = None,
+        model: EdgeAllocator | None = None,
+        missing_ok: bool = False,
+    ) -> None:
+        chosen, self.why_device = choose(device)
+        model = edge_allocator.load(model_type) if model is None else model
+        try:
+            self.engine = engines.make(engine, model, precision=precision, device=chosen, folder=folder)
+        except Unavailable as error:
+            if not missing_ok:
+                raise
+            self.engine = engines.missing(engine, precision, error)
+        self.device, self.cache = chosen, cache
+        self._topologies = Topologies(KEPT_TOPOLOGIES)
+        self._fingerprint = f"{engines.fingerprint(model)} {engine} {precision} {chosen}"
+
+    def __call__(self, state: State) -> np.ndarray:
+        """(N,) float32 scores of a state's nodes, decided upon as `predict` does: a form of a race."""
+        return self.predict(state, return_scores=True).scores
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What computes, as fields of a row."""
+        return self.engine.row
+
+    def predict(self, state: State, return_scores: bool = False) -> Decision:
+        """The node for the next task; `GnnlabError` where the state is none, naming node and field."""
+        return self._decisions(self.read(state), return_scores)[0]
+
+    def read(self, state: State) -> NetworkArrays:
+        """A state checked and turned into arrays; links that were seen before are known again."""
+        return NetworkArrays.of([state], self._topologies)
+
+    def predict_batch(self, states: Sequence[State], return_scores: bool = False) -> list[Decision | GnnlabError]:
+        """A decision for each state, in their order; for a state that is none the error instead.
+
+        Up to 128 networks of any sizes are one pass: more together leave the caches and are no faster.
+        """
+        answers: list[Decision | GnnlabError] = []
+        for start in range(0, len(states), NETWORKS_A_PASS):
+            answers += self._answers(states[start : start + NETWORKS_A_PASS], return_scores)
+        return answers
+
+    def _answers(self, states: Sequence[State], return_scores: bool) -> list[Decision | GnnlabError]:
+        try:
+            return self._decisions(NetworkArrays.of(states), return_scores)
+        except GnnlabError:
+            good, answers = state_checks.check_batch(states)
+        if good:
+            found = self._decisions(NetworkArrays.of_checked(list(good.values())), return_scores)
+            answers = answers | dict(zip(good, found, strict=True))
+        return [answers[place] for place in range(len(states))]
+
+    def _decisions(self, networks: NetworkArrays, return_scores: bool) -> list[Decision]:
+        scores = self.engine(networks) if self.cache is None else self._through_cache(networks)
+        if np.isnan(scores).any():
+            raise GnnlabError(f"engine {self.engine.name} gave scores that are no numbers; use another engine")
+        rows = networks.decide(scores)
+        best, first, starts = scores[rows].tolist(), rows.tolist(), networks.ptr.tolist()
+        ids = networks.ids
+        if not return_scores:
+            return [Decision(ids[r], r - s, b) for r, s, b in zip(first, starts, best, strict=False)]
+        rows_of = zip(first, starts, best, _split(scores, networks), strict=False)
+        return [Decision(ids[r], r - s, b, part) for r, s, b, part in rows_of]
+
+    def _through_cache(self, networks: NetworkArrays) -> np.ndarray:
+        """(N,) scores: those that the cache has, and the others computed in one pass and kept."""
+        keys = [self.cache.key(x, edges, self._fingerprint) for x, edges in networks.parts()]
+        found = [self.cache.get(key) for key in keys]
+        missing = [place for place, scores in enumerate(found) if scores is None]
+        if missing:
+            asked = networks if len(missing) == len(keys) else networks.take(missing)
+            fresh = _split(self.engine(asked), asked)
+            for place, scores in zip(missing, fresh, strict=True):
+                found[place] = scores
+                self.cache.put(keys[place], scores)  # a copy
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _split(scores: np.ndarray, networks: NetworkArrays) -> list[np.ndarray]:
+    return [scores] if len(networks) == 1 else np.split(scores, networks.ptr[1:-1])
+
+
+def choose(device: str = "auto") -> tuple[torch.device, str]:
+    """(device, reason): the one asked for, or with "auto" the first that is here of CUDA, MPS and CPU.
+
+    Raises:
+        GnnlabError: it is none of these, or not here.
+    """
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        found = next(name for name, is_here in here.items() if is_here)
+        missing = [name.upper() for name in list(here)[: list(here).index(found)]]
+        return torch.device(found), f"{found}: the first here of CUDA, MPS, CPU" + (
+            f"; torch {torch.__version__} sees no {' and no '.join(missing)}" if missing else ""
+        )
+    kind, _, index = str(device).partition(":")
+    if kind not in here or (index and not (kind == "cuda" and index.isdigit())):
+        raise GnnlabError(f"device {device!r}: one of {', '.join(DEVICES)} is needed")
+    if not here[kind] or (index and int(index) >= torch.cuda.device_count()):
+        raise GnnlabError(f"device {device!r} is not here: torch {torch.__version__} does not see it; use cpu")
+    return torch.device(device), f"{device}: asked for"

@@ -1,0 +1,214 @@
+"""A folder of results: for results alone, for one run at a time, and replaced whole or not at all.
+
+What a run makes (result file, samples, figures, executed notebook) waits in `.NN_name.new` beside the earlier results,
+which stand meanwhile. `commit` renames that folder to `.NN_name.done` and then moves file by file, the result file
+last. Wherever the process ends, the earlier results are there, or a whole new set that `recover` moves to its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from gnnlab import files
+from gnnlab.errors import GnnlabError
+
+from . import freshness, results
+
+BY_HAND = "by_hand"  # below a folder of results: those of cells that someone runs one by one
+STAGED = "GNNLAB_STAGED"  # in the environment of a kernel that the runner started: where its results wait
+RECORD = "record.json"  # in a staged folder: what `runs.json` is to say of the run
+_DONE, _MORE, _NEW = ".done", ".more", ".new"  # the new results replace all earlier runs, or are one run more
+# what notebooks write before they end, whoever runs them
+_EARLY = {"exported_models", "inference_models", "packages", "plans", "stages", "tables", "traces", BY_HAND}
+_WAITS = re.compile(rf"\.\d\d_.*({_DONE}|{_MORE}|{_NEW})|\.new-.*")
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold `folder` (made where missing) for this process, and finish or clear what dead runs left in it.
+
+    Raises `GnnlabError`, before anything is written, where the folder is not one of results, where a living run holds
+    it, or where it cannot be written to.
+    """
+    refuse_foreign(folder)
+    with files.locked(folder, "runs notebooks into"):
+        try:
+            recover(folder)
+            for left in folder.glob(f".[0-9][0-9]_*{_NEW}/"):
+                shutil.rmtree(left)
+        except OSError as error:
+            raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
+        if not (folder / freshness.RUNS).exists():  # by this the folder is known as one of results from now on
+            freshness.write_runs(folder, freshness.Runs())
+        yield
+
+
+# ---- whose folder it is ---------------------------------------------------------------------------------------------
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise `GnnlabError` where results cannot go to `folder`: it is git's own, or holds files of someone else."""
+    if ".git" in folder.resolve().parts:
+        raise GnnlabError(f"output_dir {folder} lies in .git; choose a folder for results alone")
+    try:
+        names = {path.name for path in folder.iterdir()} - {files.LOCK, files.HOLDER} if folder.is_dir() else set()
+    except OSError as error:
+        raise GnnlabError(f"could not read {folder}: {error.strerror or error}") from None
+    tracked = _tracked(folder) if names else None
+    if tracked:
+        raise GnnlabError(f"output_dir {folder} holds files that git tracks ({tracked}); choose another folder")
+    foreign = {name for name in names - _EARLY if not _WAITS.fullmatch(name)}
+    ours = not foreign or freshness.RUNS in names or (folder / "exported_models").is_dir()
+    if not ours and not any(_is_whole(path) for path in sorted(folder.glob("[0-9][0-9]_*.json"))):
+        raise GnnlabError(
+            f"output_dir {folder} is not empty and holds no results of gnnlab ({min(foreign)} is there); "
+            "choose a new folder, or an empty one"
+        )
+
+
+def _tracked(folder: Path) -> str | None:
+    """The first file in `folder` that git tracks; None where there is none, or no git."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--", "."]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        listed = subprocess.run(command, capture_output=True, timeout=60, check=True, env=plain).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return listed.partition(b"\0")[0].decode(errors="replace") or None
+
+
+def _is_whole(path: Path) -> bool:
+    """Is it a result file that can be read, with its samples?"""
+    try:
+        results.table_of(path, results.read(path))
+    except GnnlabError:
+        return False
+    return True
+
+
+# ---- whole or not at all --------------------------------------------------------------------------------------------
+
+
+def stage(folder: Path, name: str) -> Path:
+    """An empty folder in which the results of notebook `name` wait. Raises `GnnlabError`."""
+    place = folder / f".{name}{_NEW}"
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+    except OSError as error:
+        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
+    return place
+
+
+def stage_by_hand(folder: Path) -> tempfile.TemporaryDirectory:
+    """An empty folder for what one session makes; those of sessions that were killed go. Raises `GnnlabError`."""
+    prefix = f".new-{files.digest(platform.node())[:8]}-"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"{prefix}*/"):
+            process = re.match(r"(\d{1,9})-", left.name.removeprefix(prefix))
+            if process and not psutil.pid_exists(int(process[1])):
+                shutil.rmtree(left, ignore_errors=True)
+        return tempfile.TemporaryDirectory(dir=folder, prefix=f"{prefix}{os.getpid()}-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
+
+
+def commit(staged: Path, folder: Path, name: str, run: freshness.Run | None = None, *, more: bool = False) -> None:
+    """Put the staged results of a notebook in the place of the earlier ones, and `run` into the record.
+
+    With `more` the earlier ones stay as a further run, in `runs/`; without it a recorded run takes the place of the
+    further ones, too. What is left of a run that failed goes. Raises `GnnlabError`.
+    """
+    recover(folder)  # what stands half moved was there first
+    if run is not None:
+        files.write_json(staged / RECORD, run.model_dump(mode="json"))
+    try:
+        staged.rename(folder / f".{name}{_MORE if more else _DONE}")
+        recover(folder)
+    except OSError as error:
+        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
+
+
+def recover(folder: Path) -> None:
+    """Move every whole set of results that waits in `folder` to its place."""
+    for kind in (_DONE, _MORE):
+        for place in sorted(folder.glob(f".[0-9][0-9]_*{kind}")):
+            _move(place, folder, place.name[1 : -len(kind)], more=kind == _MORE)
+
+
+def _move(place: Path, folder: Path, name: str, *, more: bool) -> None:
+    """Each step may be the last one that a process does; done again, it goes on."""
+    result = f"{name}.json"
+    if (place / result).exists():
+        if more and (folder / result).exists():  # else they are kept already
+            _keep(folder, name)
+        elif not more and (place / RECORD).exists():
+            _drop_further(folder, name)
+        os.utime(place / result)  # what was rendered while it waited is older
+        waiting = [p for p in place.rglob("*") if p.is_file() and p.name not in (RECORD, result)]
+        for path in [*sorted(waiting), place / result]:
+            target = folder / path.relative_to(place)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+    for kind in ("json", "ipynb", "html"):  # of the last run that failed
+        (folder / f"{name}.failed.{kind}").unlink(missing_ok=True)
+    if (place / RECORD).exists():
+        runs, _ = freshness.read_runs(folder)
+        runs.runs[name] = freshness.Run.model_validate(json.loads((place / RECORD).read_bytes()))
+        freshness.write_runs(folder, runs)
+    shutil.rmtree(place)
+
+
+def _keep(folder: Path, name: str) -> None:
+    """Move samples and then the result of the latest run to `runs/NN_name.K.*`."""
+    kept = folder / results.RUNS
+    kept.mkdir(exist_ok=True)
+    number = 1
+    while _is_whole(kept / f"{name}.{number}.json"):  # what does not read makes room
+        number += 1
+    for source in (results.samples_path(folder / f"{name}.json"), folder / f"{name}.json"):
+        if source.exists():
+            target = kept / source.name.replace(name, f"{name}.{number}", 1)
+            if target.exists():
+                files.set_aside(target, "changed")
+            source.replace(target)
+
+
+def _drop_further(folder: Path, name: str) -> None:
+    """Remove the further runs of a notebook; what does not read someone has changed, so it is set aside."""
+    for path in results.further_runs(folder, name):
+        samples = results.samples_path(path)
+        if _is_whole(path):
+            path.unlink()
+            samples.unlink(missing_ok=True)
+            continue
+        for each in (samples, path):
+            if each.exists():
+                files.set_aside(each, "changed")
+    for path in (folder / results.RUNS).glob(f"{name}.*.samples.parquet"):
+        if re.fullmatch(rf"{re.escape(name)}\.\d+\.samples\.parquet", path.name):
+            path.unlink()  # a process ended between a result and its samples
+
+
+def fail(staged: Path, folder: Path, name: str, result: results.ResultFile) -> Path | None:
+    """Write what there is of a failed run beside the earlier results; returns its executed notebook, if it has one."""
+    results.write(folder / f"{name}.failed.json", result)
+    executed, kept = staged / f"{name}.ipynb", folder / f"{name}.failed.ipynb"
+    kept.unlink(missing_ok=True)
+    there = executed.exists()
+    if there:
+        executed.replace(kept)
+    shutil.rmtree(staged, ignore_errors=True)
+    return kept if there else None

@@ -1,0 +1,165 @@
+"""Executed plans beside what was predicted of them: errors, coverage, and what the choice was worth.
+
+    executed = lab.race("executed_plans", ...)             # over the sizes of the trials; forms are plans in words
+    raced = Comparison(executed, bench.trials)
+    raced.errors(); raced.coverage(); raced.regret(); raced.gain()         # rows for the one table
+
+The best of several plans is picked by every other round and judged by the rest, as in the ledger, so that luck does not
+choose; what the A/A control of a race shows beyond 1 is in the intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from gnnlab.errors import GnnlabError
+from gnnlab.planning.planning import conditions
+from gnnlab.planning.plans import parse
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import CONFIDENCE, CONTROL, Estimate
+
+if TYPE_CHECKING:
+    from gnnlab.planning.bench import Trial
+
+ONE_UNIT = "over plans of one unit"
+PEERS = ("HETERO", "AUTO", "throughput streams")  # forms of the same race, by their names
+ALL_PEERS = f"{ONE_UNIT}, HETERO, AUTO and throughput streams"
+WORST = "chosen, at the worst size"
+_PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
+
+
+class Comparison:
+    """`executed`: the study of a race of plans, which has a `frame` and the `samples` of its rows; `trials` by size.
+
+    Raises:
+        GnnlabError: at a size fewer than two plans ran, or the chosen one did not.
+    """
+
+    def __init__(self, executed: Any, trials: Mapping[str, Trial]) -> None:
+        frame = executed.frame.assign(samples=executed.samples)
+        frame = frame[frame["status"] == "ok"]
+        self.controls = frame[frame["form"] == CONTROL].set_index("size")["samples"]
+        self.peers = frame[frame["form"].isin(PEERS)]
+        self.executed = frame[~frame["form"].isin([CONTROL, *PEERS])]
+        parts = []
+        for size, part in self.executed.groupby("size", sort=False):
+            chosen = trials[size].chosen.words()
+            if len(part) < 2 or chosen not in set(part["form"]):
+                raise GnnlabError(f"{size}: {len(part)} plans ran; the chosen one ({chosen}) and another are needed")
+            found = trials[size].predicted([parse(form) for form in part["form"]])
+            parts.append(found.assign(chosen=found["form"] == chosen))
+        self.predicted = pd.concat(parts, ignore_index=True)
+        ran = self.executed.rename(columns={"value": "ms", "low": "ms_low", "high": "ms_high", "n": "rounds"})
+        self.both = self.predicted.merge(
+            ran[["size", "form", "ms", "ms_low", "ms_high", "rounds", "samples"]], on=["size", "form"]
+        )
+
+    def beside(self) -> pd.DataFrame:
+        """Both times of each plan, as two forms of one study: keys size and plan, forms executed and predicted."""
+        ran = self.executed.drop(columns=["baseline", "ratio", "ratio_low", "ratio_high"])
+        parts = (("executed", ran), ("predicted", self.predicted))
+        return pd.concat([part.assign(plan=part["form"], form=form) for form, part in parts], ignore_index=True)
+
+    def errors(self) -> pd.DataFrame:
+        """How far each prediction is off the executed time (% of it, either way), by size and plan."""
+        off = 100 * (self.both["value"] / self.both["ms"] - 1)
+        several = [len(parse(form).units) > 1 for form in self.both["form"]]
+        note = ", ".join(
+            f"plans of {'several units' if many else 'one unit'} {part.abs().median():.2g} % in the median, "
+            f"{(part < 0).sum()} of {len(part)} predicted too fast"
+            for many, part in off.groupby(several)
+        )
+        rows = []
+        for row in self.both.to_dict("records"):
+            value, *ends = (100 * abs(row["value"] / ms - 1) for ms in (row["ms"], row["ms_low"], row["ms_high"]))
+            within = row["ms_low"] <= row["value"] <= row["ms_high"]
+            found = {"value": value, "low": 0.0 if within else min(value, *ends), "high": max(value, *ends)}
+            rows.append({**_key(row), **_PERCENT, **found, "n": row["rounds"], "notes": note})
+        return pd.DataFrame(rows)
+
+    def coverage(self) -> pd.DataFrame:
+        """How far executed times lie beyond the 90 % interval that the tables alone gave (% of its end; 0: within it).
+
+        By size, plan and `fitted`, which says whether the tables hold times of that size. Nothing was measured at these
+        sizes before these predictions.
+        """
+        note = "predicted by the tables alone, before anything was measured at this size"
+        rows = []
+        for row in self.both.to_dict("records"):
+            beyond = 100 * max(row["ms"] / row["table_high"] - 1, row["table_low"] / row["ms"] - 1, 0.0)
+            found = {"value": beyond, "n": row["rounds"], "interval": "none", "notes": note}
+            rows.append({**_key(row), "fitted": row["fitted"], **_PERCENT, **found})
+        return pd.DataFrame(rows)
+
+    def regret(self) -> pd.DataFrame:
+        """How much longer the chosen plan takes than the best of all executed ones (%), by size, and at the worst size.
+
+        Where the best of the others is no faster, there is no regret.
+        """
+        rows, found = [], []
+        for size, part in self.both.groupby("size", sort=False):
+            chosen, others = part[part["chosen"]].iloc[0], part[~part["chosen"]]
+            ratio, rival = self._slower(chosen, others)
+            regret = [None if end is None else 100 * max(0.0, end - 1) for end in (ratio.value, ratio.low, ratio.high)]
+            found.append(Estimate(*regret, ratio.n))
+            notes = f"against {rival}, the fastest of {len(others)} others"
+            about = {"size": size, "form": "chosen", "notes": notes, **_conditions(chosen["form"])}
+            rows.append({**about, **_PERCENT, **_numbers(found[-1])})
+        worst = Estimate(*(_most([getattr(one, end) for one in found]) for end in ("value", "low", "high")), found[0].n)
+        last = rows[int(np.argmax([one.value for one in found]))]
+        notes = f"{last['size']}, {last['notes']}; chosen on every other round and judged on the rest"
+        return pd.DataFrame([*rows, {**last, **_numbers(worst), "size": "all", "form": WORST, "notes": notes}])
+
+    def gain(self) -> pd.DataFrame:
+        """How many times as fast the chosen plan is as the best of one unit, by size; and over the peers, where these
+        are forms of the race too, else a row that says what it would need."""
+        rows = []
+        for size, part in self.both.groupby("size", sort=False):
+            chosen, alone = part[part["chosen"]].iloc[0], part[[len(parse(form).units) == 1 for form in part["form"]]]
+            peers = self.peers[self.peers["size"] == size]
+            fixed = {"size": size, **_PERCENT, "unit": "x", "better": "higher", **_conditions(chosen["form"])}
+            for form, rivals, wanted in ((ONE_UNIT, alone, ()), (ALL_PEERS, pd.concat([alone, peers]), PEERS)):
+                if lacking := [peer for peer in wanted if peer not in set(peers["form"])]:
+                    needs = f"needs OpenVINO {', '.join(lacking)} in the same race as the plans; they are not raced yet"
+                    rows.append({**fixed, "form": form, "status": "unavailable", "reason": needs})
+                    continue
+                ratio, rival = self._slower(chosen, rivals)
+                ends = (None if end is None else 1 / end for end in (ratio.value, ratio.high, ratio.low))
+                notes = f"over {rival}, the fastest of {len(rivals)} by every other round"
+                rows.append({**fixed, "form": form, **_numbers(Estimate(*ends, ratio.n)), "notes": notes})
+        return pd.DataFrame(rows)
+
+    def _slower(self, chosen: pd.Series, rivals: pd.DataFrame) -> tuple[Estimate, str]:
+        """The chosen plan's time over that of the best of `rivals`, and that one: picked by the even rounds, judged by
+        the odd ones."""
+        medians = [float(np.median(samples[::2])) for samples in rivals["samples"]]
+        best = rivals.iloc[int(np.argmin(medians))]
+        found = estimates.ratio(chosen["samples"][1::2], best["samples"][1::2])
+        if found.low is None:
+            return found, best["form"]
+        size = chosen["size"]
+        baseline = self.executed[(self.executed["size"] == size) & self.executed["baseline"].isna()].iloc[0]
+        floor = estimates.noise_floor(baseline["samples"], self.controls[size])
+        return replace(found, low=found.low / floor, high=found.high * floor), best["form"]
+
+
+def _key(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"size": row["size"], "plan": row["form"], "form": "predicted", **_conditions(row["form"])}
+
+
+def _conditions(form: str) -> dict[str, Any]:
+    return conditions(parse(form).units)
+
+
+def _numbers(found: Estimate) -> dict[str, Any]:
+    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}
+
+
+def _most(ends: Sequence[float | None]) -> float | None:
+    """The largest: which size is the worst was seen in the same samples, so its own interval would be too narrow."""
+    return None if None in ends else max(ends)

@@ -1,0 +1,119 @@
+"""Graphs cut into parts, each with the nodes that its edges come from (its halo): parts give what the whole gives.
+
+    parts = by_ranges(edge_index, nodes, (0.5, 0.5))       # for units that share one graph
+    parts = by_metis(edge_index, nodes, 8)                 # for graphs that are too large for one piece
+    out[part.own] = layer.run(x[part.nodes], part.edge_index)[: part.targets]
+
+A part owns some nodes and all edges that end in them. One layer looks one edge back, so with the sources of these edges
+beside them the rows of its own nodes are exact; those of the halo are not, and are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gnnlab.errors import GnnlabError
+
+
+class PartSize(NamedTuple):
+    """The size of a part: nodes of its own, nodes of its halo, edges."""
+
+    targets: int
+    halo: int
+    edges: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a graph.
+
+    `nodes` (n): their numbers in the whole, its own `targets` first, then the halo. `edges` (e): the places of its
+    edges in the whole. `edge_index` (2, e): the same edges between places in `nodes`.
+    """
+
+    nodes: np.ndarray
+    targets: int
+    edges: np.ndarray
+    edge_index: np.ndarray
+
+    @property
+    def own(self) -> np.ndarray:
+        return self.nodes[: self.targets]
+
+    @property
+    def share(self) -> PartSize:
+        return PartSize(self.targets, len(self.nodes) - self.targets, len(self.edges))
+
+
+def by_ranges(edge_index: np.ndarray, nodes: int, ratios: Sequence[float]) -> list[Part]:
+    """Parts of consecutive nodes in these ratios.
+
+    Raises:
+        GnnlabError: fewer nodes than parts.
+    """
+    ends = _ends(nodes, ratios)
+    owner = np.repeat(np.arange(len(ratios)), np.diff([0, *ends]))
+    return _parts(edge_index, owner, len(ratios))
+
+
+def by_metis(edge_index: np.ndarray, nodes: int, count: int) -> list[Part]:
+    """`count` parts of about equal size with few edges between them, by METIS; fewer where METIS leaves one empty.
+
+    Raises:
+        GnnlabError: METIS is not installed, or fewer nodes than parts.
+    """
+    try:
+        import pymetis
+    except ImportError:
+        raise GnnlabError("cutting a graph by METIS needs the package pymetis; install it, or cut by ranges") from None
+    _ends(nodes, (1 / count,) * count)
+    pairs = np.concatenate([edge_index, edge_index[::-1]], axis=1)
+    pairs = np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)  # both directions once, no loops: what METIS asks for
+    rowptr = np.concatenate([[0], np.cumsum(np.bincount(pairs[0], minlength=nodes))])
+    _, owner = pymetis.part_graph(count, pymetis.CSRAdjacency(rowptr, pairs[1]))
+    _, owner = np.unique(np.asarray(owner), return_inverse=True)
+    return _parts(edge_index, owner, int(owner.max()) + 1)
+
+
+def expected_shares(nodes: int, edges: int, ratios: Sequence[float]) -> list[PartSize]:
+    """What `by_ranges` gives on average where edges join any two nodes alike; for a graph that is not there yet.
+
+    Of the M nodes outside a part with e edges, M (1 - (1 - 1/N)^e) are a source of one of them.
+    """
+    found = []
+    for targets in np.diff([0, *_ends(nodes, ratios)]):
+        inside = max(1, round(edges * int(targets) / nodes))
+        halo = (nodes - targets) * -np.expm1(inside * np.log1p(-1 / nodes)) if nodes > 1 else 0
+        found.append(PartSize(int(targets), round(float(halo)), inside))
+    return found
+
+
+def _ends(nodes: int, ratios: Sequence[float]) -> list[int]:
+    """Behind which node each part ends; every part has one at least."""
+    count = len(ratios)
+    if nodes < count or count < 1:
+        raise GnnlabError(f"a graph of {nodes} nodes cannot be cut into {count} parts; at most {nodes}, at least 1")
+    ends = np.rint(np.cumsum(ratios) / sum(ratios) * nodes).astype(int)
+    for place in range(count):  # a part of its own for the smallest ratio, too
+        ends[place] = min(max(ends[place], (ends[place - 1] if place else 0) + 1), nodes - (count - 1 - place))
+    return ends.tolist()
+
+
+def _parts(edge_index: np.ndarray, owner: np.ndarray, count: int) -> list[Part]:
+    into = owner[edge_index[1]]
+    return [_part(edge_index, np.flatnonzero(owner == i), np.flatnonzero(into == i), len(owner)) for i in range(count)]
+
+
+def _part(edge_index: np.ndarray, own: np.ndarray, edges: np.ndarray, nodes: int) -> Part:
+    if not len(edges) and edge_index.shape[1]:
+        edges = np.zeros(1, np.int64)  # runtimes refuse graphs without edges: one between nodes of the halo harms none
+    inside = edge_index[:, edges]
+    halo = np.setdiff1d(inside, own)
+    members = np.concatenate([own, halo])
+    place = np.empty(nodes, np.int64)
+    place[members] = np.arange(len(members))
+    return Part(members, len(own), edges, np.ascontiguousarray(place[inside]))

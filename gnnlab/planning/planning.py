@@ -1,0 +1,286 @@
+"""Which plan: all that are legal, ranked with what is not known of their times.
+
+    planner = planner_of(costs, slowdown=1.2)             # of the units that costs are known of, on this machine
+    ranking = planner.rank(nodes=4000, edges=9000)
+    ranking.table()           # expected time, interval, probability of being best, regret; one-unit plans among them
+    ranking.chosen            # the plan that is hardest to regret
+
+The time of a plan is that from one graph to the next in a stream ("throughput"), or that of one graph alone
+("latency"). What the times of blocks leave open is drawn: in each draw every block has one time in all plans, and the
+plan that wins most draws is the one that is most probably the best.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from gnnlab import machine as this_machine
+from gnnlab.errors import GnnlabError
+from gnnlab.files import digest
+from gnnlab.planning.costs import Model, Shares, Step, Steps
+from gnnlab.planning.plans import Plan, Space
+from gnnlab.planning.simulation import Machine, Trace, Work, simulate
+from gnnlab.profiling.estimates import PREDICTION
+from gnnlab.units import registry as units
+
+if TYPE_CHECKING:
+    from gnnlab.planning.table_costs import TableCosts
+
+OBJECTIVES = ("throughput", "latency")
+DRAWS = 400
+INTERVAL = (5, 95)  # percentiles of the draws: 90 %, as predictions of blocks have it
+FAR = 95  # percentile of the regret that the choice keeps small
+PREDICTED = {
+    "unit": "ms",
+    "better": "lower",
+    "origin": "predicted",
+    "statistic": "estimate",
+    "interval": PREDICTION,
+}
+NEAR = 1.5  # one-unit plans up to so many times the best one's expected time are worth executing
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Plans at one size. `ms` (plans): by the expected times of blocks; `draws` (plans, draws): by drawn ones."""
+
+    nodes: int
+    edges: int
+    plans: tuple[Plan, ...]
+    steps: tuple[Steps, ...]
+    ms: np.ndarray
+    draws: np.ndarray
+    origins: tuple[str, ...]
+
+    @cached_property
+    def regrets(self) -> np.ndarray:
+        """How much longer than the best plan of a draw each takes, (plans, draws), 0 for no longer."""
+        return self.draws / self.draws.min(axis=0) - 1
+
+    @cached_property
+    def far_regret(self) -> np.ndarray:
+        """The regret that is exceeded in one of twenty draws alone, (plans)."""
+        return np.percentile(self.regrets, FAR, axis=1)
+
+    @cached_property
+    def chosen(self) -> Plan:
+        """The plan whose regret is small even when its times turn out badly."""
+        return self.plans[min(range(len(self.plans)), key=lambda i: (self.far_regret[i], self.ms[i]))]
+
+    @property
+    def fastest(self) -> Plan:
+        """The plan of the least expected time."""
+        return self.plans[int(np.argmin(self.ms))]
+
+    @property
+    def one_unit(self) -> Plan:
+        """The best of the plans that leave everything to one unit. `GnnlabError` where no unit can run it all."""
+        alone = [i for i, plan in enumerate(self.plans) if len(plan.units) == 1]
+        if not alone:
+            raise GnnlabError("no unit has times for the whole layer, so there is no one-unit plan to compare with")
+        return self.plans[min(alone, key=lambda i: self.ms[i])]
+
+    def place(self, plan: Plan) -> int:
+        return self.plans.index(plan)
+
+    def top(self, count: int) -> list[Plan]:
+        """The best by expected time, and the best one-unit plan and the chosen one wherever they stand."""
+        first = [self.plans[i] for i in np.argsort(self.ms, kind="stable")[:count]]
+        alone = [self.one_unit] if any(len(plan.units) == 1 for plan in self.plans) else []
+        return list(dict.fromkeys([self.chosen, *first, *alone]))
+
+    def table(self, plans: Sequence[Plan] | None = None, marks: Mapping[str, Plan] | None = None) -> pd.DataFrame:
+        """A row for each plan, best first; `marks` are labels of some.
+
+        Columns: plan (its notation), words, blocks (units, first and last stage of each), ms, ci_low, ci_high (90 %,
+        around ms), probability (of being the best), regret (expected, share), far_regret, origin, chosen, label.
+        """
+        low, high = np.percentile(self.draws, INTERVAL, axis=1)
+        wins = np.bincount(self.draws.argmin(axis=0), minlength=len(self.plans)) / self.draws.shape[1]
+        labels: dict[Plan, list[str]] = {}
+        for label, plan in (marks or {}).items():
+            labels.setdefault(plan, []).append(label)
+        rows = [
+            {
+                "plan": str(plan),
+                "words": plan.words(),
+                "blocks": [(block.units, block.first, block.last) for block in plan.blocks],
+                "ms": self.ms[i],
+                "ci_low": min(low[i], self.ms[i]),
+                "ci_high": max(high[i], self.ms[i]),
+                "probability": wins[i],
+                "regret": self.regrets[i].mean(),
+                "far_regret": self.far_regret[i],
+                "origin": self.origins[i],
+                "chosen": plan == self.chosen,
+                "label": ", ".join(labels.get(plan, ())),
+            }
+            for i, plan in enumerate(self.plans)
+            if plans is None or plan in plans
+        ]
+        return pd.DataFrame(rows).sort_values("ms", kind="stable", ignore_index=True)
+
+    def rows(self, named: Mapping[str, Plan]) -> pd.DataFrame:
+        """The expected time of some plans as rows for the one table, by the names of their forms."""
+        table, rows = self.table(list(named.values())).set_index("plan"), []
+        for form, plan in named.items():
+            found = table.loc[str(plan)]
+            value = {"value": found["ms"], "low": found["ci_low"], "high": found["ci_high"], "n": self.draws.shape[1]}
+            why = f"best in {found['probability']:.0%} of the draws, regret {found['far_regret']:.0%} in 1 of 20"
+            notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {found['origin']}", why]
+            rows.append({"form": form, **value, **PREDICTED, **conditions(plan.units), "notes": notes})
+        return pd.DataFrame(rows)
+
+    def contenders(self, *, top: int = 2, others: int = 1, seed: int = 0) -> list[Plan]:
+        """Plans worth executing: the best one-unit plan, the chosen one, the `top` by expected time, near one-unit
+        plans, and `others` drawn from the better half, so that predictions are not judged by winners alone."""
+        order = np.argsort(self.ms, kind="stable")
+        least = self.ms[self.place(self.one_unit)]
+        near = [self.plans[i] for i in order if len(self.plans[i].units) == 1 and self.ms[i] <= NEAR * least]
+        first = [self.one_unit, self.chosen, *(self.plans[i] for i in order[:top]), *near]
+        half = [self.plans[i] for i in order[: len(order) // 2 + 1] if self.plans[i] not in first]
+        drawn = np.random.default_rng(seed).permutation(len(half))[:others]
+        return list(dict.fromkeys([*first, *(half[i] for i in drawn)]))
+
+
+@dataclass(eq=False)
+class Planner:
+    """Plans of a layer on a machine. `max_blocks`: of a plan; `draws` of the times, from `seed`."""
+
+    model: Model
+    space: Space
+    machine: Machine
+    objective: str = "throughput"
+    max_blocks: int = 3
+    draws: int = DRAWS
+    seed: int = 0
+    _drawn: dict = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise GnnlabError(f"objective {self.objective!r}; {' or '.join(OBJECTIVES)} is understood")
+        if self.space.stages != len(self.model.layer.stages):
+            raise GnnlabError(
+                f"plans of {self.space.stages} stages for a layer of {len(self.model.layer.stages)}; both must agree"
+            )
+        if unknown := [unit for unit in self.space.units if unit not in self.model.costs.units]:
+            raise GnnlabError(
+                f"no times of {', '.join(unknown)}; there are those of {', '.join(self.model.costs.units)}"
+            )
+
+    @cached_property
+    def candidates(self) -> list[Plan]:
+        """Every legal plan whose times are known, those of one unit included.
+
+        Raises:
+            GnnlabError: there is none.
+        """
+        legal = self.space.candidates(max_blocks=self.max_blocks, one_unit=True)
+        found = [plan for plan in legal if self.model.runs(plan)]
+        if not found:
+            raise GnnlabError(
+                f"no plan of {', '.join(self.space.units)} can be costed: cells are missing; measure them (notebook 05)"
+            )
+        return found
+
+    def rank(
+        self,
+        nodes: int,
+        edges: int,
+        *,
+        plans: Sequence[Plan] | None = None,
+        also: Sequence[Plan] = (),
+        shares: Shares | None = None,
+    ) -> Ranking:
+        """All candidates, or `plans`, and `also`, for a graph of this size. `shares`: how the graph at hand is cut."""
+        given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
+        plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
+        steps = [self.model.steps(plan, nodes, edges, shares) for plan in plans]
+        ms = np.array([float(self._time(self._expected(s))) for s in steps])
+        draws = np.array([np.broadcast_to(self._time(self._draw(s)), self.draws) for s in steps])
+        origins = tuple(_worst(self.model.origins(s)) for s in steps)
+        return Ranking(nodes, edges, tuple(plans), tuple(steps), ms, draws, origins)
+
+    def simulate(self, steps: Steps, *, graphs: int = 16) -> Trace:
+        """A stream of graphs through a plan, by the expected times of its steps."""
+        works = [[Work(step.unit, step.ms(self.model.costs)) for step in group] for group in steps]
+        return simulate(works, self.machine, graphs=graphs)
+
+    def places(self, steps: Steps) -> dict[str, int | str]:
+        """The core of each unit of a plan."""
+        return self.machine.places({step.unit: step.ms(self.model.costs) for group in steps for step in group})
+
+    def _expected(self, steps: Steps) -> list[dict[str, float]]:
+        return [{step.unit: step.ms(self.model.costs) for step in group} for group in steps]
+
+    def _draw(self, steps: Steps) -> list[dict[str, np.ndarray]]:
+        return [{step.unit: self._draws_of(step) for step in group} for group in steps]
+
+    def _draws_of(self, step: Step) -> np.ndarray:
+        total = np.full(self.draws, step.copies_ms)
+        for call in step.calls:
+            key = (step.unit, call)
+            if key not in self._drawn:
+                seed = int(digest([self.seed, str(key)])[:8], 16)  # its own for each block, the same in every plan
+                at = (call.first, call.last, call.nodes, call.edges)
+                self._drawn[key] = self.model.costs.samples(step.unit, *at, self.draws, seed)
+            total = total + self._drawn[key]
+        return total
+
+    def _time(self, works: list[dict]) -> np.ndarray | float:
+        """The objective, by ms of each unit (numbers or draws) in each block."""
+        if self.objective == "latency":
+            return sum(self._together(block) for block in works)
+        return self._together({unit: ms for block in works for unit, ms in block.items()})
+
+    def _together(self, works: dict) -> np.ndarray | float:
+        """ms for one graph of units that work at once, each on the core that suits the means best."""
+        means = {unit: float(np.mean(ms)) for unit, ms in works.items()}
+        return self.machine.period_ms(works, self.machine.places(means))
+
+
+def _worst(origins: set[str]) -> str:
+    """Of several origins the one that says least about this machine."""
+    order = ("simulated", "extrapolated", "interpolated", "measured")
+    return next(origin for origin in order if origin in origins)
+
+
+def conditions(names: Sequence[str]) -> dict[str, Any]:
+    """What units compute under that are at work at once, one thread each, as fields of a row. The device is left out
+    where it is this machine's CPU alone."""
+    found = [units.find(name) for name in names]
+    runtimes = sorted({f"{u.runtime} {this_machine.version(u.runtime) or ''}".strip() for u in found})
+    threads = sum(unit.processor == "CPU" for unit in found)
+    fields = {"runtime": ", ".join(runtimes), "precision": "float32", "threads": threads}
+    if threads == len(found):
+        return fields
+    chips = dict.fromkeys("CPU" if unit.processor == "CPU" else f"{unit.processor} ({unit.name})" for unit in found)
+    return {**fields, "device": " and ".join(chips)}
+
+
+def planner_of(
+    costs: TableCosts,
+    *,
+    slowdown: float = 1.0,
+    objective: str = "throughput",
+    ratios: Sequence[float] = (0.3, 0.5, 0.7),
+    max_blocks: int = 2,
+    cores: int | None = None,
+    seed: int = 0,
+) -> Planner:
+    """Plans of the units of `costs` on this machine, where any two that are no NPU may share a graph."""
+    may = [unit for unit in costs.units if units.find(unit).processor != "NPU"]
+    stages = len(costs.layer.stages)
+    able = {unit: {stage for a, b in costs.blocks(unit) for stage in range(a, b + 1)} for unit in costs.units}
+    unable = {unit: set(range(1, stages + 1)) - able[unit] for unit in costs.units}
+    space = Space(costs.units, stages, unable, tuple(map(frozenset, itertools.combinations(may, 2))), tuple(ratios))
+    machine = Machine(cores or this_machine.cores(), costs.devices, slowdown)
+    model = Model(costs.layer, costs, frozenset(costs.simulated))
+    return Planner(model, space, machine, objective, max_blocks, seed=seed)

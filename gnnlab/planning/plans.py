@@ -1,0 +1,234 @@
+"""Parallel execution plans: which unit runs which stages. Their notation, what is legal, and every candidate.
+
+    plan = parse("1-5 on CPU and GPU (0.5, 0.5), 6-7 on NPU")
+    str(plan)                                 # [[["CPU","GPU"],[1,2,3,4,5],[0.5,0.5]],[["NPU"],[6,7]]], read as well
+    space = Space(units=("CPU", "GPU", "NPU"), unable={"NPU": {3, 4}}, ratios=(0.5,))
+    space.check(plan)                         # GnnlabError names the rule that a plan breaks
+    len(space.candidates())                   # 28
+
+The list notation is that of the GNX profiling guide: blocks [units, stages, ratios]; ratios belong to a block of
+several units, which share one graph in these parts (data parallelism). The rules: blocks are contiguous and cover every
+stage once, in order; a unit stands in one block only; only units that may share do; no unit gets a stage that it cannot
+run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, permutations, product
+
+from gnnlab.errors import GnnlabError, shown
+
+
+@dataclass(frozen=True)
+class Block:
+    """Stages `first` to `last` on one unit, or on several that share the graph in the parts `ratios`."""
+
+    units: tuple[str, ...]
+    first: int
+    last: int
+    ratios: tuple[float, ...] = (1.0,)
+
+    @property
+    def stages(self) -> range:
+        return range(self.first, self.last + 1)
+
+    @property
+    def shared(self) -> bool:
+        return len(self.units) > 1
+
+    def notation(self) -> list:
+        head = [list(self.units), list(self.stages)]
+        return [*head, list(self.ratios)] if self.shared else head
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Blocks in the order of their stages. `str(plan)` is the notation that `parse` reads."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(unit for block in self.blocks for unit in block.units)
+
+    def __str__(self) -> str:
+        return json.dumps([block.notation() for block in self.blocks], separators=(",", ":"))
+
+    def words(self) -> str:
+        """For a reader: "stages 1-5 on CPU and GPU (0.5, 0.5), 6-7 on NPU"."""
+        parts = []
+        for block in self.blocks:
+            span = f"{block.first}-{block.last}" if block.last > block.first else f"{block.first}"
+            ratios = f" ({', '.join(f'{r:g}' for r in block.ratios)})" if block.shared else ""
+            parts.append(f"{span} on {' and '.join(block.units)}{ratios}")
+        return f"stages {', '.join(parts)}"
+
+
+_EXAMPLE = '1-5 on CPU, 6-7 on NPU, or as [[["CPU"],[1,2,3,4,5]],[["NPU"],[6,7]]]'
+_RATIOS = r"\d*\.?\d+(?:, ?\d*\.?\d+)*"
+_WORDS = re.compile(rf"(\d{{1,2}})(?:-(\d{{1,2}}))? on ([^,()\s]+(?: and [^,()\s]+)*)(?: \(({_RATIOS})\))?(?:, |$)")
+
+
+def parse(text: str | Sequence) -> Plan:
+    """A plan from words ("1-5 on CPU, 6-7 on NPU") or the list notation, as text (JSON, Python) or as nested lists.
+
+    Raises:
+        GnnlabError: neither of these; which rules a plan keeps is asked of `Space.check`.
+    """
+    given = text
+    if isinstance(text, str):
+        given = _listed(text.strip()) if text.strip().startswith("[") else _worded(text.strip())
+        if given is None:
+            raise GnnlabError(f"plan {shown(text)} is not understood; write it as {_EXAMPLE}")
+    if not isinstance(given, (list, tuple)) or not given:
+        raise GnnlabError(f"plan {shown(text)} has no blocks; write it as {_EXAMPLE}")
+    return Plan(tuple(_block(entry) for entry in given))
+
+
+def _listed(text: str) -> object | None:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _worded(text: str) -> list | None:
+    """As `Plan.words` writes it."""
+    text = text.removeprefix("stages ")
+    found = list(_WORDS.finditer(text))
+    if not found or "".join(match[0] for match in found) != text:
+        return None
+    return [
+        [
+            units.split(" and "),
+            list(range(int(first), int(last or first) + 1)),
+            *([[float(ratio) for ratio in ratios.split(",")]] if ratios else []),
+        ]
+        for first, last, units, ratios in (match.groups() for match in found)
+    ]
+
+
+def _block(entry: object) -> Block:
+    if not isinstance(entry, (list, tuple)) or len(entry) not in (2, 3):
+        raise GnnlabError(f"block {shown(entry)} is no [units, stages] or [units, stages, ratios]")
+    units, stages = entry[0], entry[1]
+    units = [units] if isinstance(units, str) else units
+    if not isinstance(units, (list, tuple)) or not units or not all(isinstance(u, str) and u for u in units):
+        raise GnnlabError(f'block {shown(entry)}: its units are names in a list, as ["CPU"]')
+    if not isinstance(stages, (list, tuple)) or not stages or not all(type(s) is int for s in stages):
+        raise GnnlabError(f"block {shown(entry)}: its stages are numbers in a list, as [1,2,3]")
+    if list(stages) != list(range(stages[0], stages[0] + len(stages))):
+        raise GnnlabError(f"block {shown(entry)}: stages {list(stages)} are not contiguous and rising")
+    return Block(tuple(units), stages[0], stages[-1], _ratios(entry, len(units)))
+
+
+def _ratios(entry: Sequence, count: int) -> tuple[float, ...]:
+    if len(entry) == 2:
+        if count > 1:
+            raise GnnlabError(
+                f"block {shown(entry)}: {count} units share it, so it needs {count} ratios that add up to 1"
+            )
+        return (1.0,)
+    ratios = entry[2]
+    numbers = isinstance(ratios, (list, tuple)) and all(type(r) in (int, float) for r in ratios)
+    if (
+        not numbers
+        or len(ratios) != count
+        or not all(0 < r <= 1 for r in ratios)
+        or not math.isclose(sum(ratios), 1, abs_tol=1e-5)
+    ):
+        raise GnnlabError(f"block {shown(entry)}: {count} units need {count} ratios above 0 that add up to 1")
+    return tuple(map(float, ratios))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The plans that a machine allows.
+
+    `unable` holds the stages that a unit cannot run, `sharing` the sets of units that may share a block, `ratios` the
+    part of the first of two that share (1 - ratio is the other's); more than two share evenly.
+    """
+
+    units: tuple[str, ...]
+    stages: int = 7
+    unable: Mapping[str, Iterable[int]] = field(default_factory=dict)
+    sharing: tuple[frozenset[str], ...] = (frozenset({"CPU", "GPU"}),)
+    ratios: tuple[float, ...] = (0.3, 0.5, 0.7)
+
+    def __post_init__(self) -> None:
+        if not self.units or len(set(self.units)) != len(self.units):
+            raise GnnlabError(f"units {list(self.units)}: at least one is needed, and each once")
+        if self.stages < 1:
+            raise GnnlabError(f"stages={self.stages}: 1 or more are needed")
+        object.__setattr__(self, "unable", {u: frozenset(s) for u, s in self.unable.items()})
+
+    def check(self, plan: Plan) -> Plan:
+        """The plan itself; `GnnlabError` names the rule that it breaks."""
+        expected = 1
+        for block in plan.blocks:
+            if block.first != expected:
+                raise GnnlabError(f"plan {plan}: stage {expected} should come next, a block starts with {block.first}")
+            expected = block.last + 1
+        if expected != self.stages + 1:
+            raise GnnlabError(f"plan {plan}: it ends with stage {expected - 1}, the layer has {self.stages}")
+        for unit in plan.units:
+            if unit not in self.units:
+                raise GnnlabError(f"plan {plan}: unit {unit!r} is unknown; there are {', '.join(self.units)}")
+        twice = sorted({u for u in plan.units if plan.units.count(u) > 1})
+        if twice:
+            raise GnnlabError(f"plan {plan}: {', '.join(twice)} stands in two places; a unit runs one block")
+        for block in plan.blocks:
+            self._check_block(plan, block)
+        return plan
+
+    def _check_block(self, plan: Plan, block: Block) -> None:
+        if block.shared and not any(set(block.units) <= allowed for allowed in self.sharing):
+            may = " or ".join("+".join(sorted(s)) for s in self.sharing) or "none"
+            raise GnnlabError(f"plan {plan}: {'+'.join(block.units)} may not share a graph; {may} may")
+        for unit in block.units:
+            barred = sorted(set(block.stages) & self.unable.get(unit, frozenset()))
+            if barred:
+                raise GnnlabError(f"plan {plan}: {unit} cannot run stage {', '.join(map(str, barred))}")
+
+    def candidates(self, *, max_blocks: int = 2, one_unit: bool = False) -> list[Plan]:
+        """Every legal plan of at most `max_blocks` blocks, those of a single unit only with `one_unit`."""
+        groups = self._groups()
+        found = []
+        for count in range(1, min(max_blocks, self.stages, len(self.units)) + 1):
+            for chosen in permutations(groups, count):
+                if len({unit for group in chosen for unit in group}) == sum(map(len, chosen)):
+                    found += self._placed(chosen)
+        return [plan for plan in found if one_unit or len(plan.units) > 1]
+
+    def _groups(self) -> list[tuple[str, ...]]:
+        """Who may run a block: each unit, and each set of units that may share one."""
+        shared = [
+            group
+            for size in range(2, len(self.units) + 1)
+            for group in combinations(self.units, size)
+            if any(set(group) <= allowed for allowed in self.sharing)
+        ]
+        return [*((unit,) for unit in self.units), *shared]
+
+    def _placed(self, chosen: Sequence[tuple[str, ...]]) -> Iterator[Plan]:
+        """These groups in this order, with every cut between them and every ratio."""
+        for cuts in combinations(range(1, self.stages), len(chosen) - 1):
+            spans = list(zip((1, *(c + 1 for c in cuts)), (*cuts, self.stages), strict=True))
+            if all(self._able(group, *span) for group, span in zip(chosen, spans, strict=True)):
+                for ratios in product(*(self._splits(group) for group in chosen)):
+                    yield Plan(tuple(Block(g, *s, r) for g, s, r in zip(chosen, spans, ratios, strict=True)))
+
+    def _able(self, group: tuple[str, ...], first: int, last: int) -> bool:
+        return not any(self.unable.get(unit, frozenset()) & set(range(first, last + 1)) for unit in group)
+
+    def _splits(self, group: tuple[str, ...]) -> list[tuple[float, ...]]:
+        """The ratios in which a group may share."""
+        if len(group) == 2:
+            return [(ratio, round(1 - ratio, 10)) for ratio in self.ratios]
+        return [(1 / len(group),) * len(group)]

@@ -1,0 +1,240 @@
+"""Plans compiled for classes of sizes and kept as JSON; at run time a graph's own size is looked up between them.
+
+    found = compiled(path, planner, sizes, costs.made_from)       # read where it was made from the same, else made anew
+    choice = found.choose(nodes=4000, edges=9000)
+    choice.plan, choice.ms, choice.table
+
+For each class the times, regrets and origins of all plans that are good somewhere are kept. Between classes they are
+interpolated linearly in log nodes and log edges, over the triangles that the classes span; beyond them nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from gnnlab.campaign import wanted_cells
+from gnnlab.errors import GnnlabError
+from gnnlab.files import digest, read_json, write_json
+from gnnlab.planning.costs import Shares
+from gnnlab.planning.planning import DRAWS, PREDICTED, Planner, Ranking, conditions
+from gnnlab.planning.plans import Plan, parse
+
+SCHEMA_VERSION = 1
+KEPT = 6  # plans of a class, besides the chosen one and the best of one unit
+_NUMBERS = ("ms", "low", "high", "far_regret")
+_ON_A_LINE = 1e-6  # of the spread: how far points may lie off one
+Size = tuple[int, int]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """What is known of each plan at one size: ms with its interval, far_regret, origin."""
+
+    __pydantic_config__ = _STRICT
+
+    nodes: int
+    edges: int
+    ms: tuple[NotNegative, ...]
+    low: tuple[NotNegative, ...]
+    high: tuple[NotNegative, ...]
+    far_regret: tuple[NotNegative, ...]
+    origin: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan for a graph; `table`: every plan that was weighed, best first, with plan, words, ms, low, high,
+    far_regret, units, chosen. `origin`: of the times that it was chosen by."""
+
+    size: Size
+    plan: Plan
+    ms: float
+    low: float
+    high: float
+    origin: str
+    table: pd.DataFrame
+
+    def row(self) -> dict[str, Any]:
+        """What was looked up, as a row for the one table."""
+        found = {"value": self.ms, "low": min(self.low, self.ms), "high": max(self.high, self.ms), "n": DRAWS}
+        notes = [self.plan.words(), "from graph to graph of a stream", f"looked up, {self.origin}"]
+        key = {"size": "/".join(map(str, self.size)), "form": "looked up", "notes": notes}
+        return {**key, **found, **PREDICTED, **conditions(self.plan.units)}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Plans for sizes. `fingerprint`: of all that they were made from; `slowdown`: of units at work at once."""
+
+    __pydantic_config__ = _STRICT
+
+    fingerprint: str
+    objective: str
+    slowdown: NotNegative
+    plans: tuple[str, ...]
+    classes: tuple[SizeClass, ...]
+
+    def choose(self, nodes: int, edges: int, plan: Plan | None = None) -> Choice:
+        """The plan for a graph of this size, or `plan` beside the others.
+
+        Raises:
+            GnnlabError: the size lies outside those that plans were compiled for, or `plan` is not among these.
+        """
+        weights = self._weights(nodes, edges)
+        if weights is None:
+            known = ", ".join(f"{c.nodes}/{c.edges}" for c in self.classes)
+            raise GnnlabError(
+                f"{nodes} nodes and {edges} edges lie outside the sizes that plans were compiled for ({known}); "
+                "measure larger ones (notebooks 05 and 06), or plan this size by itself"
+            )
+        found = {name: weights @ np.array([getattr(c, name) for c in self.classes]) for name in _NUMBERS}
+        table = pd.DataFrame(found | {"plan": self.plans, "words": [parse(plan).words() for plan in self.plans]})
+        table["units"] = [len(parse(plan).units) for plan in self.plans]
+        if plan is not None and str(plan) not in self.plans:
+            raise GnnlabError(f"plan {plan} is not among the {len(self.plans)} compiled ones; compile it for this size")
+        every = range(len(self.plans)) if plan is None else [self.plans.index(str(plan))]
+        best = min(every, key=lambda i: (found["far_regret"][i], found["ms"][i]))
+        table["chosen"] = np.arange(len(self.plans)) == best
+        near = {c.origin[best] for c, weight in zip(self.classes, weights, strict=True) if weight > 0}
+        same = len(near) == 1 and weights.max() > 1 - 1e-12
+        worse = (origin for origin in ("simulated", "extrapolated") if origin in near)
+        origin = near.pop() if same else next(worse, "interpolated")
+        numbers = (float(found[name][best]) for name in _NUMBERS[:3])
+        return Choice(
+            (nodes, edges), parse(self.plans[best]), *numbers, origin, table.sort_values("ms", ignore_index=True)
+        )
+
+    def _weights(self, nodes: int, edges: int) -> np.ndarray | None:
+        points = np.log([[c.nodes, c.edges] for c in self.classes])
+        return weights(points, np.log([nodes, edges])) if min(nodes, edges) > 0 else None
+
+
+def compile(
+    planner: Planner,
+    sizes: Sequence[Size],
+    *,
+    plans: Sequence[Plan] | None = None,
+    shares: Shares | None = None,
+    fingerprint: str = "",
+) -> Compiled:
+    """Rank all plans, or `plans`, at each of these sizes and keep those that are good at one of them.
+
+    `shares`: how the graph is cut for units that share it, where there is one graph.
+
+    Raises:
+        GnnlabError: no sizes, no plan whose times are known, or a plan that breaks a rule.
+    """
+    if not sizes:
+        raise GnnlabError("no sizes to compile plans for; give at least one")
+    ranked = [planner.rank(*size, plans=plans, shares=shares) for size in dict.fromkeys(sizes)]
+    kept = list(plans or dict.fromkeys(plan for ranking in ranked for plan in ranking.top(KEPT)))
+    classes = tuple(_class(ranking, kept) for ranking in ranked)
+    return Compiled(fingerprint, planner.objective, planner.machine.slowdown, tuple(map(str, kept)), classes)
+
+
+def compiled(path: Path, planner: Planner, sizes: Sequence[Size], made_from: str) -> Compiled:
+    """The plans kept at `path`, if they were made from the same; else they are compiled for `sizes` and kept there."""
+    fingerprint = fingerprint_of(planner, made_from)
+    try:
+        found = read(path, fingerprint)
+        if {(c.nodes, c.edges) for c in found.classes} == set(sizes):
+            return found
+    except GnnlabError:  # missing, damaged or stale: all the same to who can make it anew
+        pass
+    found = compile(planner, sizes, fingerprint=fingerprint)
+    write(path, found)
+    return found
+
+
+def fingerprint_of(planner: Planner, made_from: str) -> str:
+    """What the planner plans with, the digest of the tables, and the code that plans."""
+    space, machine = planner.space, planner.machine
+    return digest(
+        {
+            "code": wanted_cells.code("gnnlab.planning.planning"),
+            "layer": planner.model.layer.fingerprint(),
+            "units": list(space.units),
+            "unable": {unit: sorted(stages) for unit, stages in space.unable.items()},
+            "sharing": sorted(sorted(group) for group in space.sharing),
+            "ratios": list(space.ratios),
+            "machine": [machine.cores, sorted(machine.devices), machine.slowdown],
+            "planner": [planner.objective, planner.max_blocks, planner.draws, planner.seed],
+            "tables": made_from,
+        }
+    )
+
+
+def write(path: Path, compiled: Compiled) -> None:
+    """Raises `GnnlabError` when the disk refuses; what was there before is then unchanged."""
+    write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(compiled)})
+
+
+def read(path: Path, fingerprint: str | None = None) -> Compiled:
+    """Compiled plans; with `fingerprint` only those that were made from the same.
+
+    Raises:
+        GnnlabError: the file is missing, damaged, of another schema, or stale.
+    """
+    data = read_json(path, "compile plans anew (gnnlab run 07 --force)")
+    try:
+        if data.pop("schema_version") != SCHEMA_VERSION:
+            raise ValueError
+        found = TypeAdapter(Compiled).validate_python(data)
+        plans = [parse(plan) for plan in found.plans]
+        numbers = {len(getattr(c, name)) for c in found.classes for name in (*_NUMBERS, "origin")}
+        if not plans or numbers != {len(plans)}:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise GnnlabError(f"{path} holds no plans of this version; compile them anew (gnnlab run 07 --force)") from None
+    if fingerprint not in (None, found.fingerprint):
+        raise GnnlabError(f"{path} was compiled from other tables, units or code; compile anew (gnnlab run 07 --force)")
+    return found
+
+
+def weights(points: np.ndarray, at: np.ndarray) -> np.ndarray | None:
+    """How much each of `points` (k, 2) counts for the value at `at` (2), by linear interpolation; None outside them.
+
+    Points on a line are interpolated along it, a single one serves itself alone.
+    """
+    centre = points.mean(axis=0)
+    spread, axes = np.linalg.svd(points - centre, full_matrices=False)[1:]
+    scale = max(float(spread[0]), 1.0)
+    if len(points) == 1 or spread[-1] <= _ON_A_LINE * scale:
+        return _on_a_line((points - centre) @ axes[0], (at - centre), axes[0], scale)
+    from scipy.spatial import Delaunay
+
+    mesh = Delaunay(points)
+    simplex = int(mesh.find_simplex(at, tol=1e-9))
+    if simplex < 0:
+        return None
+    transform = mesh.transform[simplex]
+    share = transform[:2] @ (at - transform[2])
+    found = np.zeros(len(points))
+    found[mesh.simplices[simplex]] = np.clip([*share, 1 - share.sum()], 0, 1)
+    return found / found.sum()
+
+
+def _on_a_line(places: np.ndarray, offset: np.ndarray, axis: np.ndarray, scale: float) -> np.ndarray | None:
+    here = float(offset @ axis)
+    off = float(np.linalg.norm(offset - here * axis))
+    near = _ON_A_LINE * scale
+    if off > near or not places.min() - near <= here <= places.max() + near:
+        return None
+    order = np.argsort(places)
+    return np.array([np.interp(here, places[order], np.eye(len(places))[i][order]) for i in range(len(places))])
+
+
+def _class(ranking: Ranking, kept: Sequence[Plan]) -> SizeClass:
+    table = ranking.table(kept).set_index("plan").loc[[str(plan) for plan in kept]]
+    columns = {"ms": "ms", "low": "ci_low", "high": "ci_high", "far_regret": "far_regret"}
+    numbers = {name: tuple(table[column].astype(float)) for name, column in columns.items()}
+    return SizeClass(ranking.nodes, ranking.edges, **numbers, origin=tuple(table["origin"]))

@@ -1,0 +1,284 @@
+"""Times of blocks on units at any graph size, each with an interval that holds at its stated rate.
+
+    predictor = TimePredictor.fit(layer, cells, curves)       # cells: the table of a campaign
+    predictor.predict("openvino:CPU", 1, 5, nodes=4000, edges=9000)      # time_ms, low_ms, high_ms, origin
+    predictor.samples("openvino:CPU", 1, 5, 4000, 9000, count=400, seed=0)
+
+Intervals are conformal: sizes are left out, predicted and compared, and the 90 % quantile of the errors, each over what
+is usual for its block, is the half-width of the next prediction (Vovk 2005; Lei et al. 2018). A measured size gives its
+measured time; one outside the hull of those measured is `extrapolated`, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from gnnlab.errors import GnnlabError
+from gnnlab.prediction.fitting import Fit, choose
+from gnnlab.prediction.measured import Size, Span, holds
+from gnnlab.prediction.transfer import CopyCurve
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import CONFIDENCE, PREDICTION
+from gnnlab.units import registry as units
+from gnnlab.units.simulated import NOISE, SimulatedUnit
+from gnnlab.workloads.staged import StagedLayer
+
+RATE = 0.9  # at which an interval holds the time that is measured
+MEASURED, SIMULATED = "measured", "simulated"
+INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
+_OWN = 4  # errors of its own that weigh as much as those of all blocks of the unit, in what is usual for a block
+_LEAST_SPREAD = 0.005
+Key = tuple[str, int, int]  # unit, first, last
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A time in ms, the interval that holds it at 90 %, and measured|interpolated|extrapolated|simulated."""
+
+    time_ms: float
+    low_ms: float
+    high_ms: float
+    origin: str
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a unit's blocks at sizes left out, each over the spread of its block. `quantile` of their absolutes."""
+
+    scores: np.ndarray
+
+    @property
+    def quantile(self) -> float:
+        """At which a next error stays with the stated rate; beyond them all where they are too few to tell."""
+        ordered = np.sort(np.abs(self.scores))
+        place = int(np.ceil((len(ordered) + 1) * RATE)) - 1
+        return float(ordered[place]) if place < len(ordered) else 2 * float(ordered[-1])
+
+    @property
+    def enough(self) -> bool:
+        """Are there so many that the rate can be told?"""
+        return int(np.ceil((len(self.scores) + 1) * RATE)) <= len(self.scores)
+
+
+@dataclass(frozen=True, eq=False)
+class TimePredictor:
+    """`refuse_outside`: raise instead of extrapolating. `lacking`: why a block of a unit has no fit."""
+
+    layer: StagedLayer
+    fits: Mapping[Key, Fit]
+    measured: Mapping[Key, Mapping[Size, Sequence[float]]]  # ms, low, high
+    spreads: Mapping[Key, float]
+    errors: Mapping[str, Mapping[str, Errors]]  # by unit, by origin
+    simulated: Mapping[str, Collection[Span]] = field(default_factory=dict)
+    lacking: Mapping[Key, str] = field(default_factory=dict)
+    refuse_outside: bool = False
+
+    @classmethod
+    def fit(
+        cls,
+        layer: StagedLayer,
+        cells: pd.DataFrame,
+        curves: Mapping[str, CopyCurve] | None = None,
+        *,
+        refuse_outside: bool = False,
+    ) -> TimePredictor:
+        """From a table with unit, first, last, nodes, edges, ms, ms_low, ms_high, and origin where some are simulated.
+
+        `curves`: copies through a unit's runtime, by unit.
+
+        Raises:
+            GnnlabError: no block of any unit has enough sizes.
+        """
+        simulated = _simulated(cells)
+        real = cells[cells["ms"].notna() & ~cells["unit"].isin(simulated)]
+        fits, measured, lacking = {}, {}, {}
+        for key, part in real.groupby(["unit", "first", "last"], sort=False):
+            part = part.groupby(["nodes", "edges"], as_index=False)[["ms", "ms_low", "ms_high"]].median()
+            sizes = list(zip(part["nodes"].tolist(), part["edges"].tolist(), strict=True))
+            half = (part["ms_high"] - part["ms_low"]) / 2 / part["ms"]
+            measured[key] = dict(zip(sizes, part[["ms", "ms_low", "ms_high"]].to_numpy().tolist(), strict=True))
+            try:
+                fits[key] = choose(layer, *key[1:], sizes, part["ms"], half, (curves or {}).get(key[0]))
+            except GnnlabError as error:
+                lacking[key] = str(error)
+        if not fits and (lacking or not simulated):
+            reason = next(iter(lacking.values()), "there are no measured times")
+            raise GnnlabError(f"nothing to predict from: {reason}")
+        spreads = _spreads(fits)
+        return cls(layer, fits, measured, spreads, _errors(fits, spreads), simulated, lacking, refuse_outside)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*(key[0] for key in self.fits), *self.simulated]))
+
+    def blocks(self, unit: str) -> set[Span]:
+        """(first, last) of what can be predicted on a unit."""
+        return {key[1:] for key in self.fits if key[0] == unit} | set(self.simulated.get(unit, ()))
+
+    def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
+        """The time of a block at a size, ms.
+
+        Raises:
+            GnnlabError: an unknown block or size, or one outside the measured hull where that is refused.
+        """
+        if nodes < 1 or edges < 1:
+            raise GnnlabError(f"a graph of {nodes} nodes and {edges} edges; at least 1 of each is needed")
+        if (first, last) in self.simulated.get(unit, ()):
+            return self._simulation(unit, first, last, nodes, edges)
+        key, size = (unit, first, last), (int(nodes), int(edges))
+        origin, middle = self._origin(key, size), self._middle(key, size)
+        half = self.errors[unit][origin].quantile * self.spreads[key]
+        ends = (middle * float(np.exp(-half)), middle * float(np.exp(half)))
+        if origin == MEASURED:
+            _, low, high = self.measured[key][size]
+            ends = min(low, ends[0]), max(high, ends[1])
+        return Prediction(middle, *ends, origin)
+
+    def samples(self, unit: str, first: int, last: int, nodes: int, edges: int, count: int, seed: int) -> np.ndarray:
+        """Draws (count) of a block's time in ms: the prediction, and errors as they were at sizes left out."""
+        found = self.predict(unit, first, last, nodes, edges)
+        random = np.random.default_rng(seed)
+        if found.origin == SIMULATED:
+            return found.time_ms * np.exp(random.normal(0, NOISE, count))
+        scores = self.errors[unit][found.origin].scores
+        drawn = random.choice(scores, count) * self.spreads[unit, first, last]
+        return found.time_ms * np.exp(drawn)
+
+    def _fit(self, key: Key) -> Fit:
+        if key in self.fits:
+            return self.fits[key]
+        unit, first, last = key
+        known = ", ".join(f"{a}-{b}" for a, b in sorted(self.blocks(unit)))
+        why = self.lacking.get(key) or (f"it has {known}" if known else f"units with times: {', '.join(self.units)}")
+        raise GnnlabError(f"no times of stages {first}-{last} on {unit}: {why}")
+
+    def _middle(self, key: Key, size: Size) -> float:
+        found = self.measured[key].get(size)
+        return found[0] if found else self._fit(key).ms(*size)
+
+    def _origin(self, key: Key, size: Size) -> str:
+        fit = self._fit(key)
+        if size in self.measured[key]:
+            return MEASURED
+        if holds(list(self.measured[key]), size, fit.coordinates):
+            return INTERPOLATED
+        if self.refuse_outside:
+            sizes = np.array(list(self.measured[key]))
+            (least_n, least_e), (most_n, most_e) = sizes.min(axis=0), sizes.max(axis=0)
+            raise GnnlabError(
+                f"{size[0]} nodes and {size[1]} edges lie outside the sizes measured for stages {key[1]}-{key[2]} on "
+                f"{key[0]} ({least_n} to {most_n} nodes, {least_e} to {most_e} edges, and what lies between them); "
+                "measure there, or allow extrapolation"
+            )
+        return EXTRAPOLATED
+
+    def _simulation(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
+        device: SimulatedUnit = units.find(unit)
+        ms = device.time_ms(self.layer, first, last, nodes, edges, device.computes_in("float32"))
+        half = 1.645 * NOISE  # 90 % of a normal
+        return Prediction(ms, ms * float(np.exp(-half)), ms * float(np.exp(half)), SIMULATED)
+
+    # ---- as rows -----------------------------------------------------------------------------------------------------
+
+    def held_out(self) -> pd.DataFrame:
+        """Median error (%) at sizes left out of the fit, by unit (pu) and stage, stages before blocks of several.
+
+        Sizes of one N, and of one E, were left out together and are no samples of their own, so each kind of group is
+        resampled, and the wider ends of the interval count; there is none where there is one group.
+        """
+        rows = []
+        for (unit, first, last), fit in sorted(
+            self.fits.items(), key=lambda item: (item[0][1] != item[0][2], *item[0][1:])
+        ):
+            missed = fit.telling
+            percent, sizes = 100 * np.abs(np.expm1(missed["error"].to_numpy())), missed[["nodes", "edges"]].to_numpy()
+            low, high = over_groups(percent, sizes, fit.coordinates)
+            means = ", ".join(f"{form} {100 * np.expm1(error):.2g} %" for form, error in fit.errors.items())
+            where = "between the others" if missed["inside"].all() else "beyond the others"
+            notes = [
+                f"form: {fit.form}",
+                f"mean errors: {means}",
+                f"sizes left out: {len(np.unique(sizes, axis=0))}, {where}",
+            ]
+            if not self.errors[unit][INTERPOLATED].enough:
+                notes.append("too few sizes were left out for the rate of the intervals")
+            found = {"value": float(np.median(percent)), "low": low, "high": high, "n": len(percent), "notes": notes}
+            rows.append({"pu": unit, "stage": self.label(first, last), **found})
+        fixed = {"form": "predicted", "unit": "%", "better": "lower", "origin": MEASURED, "statistic": "median"}
+        return pd.DataFrame(rows).assign(**fixed, interval=CONFIDENCE)
+
+    def label(self, first: int, last: int) -> str:
+        """ "6 TRANSFORM", or "1-5"."""
+        return f"{first} {self.layer.stages[first - 1].name}" if first == last else f"{first}-{last}"
+
+    def surface(self, first: int, last: int, names: Collection[str] = (), count: int = 6) -> pd.DataFrame:
+        """Predicted ms on a lattice over the measured sizes, by nodes, edges and unit (form); all units unless named.
+
+        Nodes and edges are rounded to two digits; the least and the most stay.
+        """
+        known = [key for key in self.fits if key[1:] == (first, last) and (not names or key[0] in names)]
+        if not known:
+            raise GnnlabError(f"no unit has times of stages {first}-{last}; write a block that notebook 05 measured")
+        sizes = np.array([size for key in known for size in self.measured[key]], dtype=float)
+        ends = zip(sizes.min(axis=0), sizes.max(axis=0), strict=True)
+        lattice = [_rounded(np.geomspace(low, high, count)) for low, high in ends]
+        rows = []
+        for unit, nodes, edges in product((key[0] for key in known), *lattice):
+            found, n = self.predict(unit, first, last, nodes, edges), len(self.measured[unit, first, last])
+            at = {"nodes": nodes, "edges": edges, "form": unit, "origin": found.origin, "n": n}
+            rows.append({**at, "value": found.time_ms, "low": found.low_ms, "high": found.high_ms})
+        fixed = {"unit": "ms", "better": "lower", "statistic": "estimate", "interval": PREDICTION}
+        return pd.DataFrame(rows).assign(**fixed)
+
+
+def over_groups(errors: np.ndarray, sizes: Sequence[Sequence[int]], along: Sequence[int]) -> tuple[float, float]:
+    """Between what the median error lies (95 %), over groups of sizes of one N and of one E; NaN where there is one."""
+    found = [estimates.over_clusters(errors, [size[c] for size in sizes], "median") for c in along]
+    if any(each.low is None for each in found):
+        return np.nan, np.nan
+    return max(0.0, min(each.low for each in found)), max(each.high for each in found)
+
+
+def _rounded(values: np.ndarray) -> list[int]:
+    middle = [int(float(f"{value:.2g}")) for value in values[1:-1]]
+    return sorted({round(values[0]), *middle, round(values[-1])})
+
+
+def _simulated(cells: pd.DataFrame) -> dict[str, set[Span]]:
+    """Blocks of simulated units that have a time; their constants give it at any size, and there is nothing to fit."""
+    if "origin" not in cells:
+        return {}
+    made_up = cells[(cells["origin"] == SIMULATED) & cells["ms"].notna()]
+    found = made_up.groupby("unit", sort=False)
+    return {u: set(zip(p["first"].tolist(), p["last"].tolist(), strict=True)) for u, p in found}
+
+
+def _spreads(fits: Mapping[Key, Fit]) -> dict[Key, float]:
+    """What error is usual for a block: its own median at sizes left out, drawn towards that of its unit's blocks."""
+    own = {key: fit.telling["error"].abs().to_numpy() for key, fit in fits.items()}
+    spreads = {}
+    for key, errors in own.items():
+        usual = float(np.median([np.median(e) for k, e in own.items() if k[0] == key[0]]))
+        mixed = (len(errors) * float(np.median(errors)) + _OWN * usual) / (len(errors) + _OWN)
+        spreads[key] = max(mixed, _LEAST_SPREAD)
+    return spreads
+
+
+def _errors(fits: Mapping[Key, Fit], spreads: Mapping[Key, float]) -> dict[str, dict[str, Errors]]:
+    """Of each unit: at sizes between others, beyond them, and, for what is measured, at those of the fit itself."""
+    found = {}
+    for unit in dict.fromkeys(key[0] for key in fits):
+        own = [(fit, spreads[key]) for key, fit in fits.items() if key[0] == unit]
+        missed = pd.concat([fit.left_out.assign(score=fit.left_out["error"] / spread) for fit, spread in own])
+        every, inside = missed["score"].to_numpy(), missed.loc[missed["inside"], "score"].to_numpy()
+        found[unit] = {
+            INTERPOLATED: Errors(inside if len(inside) else every),
+            EXTRAPOLATED: Errors(every),  # no narrower than between sizes
+            MEASURED: Errors(np.concatenate([fit.fitted / spread for fit, spread in own])),
+        }
+    return found

@@ -1,0 +1,298 @@
+"""S4's two tables in its own format, what they lack, and the times and transfers that plans are made of.
+
+    lookup_table.json       {"1000,1000,CPU,1": {"compute_time_ms", "transfer_time_ms", "total_time_ms", "std_ms"}}
+    bandwidth_table.json    {"CPU_stage1": MB/s}
+    *.about.json            of each entry: the unit that it is of, origin, interval, diagnosis; and what is left out
+    times.json              every time that predictions are fitted to; transfers.json: every sweep of copies
+
+A processing unit of S4 is a processor; the lab has several units on one. An entry is of one unit, the best of its
+processor or the one that was named; simulated ones only where named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from gnnlab.campaign import table as campaign_table
+from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.errors import GnnlabError, shown
+from gnnlab.files import read_json, write_atomically, write_json
+from gnnlab.prediction.measured import AGAIN, CONDITIONS
+from gnnlab.prediction.predictor import TimePredictor
+from gnnlab.prediction.transfer import NOT_TOLD, MeasuredTransfers, copier, lent
+from gnnlab.units import registry as units
+
+if TYPE_CHECKING:
+    from gnnlab.prediction.bandwidth import BandwidthFindings
+
+LOOKUP, BANDWIDTH, TIMES, TRANSFERS = "lookup_table.json", "bandwidth_table.json", "times.json", "transfers.json"
+REPORT = "bandwidth_report.txt"
+PROCESSORS = ("CPU", "GPU", "NPU")
+_KEY = r"(\d+),(\d+),(CPU|GPU|NPU),(\d+)"
+_RATE_KEY = r"(CPU|GPU|NPU)_stage(\d+)"
+
+
+# ---- what the files hold --------------------------------------------------------------------------------------------
+
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive, NotNegative = Annotated[_Number, Field(gt=0)], Annotated[_Number, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class LookupEntry(BaseModel):
+    """An entry of S4's lookup table, ms."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    compute_time_ms: NotNegative
+    transfer_time_ms: NotNegative
+    total_time_ms: Positive
+    std_ms: NotNegative
+
+
+class BlockTime(BaseModel):
+    """A time of a block on a unit, with its 95 % interval."""
+
+    unit: str
+    first: Count
+    last: Count
+    nodes: Count
+    edges: Count
+    ms: Positive
+    ms_low: Positive
+    ms_high: Positive
+    n: Count
+    origin: str
+
+
+class _Head(BaseModel):
+    schema_version: Literal[2] = 2
+    written: str
+    layer: str
+    features: Count
+
+
+class TimesFile(_Head):
+    """`times.json`."""
+
+    times: list[BlockTime]
+
+
+class TransfersFile(_Head):
+    """`transfers.json`."""
+
+    transfers: MeasuredTransfers
+
+
+class Tables(NamedTuple):
+    """What plans are made of: predicted times of blocks, and measured transfers."""
+
+    predictor: TimePredictor
+    transfers: MeasuredTransfers
+
+
+# ---- made of measured cells and copies ------------------------------------------------------------------------------
+
+
+def processor_units(cells: pd.DataFrame, declared: Sequence[str] = ()) -> dict[str, str]:
+    """The unit that stands for each processor: the one `declared` ("GPU=simulated:GPU"), else of those measured the one
+    that has times of most single stages and sizes, and of these the one that takes least.
+
+    Raises:
+        GnnlabError: a text that is not so, a declared unit without times, or one of another processor.
+    """
+    alone = cells[cells["ms"].notna() & ~cells["fused"]]
+    chosen = {}
+    for processor, part in alone[alone["origin"] == campaign_table.MEASURED].groupby("processor", sort=False):
+        totals = part.groupby("unit", sort=False)["ms"].agg(["size", "sum"])
+        chosen[processor] = str(totals.sort_values(["size", "sum"], ascending=[False, True]).index[0])
+    for text in declared:
+        processor, _, unit = text.partition("=")
+        if processor not in PROCESSORS or not unit:
+            raise GnnlabError(f"{text!r} names no unit for a processor; write {' or '.join(PROCESSORS)}=unit")
+        if units.find(unit).processor != processor:
+            raise GnnlabError(f"{unit} as {processor}: it is a unit of the {units.find(unit).processor}; name another")
+        if unit not in set(alone["unit"]):
+            raise GnnlabError(f"{unit} as {processor}: no stage was measured on it; units with times: "
+                             f"{', '.join(dict.fromkeys(alone['unit']))}")  # fmt: skip
+        chosen[processor] = unit
+    return {processor: chosen[processor] for processor in PROCESSORS if processor in chosen}
+
+
+def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[str, str]) -> pd.DataFrame:
+    """The lookup table as rows: key, processor, unit, stage, number, nodes, edges, the four fields, low_ms, high_ms,
+    moved_bytes, flops, origin, diagnosis, conditions.
+
+    transfer: a copy, through that unit, of the bytes that the stage reads and writes, without its launch, and no more
+    than the whole; compute: what remains of the measured time.
+    """
+    rows = []
+    for processor, unit in chosen.items():
+        curve = transfers.through.get(unit)
+        for row in cells[(cells["unit"] == unit) & ~cells["fused"] & cells["ms"].notna()].to_dict("records"):
+            layer, at = layer_of(row["layer"], row["features"]), (row["first"], row["nodes"], row["edges"])
+            moved, flops = layer.bytes_moved(*at), layer.flops(row["first"], *at)
+            copy_ms = curve.moving_ms(moved) if curve else 0.0
+            transfer = min(copy_ms, row["ms"])
+            kept = {name: row[name] for name in ("stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS)}
+            times = {"compute_time_ms": row["ms"] - transfer, "transfer_time_ms": transfer, "total_time_ms": row["ms"]}
+            times |= {"low_ms": row["ms_low"], "high_ms": row["ms_high"]}
+            key = f"{row['nodes']},{row['edges']},{processor},{row['first']}"
+            named = {"key": key, "processor": processor, "unit": unit, "number": row["first"]}
+            rows.append(
+                {
+                    **named,
+                    **kept,
+                    "moved_bytes": moved,
+                    "flops": flops,
+                    **times,
+                    "diagnosis": _diagnosed(unit, curve is not None, copy_ms, row["ms"]),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _diagnosed(unit: str, measured: bool, copy_ms: float, total_ms: float) -> str:
+    if not measured:
+        return "no copies through this unit were measured: all of it is under compute"
+    if copy_ms >= total_ms:
+        return "takes no longer than a copy of its bytes: no compute beside it can be told"
+    return "measured copy taken off" if not lent(unit) else f"a copy through {copier(unit)} taken off: {lent(unit)}"
+
+
+def bandwidths(found: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
+    """The bandwidth table as rows, of `entries`: key, processor, unit, stage, number, gb_s, gb_s_low, gb_s_high (NaN
+    where it cannot be told), size_bytes, n (samples), why, origin, conditions. Of a copy, through that unit and no
+    other, of as many bytes as the stage moves, in the geometric mean over its sizes."""
+    rows = []
+    for (processor, unit, number), part in found.groupby(["processor", "unit", "number"], sort=False):
+        size = float(np.exp(np.log(part["moved_bytes"]).mean())) / 2
+        curve = None if lent(unit) else transfers.through.get(unit)
+        value, low, high = curve.gb_s(size) if curve else (np.nan,) * 3
+        lacking = NOT_TOLD if curve else lent(unit) or "no copies through it were measured"
+        row = {"key": f"{processor}_stage{number}", "processor": processor, "unit": unit, "number": number}
+        row |= part.iloc[0][["stage", "origin", *CONDITIONS]].to_dict()
+        row |= {"gb_s": value, "gb_s_low": low, "gb_s_high": high, "size_bytes": size}
+        rows.append({**row, "n": curve.n if curve else 0, "why": lacking if np.isnan(value) else ""})
+    return pd.DataFrame(rows)
+
+
+def missing(cells: pd.DataFrame) -> list[str]:
+    """A line for each unit that has a time at some sizes of a block and none at others."""
+    lines = []
+    for (unit, stage), part in cells.groupby(["unit", "stage"], sort=False):
+        lacking = part[part["ms"].isna()]
+        if 0 < len(lacking) < len(part):
+            named = ", ".join(lacking["size"])
+            lines.append(f"{unit} has no time for {stage} at {named}: {lacking.iloc[0]['reason'] or 'not measured'}")
+    return lines
+
+
+# ---- written and read -----------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, found: BandwidthFindings) -> dict[str, int]:
+    """Write all files, each whole or not at all; returns how many times, bandwidths and gaps the tables have.
+
+    Raises:
+        GnnlabError: there is nothing to write, or the disk refuses.
+    """
+    if found.grid["ms"].isna().all():
+        raise GnnlabError("no cell has a time, so there is no table to write; measure first (notebook 05)")
+    cells, lookup, rates, lacking = found.grid, found.entries, found.rates, missing(found.grid)
+    head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": str(cells["layer"].iloc[0]),
+            "features": int(cells["features"].iloc[0])}  # fmt: skip
+    fields, known = list(LookupEntry.model_fields), rates[rates["gb_s"].notna()]
+    about = {**head, "units": found.chosen, "lacking": lacking}
+    write_json(folder / LOOKUP, lookup.set_index("key")[fields].to_dict("index"))
+    write_json(folder / BANDWIDTH, dict(zip(known["key"], 1e3 * known["gb_s"], strict=True)))  # MB/s
+    for name, table in ((LOOKUP, lookup.drop(columns=fields)), (BANDWIDTH, rates)):
+        plain = table.set_index("key").astype(object)
+        entries = plain.where(plain.notna(), None).to_dict("index")
+        write_json(folder / name.replace(".json", ".about.json"), about | {"entries": entries})
+    timed = cells.loc[cells["ms"].notna(), list(BlockTime.model_fields)].to_dict("records")
+    for name, file in (
+        (TIMES, TimesFile(**head, times=timed)),
+        (TRANSFERS, TransfersFile(**head, transfers=found.transfers)),
+    ):
+        write_json(folder / name, file.model_dump(mode="json"))
+    write_atomically(folder / REPORT, lambda file: file.write(report(found, lacking)))
+    return {"times": len(lookup), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known),
+            "gaps": len(lacking)}  # fmt: skip
+
+
+def report(found: BandwidthFindings, lacking: Sequence[str]) -> str:
+    """The text of `bandwidth_report.txt`."""
+    times = found.entries.groupby(["unit", "stage"])[["compute_time_ms", "transfer_time_ms", "total_time_ms"]]
+    rates = found.rates[["key", "unit", "gb_s", "gb_s_low", "gb_s_high", "why"]].round(3)
+    new = found.errors_by_stage()
+    sections = {
+        "Bandwidth of a measured copy, by stage": rates.to_string(index=False),
+        "Times in ms over the sizes, by unit and stage": times.agg(["mean", "std", "min", "max"]).round(4).to_string(),
+        "Error at sizes never fitted, by stage and unit": new.to_string() if len(new) else "none was measured",
+        "Not measured": "\n".join(lacking) or "nothing that was asked for",
+    }
+    return "\n".join(f"{title}\n{'-' * len(title)}\n{text}\n" for title, text in sections.items())
+
+
+def load_tables(folder: Path, *, refuse_outside: bool = False) -> Tables:
+    """What `write` wrote, ready to predict. `refuse_outside`: sizes outside the measured hull raise when asked for.
+
+    Raises:
+        GnnlabError: a file is missing, damaged, of another version, or holds a time that is none.
+    """
+    times, moved = (
+        _validated(kind, read_json(folder / name, "run notebook 06 first"), folder / name, AGAIN)
+        for kind, name in ((TimesFile, TIMES), (TransfersFile, TRANSFERS))
+    )
+    table = pd.DataFrame([time.model_dump() for time in times.times], columns=list(BlockTime.model_fields))
+    layer, transfers = layer_of(times.layer, times.features), moved.transfers
+    return Tables(TimePredictor.fit(layer, table, transfers.through, refuse_outside=refuse_outside), transfers)
+
+
+def read_s4(folder: Path) -> tuple[dict[str, LookupEntry], dict[str, float]]:
+    """S4's two tables, whoever wrote them, once they are found to be whole: entries by "nodes,edges,PU,stage", and MB/s
+    by "PU_stageN", of which there are none where none could be told.
+
+    Raises:
+        GnnlabError: another format, a time or bandwidth that is none, or a cell that is missing: a stage that one of
+            the table's processors has at some of its sizes only; one line.
+    """
+    path = folder / LOOKUP
+    found = _read_study(path, _KEY, "nodes,edges,PU,stage", LookupEntry)
+    if not found:
+        raise GnnlabError(f"{path} is empty; measure first (notebook 05)")
+    keys = {re.fullmatch(_KEY, key).groups() for key in found}
+    sizes, stages = {key[:3] for key in keys}, {key[2:] for key in keys}
+    wanted = {(*size, stage) for size in sizes for processor, stage in stages if processor == size[2]}
+    if lacking := sorted(wanted - keys):
+        raise GnnlabError(f"{path} lacks {','.join(lacking[0])}, which it has at other sizes; measure it (notebook 05)")
+    return found, _read_study(folder / BANDWIDTH, _RATE_KEY, "PU_stageN", Positive)
+
+
+def _read_study(path: Path, pattern: str, form: str, entry: Any) -> dict[str, Any]:
+    data = read_json(path, "write it again")
+    strange = [key for key in data if not re.fullmatch(pattern, key, re.ASCII)] if isinstance(data, dict) else []
+    if strange:
+        raise GnnlabError(f'{path}: key {shown(strange[0])} is not understood; write "{form}"')
+    return _validated(dict[str, entry], data, path, "write it again")
+
+
+_T = TypeVar("_T")
+
+
+def _validated(kind: Callable[..., _T], data: Any, path: Path, remedy: str) -> _T:
+    try:
+        return TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ", ".join(map(str, first["loc"][:4])) or "all of it"
+        raise GnnlabError(f"{path}, {where}: {first['msg']}, got {shown(first['input'])}; {remedy}") from None

@@ -1,0 +1,306 @@
+"""Whole training loops raced to equal score: from the same weights, over the same batches, an epoch each in turns.
+
+    def guide(model, optimizer, batches): ...            # an epoch, any code over batches of rows; gives its mean loss
+    loops = {"guide": Loop(guide, make_model, AdamW), "ours": Loop(ours, make_model, AdamW)}     # the first: baseline
+    raced = race_loops(loops, training, validation, seeds=3, epochs=2, batch_size=256, control="ours")
+    raced.times(), raced.scores(), raced.differences({"ours": "guide"}), raced.memory()          # rows for `Lab.record`
+
+Parity comes first: with dropout off, the first batches must give every loop the baseline's loss. A faster loop counts
+only where its score is seen to be equal, and equal scores only where training got somewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.profiling.memory import profile_memory_usage
+from gnnlab.profiling.sampling import quiet, synchronizer
+from gnnlab.profiling.timing import stopwatch
+from gnnlab.training.objective import Objective, evaluate
+from gnnlab.training.process_group import RankShare
+from gnnlab.training.recipe import why_not
+from gnnlab.training.steps import order, set_dropout
+from gnnlab.workloads.tables import FeatureTable
+
+MARGIN = 0.005  # of a validation score: what is closer is equal
+TRAINED = 0.5  # of the way from a constant answer to the best possible; short of it, equal scores say little
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # as rows name them, and recipes
+TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 2e-2}  # of the loss over the first batches
+STEP = "a step is the loop's epoch over one batch, from its input pipeline to the update, without worker processes"
+MEMORY_STEPS = 6  # of which the memory is measured on CUDA; on a CPU tensors are counted, once
+
+Batches = Sequence[Tensor]  # int64 (B,) each: the rows of the table that make a batch
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training loop: `epoch(model, optimizer, scaler, batches) -> mean loss`, and what it trains with what."""
+
+    epoch: Callable[[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Batches], Tensor]
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    low: torch.dtype | None = None  # that its forward pass runs in; None: float32
+
+    @property
+    def precision(self) -> str:
+        """As rows of the table name it: float32|bfloat16|float16."""
+        return str(self.low or torch.float32).removeprefix("torch.")
+
+    def start(self, seed: int, device: str) -> tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
+        """A model, of the same seed with the same weights for all loops, its optimizer, and the scaler of its losses.
+
+        What an epoch learns in them stays for the next one. The scaler does something in float16 alone.
+        """
+        torch.manual_seed(seed)
+        model = self.model().to(device)
+        scaler = torch.amp.GradScaler(torch.device(device).type, enabled=self.low is torch.float16)
+        return model, self.optimizer(model.parameters()), scaler
+
+
+def race_loops(
+    loops: Mapping[str, Loop],
+    training: FeatureTable,
+    validation: FeatureTable,
+    *,
+    seeds: int,
+    epochs: int,
+    batch_size: int,
+    control: str,
+    device: str = "cpu",
+) -> RacedLoops:
+    """Train every loop for `seeds` x `epochs` epochs, in random order within each; the loop `control` twice (A/A).
+
+    A loop that fails or computes another loss is not timed, and its rows say why. What a loop prepares at its first
+    steps (compiling, choosing) is done before. Raises `GnnlabError` where the baseline or the control fails.
+    """
+    rest = len(training) % batch_size or batch_size  # the last batch of an epoch, as large as it will be
+    first = order(len(training), 0, 0)[: batch_size + rest].split(batch_size)
+    errors, missing = {}, {}
+    base = next(iter(loops))
+    with torch.random.fork_rng(devices=[torch.device(device)] if device != "cpu" else []):
+        try:
+            expected = _first_loss(loops[base], first, device)
+        except Exception as error:
+            raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
+        for name, loop in loops.items():
+            try:
+                if problem := why_not(PRECISIONS[loop.precision], device):
+                    raise Unavailable(problem)
+                errors[name] = abs(_first_loss(loop, first, device) - expected) / abs(expected)
+            except Exception as error:  # whatever a loop of the reader raises: the others still race
+                status = "unavailable" if isinstance(error, Unavailable) else "failed"
+                missing[name] = status, one_line(error)
+                continue
+            if not errors[name] <= TOLERANCES[loop.precision]:
+                reason = f"its loss over the same batches differs from that of {base} by {errors[name]:.1e} relative"
+                missing[name] = "failed", f"{reason}, allowed is {TOLERANCES[loop.precision]:.0e}; it is not timed"
+        if missing.keys() & {base, control}:
+            raise GnnlabError(f"the loops {base!r} and {control!r} are needed: {missing}")
+        running = {name: loop for name, loop in loops.items() if name not in missing}
+        rows = _epochs(running | {CONTROL: loops[control]}, training, validation, seeds, epochs, batch_size, device)
+    known = _known_scores(training, validation)
+    return RacedLoops(dict(loops), control, device, pd.DataFrame(rows), known, errors, missing, first[0])
+
+
+def _first_loss(loop: Loop, batches: Batches, device: str) -> float:
+    """The mean loss over some batches, dropout off."""
+    model, *state = loop.start(0, device)
+    return float(loop.epoch(model.eval(), *state, batches))
+
+
+def _epochs(
+    loops: Mapping[str, Loop],
+    training: FeatureTable,
+    validation: FeatureTable,
+    seeds: int,
+    epochs: int,
+    batch_size: int,
+    device: str,
+) -> list[dict[str, Any]]:
+    random, rows, wait = np.random.default_rng(0), [], synchronizer(device)
+    for seed in range(seeds):
+        started = {name: loop.start(seed, device) for name, loop in loops.items()}
+        for epoch in range(epochs):
+            batches = order(len(training), seed, epoch).split(batch_size)
+            for name in map(str, random.permutation(list(loops))):
+                model, *state = started[name]
+                set_dropout(torch.device(device), seed, epoch)
+                wait()
+                with quiet(), stopwatch() as took:
+                    loss = loops[name].epoch(model.train(), *state, batches)
+                    wait()
+                found = evaluate(Objective(model, device), validation, RankShare())
+                rows.append(
+                    {"form": name, "seed": seed, "epoch": epoch + 1, "ms": took.ms, "loss": float(loss), **found}
+                )
+    return rows
+
+
+@dataclass(frozen=True)
+class RacedLoops:
+    """What became of each loop. `epochs`: a row for each loop, seed and epoch: form, seed, epoch, ms, loss, score, ...
+
+    `known` are scores that need no training, of "constant answer" and, where it is planted, "truth". Frames are for
+    `Lab.record`, named as a row's fields are.
+    """
+
+    loops: dict[str, Loop]
+    control: str
+    device: str
+    epochs: pd.DataFrame
+    known: dict[str, float]
+    errors: dict[str, float]  # relative, of the loss over the first batches
+    missing: dict[str, tuple[str, str]]  # status and reason
+    batch: Tensor
+
+    @property
+    def baseline(self) -> str:
+        return next(iter(self.loops))
+
+    def times(self) -> pd.DataFrame:
+        """ms of an epoch, a sample for each seed and epoch, over the baseline; the control over its own loop.
+
+        "<control>, equal score" is that loop where its score is seen to be the baseline's.
+        """
+        wide = self.epochs.pivot(index=["seed", "epoch"], columns="form", values="ms")
+        noise = wide[self.control].to_numpy(), wide[CONTROL].to_numpy()  # as the ledger recomputes it
+        fields = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
+        rows = [self._row(form, {n: wide[n].to_numpy() for n in wide}, fields, noise) for form in self._forms()]
+        equal = {**next(row for row in rows if row["form"] == self.control), "form": f"{self.control}, equal score"}
+        difference = estimates.summary(self.last(self.control) - self.last(self.baseline), "mean")
+        said = f"validation score minus that of {self.baseline}: {_signed(difference)} over {difference.n} seeds"
+        within = difference.low is not None and max(-difference.low, difference.high) <= MARGIN
+        reason = self._untrained() or (None if within else f"{said}, not within {MARGIN:g}")
+        equal |= {"notes": said} if reason is None else {"status": "unavailable", "reason": reason}
+        return pd.DataFrame([*rows, equal])
+
+    def memory(self) -> pd.DataFrame:
+        """MiB that a step over one batch holds at its peak above model and optimizer, over the baseline.
+
+        A step is the loop's epoch of that one batch, so what its input pipeline holds in this process counts.
+        On CUDA the allocator's, measured for some steps; on a CPU the tensors alive, counted for one.
+        """
+        on_cpu = self.device == "cpu"
+        held = {}
+        with torch.random.fork_rng(devices=[] if on_cpu else [torch.device(self.device)]):
+            for form in (form for form in self._forms() if form not in self.missing):
+                loop = self._loop(form)
+                started = loop.start(0, self.device)
+                loop.epoch(*started, [self.batch])  # what is made once: state of the optimizer
+                steps = range(1 if on_cpu else MEMORY_STEPS)
+                used = [profile_memory_usage(loop.epoch, *started, [self.batch], device=self.device) for _ in steps]
+                held[form] = np.array([stats.rise_mb for stats in used])
+        fields = {"unit": "MiB", "better": "lower", "origin": "measured", "statistic": "median", "notes": STEP}
+        if on_cpu:
+            fields |= {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1}
+        return pd.DataFrame([self._row(form, held, fields) for form in self._forms()])
+
+    def scores(self) -> pd.DataFrame:
+        """The validation score of each loop after each epoch, mean over the seeds; key: epoch."""
+        fields = {"unit": "score", "better": "higher", "origin": "measured", "statistic": "mean"}
+        return pd.DataFrame(
+            {"epoch": epoch, "form": form, "samples": part.sort_values("seed")["score"].to_numpy(), **fields}
+            | {"precision": self._loop(form).precision}
+            for (epoch, form), part in self.epochs.groupby(["epoch", "form"], sort=False)
+        )
+
+    def differences(self, pairs: Mapping[str, str]) -> pd.DataFrame:
+        """Score of a loop minus another's (`pairs`: loop -> other) after the last epoch, paired by seed; key: minus.
+
+        Where training is too near a constant answer there is no difference, but the reason.
+        """
+        rows = []
+        for form, minus in {**pairs, CONTROL: self.control}.items():
+            row = {"minus": minus, "form": form, "unit": "score", "better": "higher", "origin": "measured"}
+            row |= {"statistic": "mean", "precision": self._loop(form).precision, "notes": self.trained()}
+            status, reason = self.missing.get(form, ("unavailable", self._untrained()))
+            if reason is not None:
+                rows.append(row | {"status": status, "reason": reason})
+            else:
+                rows.append(row | {"samples": self.last(form) - self.last(minus)})
+        return pd.DataFrame(rows)
+
+    def last(self, form: str) -> np.ndarray:
+        """The validation score of a loop after the last epoch, (seeds,)."""
+        rows = self.epochs[(self.epochs["form"] == form) & (self.epochs["epoch"] == self.epochs["epoch"].max())]
+        return rows.sort_values("seed")["score"].to_numpy()
+
+    def trained(self) -> str:
+        """What the training of the control's loop reaches, beside what is known."""
+        mean, constant = float(self.last(self.control).mean()), self.known["constant answer"]
+        start = f"training reaches a validation score of {mean:.3f}, a constant answer {constant:.3f}"
+        if "truth" not in self.known:
+            return start
+        return f"{start}, the truth {self.known['truth']:.3f}: {self._share(mean):.0%} of the way"
+
+    def _share(self, score: float) -> float:
+        constant = self.known["constant answer"]
+        return (score - constant) / (self.known["truth"] - constant)
+
+    def _untrained(self) -> str | None:
+        """Why scores are too near a constant answer for their equality to say much; None where they are not.
+
+        Where the best possible score is not known, the mean has to be ten margins above the constant answer.
+        """
+        mean = float(self.last(self.control).mean())
+        if "truth" not in self.known:
+            enough = mean >= self.known["constant answer"] + 10 * MARGIN
+            return None if enough else f"{self.trained()}: less than {10 * MARGIN:g} above it"
+        return None if self._share(mean) >= TRAINED else f"{self.trained()}, {TRAINED:.0%} are needed"
+
+    def _forms(self) -> list[str]:
+        return [*self.loops, CONTROL]
+
+    def _loop(self, form: str) -> Loop:
+        return self.loops[self.control if form == CONTROL else form]
+
+    def _row(
+        self,
+        form: str,
+        samples: Mapping[str, np.ndarray],
+        fields: Mapping[str, Any],
+        noise: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> dict[str, Any]:
+        row = {"form": form, "status": "ok", "precision": self._loop(form).precision, **fields}
+        if form in self.missing:
+            return row | dict(zip(("status", "reason"), self.missing[form], strict=True))
+        row |= {"value": float(samples[form][0])} if "interval" in fields else {"samples": samples[form]}
+        if form == self.baseline:
+            return row
+        base = self.control if form == CONTROL else self.baseline
+        found = estimates.ratio(samples[base], samples[form])
+        if noise is not None and form != CONTROL and found.low is not None:
+            floor = estimates.noise_floor(*noise)
+            found = replace(found, low=found.low / floor, high=found.high * floor)
+        ratio = {"baseline": base, "ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
+        return row | ratio | {"parity_error": self.errors.get(form)}
+
+
+def _signed(found: Estimate) -> str:
+    ends = "no interval" if found.low is None else f"{found.low:+.4f} to {found.high:+.4f}"
+    return f"{found.value:+.4f} ({ends})"
+
+
+def _known_scores(training: FeatureTable, validation: FeatureTable) -> dict[str, float]:
+    """The scores on the validation table of the most frequent class of the training table, and of the truth."""
+    constant = []
+    for spec in training.specs:
+        if spec.kind == "labels":
+            constant.append(0.5)  # the AUROC of one answer for all rows
+            continue
+        frequent = torch.bincount(training.targets[spec.name], minlength=spec.size).argmax()
+        constant.append(float((validation.targets[spec.name] == frequent).double().mean()))
+    known = {"constant answer": float(np.mean(constant))}
+    if validation.best_score is not None:
+        known["truth"] = float(np.mean(list(validation.best_score.values())))
+    return known

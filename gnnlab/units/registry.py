@@ -1,0 +1,104 @@
+"""Every processing unit by name, and which of them can be used here.
+
+    units.all_units()["openvino:CPU"]
+    units.probe(["openvino:GPU"])["openvino:GPU"].why     # tried in a worker: a driver may crash
+    units.usable()                                        # names
+
+A unit of your own is `module:factory`, where factory() returns a `unit.Unit`; that is its name everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from gnnlab import user_code
+from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.units import onnxruntime_units
+from gnnlab.units.openvino_units import OpenVINONPU, OpenVINOUnit
+from gnnlab.units.simulated import GPU, NPU, SCATTERS, SimulatedNPU, SimulatedUnit
+from gnnlab.units.torch_units import CompiledUnit, FastUnit, TorchUnit
+from gnnlab.units.unit import Availability, Loaded, Unit
+from gnnlab.worker import Worker
+
+__all__ = ["Availability", "Loaded", "Unavailable", "Unit", "all_units", "find", "probe", "usable"]
+
+_CPU = ("float32", "bfloat16")
+PROBE_S = 120  # a first torch.compile takes long
+
+
+def all_units() -> dict[str, Unit]:
+    """Every unit that the lab knows, usable here or not, by name."""
+    return dict(_built_in())
+
+
+@lru_cache(maxsize=1)
+def _built_in() -> dict[str, Unit]:
+    units = [
+        OpenVINOUnit("openvino:CPU", "CPU", "openvino", "openvino", precisions=_CPU),
+        OpenVINOUnit("openvino-handbuilt:CPU", "CPU", "openvino", "handbuilt", "bag", precisions=_CPU),
+        OpenVINOUnit("openvino:GPU", "GPU", "openvino", "openvino", precisions=("float32", "float16")),
+        OpenVINONPU("openvino:NPU", "NPU", "openvino", "openvino", static_shapes=True, precisions=("float16",)),
+        *onnxruntime_units.installed(),
+        TorchUnit("torch:CPU", "CPU", "torch", precisions=_CPU),
+        CompiledUnit("torch-compiled:CPU", "CPU", "torch", precisions=_CPU),
+        FastUnit("fast:CPU", "CPU", "torch"),
+        TorchUnit("torch:CUDA", "GPU", "torch", precisions=("float32", "float16", "bfloat16")),
+        SimulatedUnit(
+            "simulated:GPU", "GPU", "simulated", origin="simulated", precisions=("float32", "float16"), constants=GPU
+        ),
+        SimulatedNPU(
+            "simulated:NPU", "NPU", "simulated", origin="simulated", static_shapes=True, precisions=("float16",),
+            constants=NPU, cannot=frozenset(SCATTERS),
+        ),
+    ]  # fmt: skip
+    return {unit.name: unit for unit in units}
+
+
+def find(name: str) -> Unit:
+    """A unit by its name, or one of your own as `module:factory`.
+
+    Raises:
+        GnnlabError: there is no such unit.
+    """
+    if name in _built_in():
+        return _built_in()[name]
+    try:
+        with user_code.importable():
+            found = user_code.call(name, user_code.load(name))
+        why = f"{name} gives a {type(found).__name__}"
+    except GnnlabError as error:
+        found, why = None, str(error)
+    if not isinstance(found, Unit):
+        known = ", ".join(_built_in())
+        raise GnnlabError(f"unit {name!r} is not known; one of {known}, or module:factory for one of your own ({why})")
+    return found
+
+
+def probe(names: Iterable[str] | None = None) -> dict[str, Availability]:
+    """Whether units can be used here, why not and what to install; all of them unless named.
+
+    Each is tried in a worker under a time limit: what crashes or hangs there is not usable, and says so.
+    """
+    wanted = list(all_units() if names is None else names)
+    with Worker() as worker:
+        return {name: probe_by(worker, name) for name in wanted}
+
+
+def probe_by(worker: Worker, name: str, timeout_s: float = PROBE_S) -> Availability:
+    """Try a unit in a worker; one that hangs or crashes there is not usable, and says so."""
+    answer = worker.call(f"{__name__}:probe_here", {"name": name}, timeout_s=timeout_s)
+    if answer.status == "done":
+        return Availability(**answer.value)
+    return Availability(False, answer.reason, "repair or remove its driver" if answer.lost else None)
+
+
+def probe_here(name: str) -> dict[str, Any]:
+    """Try a unit in this process, which its driver may end."""
+    return find(name).probe().to_json()
+
+
+def usable(names: Iterable[str] | None = None) -> list[str]:
+    """The names of those that can be used here."""
+    return [name for name, found in probe(names).items() if found.usable]

@@ -1,0 +1,84 @@
+"""The user's own models and units, named `module:factory`: in the current folder, or installed.
+
+with importable():
+    made = call("my_models:make", load("my_models:make"), data)
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gnnlab.errors import GnnlabError, one_line, shown
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """With the current folder first on `sys.path`, as it is for `python -m`, but not for a console script."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+def load(spec: str) -> Callable[..., Any]:
+    """The function or class that `module:factory` names; within `importable`. Raises `GnnlabError` in one line."""
+    module, _, name = spec.rpartition(":")
+    return _factory(spec, _imported(module), name)
+
+
+def call(spec: str, factory: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a factory makes. Whatever it raises, or arguments that it does not take, is a `GnnlabError` in one line."""
+    try:
+        inspect.signature(factory).bind(*arguments, **options)
+    except TypeError as error:
+        given = ["the graph"] * len(arguments) + [f"{name}=" for name in options]
+        raise GnnlabError(f"{spec} cannot be called with {', '.join(given) or 'nothing'}: {error}") from error
+    except ValueError:
+        pass  # a builtin without a signature: the call itself will tell
+    try:
+        return factory(*arguments, **options)
+    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
+        raise GnnlabError(f"{spec} raised {one_line(error)}") from error
+
+
+def is_users(module: str) -> bool:
+    """Does a module, or the package that it is in, lie in the current folder?"""
+    top = module.partition(".")[0]
+    return Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
+
+
+def _imported(name: str) -> Any:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise GnnlabError(f"{shown(name)} is no name of a module; write module:factory, as in my_models:make")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            here = Path.cwd()
+            raise GnnlabError(f"there is no module {name}: neither installed nor as a file in {here}") from error
+        raise GnnlabError(f"module {name} needs {error.name}, which is not installed") from error
+    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
+        raise GnnlabError(f"module {name} cannot be imported: {one_line(error)}") from error
+
+
+def _factory(spec: str, module: Any, name: str) -> Callable[..., Any]:
+    factory = getattr(module, name, None)
+    if callable(factory):
+        return factory
+    if factory is not None:
+        raise GnnlabError(f"{spec}: {name} is no function or class but {shown(factory)}; name one that makes it")
+    offered = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+    near = difflib.get_close_matches(name, offered, n=3, cutoff=0.4) or offered[:5]
+    hint = f"; near are {', '.join(near)}" if near else ""
+    raise GnnlabError(f"module {module.__name__} has no factory {shown(name)}{hint}")

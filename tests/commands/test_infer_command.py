@@ -1,0 +1,111 @@
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from gnnlab import cli
+from gnnlab.commands import infer as infer_command
+from gnnlab.inference.predictor import Predictor
+from gnnlab.workloads.edge_networks import random_state
+
+STATES = [random_state(nodes, nodes) for nodes in (1, 4, 7)]
+GOOD = [json.dumps(state).encode() for state in STATES]
+BAD_FIELD = json.dumps({"nodes": [{**STATES[0]["nodes"][0], "cpu_util": 1.5}], "links": []}).encode()
+DEEP = b"[" * 200_000
+
+
+@pytest.fixture
+def infer(capsys, monkeypatch):
+    """What `gnnlab infer` answers to lines on standard input: (code, answers, standard error)."""
+
+    def run(lines, *arguments):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\n".join(lines))))
+        code = cli.main(["infer", "--device", "cpu", "--model-type", "dqn", *arguments])
+        out, err = capsys.readouterr()
+        return code, [json.loads(line) for line in out.splitlines()], err
+
+    return run
+
+
+def test_each_line_is_answered_with_the_chosen_node(infer):
+    code, answers, err = infer(GOOD)
+    assert code == 0 and "device cpu: asked for" in err
+    expected = [Predictor("dqn", "cpu").predict(state) for state in STATES]
+    assert [a["node_id"] for a in answers] == [d.node_id for d in expected] and [a["line"] for a in answers] == [
+        1,
+        2,
+        3,
+    ]
+
+
+@pytest.mark.parametrize("bad", [b"nope", b"\xff\xfe", b"[1]", b"3", BAD_FIELD, DEEP, b'{"nodes": NaN}', b"9" * 5000])
+def test_a_bad_line_is_answered_by_an_error_line_and_stops_no_other(infer, tmp_path, bad):
+    lines = [GOOD[0], b"", bad, GOOD[1]]
+    code, answers, _ = infer(lines)
+    assert code == 1 and [a["line"] for a in answers] == [1, 3, 4]
+    assert "error" in answers[1] and "\n" not in answers[1]["error"] and len(answers[1]["error"]) < 400
+    (tmp_path / "states.jsonl").write_bytes(b"\n".join(lines))
+    again = infer([], "--batch", str(tmp_path / "states.jsonl"))
+    assert again[0] == 1 and [a.get("node_id") for a in again[1]] == [a.get("node_id") for a in answers]
+    assert again[1][1] == answers[1]
+
+
+def test_the_message_names_node_and_field(infer):
+    _, answers, _ = infer([BAD_FIELD])
+    assert answers == [{"line": 1, "error": "node 'node_0', field cpu_util: 1.5 given, a number 0..1 is needed"}]
+
+
+def test_answers_come_while_lines_are_still_coming():
+    def lines():
+        yield GOOD[0]
+        raise AssertionError("the second line was read before the first was answered")
+
+    assert next(infer_command.answer_each(Predictor("dqn", "cpu"), lines()))["line"] == 1
+
+
+def test_int8_answers_too_and_no_input_is_no_error(infer, tmp_path):
+    code, answers, _ = infer(GOOD, "--quantize")
+    assert code == 0 and len(answers) == 3
+    assert infer([])[:2] == (0, [])
+    (tmp_path / "empty").write_bytes(b"\n\n")
+    assert infer([], "--batch", str(tmp_path / "empty"))[:2] == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--model-type", "a2c"], "invalid choice: 'a2c'"),
+        (["--device", "tpu"], "device 'tpu': one of auto, cuda, mps, cpu"),
+        (["--batch", "no/such/file"], "cannot read no/such/file"),
+        (["--batch", "x", "--benchmark"], "not allowed with"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line(infer, arguments, part):
+    code, answers, err = infer([], *arguments)
+    assert code == 2 and answers == [] and part in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("precision", [("float32", "fast"), ("int8", "eager")])
+def test_the_benchmark_shows_each_form_with_interval_and_decisions(monkeypatch, precision):
+    for name, value in {"BENCHMARK_STATES": 8, "BENCHMARK_BATCH": 4, "BUDGET_S": 0.02}.items():
+        monkeypatch.setattr(infer_command, name, value)
+    found = infer_command.benchmark("dqn", Predictor("dqn", "cpu", *precision))
+    assert set(found) == {"original", "A/A", "predictor", "predictor, cached", "predictor, batch of 4"}
+    assert infer_command._table(found).row_count == len(found)
+    assert all(raced.times_ms is not None for raced, _ in found.values()) and found["predictor, cached"][1] == 1
+
+
+def test_the_original_path_of_the_benchmark_has_gradients_on_and_chooses_the_best():
+    seen = []
+
+    def model(x, edge_index):
+        seen.append(torch.is_grad_enabled())
+        assert edge_index.shape[1] == 2 * len(STATES[2]["links"])
+        return x[:, 0]
+
+    decision = infer_command.decide_as_the_guide(model, STATES[2])
+    assert seen == [True] and decision.score == max(np.float32(node["cpu_util"]) for node in STATES[2]["nodes"])

@@ -1,0 +1,302 @@
+"""Exported models are right or say that they are not, and are made again exactly when something has changed."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from gnnlab import files
+from gnnlab.errors import GnnlabError
+from gnnlab.export import checking, export, exporters
+from gnnlab.export.artefacts import FAILED, INDEX, WRONG, load_artefacts
+from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
+from gnnlab.export.export import every_combination, export_all
+from gnnlab.export.export import export as export_block
+from gnnlab.openvino_core import openvino_core
+from gnnlab.workloads.graphsage import gat, sage
+
+LAYER = sage(6)
+SIZES = [(20, 40), (20, 60)]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """What a campaign runs, exported once for all tests; they copy it before they change it."""
+    folder = tmp_path_factory.mktemp("exported_models")
+    export_all(LAYER, SIZES, folder, static_sums=True)
+    return folder
+
+
+@pytest.fixture
+def folder(shelf, tmp_path):
+    return shutil.copytree(shelf, tmp_path / "models")
+
+
+def find(folder, first, exporter, nodes=None):
+    """The model of one stage."""
+    wanted = (first, first, exporter, nodes, nodes and 3 * nodes)
+    (found,) = [a for a in load_artefacts(folder) if (a.first, a.last, a.exporter, a.nodes, a.edges) == wanted]
+    return found
+
+
+def built(folder, **options):
+    """A model that is quickly made."""
+    return export_block(options.pop("layer", LAYER), 4, 4, exporter="handbuilt", folder=folder, **options)
+
+
+def test_a_campaign_gets_fourteen_dynamic_models_and_seven_static_ones_a_size_all_right(shelf):
+    made = load_artefacts(shelf)
+    assert all(a.ready and a.parity_error <= 1e-5 for a in made), [a.reason for a in made]
+    assert sum(a.dynamic and a.exporter in ("onnx", "openvino") for a in made) == 14
+    assert sum(not a.dynamic for a in made) == 7 * len(SIZES)
+
+
+def test_stages_that_count_nodes_or_edges_only_share_their_files_over_sizes(shelf):
+    made = [a for a in load_artefacts(shelf) if not a.dynamic]
+    files = {number: {a.path for a in made if a.first == number} for number in LAYER.numbers}
+    assert {number: len(paths) for number, paths in files.items()} == {1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1}
+
+
+def test_static_models_have_every_dimension_bounded_and_read_nothing_for_its_shape(shelf):
+    for made in [a for a in load_artefacts(shelf) if not a.dynamic]:
+        model = openvino_core().read_model(made.path)
+        assert not model.is_dynamic() and len(model.inputs) == len(made.reads) and not made.sized_by
+    reduce = find(shelf, 3, "openvino", 20)
+    assert reduce.reads == ("messages", "edge_index") and reduce.size_bytes < 20_000
+
+
+def test_dynamic_models_know_their_width_and_leave_that_of_shapes_open(shelf):
+    made = find(shelf, 3, "openvino")
+    model = openvino_core().read_model(made.path)
+    assert made.reads == ("messages", "edge_index", "x") and made.sized_by == ("x",)
+    assert [str(port.get_partial_shape()) for port in model.inputs] == ["[?,6]", "[2,?]", "[?,?]"]
+    assert [port.get_any_name() for port in model.inputs] == list(made.reads)
+
+
+def test_what_is_unchanged_is_not_exported_again(folder, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(export, "_written", lambda *_: pytest.fail("exported again"))
+    made = export_all(LAYER, SIZES, folder, static_sums=True)
+    assert not any(a.fresh for a in made)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_asked_to_export_anew_makes_every_model_also_those_of_equal_shapes(tmp_path):
+    layer, sizes = sage(4), [(20, 30), (20, 60)]  # stages 5 to 7 are the same at both
+    once = export_all(layer, sizes, tmp_path)
+    assert any(not a.fresh for a in once)
+    again = export_all(layer, sizes, tmp_path, anew=True)
+    assert all(a.fresh and a.ready and a.seconds > 0 for a in again) and len(again) == len(once)
+    assert {a.key for a in again} == {a.key for a in once}
+    assert not any(a.fresh for a in export_all(layer, sizes, tmp_path))
+
+
+def test_an_export_anew_that_ends_halfway_leaves_every_model(folder, monkeypatch):
+    before = load_artefacts(folder)
+    monkeypatch.setattr(export, "_written", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        export_all(LAYER, SIZES, folder, static_sums=True, anew=True)
+    assert load_artefacts(folder) == before
+
+
+@pytest.mark.parametrize("ending", [".xml", ".bin"])
+def test_a_damaged_or_missing_file_is_noticed_and_made_anew(folder, ending):
+    path = built(folder).path.with_suffix(ending)
+    good = path.read_bytes()
+    for damage in (good[:-1], bytes([good[0] ^ 1]) + good[1:], b"", None):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        with pytest.raises(GnnlabError, match=r"sage-6/4/handbuilt/bag/dynamic in .* missing or damaged"):
+            load_artefacts(folder)
+        assert built(folder).fresh and not built(folder).fresh
+        assert path.exists() and load_artefacts(folder)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no JSON", "other JSON"])
+def test_a_damaged_index_is_not_believed(folder, damage):
+    path = folder / INDEX
+    text = path.read_text()
+    changed = text.replace('"nodes": 20', '"nodes": 21', 1)
+    path.write_text({"cut": text[:300], "changed": changed, "no JSON": "\0", "other JSON": "[1]"}[damage])
+    with pytest.raises(GnnlabError, match="run notebook 04 first"):
+        load_artefacts(folder)
+    assert not built(folder).fresh and len(load_artefacts(folder)) == 1  # found by what it is made from
+
+
+@pytest.mark.parametrize("change", ["weights", "versions", "code", "width"])
+def test_a_change_of_what_a_model_is_made_from_exports_it_anew(folder, monkeypatch, change):
+    def ask(**options):
+        return export_block(options.pop("layer", LAYER), 3, 6, exporter="handbuilt", folder=folder, **options)
+
+    first, options = ask(), {}
+    if change == "weights":
+        options = {"layer": sage(6, seed=1)}
+    elif change == "width":
+        options = {"layer": sage(7)}
+    else:
+        monkeypatch.setattr(export, f"_{change}", lambda: "another")
+    second = ask(**options)
+    assert second.fresh and second.key != first.key
+    assert second.path.exists() and first.path.exists() == (change == "width")  # one model of each name
+    assert len([a for a in load_artefacts(folder) if a.slot == second.slot]) == 1
+
+
+def test_weights_of_other_stages_do_not_matter(folder):
+    assert built(folder).key == built(folder, layer=sage(6, seed=1)).key
+
+
+def test_a_full_disk_leaves_what_was_there_and_is_not_the_models_fault(folder, monkeypatch):
+    before = (folder / INDEX).read_bytes()
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    for module, name in ((exporters, "save"), (files, "write_atomically")):
+        monkeypatch.setattr(module, name, refuse)
+        with pytest.raises((GnnlabError, OSError), match="No space"):
+            export_block(LAYER, 3, 4, exporter="handbuilt", folder=folder)
+        monkeypatch.undo()
+    assert (folder / INDEX).read_bytes() == before and load_artefacts(folder)
+    assert export_block(LAYER, 3, 4, exporter="handbuilt", folder=folder).ready
+
+
+def test_the_legacy_exporter_is_caught_being_wrong_in_silence(tmp_path):
+    made = export_block(LAYER, 3, 3, exporter="onnx-legacy", folder=tmp_path)
+    assert made.status == WRONG and made.parity_error > 0.1 and "repeated targets" in made.reason
+    right = export_block(LAYER, 3, 3, exporter="onnx-legacy", form="scatter_add", folder=tmp_path)
+    assert right.ready
+
+
+def test_a_model_that_cannot_be_converted_says_why_and_is_not_tried_again(tmp_path):
+    made = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path)
+    assert made.status == FAILED and "aten.index_add" in made.reason and "\n" not in made.reason
+    assert made.path is None and not made.size_bytes
+    again = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path)
+    assert again.status == FAILED and not again.fresh
+    static = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path, size=(5, 9))
+    assert static.status == FAILED and "aten.index_add" in static.reason
+
+
+def test_a_wrong_converter_is_caught_on_the_graph_that_shows_it(tmp_path, monkeypatch):
+    """A maximum that starts at zero: right on the first graph, wrong on negative numbers."""
+
+    def positive(block, example, folder):
+        class Positive(type(block)):
+            def forward(self, *tensors):
+                return tuple(t.abs() for t in super().forward(*tensors))
+
+        block.__class__ = Positive
+        exporters.onnx_dynamo(block, example, folder)
+
+    (usual, values), *others = checking.check_graphs(LAYER).items()
+    graphs = {usual: {k: np.abs(v) for k, v in values.items()}, **dict(others)}
+    monkeypatch.setattr(checking, "check_graphs", lambda *_: graphs)
+    monkeypatch.setitem(exporters.TRACING, "onnx", positive)
+    made = export_block(LAYER, 2, 2, exporter="onnx", folder=tmp_path)
+    assert made.status == WRONG and "large negative numbers only" in made.reason
+
+
+def test_the_ir_from_onnx_uses_the_onnx_that_is_there(folder, monkeypatch):
+    monkeypatch.setattr(exporters, "TRACING", {})
+    made = export_block(LAYER, 3, 3, exporter="openvino-onnx", folder=folder)
+    assert made.ready and made.path.suffix == ".xml"
+
+
+def test_converting_reports_nothing_over_the_network_and_leaves_the_environment_alone(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    with exporters.quiet():
+        assert os.environ["CI"] == "true"
+    assert "CI" not in os.environ
+    monkeypatch.setenv("CI", "0")
+    with exporters.quiet():
+        pass
+    assert os.environ["CI"] == "0"
+
+
+def test_a_gat_layer_exports_too_its_maxima_right_on_negative_scores(tmp_path):
+    layer = gat(5, heads=2, channels=3)
+    made = export_block(layer, 4, 4, exporter="onnx", folder=tmp_path)
+    assert made.ready, made.reason
+    assert export_block(layer, 4, 4, exporter="openvino-onnx", folder=tmp_path, size=(9, 20)).ready
+    refused = export_block(layer, 4, 4, exporter="openvino", folder=tmp_path)
+    assert refused.ready or "scatter_reduce" in refused.reason
+
+
+def test_checks_use_another_graph_than_the_traced_one_with_all_that_is_awkward():
+    usual, negative = checking.check_graphs(LAYER).values()
+    nodes, edges = usual["x"].shape[0], usual["edge_index"].shape[1]
+    degree = np.bincount(usual["edge_index"][1], minlength=nodes)
+    assert (nodes, edges) != export.TRACED and degree.max() > 1 and degree.min() == 0 == degree[-1]
+    assert all((negative[name] < 0).all() for name in ("x", "x_j", "messages", "sums", "means", "hidden"))
+    static, _ = checking.check_graphs(LAYER, (20, 60)).values()
+    assert static["x"].shape[0] < 20 and static["edge_index"].shape[1] < 60
+
+
+def test_inputs_that_count_for_their_rows_alone_are_one_column(shelf):
+    made = find(shelf, 3, "onnx")
+    values = checking.check_graphs(LAYER)["large negative numbers only"]
+    fed = checking.feed_for(made, LAYER, values).inputs(values)
+    assert fed["x"].shape == (37, 1) and list(fed) == list(made.reads)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exporter": "tflite"}, "exporter 'tflite' is not known; one of onnx, openvino"),
+        ({"exporter": "onnx", "form": "bag"}, "no form 'bag'; one of index_add, scatter_add"),
+        ({"exporter": "onnx", "size": (5, 5)}, "can be static"),
+        ({"exporter": "handbuilt", "size": (5, 5)}, "can be static"),
+        ({"exporter": "openvino", "size": (0, 5)}, "from 1 node, 1 edge"),
+        ({"exporter": "onnx", "last": 9}, "no block of stages 3..9"),
+    ],
+)
+def test_what_there_is_not_is_refused_in_one_line_before_anything_is_made(options, message, tmp_path):
+    with pytest.raises(GnnlabError, match=message) as found:
+        export_block(LAYER, 3, options.pop("last", 3), folder=tmp_path, **options)
+    assert "\n" not in str(found.value) and not list(tmp_path.iterdir())
+
+
+def test_an_empty_folder_says_which_notebook_to_run(tmp_path):
+    with pytest.raises(GnnlabError, match="run notebook 04 first") as error:
+        load_artefacts(tmp_path / "none")
+    assert "\n" not in str(error.value)
+
+
+def test_a_block_that_hands_on_its_input_is_still_right(tmp_path):
+    with torch.no_grad():
+        values = LAYER.trace(**export.random_inputs(5, 9, 6))
+    exporters.ir_from_torch(LAYER.block(2, 2), [values["x_j"]], tmp_path)
+    (messages,) = checking.loaded(tmp_path / "model.xml", OPENVINO)({"x_j": values["x_j"].numpy()})
+    assert np.array_equal(messages, values["messages"].numpy())
+
+
+def test_a_model_on_one_graph_gives_the_layers_result_padded_or_not(folder):
+    values = checking.check_graphs(LAYER)["repeated targets and isolated nodes"]
+    for size in (None, (40, 100)):
+        out = export.on_graph(LAYER, values, folder, size)()
+        np.testing.assert_allclose(out, values["out"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    quick = [("handbuilt", "bag", OPENVINO), ("handbuilt", "dense", OPENVINO), ("openvino", "index_add", OPENVINO)]
+    quick += [("onnx-legacy", "index_add", runtime) for runtime in (ONNXRUNTIME, OPENVINO)]
+    return every_combination(LAYER, tmp_path_factory.mktemp("models"), blocks=[(1, 5)], combinations=quick)
+
+
+def test_every_combination_says_what_is_wrong_where_sums_are_and_what_cannot_be_converted(judged):
+    wrong = judged[judged["status"] == "failed"]
+    assert set(wrong["form"]) == {f"onnx-legacy, index_add: {runtime}" for runtime in (ONNXRUNTIME, OPENVINO)}
+    assert set(wrong["stage"]) == {"3 REDUCE_SUM", "4 REDUCE_COUNT", "1-5"} and (wrong["parity_error"] > 0.1).all()
+    assert (judged[judged["status"] == "ok"]["value"] <= 1e-5).all()
+    refused = judged[judged["status"] == "unavailable"]
+    assert set(refused["form"]) == {"openvino, index_add: OpenVINO"} and refused["value"].isna().all()
+    assert refused["reason"].str.contains("aten.index_add").all()
+
+
+def test_what_an_exporter_does_not_offer_has_no_row(judged):
+    stages = judged.groupby("form")["stage"].agg(list)
+    assert stages["handbuilt, bag: OpenVINO"] == ["3 REDUCE_SUM", "4 REDUCE_COUNT", "1-5"]
+    assert stages["handbuilt, dense: OpenVINO"] == ["4 REDUCE_COUNT", "1-5"]
+    assert len(stages["onnx-legacy, index_add: OpenVINO"]) == 8

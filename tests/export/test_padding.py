@@ -1,0 +1,82 @@
+"""A padded graph gives what the graph gives; buckets hold what they are for."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnlab.errors import GnnlabError
+from gnnlab.export.padding import POLICIES, bucket, crop, pad
+from gnnlab.workloads.graphsage import gat, random_inputs, sage
+
+LAYERS = [sage(5), gat(5, heads=2, channels=3)]
+counts = st.integers(1, 100_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(LAYERS), st.integers(1, 12), st.integers(1, 30), st.integers(1, 9), st.integers(0, 15))
+def test_padded_equals_unpadded_in_every_value_of_every_stage(layer, nodes, edges, more_nodes, more_edges):
+    with torch.no_grad():
+        values = {k: v.numpy() for k, v in layer.trace(**random_inputs(nodes, edges, 5)).items()}
+        wide = pad(layer, {k: values[k] for k in layer.inputs}, nodes + more_nodes, edges + more_edges)
+        found = layer.trace(**{k: torch.from_numpy(v) for k, v in wide.items()})
+    cropped = crop(layer, {k: v.numpy() for k, v in found.items()}, nodes, edges)
+    for name, value in cropped.items():
+        np.testing.assert_allclose(value, values[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(LAYERS), st.data())
+def test_a_block_of_padded_values_gives_what_the_block_gives(layer, data):
+    first, last = data.draw(st.sampled_from(layer.blocks()))
+    with torch.no_grad():
+        values = {k: v.numpy() for k, v in layer.trace(**random_inputs(7, 19, 5)).items()}
+        block, wide = layer.block(first, last), pad(layer, values, 11, 32)
+        results = block(*(torch.from_numpy(wide[name]) for name in block.reads))
+    cropped = crop(layer, {k: v.numpy() for k, v in zip(block.writes, results, strict=True)}, 7, 19)
+    for name, value in cropped.items():
+        np.testing.assert_allclose(value, values[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_a_graph_of_the_models_own_size_is_left_as_it_is():
+    layer, graph = LAYERS[0], {k: v.numpy() for k, v in random_inputs(4, 9, 5).items()}
+    same = pad(layer, graph, 4, 9)
+    assert all(np.array_equal(same[name], graph[name]) for name in graph)
+
+
+@given(counts, counts, st.sampled_from(POLICIES))
+def test_a_bucket_holds_the_graph_and_a_ghost_where_edges_are_added(nodes, edges, policy):
+    wide_nodes, wide_edges = bucket(nodes, edges, policy)
+    assert wide_nodes >= nodes and wide_edges >= edges
+    assert wide_edges == edges or wide_nodes > nodes
+
+
+@given(counts, counts)
+def test_exact_adds_nothing_steps_an_eighth_at_most_and_powers_less_than_half(nodes, edges):
+    assert bucket(nodes, edges, "exact") == (nodes, edges)
+    for side, wide in zip((nodes + 1, edges), bucket(nodes, edges, "steps"), strict=True):
+        assert wide <= side * 9 / 8 + 1
+    for side, wide in zip((nodes + 1, edges), bucket(nodes, edges, "powers"), strict=True):
+        assert wide < 2 * side and wide & (wide - 1) == 0
+
+
+def test_sizes_in_one_bucket_share_a_model():
+    assert bucket(1797, 24_678, "powers") == (2048, 32_768) == bucket(1500, 20_000, "powers")
+    assert bucket(1797, 24_678, "steps") == (1920, 26_624)
+    assert bucket(1024, 1024, "powers") == (1024, 1024)
+    assert bucket(1024, 1000, "powers") == (2048, 1024)  # the ghost is one node too many
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(3, 20), (9, 8), (4, 10)])
+def test_a_graph_that_does_not_fit_is_refused_in_one_line(nodes, edges):
+    graph = {name: tensor.numpy() for name, tensor in random_inputs(4, 9, 5).items()}
+    with pytest.raises(GnnlabError, match=f"does not fit into {nodes} and {edges}") as error:
+        pad(LAYERS[0], graph, nodes, edges)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [(0, 5, "exact"), (5, 0, "powers"), (5, 5, "tens")])
+def test_a_bucket_that_there_is_not_is_refused(wrong):
+    with pytest.raises(GnnlabError, match=r"exact\|steps\|powers"):
+        bucket(*wrong)

@@ -1,0 +1,156 @@
+"""The cache answers what it was told, within its size and time, and never another state."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gnnlab.errors import GnnlabError
+from gnnlab.inference.prediction_cache import PredictionCache
+from gnnlab.workloads.edge_networks import edges, features, random_state
+
+key = PredictionCache.key
+X = np.array([[0.1, 0.5]], dtype=np.float32)
+EDGES = np.array([[0], [0]])
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def small_arrays():
+    shapes = hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=3)
+    return hnp.arrays(st.sampled_from([np.float32, np.float64, np.int64]), shapes, elements=st.integers(0, 2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(*[small_arrays()] * 4, *[st.sampled_from(["", "a", "ab"])] * 2)
+def test_keys_are_equal_only_where_type_shape_values_and_model_are(x, other_x, e, other_e, model, other_model):
+    def identity(a):
+        return a.dtype, a.shape, a.tolist()
+
+    same = (identity(x), identity(e), model) == (identity(other_x), identity(other_e), other_model)
+    assert (key(x, e, model) == key(other_x, other_e, other_model)) == same
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 2**32 - 1), st.data())
+def test_a_state_that_prints_the_same_has_another_key(nodes, seed, data):
+    state = random_state(nodes, seed)
+    x, edge_index = features(state), edges(state)
+    other = x.copy()
+    place = data.draw(st.integers(0, x.size - 1))
+    other.flat[place] = np.nextafter(other.flat[place], np.float32(np.inf))
+    with np.printoptions(precision=2, suppress=True):
+        if round(float(x.flat[place]), 2) == round(float(other.flat[place]), 2):
+            assert str(x) == str(other)
+    assert key(x, edge_index, "m") != key(other, edge_index, "m")
+
+
+def test_large_states_whose_print_leaves_the_middle_out_have_keys_of_their_own():
+    x = np.zeros((2000, 7), dtype=np.float32)
+    other = x.copy()
+    other[1000, 3] = 1
+    assert str(x) == str(other) and key(x, EDGES, "m") != key(other, EDGES, "m")
+
+
+def test_zero_and_minus_zero_are_two_keys():
+    assert key(np.float32([0.0]), EDGES, "m") != key(np.float32([-0.0]), EDGES, "m")
+
+
+def test_the_layout_in_memory_does_not_matter_but_the_order_of_links_does():
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert key(np.asfortranarray(x), EDGES, "m") == key(x, EDGES, "m") == key(np.repeat(x, 2, axis=0)[::2], EDGES, "m")
+    links = np.array([[0, 1], [1, 0]])
+    assert key(x, links, "m") != key(x, links[:, ::-1], "m")
+
+
+def test_objects_are_no_key():
+    with pytest.raises(GnnlabError, match="an array of object cannot be a key"):
+        key(np.array([[0.5, "a"]], dtype=object), EDGES, "m")
+
+
+def test_hits_and_misses_are_counted():
+    cache = PredictionCache(2, 10)
+    first = key(X, EDGES, "m")
+    assert cache.get(first) is None
+    cache.put(first, 0)
+    assert cache.get(first) == 0 and cache.get(key(X, EDGES, "other")) is None
+    assert (cache.hits, cache.misses, len(cache)) == (1, 2, 1)
+    cache.clear()
+    assert len(cache) == 0 and cache.get(first) is None and cache.hits == 1
+
+
+def test_the_one_used_longest_ago_makes_room():
+    cache = PredictionCache(2, 10)
+    cache.put(b"a", 1)
+    cache.put(b"b", 2)
+    assert cache.get(b"a") == 1
+    cache.put(b"c", 3)
+    assert (cache.get(b"a"), cache.get(b"b"), cache.get(b"c")) == (1, None, 3)
+    cache.put(b"c", 4)  # the same key takes no more room
+    assert (cache.get(b"c"), len(cache)) == (4, 2)
+
+
+def test_what_is_too_old_is_gone():
+    clock = Time()
+    cache = PredictionCache(3, 10, clock=clock)
+    cache.put(b"a", 1)
+    clock.now = 9.0
+    cache.put(b"b", 2)
+    assert cache.get(b"a") == 1  # reading does not make younger
+    clock.now = 10.0
+    assert cache.get(b"a") is None and cache.get(b"b") == 2
+    clock.now = 100.0
+    assert len(cache) == 0 and cache.get(b"b") is None
+
+
+def test_without_a_time_limit_nothing_ages():
+    clock = Time()
+    cache = PredictionCache(1, math.inf, clock=clock)
+    cache.put(b"a", 1)
+    clock.now = 1e12
+    assert cache.get(b"a") == 1
+
+
+def test_an_array_in_the_cache_cannot_be_changed():
+    cache = PredictionCache(1, 10)
+    scores = np.array([1.0, 2.0])
+    cache.put(b"a", (1, scores))
+    scores[0] = 99
+    place, kept = cache.get(b"a")
+    assert place == 1 and kept.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0] = 5
+
+
+def test_many_threads_get_their_own_answers_and_every_look_up_is_counted():
+    cache, wrong = PredictionCache(50, 10), []
+
+    def work(seed):
+        for number in np.random.default_rng(seed).integers(0, 100, size=500).tolist():
+            found = cache.get(b"%d" % number)
+            if found is None:
+                cache.put(b"%d" % number, number)
+            elif found != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and cache.hits + cache.misses == 8 * 500 and len(cache) == 50
+
+
+@pytest.mark.parametrize(("entries", "ttl"), [(0, 1), (1.5, 1), (True, 1), (1, 0), (1, math.nan), (1, "1"), (-1, 1)])
+def test_limits_that_are_none_are_refused(entries, ttl):
+    with pytest.raises(GnnlabError, match="is needed"):
+        PredictionCache(entries, ttl)

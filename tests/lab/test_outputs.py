@@ -1,0 +1,297 @@
+"""Results go to a folder that is theirs alone, one run at a time, and stand whole wherever a process ends."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnnlab import files
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import freshness, outputs, results
+from gnnlab.lab.outputs import only_run
+
+
+def contents(folder):
+    """But for the lock, and files half written, whose writer, this process, still lives."""
+    half = f".gnnlab-{files.digest(platform.node())[:8]}-{os.getpid()}-"
+    found = (p for p in folder.rglob("*") if p.is_file() and p.name != files.LOCK and half not in p.name)
+    return {path.relative_to(folder).as_posix(): path.read_text(errors="replace") for path in found}
+
+
+# ---- whose folder it is
+
+
+def git(folder, *arguments):
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A git repository with three tracked folders."""
+    for file in ("gnnlab/a.py", "notebooks/01_a.ipynb", "outputs/README.md"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("tracked")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    return tmp_path
+
+
+def refusal(folder):
+    """The one line that refuses a folder, in which nothing was written."""
+    before = contents(folder)
+    with pytest.raises(GnnlabError) as error, only_run(folder):
+        pytest.fail("it is not for results")
+    assert contents(folder) == before and len(str(error.value).splitlines()) == 1
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", [".git", ".git/new", ".git/refs/heads"])
+def test_git_s_own_folder_is_refused(repository, name):
+    assert "lies in .git" in refusal(repository / name)
+
+
+@pytest.mark.parametrize("name", [".", "gnnlab", "notebooks", "outputs"])
+def test_a_folder_with_files_that_git_tracks_is_refused(repository, name):
+    (repository / name / "runs.json").write_text("{}")
+    assert "holds files that git tracks" in refusal(repository / name)
+
+
+def test_a_folder_with_files_that_git_tracks_below_a_name_of_ours_is_refused(repository):
+    (repository / "new/tables").mkdir(parents=True)
+    (repository / "new/tables/a.csv").write_text("tracked")
+    git(repository, "add", ".")
+    assert "holds files that git tracks" in refusal(repository / "new")
+
+
+def test_a_folder_with_files_of_someone_is_refused(tmp_path):
+    for file in ("Documents/thesis.tex", "figures/a.png", "12_months.json", "01_a.ipynb"):
+        (tmp_path / "home" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "home" / file).write_text("mine")
+    assert "is not empty and holds no results of gnnlab (01_a.ipynb is there)" in refusal(tmp_path / "home")
+
+
+EARLY = ["by_hand", "exported_models", "stages", "tables", ".02_b.done", ".02_b.new", ".new-1-2-x"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "a record", "a result", *EARLY])
+def test_a_new_an_empty_and_a_folder_of_results_are_taken(repository, result_file, left):
+    folder = repository / "outputs/quick"
+    (folder / (left if left in EARLY else "")).mkdir(parents=True)
+    if left == "a record":
+        freshness.write_runs(folder, freshness.Runs())
+    if left == "a result":
+        results.write(folder / "02_b.failed.json", result_file(status="failed", reason="no luck"))
+    for _ in range(2):
+        with only_run(folder):
+            pass
+
+
+def test_a_second_run_is_refused_in_one_line_that_names_the_first(tmp_path):
+    code = f"from pathlib import Path\nfrom gnnlab.lab.outputs import only_run\nfolder = Path({str(tmp_path)!r})\n"
+    code += "with only_run(folder): pass"
+    with only_run(tmp_path):
+        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"process {os.getpid()}, started" in second.stderr and "runs notebooks into" in second.stderr
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
+    tmp_path.chmod(0o500)
+    assert "could not write to" in refusal(tmp_path / "new")
+
+
+# ---- whole or not at all
+
+
+def make(place, result_file, run):
+    """What a run of notebook 01_a leaves at `place`."""
+    figure = {"name": "a", "title": "t", "alt": "x", "png": "figures/a.png", "svg": "figures/a.svg"}
+    for name in ("figures/a.png", "figures/a.svg", "01_a.ipynb", "01_a.samples.parquet"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(run)
+    results.write(place / "01_a.json", result_file(run=run, notebook="01_a", figures=[figure]))
+    result = results.read(place / "01_a.json")
+    return freshness.record(result, place / "01_a.json", {"code": {"a.py": run}}, 1.0)
+
+
+@pytest.fixture
+def folder(tmp_path, result_file):
+    """Results of a run, and files of someone beside them."""
+    folder = tmp_path / "quick"
+    outputs.commit(*staged(folder, result_file, "earlier"))
+    for name in ("01_a.notes", ".01_a.json.x1.tmp", "figures/b.png", "02_b.json", "runs/notes"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    (folder / "01_a.failed.json").write_text("failed")
+    return folder
+
+
+def staged(folder, result_file, run):
+    """The arguments of `commit` for a run that has ended."""
+    place = outputs.stage(folder, "01_a")
+    record = make(place, result_file, run)
+    return place, folder, "01_a", record
+
+
+def test_new_results_replace_the_earlier_ones_and_what_failed(folder, result_file):
+    before = contents(folder)
+    outputs.commit(*staged(folder, result_file, "new"))
+    after = contents(folder)
+    assert after.pop("figures/a.png") == after.pop("01_a.ipynb") == "new" and "01_a.failed.json" not in after
+    assert results.read(folder / "01_a.json").run == "new"
+    assert set(after) == set(before) - {"figures/a.png", "01_a.ipynb", "01_a.failed.json"}
+    assert freshness.read_runs(folder)[0].runs["01_a"].fingerprint == {"code": {"a.py": "new"}}
+
+
+def test_one_run_more_keeps_the_one_before_and_a_run_anew_drops_them_all(folder, result_file):
+    for run in ("second", "third"):
+        outputs.commit(*staged(folder, result_file, run), more=True)
+    assert [results.read(path).run for path in results.further_runs(folder, "01_a")] == ["earlier", "second"]
+    assert (folder / "runs/01_a.2.samples.parquet").read_text() == "second"
+    outputs.commit(*staged(folder, result_file, "anew"))
+    assert [path.name for path in (folder / "runs").iterdir()] == ["notes"]
+
+
+def test_results_that_no_run_recorded_leave_the_further_runs(folder, result_file):
+    outputs.commit(*staged(folder, result_file, "second"), more=True)
+    outputs.commit(*staged(folder, result_file, "by papermill")[:3])
+    assert [results.read(path).run for path in results.further_runs(folder, "01_a")] == ["earlier"]
+
+
+def test_what_someone_changed_or_added_among_further_runs_is_set_aside_or_left(folder, result_file):
+    for run in ("second", "third"):
+        outputs.commit(*staged(folder, result_file, run), more=True)
+    mine = {f"runs/{name}": "mine" for name in ("01_a.2026 notes.txt", "01_a.2026 notes.json", "01_a.1.json.changed-1")}
+    mine["runs/01_a.2.json"] = "mine, too"
+    for name, text in mine.items():
+        (folder / name).write_text(text)
+    outputs.commit(*staged(folder, result_file, "fourth"), more=True)  # takes the number of the one that is changed
+    assert [results.read(path).run for path in results.further_runs(folder, "01_a")] == ["earlier", "third"]
+    mine["runs/01_a.2.json.changed-1"] = mine.pop("runs/01_a.2.json")
+    assert contents(folder).items() >= mine.items()
+    (folder / "runs/01_a.1.json").write_text("edited")
+    outputs.commit(*staged(folder, result_file, "anew"))
+    mine["runs/01_a.1.json.changed-2"] = "edited"
+    samples = {f"runs/01_a.{k}.samples.parquet.changed-1": run for k, run in ((1, "earlier"), (2, "second"))}
+    now = {name: text for name, text in contents(folder).items() if name.startswith("runs/")}
+    assert now == mine | samples | {"runs/notes": "mine"}
+
+
+def test_no_file_is_cleared_for_its_name_alone(tmp_path):
+    with only_run(tmp_path):
+        pass
+    for file in ("01_a.running.ipynb", "draft.running.notes/a.txt", ".01_a.json.x1.tmp", ".12_months.new"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("mine")
+    (tmp_path / "01_a.running.earlier").mkdir()
+    before = contents(tmp_path)
+    with only_run(tmp_path):
+        pass
+    assert contents(tmp_path) == before and (tmp_path / "01_a.running.earlier").is_dir()
+
+
+def test_what_a_system_refuses_is_one_line(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / ".01_a.new").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    assert "could not write to" in refusal(tmp_path)
+
+
+def test_results_are_younger_than_what_was_rendered_while_they_waited(folder, result_file):
+    arguments = staged(folder, result_file, "new")
+    os.utime(arguments[0] / "01_a.json", (1, 1))
+    (folder / "01_a.html").write_text("rendered")
+    outputs.commit(*arguments)
+    assert (folder / "01_a.json").stat().st_mtime >= (folder / "01_a.html").stat().st_mtime
+
+
+def test_a_run_that_ends_nowhere_leaves_all_as_it_was(folder, result_file):
+    before = contents(folder)
+    staged(folder, result_file, "half")
+    with only_run(folder):
+        pass
+    assert contents(folder) == before
+
+
+def test_what_failed_stands_beside_the_earlier_results(folder, result_file):
+    before = contents(folder)
+    place = outputs.stage(folder, "01_a")
+    (place / "01_a.ipynb").write_text("{}")
+    failed = result_file(notebook="01_a", status="failed", reason="no luck")
+    assert outputs.fail(place, folder, "01_a", failed) == folder / "01_a.failed.ipynb"
+    assert outputs.fail(outputs.stage(folder, "01_a"), folder, "01_a", failed) is None
+    after = contents(folder)
+    assert results.read(folder / "01_a.failed.json").reason == "no luck"
+    assert {k: v for k, v in after.items() if "failed" not in k} == {
+        k: v for k, v in before.items() if "failed" not in k
+    }
+
+
+class Killed(BaseException):
+    """The process ends: nothing of it runs on."""
+
+
+def kill_at(monkeypatch, call, when):
+    """Let the process end before change number `when` of a file that `call` makes; whether it got so far."""
+    allowed = [when]
+
+    def counted(real):
+        def change(*arguments, **options):
+            allowed[0] -= 1
+            if allowed[0] < 0:
+                raise Killed
+            return real(*arguments, **options)
+
+        return change
+
+    for owner, name in ((Path, "unlink"), (Path, "replace"), (Path, "rename"), (Path, "mkdir"), (shutil, "rmtree")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    monkeypatch.setattr(files, "write_json", counted(files.write_json))
+    try:
+        call()
+    except Killed:
+        return True
+    finally:
+        monkeypatch.undo()
+    return False
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_wherever_the_process_ends_the_earlier_results_stand_or_the_new_ones_do(
+    folder, result_file, monkeypatch, tmp_path, more
+):
+    outputs.commit(*staged(folder, result_file, "second"), more=True)  # so that there is a further run to lose
+    before = contents(folder)
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    outputs.commit(*staged(whole, result_file, "new"), more=more)
+    new, ended, killed, stood = contents(whole), 0, True, False
+    while killed:
+        place = shutil.copytree(folder, tmp_path / f"killed {ended}")
+        arguments = staged(place, result_file, "new")
+        killed = kill_at(monkeypatch, lambda a=arguments: outputs.commit(*a, more=more), ended)
+        with only_run(place):
+            pass
+        now = contents(place)
+        for each in (now, new):
+            each.pop("runs.json")  # holds the time of the record
+        stands = now == new
+        if not stands:
+            assert now == {k: v for k, v in before.items() if k != "runs.json"} and not stood, ended
+        assert (
+            freshness.why_again("01_a", place, freshness.read_runs(place)[0].runs["01_a"], FINGERPRINTS[stands]) is None
+        )
+        new, stood, ended = contents(whole), stood or stands, ended + 1
+    assert stood and ended > 6
+
+
+FINGERPRINTS = {
+    stands: {**{part: {} for part in freshness.PARTS}, "code": {"a.py": run}}
+    for stands, run in ((True, "new"), (False, "second"))
+}

@@ -1,0 +1,226 @@
+"""What a Study draws, shows and says is of its rows, and only of those that were kept."""
+
+import pandas as pd
+import pytest
+from matplotlib.patches import Rectangle
+from table_rows import TORCH
+
+from gnnlab.errors import GnnlabError
+from gnnlab.lab.plot_style import MUTED
+from gnnlab.lab.study import Study
+from gnnlab.lab.table import Table, row
+
+FIELDS = TORCH | {"unit": "ms", "better": "lower", "statistic": "median", "interval": "95 % confidence", "n": 9}
+
+
+class Shown:
+    """In place of a session: keeps what would be shown."""
+
+    def __init__(self):
+        self.figures, self.said = {}, []
+
+    def figure(self, fig, name, *, alt, key=False):
+        self.figures[name] = (fig, alt)
+
+    def say(self, *sentences):
+        self.said += sentences
+
+
+def study(*rows):
+    """A study named "cells" of rows given by their fields."""
+    table = Table()
+    for given in rows:
+        value = given.get("value")
+        ends = {} if value is None else {"low": value * 0.9, "high": value * 1.1}
+        table.put(row(study="cells", **{"origin": "measured", **FIELDS, **ends, **given}))
+    return Study("cells", table, Shown())
+
+
+def cells():
+    """Two stages at two sizes on two units; one simulated, one without a number."""
+    rows = []
+    for unit, factor in (("torch", 1.0), ("npu", 0.5)):
+        for stage, time in (("GATHER", 0.01), ("UPDATE", 5.0)):
+            for size in ("10/20", "100/200"):
+                keys = {"stage": stage, "size": size}
+                rows.append({"form": unit, "keys": keys, "value": time * factor * (10 if size[2] == "0" else 1)})
+    rows[-1] |= {"origin": "simulated"}
+    rows[-2] = {"form": "npu", "keys": rows[-2]["keys"], "status": "failed", "reason": "no such kernel"}
+    return study(*rows)
+
+
+def drawn(found, name):
+    return found._lab.figures[name]
+
+
+def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
+    found = cells()
+    found.heat(row="stage", column="size")
+    fig, alt = drawn(found, "cells-heat")
+    torch, npu, bar = fig.axes
+    assert [ax.get_title(loc="left") for ax in (torch, npu)] == ["torch", "npu ★"]
+    assert [text.get_text() for text in npu.texts] == ["0.005", "0.05", "–", "25"]
+    assert sum(isinstance(patch, Rectangle) and bool(patch.get_hatch()) for patch in npu.patches) == 1
+    shades = torch.collections[0].get_array()
+    assert shades[0, 0] == pytest.approx(2) and shades[1, 0] == pytest.approx(1)  # of the least of each row
+    assert (
+        "row's least" in bar.get_ylabel()
+        and "time (ms)" in fig.legends[0].texts[0].get_text()
+        and "stage" in alt
+        and "size" in alt
+    )
+    assert fig.get_suptitle().startswith("Cells: from 0.005 ms")
+    assert [label.get_text() for label in torch.get_xticklabels()] == ["10/20", "100/200"]
+
+
+def test_marks_show_the_worst_of_a_field_and_list_the_reasons():
+    found = cells()
+    found.marks(row="form", column="stage")
+    fig, alt = drawn(found, "cells-marks")
+    assert "fails" in [text.get_text() for text in fig.axes[0].texts]
+    assert "3 ok, 1 failed" in fig.get_suptitle() and "3 ok, 1 failed" in alt
+    assert found._lab.said == ["- failed: no such kernel (npu × UPDATE)"]
+
+
+def test_a_scatter_of_two_forms_pairs_them_by_cell_and_draws_the_line_of_equality():
+    found = cells()
+    found.scatter(x="torch", y="npu")
+    fig, alt = drawn(found, "cells-scatter")
+    ax = fig.axes[0]
+    assert (
+        sum(len(line.get_xdata()) for line in ax.lines if line.get_marker() in ("o", "*")) == 3
+    )  # one of the four cells has no number
+    assert ax.get_xlabel() == "torch (ms)" and "equality" in alt
+    assert "both are equal" in [text.get_text() for text in fig.legends[0].texts]
+
+
+def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
+    rows = [{"form": form, "keys": {"mib": 2.0**n}, "value": n + 1.0} for form in "ab" for n in range(4)]
+    found = study(*rows)
+    found.scatter(x="mib", y="value")
+    fig, _ = drawn(found, "cells-scatter")
+    assert [text.get_text() for text in fig.legends[0].texts] == ["a", "b"]
+    with pytest.raises(GnnlabError, match="no form, key or field 'gib'; forms: a, b"):
+        found.scatter(x="gib", y="value")
+
+
+def test_a_scatter_of_forms_without_a_common_cell_is_said_and_not_drawn():
+    found = study(*({"form": form, "keys": {"size": form}, "value": 1.0} for form in "ab"))
+    found.scatter(x="a", y="b")
+    assert found._lab.said == ["Cells: a and b have no cell in common."] and not found._lab.figures
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda found: found.plot("value", x="size"), lambda found: found.scatter(x="size", y="value")]
+)
+def test_an_axis_of_words_is_refused(draw):
+    with pytest.raises(GnnlabError, match="size is no number \\('10/20'\\)"):
+        draw(cells())
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda found: found.plot("value"),
+        lambda found: found.plot("samples"),
+        lambda found: found.heat(row="form", column="mib"),
+        lambda found: found.scatter(x="a", y="b"),
+        lambda found: found.scatter(x="mib", y="value"),
+    ],
+)
+def test_a_figure_has_one_unit(draw):
+    rows = [
+        {"form": form, "keys": {"mib": 1, "of": unit}, "value": 1.0, "unit": unit}
+        for form in "ab"
+        for unit in ("ms", "B")
+    ]
+    found = study(*rows)
+    with pytest.raises(GnnlabError, match="cells is in ms and B: one figure has one unit"):
+        draw(found)
+    assert found.finding() == "Cells: 4 numbers in ms and B"
+    found.only(unit="B").plot("value")
+    assert drawn(found, "cells-B")[0].axes[0].get_xlabel() == "cells (B)"
+
+
+@pytest.mark.parametrize(
+    ("better", "label"), [("higher", "times as fast"), ("lower", "times as long"), ("neither", "cells")]
+)
+def test_a_factor_says_of_what(better, label):
+    found = study({"form": "a", "value": 2.0, "unit": "x", "better": better})
+    found.plot("value")
+    assert drawn(found, "cells")[0].axes[0].get_xlabel() == f"{label} (x)"
+
+
+def test_many_kept_forms_do_not_fill_title_and_name():
+    found = study(*({"form": f"form {n}", "value": 1.0 + n} for n in range(5)))
+    for first in (0, 1):
+        found.only(form=[f"form {n}" for n in (first, 2, 3, 4)]).plot("value")
+    assert len(found._lab.figures) == 2 and all(len(name) < 45 for name in found._lab.figures)
+    assert "Cells, form form 1, form 2 and 2 more:" in drawn(found, list(found._lab.figures)[1])[0].get_suptitle()
+
+
+def test_marks_leave_the_control_out_and_group_what_has_one_reason():
+    lost = {"status": "unavailable", "reason": "no NPU"}
+    rows = [{"form": f, "keys": {"stage": s}, **lost} for f in ("npu", "npu 2") for s in "abc"]
+    rows += [{"form": "A/A", "keys": {"stage": s}, **lost} for s in "abc"]
+    rows += [{"form": "gpu", "keys": {"stage": s}, **lost} for s in "ab"] + [
+        {"form": "gpu", "keys": {"stage": "c"}, "value": 1.0}
+    ]
+    found = study(*rows)
+    found.marks(row="form", column="stage")
+    assert found._lab.said == ["- unavailable: no NPU (npu, npu 2 × every stage; gpu × a, b)"]
+    fig, _ = drawn(found, "cells-marks")
+    looks = {h.get_label(): h.get_color() for h in fig.legends[0].legend_handles}
+    assert looks["unavailable"] == MUTED != looks["ok"]
+
+
+def test_a_table_has_one_column_of_values_and_says_at_its_end_why_there_is_none():
+    shown = cells().shown()
+    assert list(shown.columns) == ["size", "form", "median (ms)", "n", "origin", "why"]
+    failed = shown[shown["why"] != ""]
+    assert failed[["form", "median (ms)", "n", "why"]].to_numpy().tolist() == [["npu", "failed", "0", "no such kernel"]]
+
+
+def test_only_keeps_rows_by_key_and_field_and_says_so():
+    found = cells()
+    part = found.only(stage="UPDATE").only(form=["torch"])
+    assert [row.value for row in part.rows] == [5.0, 50.0] and len(part.frame) == 2
+    said = "Cells, stage UPDATE, form torch: from 5 ms (10/20, torch) to 50 ms (100/200, torch)"
+    assert part.finding() == said
+    part.plot("value")
+    assert list(found._lab.figures) == ["cells-UPDATE-torch"]
+    assert not found.only(stage="nothing").rows
+    with pytest.raises(GnnlabError, match="cells has no key or field 'stge'; its keys: size, stage"):
+        found.only(stge="UPDATE")
+
+
+def test_bars_by_another_field_than_the_form():
+    rows = [{"form": "copy", "keys": {"unit_of": u, "mib": m}, "value": 1.0 + m} for u in ("a", "b") for m in (1, 2)]
+    found = study(*rows)
+    found.plot("value", by="unit_of")
+    fig, _ = drawn(found, "cells")
+    assert [text.get_text() for text in fig.legends[0].texts] == ["a", "b"]
+    assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["MiB 1", "MiB 2"]
+
+
+def test_more_forms_than_looks_are_one_bar_each():
+    rows = [{"form": f"form {n}", "keys": {"size": s}, "value": 1.0 + n} for n in range(9) for s in ("1/1", "2/2")]
+    found = study(*rows)
+    found.plot("value")
+    assert len(drawn(found, "cells")[0].axes[0].get_yticklabels()) == 18
+
+
+def test_nothing_measured_is_said_and_not_drawn():
+    found = study({"form": "npu", "status": "unavailable", "reason": "no NPU"})
+    for draw in (found.plot, lambda: found.heat(row="form", column="device"), lambda: found.scatter(x="n", y="value")):
+        draw()
+    assert found._lab.said == ["Cells: nothing was measured."] * 3 and not found._lab.figures
+    assert "no NPU" in found.shown().to_string()
+    found.marks(row="form", column="device")
+    assert list(found._lab.figures) == ["cells-marks"]
+    found.only(form="cpu").marks(row="form", column="device")
+    assert found._lab.said[-1] == "Cells, form cpu: nothing was measured."
+
+
+def test_a_study_without_rows_says_so():
+    assert isinstance(study().shown(), pd.DataFrame) and study().finding() == "Cells: nothing was measured"

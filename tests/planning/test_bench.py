@@ -1,0 +1,162 @@
+"""Plans tried out, small and in threads: contention, a ranking with measured calls, streams, charts, a lookup."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from one_table import Recorder
+from synthetic_costs import Line, Predicted
+
+from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.sizes import GraphSize
+from gnnlab.errors import GnnlabError, ParityError
+from gnnlab.lab import plot_plans
+from gnnlab.planning.bench import SHORTLIST, Bench
+from gnnlab.planning.comparison import Comparison
+from gnnlab.planning.execution import Graph
+from gnnlab.planning.lanes import Lanes
+from gnnlab.planning.plans import parse
+from gnnlab.planning.table_costs import TableCosts
+from gnnlab.workloads import graphs
+
+CPU, GPU = UNITS = ("plan_units:cpu", "plan_units:gpu")
+LAYER = layer_of("sage", 8)
+MINE = parse(f"1-2 on {GPU}, 3-7 on {CPU}")
+
+
+def costs():
+    return TableCosts(LAYER, Predicted(UNITS, LAYER), Line(), UNITS)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with Bench(costs(), "", lanes=Lanes(processes=False), count=4, cores=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def trial(bench):
+    return bench.at(GraphSize(60, 200), [MINE])
+
+
+@pytest.fixture(scope="module")
+def lab(trial):
+    """What a notebook records of one race."""
+    made = Recorder()
+    plans = [trial.ranking.one_unit, MINE, *trial.ranking.contenders()]
+    forms = {plan.words(): trial.stream(plan) for plan in plans}
+    about = {plan.words(): trial.about(plan) for plan in plans}
+    made.race("executed_plans", forms, {trial.size: ()}, key="size", budget_s=0.2, of_form=about, per=4)
+    return made
+
+
+def test_contention_is_measured_and_plans_are_ranked_with_it(bench, trial):
+    assert trial.pair == (CPU, GPU) and len(trial.ratios) == 12
+    assert trial.planner.machine.slowdown == trial.slowdown == max(1, np.median(trial.ratios)) == bench.slowdown
+    row = Recorder().record("contention", trial.contention(), keys=["size"]).rows[0]
+    assert (row.n, row.unit, row.threads, row.keys) == (12, "x", 2, {"size": "60/200"})
+
+
+def test_calls_of_the_best_plans_are_measured_where_the_tables_only_guess(bench, trial):
+    best = trial.ranking.table(trial.ranking.top(SHORTLIST))
+    assert (best["origin"] == "measured").any() and bench.costs.measured and not bench.tables_alone.measured
+    mine = {(s.unit, c.first, c.last, c.nodes, c.edges)
+            for group in trial.ranking.steps[trial.ranking.place(MINE)] for s in group for c in s.calls}  # fmt: skip
+    assert mine <= set(bench.costs.measured)
+
+
+def test_a_stream_is_held_against_the_plain_layer_before_it_is_timed(trial, monkeypatch):
+    assert trial.stream(MINE)().shape == (60, 8)
+    monkeypatch.setattr(Graph, "through", lambda self, layer: np.ones((60, 8), np.float32))
+    with pytest.raises(ParityError):
+        trial.stream(MINE)
+
+
+def test_a_race_of_plans_records_what_ran_under_what(lab, trial):
+    rows = {row.form: row for row in lab.study("executed_plans").rows}
+    chosen, alone = rows[trial.chosen.words()], rows[trial.ranking.one_unit.words()]
+    assert {MINE.words(), "A/A"} <= rows.keys() and {row.origin for row in rows.values()} == {"measured"}
+    assert "the chosen plan" in chosen.notes and alone.threads == rows["A/A"].threads == 1
+    assert rows[MINE.words()].threads == 2 and rows[MINE.words()].runtime.startswith("torch ")
+    assert {row.n for row in rows.values()} == {chosen.n} and chosen.n >= 12  # half of the rounds have an interval
+
+
+def test_the_same_streams_are_predicted_with_and_before_what_was_measured(lab, trial):
+    raced = Comparison(lab.study("executed_plans"), {trial.size: trial})
+    assert set(raced.predicted["form"]) == set(raced.executed["form"]) and raced.predicted["chosen"].sum() == 1
+    assert set(raced.predicted["fitted"]) == {"no"} and set(raced.predicted["origin"]) == {"predicted"}
+    assert (raced.predicted["table_low"] < raced.predicted["table_high"]).all()
+    names = {"predicted_plans": ["size"], "plan_error": ["size", "plan"], "plan_coverage": ["size", "plan", "fitted"]}
+    frames = (raced.predicted, raced.errors(), raced.coverage())
+    for (name, keys), frame in zip(names.items(), frames, strict=True):
+        assert len(lab.record(name, frame, keys=keys).rows) == len(raced.executed)
+    both = lab.record("plan_times", raced.beside(), keys=["size", "plan"]).rows
+    assert {(row.form, row.origin.value) for row in both} == {("executed", "measured"), ("predicted", "predicted")}
+
+
+def test_a_stream_is_charted_and_its_flow_told_predicted_beside_executed(trial):
+    chart = trial.chart(MINE)
+    assert list(dict.fromkeys(chart["panel"])) == ["predicted", "executed"] and chart["graph"].nunique() == 4
+    figure = plot_plans.gantt(chart, UNITS)
+    assert [ax.get_title(loc="left")[:9] for ax in figure.axes] == ["predicted", "executed"]
+    fills = [{p.get_facecolor() for p in ax.patches} for ax in figure.axes]
+    assert len(fills[0]) == 1 < len(fills[1])  # what was measured is filled in the colours of its units
+    rows = Recorder().record("flow", trial.flow(MINE), keys=["what"]).rows
+    assert {row.keys["what"] for row in rows} >= {"from graph to graph", f"idle: {CPU}", f"idle: {GPU}"}
+    assert {(row.form, row.origin.value) for row in rows} == {("predicted", "simulated"), ("executed", "measured")}
+    one, others = chart[chart["unit"] == max(UNITS)], ["zzz:CPU", *UNITS]
+    edges = [{p.get_edgecolor() for ax in plot_plans.gantt(one, u).axes for p in ax.patches} for u in ((), others)]
+    assert edges[0] != edges[1]  # its colour is its place among all, as in the picture of all plans
+
+
+def test_every_plan_is_in_the_picture_of_the_plans(trial):
+    ranking = trial.ranking
+    table = ranking.table(marks={"best single unit": ranking.one_unit, "by hand": MINE})
+    figure = plot_plans.space(table)
+    assert len(figure.axes) == 2 and f"Of {len(ranking.plans)} plans" in figure.get_suptitle().replace("\n", " ")
+    with pytest.raises(GnnlabError, match="no column"):
+        plot_plans.space(table.drop(columns="blocks"))
+
+
+def test_handing_over_is_measured_where_something_is_handed_over(trial):
+    gaps = trial.hand_over(graphs=3)
+    assert len(gaps) == 3 * sum(len(block.units) for block in trial.chosen.blocks[1:])
+
+
+def test_streams_of_one_size_are_open_at_a_time_and_open_again(bench, trial):
+    other = bench.at(GraphSize(30, 80))
+    assert not trial._open and bench.slowdown == np.median([trial.slowdown, other.slowdown])
+    trial.stream(MINE)
+    assert trial._open and not other._open
+
+
+def test_a_graph_that_comes_is_looked_up_and_carried_out_whole_and_in_parts(bench, trial, tmp_path):
+    choice = bench.compiled(tmp_path / "plans.json").choose(40, 90)
+    graph = graphs.load("karate")
+    done = [bench.carry_out(choice.plan, graph, parts) for parts in (1, 3)]
+    assert all(found.parity_error < 1e-5 and found.out.shape == (34, 8) for found in done)
+    lab = Recorder()
+    for row in (choice.row(), *(found.row() for found in done)):
+        lab.record("at_run_time", pd.DataFrame([row]), keys=["size"])
+    rows = lab.study("at_run_time").rows
+    assert [(row.origin.value, row.n, row.interval.value) for row in rows] == [
+        ("predicted", 400, "90 % prediction"), ("measured", 1, "none"), ("measured", 1, "none")
+    ]  # fmt: skip
+
+
+def test_machines_that_are_not_here_are_simulated_and_say_so(bench):
+    host = costs().only(CPU)
+    machines = [host.with_simulated(), host.with_simulated().with_bandwidth(0.5), host.with_simulated(npu_cannot=())]
+    rankings = [bench.planner(machine, 1.0).rank(1000, 5000) for machine in machines]
+    first, half, able = (ranking.rows({"chosen": ranking.chosen, "one": ranking.one_unit}) for ranking in rankings)
+    assert half["value"][0] > first["value"][0] and (first["value"][0] <= first["value"][1] * 1.01)
+    assert any(parse(p).units == ("simulated:NPU",) for p in rankings[2].table()["plan"]) and len(able) == 2
+    assert "simulated" in first["runtime"][0] or CPU in rankings[0].chosen.units
+
+
+def test_plans_are_counted_by_the_documents_rules_and_its_npu():
+    """28 is what an NPU without two stages leaves; S4's runs all seven."""
+    from gnnlab.planning.plans import Space
+
+    rules = {"sharing": (frozenset({"CPU", "GPU"}),), "ratios": (0.5,)}
+    spaces = [Space(("CPU", "GPU", "NPU"), unable=unable, **rules) for unable in ({}, {"NPU": {3, 4}})]
+    assert [len(space.candidates(max_blocks=2)) for space in spaces] == [49, 28]

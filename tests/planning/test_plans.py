@@ -1,0 +1,124 @@
+"""Plans read and write in their notation, the candidates are those that the rules allow, and no others."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlab.errors import GnnlabError
+from gnnlab.planning.plans import Block, Plan, Space, parse
+
+UNITS = ("CPU", "GPU", "NPU")
+GUIDE = '[[["CPU","GPU"],[1,2,3,4,5],[0.5,0.5]],[["NPU"],[6,7]]]'
+NPU = {"NPU": {3, 4}}
+
+
+def test_the_guides_example_reads_and_writes():
+    plan = parse(GUIDE)
+    assert plan.blocks == (Block(("CPU", "GPU"), 1, 5, (0.5, 0.5)), Block(("NPU",), 6, 7))
+    assert str(plan) == GUIDE and plan.words() == "stages 1-5 on CPU and GPU (0.5, 0.5), 6-7 on NPU"
+    assert parse(plan.words()) == parse("1-5 on CPU and GPU (0.5,0.5), 6-7 on NPU") == plan
+    assert parse([[["CPU"], [1, 2, 3]]]) == parse("[[['CPU'], [1,2,3]]]") == Plan((Block(("CPU",), 1, 3),))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "options", "count"),
+    [
+        ((0.5,), {}, 28),
+        ((0.3, 0.5, 0.7), {"one_unit": True}, 42),
+        ((0.3, 0.5, 0.7), {"one_unit": True, "max_blocks": 3}, 92),
+    ],
+)
+def test_the_rules_count_as_the_guide_does(ratios, options, count):
+    space = Space(UNITS, unable=NPU, ratios=ratios)
+    plans = space.candidates(**options)
+    assert len(plans) == len({str(p) for p in plans}) == count
+    for plan in plans:
+        assert space.check(parse(str(plan))) == plan
+        assert parse(plan.words()) == plan
+    alone = {p.words() for p in space.candidates(max_blocks=1, one_unit=True) if len(p.units) == 1}
+    assert alone == {"stages 1-7 on CPU", "stages 1-7 on GPU"}
+
+
+def test_a_unit_that_can_run_everything_adds_its_plans():
+    without, whole = Space(UNITS, unable=NPU), Space(UNITS)
+    before, after = ({str(p) for p in s.candidates(max_blocks=3, one_unit=True)} for s in (without, whole))
+    assert before < after and '[[["NPU"],[1,2,3,4,5,6,7]]]' in after
+
+
+@given(
+    units=st.integers(1, 4),
+    stages=st.integers(1, 5),
+    barred=st.sets(st.integers(1, 5)),
+    blocks=st.integers(1, 4),
+)
+def test_every_candidate_is_legal_and_every_legal_plan_without_sharing_is_a_candidate(units, stages, barred, blocks):
+    names = tuple("ABCD"[:units])
+    space = Space(names, stages, {"A": barred}, sharing=())
+    plans = {str(space.check(p)) for p in space.candidates(max_blocks=blocks, one_unit=True)}
+    assignments = {()}
+    for _ in range(stages):
+        assignments = {(*a, n) for a in assignments for n in names}
+    expected = set()
+    for owners in assignments:
+        runs = [owners[0]] + [b for a, b in itertools.pairwise(owners) if a != b]
+        legal = len(set(runs)) == len(runs) <= blocks
+        if legal and not any(owner == "A" and place in barred for place, owner in enumerate(owners, 1)):
+            expected.add(tuple(owners))
+    assert {tuple(b.units[0] for b in parse(p).blocks for _ in b.stages) for p in plans} == expected
+    assert len(plans) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not understood"),
+        ("no plan", "not understood"),
+        ("[]", "no blocks"),
+        ("7", "not understood"),
+        (7, "no blocks"),
+        ("1-5 on CPU; 6-7 on NPU", "not understood"),
+        ("1-5 on CPU and GPU, 6-7 on NPU", "2 ratios"),
+        ("1-5 on CPU and GPU (0.5.5, 0.5)", "not understood"),
+        ("7-6 on CPU", "stages are numbers"),
+        ("1-99999999999 on CPU", "not understood"),
+        ('[["CPU"]]', "no \\[units, stages\\]"),
+        ("[[[1],[1]]]", "units are names"),
+        ('[[["CPU"],[]]]', "stages are numbers"),
+        ('[[["CPU"],[1,3]]]', "not contiguous"),
+        ('[[["CPU"],[2,1]]]', "not contiguous"),
+        ('[[["CPU","GPU"],[1]]]', "2 ratios"),
+        ('[[["CPU","GPU"],[1],[0.5,0.6]]]', "add up to 1"),
+        ('[[["CPU","GPU"],[1],[1.5,-0.5]]]', "above 0"),
+        ('[[["CPU"],[1],["x"]]]', "1 ratios"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_line(text, words):
+    with pytest.raises(GnnlabError, match=words) as error:
+        parse(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[["CPU"],[1,2,3]]]', "ends with stage 3"),
+        ('[[["CPU"],[2,3,4,5,6,7]]]', "stage 1 should come next"),
+        ('[[["CPU"],[1,2]],[["GPU"],[2,3,4,5,6,7]]]', "stage 3 should come next"),
+        ('[[["TPU"],[1,2,3,4,5,6,7]]]', "'TPU' is unknown; there are CPU, GPU, NPU"),
+        ('[[["CPU"],[1,2]],[["GPU"],[3,4]],[["CPU"],[5,6,7]]]', "CPU stands in two places"),
+        ('[[["CPU","NPU"],[1,2],[0.5,0.5]],[["GPU"],[3,4,5,6,7]]]', "CPU\\+NPU may not share"),
+        ('[[["CPU"],[1,2]],[["NPU"],[3,4,5,6,7]]]', "NPU cannot run stage 3, 4"),
+        ('[[["CPU"],[1,2,3,4,5,6,7,8]]]', "the layer has 7"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused_with_the_rule(text, words):
+    with pytest.raises(GnnlabError, match=words):
+        Space(UNITS, unable=NPU).check(parse(text))
+
+
+@pytest.mark.parametrize("make", [lambda: Space(()), lambda: Space(("CPU", "CPU")), lambda: Space(("CPU",), 0)])
+def test_a_space_without_units_or_stages_is_refused(make):
+    with pytest.raises(GnnlabError):
+        make()

@@ -1,0 +1,85 @@
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlab.errors import GnnlabError
+from gnnlab.prediction.planted_truth import Truth, sweep
+from gnnlab.prediction.transfer import CopyCurve, MeasuredTransfers
+
+SIZES = [4096 * 4**step for step in range(7)]
+
+
+def curve(launch_ms=0.05, gb_s=10.0, noise=0.0, seed=0):
+    return CopyCurve.fit(sweep(Truth(launch_ms, gb_s), SIZES, noise=noise, seed=seed))
+
+
+def test_the_planted_bandwidth_is_recovered_and_its_interval_holds_it():
+    inside = []
+    for seed in range(40):
+        found = curve(noise=0.02, seed=seed)
+        told = [rate for rate in map(found.gb_s, SIZES) if np.isfinite(rate[0])]
+        inside += [low <= 10 <= high for _, low, high in told]
+        assert all(abs(value / 10 - 1) < 0.35 for value, _, _ in told) and abs(found.gb_s(SIZES[-1])[0] / 10 - 1) < 0.05
+    assert len(inside) > 80 and np.mean(inside) > 0.9
+
+
+def test_what_the_launch_hides_is_not_told():
+    assert np.isnan(curve(noise=0.02).gb_s(SIZES[0])).all()
+    assert np.isnan(curve(launch_ms=50, noise=0.02).gb_s(SIZES[-2])).all()
+
+
+def test_a_curve_passes_through_its_sizes_and_goes_on_at_the_last_bandwidth():
+    found = curve()
+    assert found.ms(SIZES[3]) == pytest.approx(0.05 + 2 * SIZES[3] / 10e9 * 1e3)
+    assert found.ms(1) == pytest.approx(found.launch_ms) == pytest.approx(0.05, rel=0.02)
+    assert found.ms(3 * SIZES[3]) == pytest.approx(0.05 + 6 * SIZES[3] / 10e9 * 1e3)
+    assert all(found.gb_s(size)[0] == pytest.approx(10) for size in SIZES[3:])
+    beyond = found.ms(4 * SIZES[-1]) - found.ms(2 * SIZES[-1])
+    assert beyond == pytest.approx(2 * (found.ms(2 * SIZES[-1]) - found.ms(SIZES[-1])))
+    assert found.moving_ms(2 * SIZES[-1]) == pytest.approx(2 * SIZES[-1] / 10e9 * 1e3, rel=0.01)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=7, max_size=7), st.floats(0, 1e9), st.floats(0, 1e9))
+def test_more_bytes_never_take_less_time(times, one, other):
+    table = pd.DataFrame({"size_bytes": SIZES, "ms": times, "ms_low": times, "ms_high": times, "n": 9})
+    found, (less, more) = CopyCurve.fit(table), sorted((one, other))
+    assert found.ms(less) <= found.ms(more) * (1 + 1e-9) and found.moving_ms(less) >= 0
+
+
+def test_a_wide_interval_of_one_size_leaves_the_others_as_they_are():
+    table = sweep(Truth(), SIZES, noise=0.0, seed=0)
+    table.loc[1, "ms_high"] *= 50
+    found = CopyCurve.fit(table)
+    assert np.isnan(found.gb_s(SIZES[1])).all() and found.interval_ms(SIZES[3])[1] == pytest.approx(found.ms(SIZES[3]))
+
+
+def test_units_of_one_memory_pay_for_the_copy_of_the_source_and_devices_half_a_round_trip():
+    plain, out, device = curve(0.001), curve(0.002), curve(0.1, gb_s=2)
+    found = MeasuredTransfers(plain, {"a": curve(), "gpu": device}, {"a": out}, frozenset({"gpu"}))
+    assert found.time_ms("a", "a", 1e6) == found.time_ms("a", "b", 0) == 0
+    assert found.time_ms("a", "host", 1e6) == out.ms(1e6)
+    assert found.time_ms("host", "a", 1e6) == found.time_ms("host", "host", 1e6) == plain.ms(1e6)
+    assert found.time_ms("a", "gpu", 1e6) == found.time_ms("gpu", "host", 1e6) == device.ms(1e6) / 2
+    handed = found.handed_on(1e6)
+    assert handed.loc["a", "a"] == 0 and handed.loc["a", "host"] == out.ms(1e6) and handed.shape == (3, 3)
+
+
+def test_a_device_whose_copies_were_not_measured_is_refused():
+    found = MeasuredTransfers(curve(), {}, {}, frozenset({"npu"}))
+    with pytest.raises(GnnlabError, match="no transfer was measured for npu"):
+        found.time_ms("host", "npu", 1)
+
+
+@pytest.mark.parametrize("time", [0, -1, float("nan")])
+def test_a_sweep_with_a_time_that_is_none_is_refused(time):
+    table = pd.DataFrame({"size_bytes": [1, 2], "ms": [1, time], "ms_low": 1, "ms_high": 1, "n": 9})
+    with pytest.raises(GnnlabError, match="time above 0"):
+        CopyCurve.fit(table)
+
+
+@pytest.mark.parametrize(("size", "ms"), [((1, 2), (3, 1)), ((2, 1), (1, 3)), ((1,), (1,)), ((1, 2), (1, -1))])
+def test_a_sweep_that_falls_or_has_one_size_is_refused(size, ms):
+    with pytest.raises(GnnlabError, match="a sweep of"):
+        CopyCurve(size, ms, ms, ms, 9)

@@ -1,0 +1,48 @@
+"""Units that misbehave, for the tests of workers; each is `fake_units:name`."""
+
+from dataclasses import dataclass
+
+import misbehaving
+
+from gnnlab.units.torch_units import TorchUnit
+from gnnlab.units.unit import Availability, Unit
+
+
+@dataclass(frozen=True)
+class Fake(Unit):
+    act: object = None
+
+    def probe(self):
+        self.act()
+        return Availability(True)
+
+    def load(self, layer, first, last, artefact, **conditions):
+        self.act()
+        like = TorchUnit("torch:CPU", "CPU", "torch")
+        return like.load(layer, first, last, **conditions)
+
+
+def fake(act):
+    return lambda: Fake("fake", "CPU", "fake", act=act)
+
+
+hangs, crashes, exits, exits_at_once = (
+    fake(act) for act in (misbehaving.hang, misbehaving.crash, misbehaving.leave, misbehaving.leave_at_once)
+)
+raises, chatters, answers_rubbish = map(fake, (misbehaving.fail, misbehaving.chatter, misbehaving.answer_rubbish))
+runs_out_of_memory, behaves = fake(misbehaving.run_out_of_memory), fake(misbehaving.behave)
+
+
+@dataclass(frozen=True)
+class Liar(Fake):
+    """Computes something else than it should."""
+
+    def load(self, *arguments, **conditions):
+        loaded = super().load(*arguments, **conditions)
+        right = loaded.run
+        loaded.run = lambda values: {name: array + 1 for name, array in right(values).items()}
+        return loaded
+
+
+def lies():
+    return Liar("lies", "CPU", "fake", act=misbehaving.behave)

@@ -1,0 +1,65 @@
+"""A campaign whose times are planted, for the tests of what is made of it: a folder as notebook 05 leaves it."""
+
+import dataclasses
+
+import numpy as np
+
+from gnnlab.campaign import checkpoints
+from gnnlab.campaign.campaign import CellAnswer, as_json
+from gnnlab.campaign.cells import Cell, CellResult
+from gnnlab.prediction.planted_truth import Truth
+from gnnlab.units.unit import Availability
+from gnnlab.workloads.graphsage import sage
+
+FEATURES = 64
+LAYER = sage(FEATURES)
+SIZES = [(n, e) for n in (100, 200, 400) for e in (400, 800, 1600, 3200)]
+BLOCKS = [*((n, n) for n in LAYER.numbers), (1, 5)]
+UNITS = ("torch:CPU", "onnxruntime:CPU")
+TRUTH = Truth(launch_ms=0.02)
+
+
+def outcome(cell, half=0.005):
+    """Launch, bytes and FLOPs of its block; onnxruntime takes twice as long as torch."""
+    moved = LAYER.block(cell.first, cell.last).bytes_moved(cell.nodes, cell.edges)
+    ms = TRUTH.compute_ms(LAYER.flops(cell.first, cell.last, cell.nodes, cell.edges)) + TRUTH.moving_ms(moved)
+    ms *= 2 if cell.unit == "onnxruntime:CPU" else 1
+    return timed(ms, half)
+
+
+def timed(ms, half=0.005, status="measured"):
+    samples = tuple((ms * np.linspace(1 - half, 1 + half, 25)).tolist())
+    about = {"parity_error": 0.0, "device": "planted", "precision": "float32", "threads": 1}
+    ci = (ms * (1 - half), ms * (1 + half))
+    return CellResult(status, None, samples, ms, ci, ms * half, **about)
+
+
+def cells(sizes=SIZES, blocks=BLOCKS, units=UNITS):
+    return [Cell("sage", FEATURES, *size, *block, unit) for size in sizes for block in blocks for unit in units]
+
+
+def leave(folder, changes=lambda cell: {}, answer=outcome, cells=None):
+    """Write the campaign; `changes` of a cell replace fields of its outcome."""
+    asked = globals()["cells"]() if cells is None else cells
+    answers = [as_json(CellAnswer(c, dataclasses.replace(answer(c), **changes(c)))) for c in asked]
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints.write(folder, "cpugpu", answers, "planted")
+    checkpoints.merge(folder)
+    return folder
+
+
+class PlantedUnits:
+    """Answers as `LocalUnits` does, at once."""
+
+    def __init__(self, units, settings, timeout_s):
+        self.available = {unit: Availability(True, device="planted", version="1") for unit in units}
+
+    def __call__(self, cells):
+        for cell in cells:
+            yield CellAnswer(cell, outcome(cell), took_s=0.001)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass

@@ -1,0 +1,53 @@
+"""Rows of the lab's one table: from frames as `Lab.record` makes them, from samples as a race does, and exact ones."""
+
+import numpy as np
+
+from gnnlab.lab.table import FIELDS, Interval, Table, row
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import CONTROL
+
+TORCH = {"device": "CPU chip", "runtime": "torch 1", "precision": "float32", "threads": 2}
+
+
+def as_rows(frame, *keys, **constant):
+    """A row for each row of `frame`; conditions that neither it nor `constant` names are those of torch."""
+    found = []
+    for given in frame.to_dict("records"):
+        fields = TORCH | constant | {name: given[name] for name in FIELDS if name in given and name != "keys"}
+        samples = given.get("samples")
+        if samples is not None and len(samples):
+            got = estimates.summary(samples, fields["statistic"])
+            kind = Interval.NONE if got.low is None else Interval.CONFIDENCE
+            fields |= {"value": got.value, "low": got.low, "high": got.high, "n": got.n, "interval": kind}
+        found.append(row(study="s", keys={key: given[key] for key in keys}, **fields))
+    return found
+
+
+def put(table, study, keys, form, samples, baseline=None, control=None, **fields):
+    """Add a row that follows from its samples; `baseline`: the name and the samples of what it is compared with."""
+    found, over = estimates.summary(samples), {}
+    if baseline is not None:
+        ratio = estimates.ratio(*baseline[1:], samples, *([] if control is None else [control]))
+        over = {"baseline": baseline[0], "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+    ends = {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "interval": "95 % confidence"}
+    named = {"study": study, "keys": keys, "form": form, "origin": "measured", "statistic": "median"}
+    table.put(row(**{**TORCH, "unit": "ms", "better": "lower", **named, **ends, **over, **fields}), samples)
+
+
+def raced(gains, *, cells=("a",), rounds=40, noise=0.02, seed=0, study="s", device="CPU chip"):
+    """A table with one race: `gains` maps each form to how much faster than the baseline it is."""
+    table, rng = Table(), np.random.default_rng(seed)
+    for cell in cells:
+        base, control = (np.exp(rng.normal(0, noise, rounds)) for _ in range(2))
+        put(table, study, {"size": cell}, "PyG", base, device=device)
+        put(table, study, {"size": cell}, CONTROL, control, ("PyG", base), device=device)
+        for form, gain in gains.items():
+            samples = np.exp(rng.normal(0, noise, rounds)) / gain
+            put(table, study, {"size": cell}, form, samples, ("PyG", base), control, device=device)
+    return table
+
+
+def counted(study="s", **values):
+    """An exact row for each form."""
+    exact = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1, "unit": "count", "better": "lower"}
+    return [row(study=study, form=form, value=value, **TORCH, **exact) for form, value in values.items()]

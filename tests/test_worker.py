@@ -1,0 +1,251 @@
+"""Whatever a task does to its process costs that task alone."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gnnlab.errors import GnnlabError
+from gnnlab.worker import KEEP_MEMORY, Worker, _Process, describe_exit, worker_environment
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and the C library's sleep are POSIX's")
+SHARED = Path(__file__).parent / "shared"
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """One for all: each test leaves behind whatever its target did to it."""
+    with Worker() as one:
+        yield one
+
+
+def call(worker, name, timeout_s=60, **arguments):
+    return worker.call(f"misbehaving:{name}", arguments, timeout_s=timeout_s)
+
+
+def gone(pid, within_s=10):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_task_is_done_in_another_process_and_its_answer_comes_back(worker):
+    before = time.perf_counter()
+    answer = call(worker, "behave", value={"ms": [1.5, None], "text": "ü\n"})
+    assert answer.status == "done" and answer.get() == {"ms": [1.5, None], "text": "ü\n"} and not answer.lost
+    assert before < answer.start_s <= answer.end_s < time.perf_counter()
+    assert worker.alive and worker.pid not in (None, os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fail", "RuntimeError: the plugin says no"),
+        ("run_out_of_memory", "MemoryError"),
+        ("give_what_json_cannot_hold", "TypeError: Object of type object is not JSON serializable"),
+        ("is_not_there", "AttributeError: module 'misbehaving' has no attribute 'is_not_there'"),
+    ],
+)
+def test_what_a_target_raises_is_said_and_the_process_goes_on(worker, name, reason):
+    call(worker, "behave")
+    before = worker.pid
+    answer = call(worker, name)
+    assert (answer.status, answer.reason, answer.lost) == ("raised", reason, False)
+    with pytest.raises(GnnlabError) as error:
+        answer.get()
+    assert str(error.value) == reason and call(worker, "behave").value == 1 and worker.pid == before
+
+
+@pytest.mark.parametrize(
+    ("name", "limit_s", "status", "reason"),
+    [
+        ("hang", 0.5, "timeout", "no answer within 0.5 s"),
+        pytest.param("hang_with_the_interpreter_locked", 0.5, "timeout", "no answer within 0.5 s", marks=POSIX),
+        ("leave", 60, "failed", "the process exited with code 7"),
+        ("leave_at_once", 60, "failed", "the process exited with code 3; it last said: driver: licence expired"),
+        ("answer_rubbish", 60, "failed", "gave a malformed answer"),
+        pytest.param(
+            "crash", 60, "failed", "the process died of SIGSEGV; it last said: driver: register dump follows",
+            marks=POSIX,
+        ),
+    ],
+)  # fmt: skip
+def test_a_task_that_costs_its_process_costs_no_other_task(worker, name, limit_s, status, reason):
+    answer = call(worker, name, limit_s)
+    assert answer.status == status and answer.lost and answer.reason.startswith(reason)
+    assert worker.pid is None
+    assert call(worker, "behave").status == "done"
+
+
+def test_a_task_that_eats_memory_is_ended_at_the_limit(worker):
+    answer = worker.call("misbehaving:eat", timeout_s=60, memory_bytes=300_000_000)
+    assert answer.status == "failed" and "GB of memory, allowed are 0.30 GB" in answer.reason
+
+
+def test_what_a_driver_prints_gets_between_no_answers(worker):
+    for _ in range(2):
+        assert call(worker, "chatter").status == "done"
+
+
+def test_processes_that_a_task_started_end_with_it(worker):
+    answer = call(worker, "start_a_process_and_hang", 2)
+    assert answer.reason.startswith("no answer within 2 s; it last said: started ")
+    assert gone(int(answer.reason.split("started ")[1]))
+
+
+def test_a_process_killed_between_two_calls_is_replaced(worker):
+    call(worker, "behave")
+    for _ in range(3):  # noticed before the request is sent, or only then
+        psutil.Process(worker.pid).kill()
+        assert call(worker, "behave").status == "done"
+
+
+def test_a_process_that_hangs_in_its_start_holds_up_no_large_request(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(600)")
+    monkeypatch.setattr("gnnlab.worker.START_S", 1)
+    with Worker(PYTHONPATH=str(tmp_path)) as hanging:
+        answer = hanging.call("misbehaving:answer", {"text": "x" * 10**6}, timeout_s=60)
+    assert answer.status == "timeout" and "no answer within 1 s" in answer.reason
+
+
+def test_a_time_limit_has_to_be_one(worker):
+    with pytest.raises(GnnlabError, match="seconds above 0"):
+        call(worker, "behave", 0)
+
+
+def test_a_listener_that_raises_is_shown_and_the_answers_after_it_still_come(worker, capfd):
+    def deaf(answer):
+        raise KeyError("no such graph")
+
+    told = queue.SimpleQueue()
+    worker.submit("misbehaving:behave", {}, deaf)
+    worker.submit("misbehaving:behave", {"value": 2}, told.put)
+    assert told.get(timeout=60).get() == 2
+    assert "no such graph" in capfd.readouterr().err
+
+
+def test_many_tasks_are_in_flight_and_share_what_their_module_keeps(worker):
+    told = queue.SimpleQueue()
+    worker.call("misbehaving:keep", {"key": "plan", "value": [1, 2]}, timeout_s=60).get()
+    for number in range(200):
+        worker.submit("misbehaving:behave", {"value": number}, told.put)
+    worker.submit("misbehaving:fail", {}, told.put)
+    worker.submit("misbehaving:sum_of_kept", {"key": "plan"}, told.put)
+    assert [told.get(timeout=60).value for _ in range(200)] == list(range(200))
+    assert told.get(timeout=60).status == "raised" and told.get(timeout=60).value == 3
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"), [("leave", "the process exited with code 7"), ("hang", "its process was ended")]
+)
+def test_what_is_in_flight_when_the_process_goes_is_told_as_failed(last, reason):
+    told = queue.SimpleQueue()
+    with Worker() as worker:
+        for name in ("behave", last, "behave"):
+            worker.submit(f"misbehaving:{name}", {}, told.put)
+        assert told.get(timeout=60).status == "done"
+        if last == "hang":
+            worker.close()
+        else:
+            worker._process.popen.wait(timeout=60)
+        for _ in range(2):
+            lost = told.get(timeout=60)
+            assert lost.status == "failed" and lost.reason == reason and lost.lost
+        if last == "leave":  # what its targets kept is gone, so that it is not replaced unasked
+            worker.submit("misbehaving:behave", {}, told.put)
+            assert not worker.alive and told.get(timeout=60).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "limit_s"), [("hang", 600), pytest.param("hang_with_the_interpreter_locked", 4, marks=POSIX)]
+)  # with the interpreter locked nothing sees the parent go: the limit ends it
+def test_the_process_ends_with_its_parent_even_while_it_hangs(tmp_path, name, limit_s):
+    script = tmp_path / "parent.py"  # without a main guard: starting the worker must not run it again
+    script.write_text(
+        "import sys, threading, time\n"
+        f"sys.path.insert(0, {str(SHARED)!r})\n"
+        "from gnnlab.worker import Worker\n"
+        "worker = Worker()\n"
+        f"limits = {{'timeout_s': {limit_s}}}\n"
+        f"threading.Thread(target=worker.call, args=('misbehaving:{name}',), kwargs=limits, daemon=True).start()\n"
+        "while worker.pid is None: time.sleep(0.01)\n"
+        "time.sleep(1.5)\n"
+        "print(worker.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    assert gone(pid, within_s=15)
+
+
+def test_ctrl_c_ends_the_process_that_nobody_waits_for_any_more(worker, monkeypatch):
+    call(worker, "behave")
+    pid = worker.pid
+    monkeypatch.setattr(_Process, "_check_memory", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        call(worker, "hang")
+    assert gone(pid) and worker.pid is None
+
+
+@pytest.mark.parametrize(
+    ("code", "manner"),
+    [(-9, "died of SIGKILL (the system does that when memory runs out)"), (1, "exited with code 1"),
+     (0xC0000005, "crashed with code 0xC0000005"), (-200, "died of signal 200")],
+)  # fmt: skip
+def test_exit_codes_are_said_in_words(code, manner):
+    assert manner in describe_exit(code)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are pinned one by one on Linux")
+def test_a_process_can_be_kept_on_one_core():
+    core = min(os.sched_getaffinity(0))
+    with Worker() as worker:
+        worker.call("gnnlab.worker:pin", {"core": core}, timeout_s=60).get()
+        assert psutil.Process(worker.pid).cpu_affinity() == [core]
+
+
+FAULTS = """
+import resource, numpy as np
+def results():
+    return [np.ones(mib * 2**17) for mib in (8, 40, 1)]
+for _ in range(4):
+    results()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    results()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the GNU C library's settings")
+def test_a_result_takes_no_new_pages_from_the_second_time_on():
+    def faults(environment):
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    plain = {name: value for name, value in worker_environment().items() if name not in KEEP_MEMORY}
+    assert faults(worker_environment()) < 100 < faults(plain)
+
+
+def test_what_the_caller_sets_stays(monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    found = worker_environment(OMP_NUM_THREADS="1")
+    assert found["MALLOC_ARENA_MAX"] == "7" and found["OMP_NUM_THREADS"] == "1"
+    assert {name: found[name] for name in KEEP_MEMORY if name != "MALLOC_ARENA_MAX"}.items() <= KEEP_MEMORY.items()

@@ -1,0 +1,322 @@
+"""Whole loops are raced only where they compute the same; what becomes a row follows planted times and scores."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from one_table import Recorder
+from training_cases import model, tables
+
+from gnnlab.errors import GnnlabError, Untestable
+from gnnlab.lab.claims import catalogue
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import CONTROL
+from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, race_loops
+from gnnlab.workloads import deepfm
+from gnnlab.workloads.planted_table import planted
+
+BEFORE, AFTER, OURS, LOW = "guide's before", "guide's after", "ours", "ours, low precision"
+
+
+@pytest.fixture(scope="module")
+def data():
+    return tables(300)
+
+
+def epoch(net, optimizer, scaler, batches, table, factor=1.0):
+    losses = []
+    for rows in batches:
+        answers = {name: column[rows] for name, column in table.targets.items()}
+        each = torch.stack(deepfm.target_losses(net(table.fields[rows]), answers, table.specs))
+        loss = factor * deepfm.weighted(each, net.log_variances)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()
+
+
+def fails(net, optimizer, scaler, batches):
+    raise RuntimeError("no kernel\nsecond line")
+
+
+@pytest.fixture(scope="module")
+def raced(data):
+    training, validation = data
+    made = partial(deepfm.DeepFM, training.cardinalities, training.specs, embedding_dim=8, hidden=16)
+    adam = partial(torch.optim.AdamW, lr=0.01)
+    loop = Loop(partial(epoch, table=training), made, adam)
+    loops = {
+        BEFORE: loop,
+        OURS: replace(loop, optimizer=partial(adam, fused=True)),
+        "another loss": replace(loop, epoch=partial(epoch, table=training, factor=1.01)),
+        "broken": replace(loop, epoch=fails),
+        LOW: replace(loop, low=torch.float16),
+    }
+    before = torch.get_rng_state()
+    found = race_loops(loops, training, validation, seeds=2, epochs=2, batch_size=64, control=OURS)
+    assert torch.equal(torch.get_rng_state(), before)
+    return found
+
+
+@pytest.fixture
+def lab():
+    return Recorder()
+
+
+def test_all_loops_start_and_go_on_alike_and_the_control_gives_the_bits_of_its_own(raced):
+    assert len(raced.epochs) == 2 * 2 * 3 and set(raced.epochs["form"]) == {BEFORE, OURS, CONTROL}
+    wide = raced.epochs.pivot(index=["seed", "epoch"], columns="form", values="loss")
+    assert (wide[OURS] == wide[CONTROL]).all() and wide.notna().all(axis=None)
+    np.testing.assert_allclose(wide[OURS], wide[BEFORE], rtol=1e-3)
+    assert wide.loc[(0, 2), OURS] < wide.loc[(0, 1), OURS] and raced.errors[OURS] < 1e-5
+
+
+def test_what_computes_another_loss_or_fails_is_not_timed_and_says_why(raced, lab):
+    lab.record("training_epoch", raced.times(), device="cpu")
+    rows = {row.form: row for row in lab.table}
+    assert (rows["another loss"].status, rows["broken"].status) == ("failed", "failed")
+    assert "differs from that of guide's before by 1.0e-02" in rows["another loss"].reason
+    assert rows["broken"].reason == "RuntimeError: no kernel"
+    assert rows[LOW].status == "unavailable" and "fp16 needs a CUDA device" in rows[LOW].reason
+    assert rows[OURS].n == 4 and rows[OURS].parity_error < 1e-5
+
+
+def test_a_baseline_or_control_that_fails_ends_the_race(data):
+    loop = Loop(fails, partial(model, data[0]), partial(torch.optim.AdamW, lr=0.01))
+    with pytest.raises(GnnlabError, match=r"the baseline .* fails: RuntimeError: no kernel$"):
+        race_loops({BEFORE: loop}, *data, seeds=1, epochs=1, batch_size=64, control=BEFORE)
+    good = replace(loop, epoch=partial(epoch, table=data[0]))
+    with pytest.raises(GnnlabError, match="'ours' are needed"):
+        race_loops({BEFORE: good, OURS: loop}, *data, seeds=1, epochs=1, batch_size=64, control=OURS)
+
+
+def test_a_ragged_last_batch_is_prepared_before_timing(data):
+    """What a loop chooses or compiles for a size of batches is not in the time of an epoch."""
+    sizes = []
+
+    def noted(net, optimizer, scaler, batches):
+        sizes.append([len(rows) for rows in batches])
+        return epoch(net, optimizer, scaler, batches, data[0])
+
+    loop = Loop(noted, partial(model, data[0]), partial(torch.optim.AdamW, lr=0.01))
+    assert len(data[0]) % 64 not in (0, 32)
+    race_loops({OURS: loop}, *data, seeds=1, epochs=1, batch_size=64, control=OURS)
+    prepared, *timed = sizes[1:]  # the first call is the one as the baseline
+    assert timed and set(prepared) == {size for epoch in timed for size in epoch} == {64, len(data[0]) % 64}
+
+
+def test_the_scaler_of_the_losses_is_that_of_the_optimizer_for_all_epochs(data):
+    seen = []
+
+    def noted(net, optimizer, scaler, batches):
+        seen.append((scaler, optimizer))
+        return epoch(net, optimizer, scaler, batches, data[0])
+
+    loop = Loop(noted, partial(model, data[0]), partial(torch.optim.AdamW, lr=0.01))
+    race_loops({OURS: loop}, *data, seeds=2, epochs=3, batch_size=64, control=OURS)
+    pairs = {(id(scaler), id(optimizer)) for scaler, optimizer in seen[2:]}  # after the calls that check the losses
+    assert len(pairs) == len({scaler for scaler, _ in pairs}) == 2 * 2  # seeds, and the loop and its control
+    half = replace(loop, low=torch.float16).start(0, "cpu")[2]
+    assert half.is_enabled() and not seen[0][0].is_enabled()
+
+
+def test_memory_of_a_step_is_counted_on_a_cpu(raced, lab):
+    lab.record("step_memory", raced.memory(), device="cpu")
+    rows = {row.form: row for row in lab.table}
+    assert rows[OURS].value > 0 and rows[OURS].value == rows[CONTROL].value
+    assert {(rows[f].origin, rows[f].n, rows[f].interval, rows[f].unit) for f in (BEFORE, OURS)} == {
+        ("counted", 1, "exact", "MiB")
+    }
+    assert rows["broken"].status == "failed" and rows[LOW].status == "unavailable"
+    assert "the loop's epoch over one batch" in rows[OURS].notes[0]
+
+
+# ---- rows of planted races
+
+
+SCORES = {BEFORE: [0.5, 0.6, 0.7], AFTER: [0.5, 0.6, 0.7], OURS: [0.5, 0.6, 0.7], LOW: [0.51, 0.59, 0.7]}
+MS = {BEFORE: 4000.0, AFTER: 3000.0, OURS: 1000.0, LOW: 500.0}
+KNOWN = {"constant answer": 0.3, "truth": 0.7}
+
+
+def planted_race(ms=None, scores=None, known=None, *, control_ms=1000.0, device="cpu", missing=None):
+    """Three seeds and epochs of each loop: ms of each, and its score after the last epoch of each seed."""
+    ms, scores = {**MS, **(ms or {}), CONTROL: control_ms}, {**SCORES, **(scores or {})}
+    scores[CONTROL] = scores[OURS]
+    rows = [
+        {"form": form, "seed": seed, "epoch": e + 1, "ms": time * (1 + 0.01 * seed), "score": scores[form][seed]}
+        for form, time in ms.items()
+        if form not in (missing or {})
+        for seed in range(3)
+        for e in range(3)
+    ]
+    loops = {form: Loop(fails, None, None, torch.bfloat16 if form == LOW else None) for form in SCORES}
+    return RacedLoops(loops, OURS, device, pd.DataFrame(rows), known or KNOWN, {}, missing or {}, torch.arange(2))
+
+
+def judged(lab, id):
+    """The figure and the verdict of a claim, or why there is none."""
+    try:
+        return lab.judge(id)
+    except Untestable as error:
+        return None, str(error)
+
+
+def test_epochs_are_rows_with_a_sample_for_each_seed_and_epoch(lab):
+    lab.record("training_epoch", planted_race().times(), device="cpu")
+    rows = {row.form: row for row in lab.table}
+    assert {row.n for row in rows.values()} == {9} and rows[BEFORE].unit == "ms"
+    assert rows[OURS].ratio == pytest.approx(4) and rows[LOW].precision == "bfloat16"
+    assert rows[CONTROL].baseline == OURS and rows[CONTROL].ratio == 1
+    found, verdict = judged(lab, "goal.training_epoch")
+    assert verdict == "met" and found.estimate.value == pytest.approx(4)
+    assert "validation score minus that of guide's before: +0.0000" in rows["ours, equal score"].notes[0]
+
+
+def test_what_the_control_shows_is_in_the_interval_of_every_loop():
+    table = planted_race(control_ms=1250.0).times().set_index("form")
+    assert table.loc[OURS, "ratio"] == pytest.approx(4)
+    assert table.loc[OURS, "ratio_low"] == pytest.approx(4 / 1.25) and table.loc[OURS, "ratio_high"] == pytest.approx(5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "known", "reason"),
+    [
+        ([0.5, 0.6, 0.71], KNOWN, "not within 0.005"),
+        (SCORES[OURS], {"constant answer": 0.55, "truth": 0.8}, "20% of the way, 50% are needed"),
+    ],
+)
+def test_a_faster_epoch_counts_only_at_an_equal_score_that_was_learned(lab, ours, known, reason):
+    lab.record("training_epoch", planted_race(scores={OURS: ours}, known=known).times(), device="cpu")
+    assert reason in judged(lab, "goal.training_epoch")[1]
+    (row,) = lab.table.select("training_epoch", "ours, equal score")
+    assert row.status == "unavailable" and row.value is None
+
+
+def low_precision(lab, scores, known=None, missing=None):
+    race = planted_race(scores={LOW: scores}, known=known, missing=missing)
+    lab.record("score_difference", race.differences({OURS: BEFORE, LOW: OURS}), keys=["minus"], device="cpu")
+    return judged(lab, "train.amp_accuracy")
+
+
+@pytest.mark.parametrize(
+    ("low", "verdict"),
+    [
+        ([0.501, 0.601, 0.7005], "reproduced"),
+        ([0.49, 0.59, 0.6905], "refuted"),
+        ([0.52, 0.58, 0.7], "inconclusive"),
+    ],
+)
+def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_margin(lab, low, verdict):
+    found, got = low_precision(lab, low)
+    expected = estimates.summary(np.subtract(low, SCORES[OURS]), "mean")
+    assert (found.estimate.value, found.estimate.n) == (pytest.approx(expected.value), 3) and got == verdict
+    (row,) = lab.table.select("score_difference", LOW)
+    assert row.precision == "bfloat16"
+    assert row.notes == [
+        "training reaches a validation score of 0.600, a constant answer 0.300, the truth 0.700: 75% of the way"
+    ]
+    assert catalogue()["train.amp_accuracy"].margin == MARGIN
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (
+            {"constant answer": 0.448, "truth": 0.823},
+            "0.600, a constant answer 0.448, the truth 0.823: 41% of the way, 50% are needed",
+        ),
+        ({"constant answer": 0.58}, "0.600, a constant answer 0.580: less than 0.05 above it"),
+    ],
+)
+def test_equal_scores_of_hardly_trained_models_say_nothing_and_why_is_recorded(lab, known, said):
+    assert said in low_precision(lab, SCORES[OURS], known)[1]
+
+
+def test_where_the_best_score_is_not_known_training_has_to_be_well_above_the_constant_answer(lab):
+    assert low_precision(lab, SCORES[OURS], {"constant answer": 0.3})[1] == "reproduced"
+
+
+def test_low_precision_that_a_device_does_not_have_is_untestable(lab):
+    missing = {LOW: ("unavailable", "this processor shows no native bf16")}
+    assert "no native bf16" in low_precision(lab, SCORES[LOW], missing=missing)[1]
+
+
+def test_scores_are_means_over_the_seeds_after_each_epoch(lab):
+    lab.record("scores", planted_race().scores(), keys=["epoch"], device="cpu")
+    rows = {(row.form, row.keys["epoch"]): row for row in lab.table}
+    assert len(rows) == 5 * 3 and rows[OURS, 3].n == 3 and rows[OURS, 3].value == pytest.approx(0.6)
+
+
+def test_the_constant_answer_is_the_most_frequent_class_of_what_is_trained_on():
+    base = planted(40)
+    name = base.specs[0].name
+    few_ones = replace(base, targets={**base.targets, name: torch.tensor([1] * 30 + [2] * 10)})
+    many_twos = replace(base, targets={**base.targets, name: torch.tensor([1] * 10 + [2] * 30)})
+    only = {"specs": base.specs[:1], "truth": None}
+    cut = [replace(table, targets={name: table.targets[name]}, **only) for table in (few_ones, many_twos)]
+    assert _known_scores(*cut) == {"constant answer": 0.25}
+
+
+# ---- who decides what
+
+
+def record_all(lab, device):
+    """Planted rows of all that the claims for a CUDA device read, as if they had been had on `device`."""
+    lab.record("training_epoch", planted_race(device=device).times(), device=device)
+    memory = {BEFORE: 40.0, AFTER: 25.0, OURS: 30.0, LOW: 20.0}
+    passes = {AFTER: 8.0, BEFORE: 10.0, "table on the device": 0.1}
+    moves = {"one by one": 3.0, "dictionary": 2.0, "dictionary, pinned": 1.0}
+    lab.record("step_memory", race_of(memory, 0, "MiB"), keys=["rows"], device=device)
+    lab.record("input_pipeline", race_of(passes, 20_000), keys=["rows"], device=device)
+    lab.record("transfer", race_of(moves, 256), keys=["rows"], device=device)
+
+
+def race_of(values, rows, unit="ms"):
+    base = next(iter(values))
+    fields = {"rows": rows, "unit": unit, "better": "lower", "origin": "measured", "statistic": "median"}
+    values = {**values, CONTROL: values[base]}
+    return pd.DataFrame(
+        {
+            **fields,
+            "form": form,
+            "samples": value * (1 + 0.001 * np.arange(12)),
+            **({} if form == base else {"baseline": base, "ratio": values[base] / value}),
+        }
+        for form, value in values.items()
+    )
+
+
+PLANTED_RATIOS = {
+    "train.transfer": 1.5,
+    "train.amp": 2.0,
+    "train.amp_memory": 1.5,
+    "train.loader": 1.25,
+    "train.total": 4 / 3,
+    "train.total_memory": 1.6,
+}
+
+
+def test_rows_of_cuda_decide_the_claims_for_cuda_and_rows_of_a_cpu_never_do(lab):
+    ids = {claim.id for claim in catalogue().values() if claim.notebook == "03" and claim.needs == "cuda"}
+    assert ids == set(PLANTED_RATIOS)
+    record_all(lab, "cpu")
+    assert all("needs a CUDA device" in judged(lab, id)[1] for id in ids)
+    record_all(lab, "cuda")
+    for id, ratio in PLANTED_RATIOS.items():
+        assert judged(lab, id)[0].estimate.value == pytest.approx(ratio, rel=0.05), id
+    assert judged(lab, "goal.training_epoch")[0] is None  # of a CPU alone
+
+
+def test_the_input_pipeline_is_judged_against_the_faster_of_the_guides_two_loaders_at_20000_rows(lab):
+    for before, ratio in ((10.0, 80), (5.0, 50)):
+        passes = {AFTER: 8.0, BEFORE: before, "table on the device": 0.1}
+        lab.record("input_pipeline", race_of(passes, 20_000), keys=["rows"], device="cpu")
+        assert judged(lab, "goal.input_pipeline")[0].estimate.value == pytest.approx(ratio, rel=0.05)
+    fewer = Recorder()
+    fewer.record("input_pipeline", race_of(passes, 2000), keys=["rows"], device="cpu")
+    assert judged(fewer, "goal.input_pipeline")[0] is None

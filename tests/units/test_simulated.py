@@ -1,0 +1,75 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gnnlab.campaign.cells import Cell, Settings, measure
+from gnnlab.units import registry as units
+from gnnlab.units.simulated import GPU, NPU
+from gnnlab.workloads.graphsage import sage
+
+CELL = Cell("sage", 500, 1000, 2000, 6, 6, "simulated:GPU")
+
+
+def test_every_number_says_simulated_and_no_parity_is_claimed():
+    outcome = measure(CELL, Settings())
+    assert outcome.status == "simulated" and outcome.parity_error is None
+    assert outcome.runtime_version == "simulated" and outcome.device.endswith("(simulated)")
+    assert outcome.notes[0].startswith("simulated from published constants")
+
+
+def test_the_same_cell_has_the_same_samples_and_another_has_others():
+    first, same, other = (measure(cell, Settings()) for cell in (CELL, CELL, replace(CELL, nodes=1001)))
+    assert first.samples_ms == same.samples_ms != other.samples_ms
+    assert np.std(first.samples_ms) / first.median_ms == pytest.approx(0.01, rel=0.6)
+
+
+@pytest.mark.parametrize(
+    ("name", "constants", "precision"), [("simulated:GPU", GPU, "float32"), ("simulated:NPU", NPU, "float16")]
+)
+def test_the_time_is_the_launch_and_the_larger_of_moving_and_computing(name, constants, precision):
+    unit, layer = units.find(name), sage(500)
+    for first, last in ((2, 2), (6, 6)):
+        moved_ms = layer.block(first, last).bytes_moved(1000, 2000) / constants.bandwidth_gb_s.value / 1e6
+        computed_ms = layer.flops(first, last, 1000, 2000) / constants.peak_gflop_s[precision].value / 1e6
+        expected = constants.launch_us.value / 1e3 + max(moved_ms, computed_ms)
+        assert unit.time_ms(layer, first, last, 1000, 2000, precision) == pytest.approx(expected)
+
+
+def test_a_stage_of_the_table_takes_the_time_of_its_bytes():
+    """Stage 2 moves 8 E F bytes and computes nothing."""
+    assert units.find("simulated:NPU").time_ms(sage(500), 2, 2, 1000, 2000, "float16") == pytest.approx(
+        42.46e-3 + 8 * 2000 * 500 / 27e9 * 1e3
+    )
+
+
+def test_the_npu_leaves_out_the_sums_unless_told_otherwise():
+    npu = replace(CELL, unit="simulated:NPU")
+    for number in range(1, 8):
+        status = measure(replace(npu, first=number, last=number), Settings()).status
+        assert status == ("unavailable" if number in (3, 4) else "simulated"), number
+    fused = replace(npu, first=1, last=5)
+    assert measure(fused, Settings()).reason == "simulated:NPU does not run REDUCE_SUM, REDUCE_COUNT"
+    assert measure(fused, Settings(npu_cannot=())).status == "simulated"
+
+
+def test_the_npu_computes_in_float16_and_the_gpu_in_what_is_asked():
+    assert measure(replace(CELL, unit="simulated:NPU"), Settings()).precision == "float16"
+    single, half = (measure(replace(CELL, precision=p), Settings()) for p in ("float32", "float16"))
+    assert (single.precision, half.precision) == ("float32", "float16")
+    assert half.median_ms < single.median_ms
+
+
+def test_every_constant_has_a_source():
+    for constants in (GPU, NPU):
+        for constant in (constants.launch_us, constants.bandwidth_gb_s, *constants.peak_gflop_s.values()):
+            assert constant.value > 0 and len(constant.source) > 20
+
+
+def test_what_is_simulated_computes_real_values():
+    unit = units.find("simulated:GPU")
+    layer = sage(4)
+    loaded = unit.load(layer, 7, 7, nodes=2, edges=1, threads=1, precision="float32")
+    hidden = np.array([[1, -1, 0, 2]] * 2, np.float32)
+    assert np.array_equal(loaded.run({"hidden": hidden})["out"], np.maximum(hidden, 0))
+    loaded.close()

@@ -1,0 +1,250 @@
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnlab.campaign.cell_inputs import model_for, values_of
+from gnnlab.campaign.cells import Cell, Settings, measure
+from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.export.artefacts import Artefact
+from gnnlab.export.export import export
+from gnnlab.units import openvino_units, torch_units
+from gnnlab.units import registry as units
+from gnnlab.units.fast_blocks import fast_block
+from gnnlab.units.openvino_units import OpenVINOUnit
+from gnnlab.units.unit import Unit, require_artefact
+from gnnlab.worker import Worker
+from gnnlab.workloads.graphsage import sage
+
+FEATURES = 6
+STATIC = OpenVINOUnit("static:CPU", "CPU", "openvino", "openvino", static_shapes=True)  # stands for an NPU
+QUICK = Settings(budget_s=0.01)
+RUNS = {"threads": 1, "precision": "float32"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Stage 3 and the block 1-5 by all exporters, and stages 1, 3 and 6 of static sizes."""
+    folder, layer = tmp_path_factory.mktemp("models"), sage(FEATURES)
+    for block in ((3, 3), (1, 5)):
+        for exporter in ("onnx", "openvino", "handbuilt"):
+            export(layer, *block, exporter=exporter, folder=folder)
+    for size in ((20, 64), (40, 64), (12, 30)):
+        for block in ((1, 1), (6, 6), (3, 3)):
+            export(layer, *block, exporter="openvino", folder=folder, size=size)
+    return str(folder)
+
+
+def cell(unit, first, last, nodes=11, edges=30):
+    return Cell("sage", FEATURES, nodes, edges, first, last, unit)
+
+
+@pytest.mark.parametrize("unit", ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU"])
+@pytest.mark.parametrize("block", [(3, 3), (1, 5)])
+def test_every_unit_of_a_cpu_measures_a_block_that_computes_the_same(models, unit, block):
+    outcome = measure(cell(unit, *block), replace(QUICK, models=models))
+    assert outcome.status == "measured", outcome.reason
+    assert outcome.parity_error <= 1e-5 and outcome.precision == "float32"
+
+
+def test_a_loaded_block_runs_on_graph_after_graph(models):
+    """Inputs are bound where they lie: another graph of another content, and then of another size, must be seen."""
+    for name in ("openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "fast:CPU", "torch:CPU"):
+        unit, layer = units.find(name), sage(FEATURES)
+        for nodes, edges in ((11, 30), (9, 50), (300, 5000), (11, 30)):
+            wanted = cell(name, 1, 5, nodes, edges)
+            artefact = model_for(unit, wanted, models)
+            loaded = unit.load(layer, 1, 5, artefact, nodes=nodes, edges=edges, **RUNS)
+            values = {k: v.copy() for k, v in values_of(wanted).items()}
+            for _ in range(3):
+                means = loaded.run(values)["means"]
+                np.testing.assert_allclose(means, values["means"], atol=1e-5)
+                values["x"], values["means"] = values["x"] * 2, values["means"] * 2
+            turned = {"x": values["x"], "edge_index": values["edge_index"][::-1].copy()}
+            means = layer.trace(**{k: torch.from_numpy(v) for k, v in turned.items()})["means"]
+            np.testing.assert_allclose(loaded.run(turned)["means"], means, atol=1e-4)
+            loaded.close()
+
+
+SIZES = [(12, 30, (12, 30)), (11, 31, (20, 64)), (11, 29, (12, 30)), (33, 64, (40, 64)), (12, 29, (20, 64))]
+
+
+@pytest.mark.parametrize(("nodes", "edges", "taken"), SIZES)
+@pytest.mark.parametrize("block", [(1, 1), (3, 3), (6, 6)])
+def test_static_models_serve_smaller_graphs_padded_and_cropped(models, block, nodes, edges, taken):
+    wanted = cell("static:CPU", *block, nodes, edges)
+    artefact = model_for(STATIC, wanted, models)
+    assert (artefact.nodes, artefact.edges) == taken
+    loaded = STATIC.load(sage(FEATURES), *block, artefact, nodes=nodes, edges=edges, **RUNS)
+    values = values_of(wanted)
+    for name, array in loaded.run(values).items():
+        np.testing.assert_allclose(array, values[name], atol=1e-5)
+
+
+def test_a_size_that_no_static_model_holds_has_none(models):
+    for nodes, edges in ((41, 64), (11, 65), (40, 63)):
+        artefact = model_for(STATIC, cell("static:CPU", 1, 1, nodes, edges), models)
+        assert artefact is None
+    with pytest.raises(Unavailable, match="no model of stage 1 by the exporter openvino; export it first"):
+        require_artefact(STATIC, None, 1, 1)
+
+
+def test_models_that_are_wrong_or_of_another_width_are_not_run(models):
+    unit = units.find("onnxruntime:CPU")
+    found = model_for(unit, cell(unit.name, 3, 3), models)
+    assert found.ready and model_for(unit, replace(cell(unit.name, 3, 3), features=7), models) is None
+    bad = replace(found, status="wrong", reason="far off")
+    with pytest.raises(Unavailable, match="exported model of stage 3 is wrong: far off"):
+        require_artefact(unit, bad, 3, 3)
+    with pytest.raises(Unavailable, match="no exported models in"):
+        model_for(unit, cell(unit.name, 3, 3), f"{models}/elsewhere")
+
+
+def test_a_handbuilt_graph_of_a_block_without_sums_is_said_not_to_be_needed(models):
+    outcome = measure(cell("openvino-handbuilt:CPU", 6, 6), replace(QUICK, models=models))
+    assert outcome.status == "unavailable" and outcome.reason.startswith("TRANSFORM sums over no neighbours")
+
+
+@st.composite
+def blocks_and_graphs(draw):
+    first = draw(st.integers(1, 3))
+    last = draw(st.integers(3, 7))
+    nodes = draw(st.integers(1, 9))
+    pairs = draw(st.lists(st.tuples(st.integers(0, nodes - 1), st.integers(0, nodes - 1)), min_size=1, max_size=25))
+    return first, last, nodes, torch.tensor(pairs).t().contiguous()
+
+
+@settings(max_examples=80)
+@given(blocks_and_graphs())
+def test_fast_blocks_give_what_the_stages_give(case):
+    first, last, nodes, edge_index = case
+    layer = sage(3)
+    values = layer.trace(torch.randn(nodes, 3), edge_index)
+    block = layer.block(first, last)
+    fast = fast_block(layer, block)
+    given = {name: values[name] for name in block.reads if name != "edge_index"}
+    results = fast(given, fast.prepare(edge_index, nodes))
+    assert set(results) == set(block.writes)
+    for name in block.writes:
+        torch.testing.assert_close(results[name], values[name])
+
+
+def test_compiled_blocks_are_compiled_once_for_all_sizes(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda block, **how: compiled.append(how["dynamic"]) or block)
+    unit = units.find("torch-compiled:CPU")
+    for nodes, edges in ((11, 30), (9, 50)):
+        assert measure(cell(unit.name, 2, 4, nodes, edges), QUICK).status == "measured"
+    assert compiled == [True]
+
+
+def test_no_block_is_run_uncompiled_because_there_are_many(monkeypatch):
+    forms, compile_ = [], torch.compile
+
+    def backend(graph, example):
+        forms.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda block, **how: compile_(block, backend=backend, **how))
+    monkeypatch.setattr(torch_units, "_COMPILED", {})
+    torch._dynamo.reset()
+    blocks = [(first, last) for first in range(1, 5) for last in range(first, 6)]  # 14: torch keeps 8 of one code
+    for first, last in blocks:
+        assert measure(cell("torch-compiled:CPU", first, last, 11, 30), QUICK).status == "measured"
+    assert len(forms) == len(blocks)
+
+
+def test_openvino_keeps_what_it_was_told(models):
+    artefact = model_for(STATIC, cell("x", 6, 6, 12, 30), models)
+    compiled = openvino_units._compiled(artefact.path, 0, "CPU", "float32", 1)
+    assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
+
+
+def test_npus_compute_in_float16_whatever_is_asked_and_others_only_in_what_they_have():
+    assert units.find("openvino:NPU").computes_in("float32") == "float16"
+    assert units.find("torch:CPU").computes_in("bfloat16") == "bfloat16"
+    with pytest.raises(Unavailable, match="onnxruntime:CPU computes in float32, not in float16"):
+        units.find("onnxruntime:CPU").computes_in("float16")
+
+
+def test_units_are_found_by_name_and_ones_own_by_module_and_factory():
+    assert units.find("openvino:NPU").static_shapes and units.find("fake_units:behaves").name == "fake"
+    for name in ("openvino:TPU", "fake_units:no", "no_such_module:x", "os:getcwd", ":", "", "fake_units"):
+        with pytest.raises(GnnlabError, match="is not known; one of openvino:CPU"):
+            units.find(name)
+
+
+def test_every_name_says_runtime_and_processor():
+    for name, unit in units.all_units().items():
+        assert (
+            name == unit.name and unit.origin in ("measured", "simulated") and unit.processor in ("CPU", "GPU", "NPU")
+        )
+        assert (unit.origin == "simulated") == name.startswith("simulated:")
+        assert (unit.processor == "NPU") == unit.static_shapes
+
+
+def test_probing_tries_the_cpu_and_says_of_missing_devices_why_and_what_to_install():
+    found = units.probe(["openvino:CPU", "onnxruntime:CPU", "torch:CPU", "openvino:GPU", "openvino:NPU", "torch:CUDA"])
+    for name in ("openvino:CPU", "onnxruntime:CPU", "torch:CPU"):
+        assert found[name].usable and found[name].device and found[name].version
+    for name in ("openvino:GPU", "openvino:NPU", "torch:CUDA"):
+        assert found[name].usable or (found[name].why and found[name].remedy)
+
+
+def test_without_onnxruntime_its_cpu_is_listed_and_says_so(monkeypatch):
+    from gnnlab.units import onnxruntime_units
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(onnxruntime_units, "find_spec", lambda name: None if name == "onnxruntime" else real(name))
+    (unit,) = onnxruntime_units.installed()
+    found = unit.probe()
+    assert not found.usable and found.why == "onnxruntime is not installed"
+
+
+def test_providers_become_units_of_their_processor_and_a_service_on_the_network_does_not(monkeypatch):
+    import onnxruntime
+
+    from gnnlab.units import onnxruntime_units
+
+    names = ["AzureExecutionProvider", "CUDAExecutionProvider", "QNNExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
+    found = {unit.name: unit.processor for unit in onnxruntime_units.installed()}
+    assert found == {"onnxruntime:CPU": "CPU", "onnxruntime:CUDA": "GPU", "onnxruntime:QNN": "NPU"}
+
+
+def test_artefacts_have_what_units_need():
+    assert {"exporter", "form", "nodes", "edges", "reads", "writes", "sized_by"} <= set(Artefact.__dataclass_fields__)
+    assert issubclass(OpenVINOUnit, Unit)
+
+
+@pytest.mark.parametrize(
+    ("unit", "limit_s", "why"),
+    [
+        ("hangs", 0.5, "no answer within 0.5 s"),
+        ("exits", 60, "the process exited with code 7"),
+        ("answers_rubbish", 60, "gave a malformed answer"),
+        ("raises", 60, "RuntimeError: the plugin says no"),
+        ("is_not_there", 60, "unit 'fake_units:is_not_there' is not known"),
+    ],
+)
+def test_a_unit_that_cannot_even_be_tried_is_not_usable_and_says_why(unit, limit_s, why):
+    with Worker() as worker:
+        found = units.probe_by(worker, f"fake_units:{unit}", limit_s)
+        assert not found.usable and found.why.startswith(why)
+        assert units.probe_by(worker, "fake_units:behaves").usable
+
+
+def test_a_missing_library_is_named_without_its_folder():
+    text = (
+        "Exception from core.cpp:268:\nCannot load library \"/a b/libopenvino_intel_gpu_plugin.so\": "
+        "/x/y/libOpenCL.so.1: cannot open shared object file: No such file or directory\n"
+    )  # fmt: skip
+    said = openvino_units._missing_library(RuntimeError(text))
+    assert said == "libOpenCL.so.1: cannot open shared object file: No such file or directory"
+    assert one_line(RuntimeError("Exception from a.cpp:1:\n  \nno device\nmore")) == "RuntimeError: no device"
+    assert one_line(RuntimeError("")) == "RuntimeError"

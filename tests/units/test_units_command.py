@@ -1,0 +1,93 @@
+import json
+import shutil
+import subprocess
+import sysconfig
+
+import pytest
+
+from gnnlab import cli
+from gnnlab.units import registry as units
+from gnnlab.units.unit import Availability
+
+FOUND = {
+    "openvino:CPU": Availability(True, device="a processor", version="OpenVINO 1"),
+    "openvino:GPU": Availability(False, "no [libOpenCL]", "install it", version="OpenVINO 1"),
+    "simulated:NPU": Availability(True, device="an NPU (simulated)", version="constants"),
+}
+
+
+@pytest.fixture(autouse=True)
+def probed(monkeypatch):
+    asked = []
+
+    def probe(names):
+        asked.extend(names)
+        return {name: FOUND.get(name, Availability(False, "not tried here")) for name in names}
+
+    monkeypatch.setattr(units, "probe", probe)
+    monkeypatch.setenv("COLUMNS", "200")
+    return asked
+
+
+def test_every_unit_is_listed_with_what_became_of_it(capsys, probed):
+    assert cli.main(["units"]) == 0
+    printed = capsys.readouterr().out
+    assert probed == list(units.all_units())
+    lines = {line.split()[0]: line for line in printed.splitlines() if ":" in line}
+    assert "yes" in lines["openvino:CPU"] and "a processor" in lines["openvino:CPU"]
+    assert (
+        " no " in lines["openvino:GPU"]
+        and "no [libOpenCL]" in lines["openvino:GPU"]
+        and "install it" in lines["openvino:GPU"]
+    )
+    assert "simulated" in lines["simulated:NPU"].split()[1]
+
+
+def test_json_holds_what_a_program_needs(capsys):
+    assert cli.main(["units", "openvino:GPU", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["unit"] == "openvino:GPU" and row["processor"] == "GPU" and row["usable"] is False
+    assert row["remedy"] == "install it" and row["precisions"] == ["float32", "float16"]
+
+
+def test_an_unknown_unit_is_one_line_and_exit_code_2(capsys):
+    assert cli.main(["units", "openvino:TPU"]) == 2
+    assert capsys.readouterr().err.startswith("gnnlab: unit 'openvino:TPU' is not known; one of openvino:CPU")
+
+
+def test_the_installed_command_finds_a_unit_in_the_current_folder_and_keeps_the_name_asked_for(tmp_path):
+    (tmp_path / "my_helper.py").write_text('NAME = "x:CPU"\n')
+    (tmp_path / "my_unit.py").write_text(
+        "from gnnlab.units.torch_units import TorchUnit\n\n\n"
+        "class Mine(TorchUnit):\n"
+        "    def probe(self):\n"
+        "        import my_helper  # only now, in the worker\n\n"
+        "        assert my_helper.NAME == self.name\n"
+        "        return super().probe()\n\n\n"
+        "def make():\n"
+        '    return Mine("x:CPU", "CPU", "torch")\n'
+    )
+    command = shutil.which("gnnlab", path=sysconfig.get_path("scripts"))
+    asked = [command, "units", "my_unit:make", "--json"]
+    ended = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    (found,) = json.loads(ended.stdout)
+    assert found["unit"] == "my_unit:make" and found["usable"], found
+
+
+@pytest.mark.parametrize(
+    ("unit", "why"),
+    [
+        ("odd_unit:mke", "module odd_unit has no factory 'mke'; near are make"),
+        ("odd_unti:make", "there is no module odd_unti: neither installed nor as a file in"),
+        ("odd_unit:make", "odd_unit:make cannot be called with nothing: missing a required argument: 'size'"),
+        ("broken:make", "module broken cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_is_wrong_with_a_unit_of_ones_own_is_one_line(capsys, tmp_path, monkeypatch, unit, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd_unit.py").write_text("def make(size):\n    return size\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    assert cli.main(["units", unit]) == 2
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1 and why in printed
