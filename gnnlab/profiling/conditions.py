@@ -2,7 +2,7 @@
 
 fast = under(conv, precision="medium")     # a form whose products may be relaxed, in each of its calls
 onnx = under(session_run, runtime="onnxruntime 1.31", precision="int8")      # what computes it, in its rows
-with Conditions(1, "highest").held(): ...
+with Conditions(1, "highest").applied(): ...
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Conditions:
         torch.set_float32_matmul_precision(self.precision)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """These conditions inside, the ones before after it."""
         before = Conditions.now()
         try:
@@ -65,7 +65,7 @@ class Under:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if self.conditions is None:
             return self.form(*arguments, **named)
-        with self.conditions.held():
+        with self.conditions.applied():
             return self.form(*arguments, **named)
 
 
@@ -83,8 +83,8 @@ def under(form: Callable[..., Any], *, threads: int | None = None, precision: st
     told = {"precision": precision} if precision in TOLD else {}
     told |= {} if threads is None else {"threads": threads}
     now = Conditions.now()
-    held = Conditions(threads or now.threads, products or now.precision) if threads or products else None
-    return Under(form, held, told | row)
+    applied = Conditions(threads or now.threads, products or now.precision) if threads or products else None
+    return Under(form, applied, told | row)
 
 
 def row_of(form: Any) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def ceilings(device: Any = "cpu", threads: int | None = None, budget_s: float = 
         raise GnnlabError(f"budget_s must be a positive number of seconds, not {budget_s!r}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise GnnlabError(f"threads must be a whole number of at least 1, not {threads!r}")
-    with Conditions(threads or torch.get_num_threads(), "highest").held(), torch.no_grad():
+    with Conditions(threads or torch.get_num_threads(), "highest").applied(), torch.no_grad():
         found = race(_product(where), _copies(where), parity=None, device=where, budget_s=budget_s, target=_TARGET)
         best = [_times(size) * size / min(pair.candidate.samples_ms) / 1e6 for size, pair in found.items()]
         product = next(iter(found.values())).baseline

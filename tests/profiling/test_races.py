@@ -119,7 +119,7 @@ def test_a_form_runs_under_its_own_conditions_and_the_others_under_those_around(
 
 def test_conditions_are_put_back_also_after_an_error():
     before = Conditions.now()
-    with pytest.raises(ZeroDivisionError), Conditions(before.threads + 1, "medium").held():
+    with pytest.raises(ZeroDivisionError), Conditions(before.threads + 1, "medium").applied():
         assert Conditions.now() == Conditions(before.threads + 1, "medium")
         raise ZeroDivisionError
     assert Conditions.now() == before
