@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError
+from gnnlab.kernels.sorting import group, index_type, rows, transpose
 
-_INT32 = 2**31 - 1
+SAMPLED = 32  # edges that a cache reads of a graph before it compares all
 
 
 class Neighbours:
@@ -28,24 +29,24 @@ class Neighbours:
 
     `rowptr` (N + 1): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E): their sources; `row` (E):
     their targets; `order` (E): where the edge stands in `edge_index`, None where edges were added. int32 where all
-    numbers fit, else int64; `order` is always int64. `present` (E) or None: 0 for edges that do not count.
+    numbers fit, else int64. `present` (E) or None: 0 for edges that do not count.
     """
 
     def __init__(
         self,
         rowptr: Tensor,
         col: Tensor,
-        row: Tensor,
+        row: Tensor | None,
         order: Tensor | None,
         num_sources: int,
         *,
         self_loops: bool = False,
         present: Tensor | None = None,
     ) -> None:
-        self.rowptr, self.col, self.row, self.order, self.present = rowptr, col, row, order, present
+        self.rowptr, self.col, self.order, self.present = rowptr, col, order, present
         self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
         self.self_loops = self_loops
-        self._derived: dict[Any, Any] = {}
+        self._derived: dict[Any, Any] = {} if row is None else {"row": row}
 
     @classmethod
     def prepare(
@@ -69,7 +70,7 @@ class Neighbours:
             edge_index = edge_index.detach().clone() if edge_index.is_inference() else edge_index.detach()
             _check_range(edge_index, num_nodes, sources)
             if self_loops:
-                edge_index = _with_self_loops(edge_index[:, edge_index[0] != edge_index[1]], num_nodes)
+                edge_index = _with_self_loops(_without_self_loops(edge_index), num_nodes)
             return _sorted(edge_index, num_nodes, sources, self_loops=self_loops)
 
     @property
@@ -79,6 +80,11 @@ class Neighbours:
     @property
     def device(self) -> torch.device:
         return self.col.device
+
+    @property
+    def row(self) -> Tensor:
+        """The target of each edge, (E,)."""
+        return self._once("row", lambda: rows(self.rowptr, self.num_edges))
 
     @property
     def degree(self) -> Tensor:
@@ -151,8 +157,9 @@ class Neighbours:
         device = torch.device(device)
         if device == self.device or (device.type == self.device.type and device.index is None):
             return self
-        moved = [None if t is None else t.to(device) for t in (self.rowptr, self.col, self.row, self.order)]
-        present = None if self.present is None else self.present.to(device)
+        row = self._derived.get("row")
+        parts = (self.rowptr, self.col, row, self.order, self.present)
+        *moved, present = (None if part is None else part.to(device) for part in parts)
         return Neighbours(*moved, self.num_sources, self_loops=self.self_loops, present=present)
 
     def require_features(self, x: Tensor) -> None:
@@ -187,19 +194,19 @@ class Neighbours:
         edges = torch.stack([self.col, self.row]).long()
         if self.order is None:
             return edges
-        return torch.empty_like(edges).index_copy_(1, self.order, edges)
+        return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
 
     def _transposed(self) -> Neighbours:
-        flipped = torch.stack([self.row, self.col]).long()
-        return _sorted(flipped, self.num_sources, self.num_nodes)
+        colptr, row, order = transpose(self.rowptr, self.col, self.num_sources)
+        return Neighbours(colptr, row, None, order, self.num_nodes)
 
     def _looped(self) -> Neighbours:
-        edges = torch.stack([self.col, self.row]).long()
+        edges = torch.stack([self.col, self.row])
         if torch.compiler.is_compiling():
             return _traced(edges, self.num_nodes, self.num_sources, True)
         if self.num_sources != self.num_nodes:
             raise GnnlabError(f"self-loops need as many sources as targets: {self.num_sources}, {self.num_nodes}")
-        looped = _with_self_loops(edges[:, edges[0] != edges[1]], self.num_nodes)
+        looped = _with_self_loops(_without_self_loops(edges), self.num_nodes)
         return _sorted(looped, self.num_nodes, self.num_nodes, self_loops=True)
 
     def _counts(self) -> Tensor:
@@ -221,8 +228,9 @@ class Neighbours:
 class GraphCache:
     """The neighbours of the few graphs that a model saw last, prepared when first seen.
 
-    The same tensor object at the same version is known without reading it; any other is known by its contents. A
-    change behind torch's back (`edge_index.data.copy_`, a numpy view) does not bump the version and is not noticed.
+    The same tensor object at the same version is known without reading it; any other is compared with the graph kept
+    that has as many edges, and some of the same. A change behind torch's back (`edge_index.data.copy_`, a numpy view)
+    does not bump the version and is not noticed.
     """
 
     def __init__(self, size: int = 8) -> None:
@@ -240,11 +248,10 @@ class GraphCache:
         state = _state(edge_index, num_nodes)
         if self._seen is not None and state is not None and self._seen[1] == state and self._seen[0]() is edge_index:
             return self._seen[2]
-        key = (*_fingerprint(edge_index), num_nodes, edge_index.device)
+        key = (_sample(edge_index), num_nodes, edge_index.device)
         found = self._graphs.pop(key, None)
-        if found is None:
-            with torch.inference_mode(False):
-                found = Neighbours.prepare(edge_index, num_nodes)
+        if found is None or not torch.equal(found.edge_index, edge_index.long()):
+            found = Neighbours.prepare(edge_index, num_nodes)
         self._graphs[key] = found
         while len(self._graphs) > self.size:
             self._graphs.popitem(last=False)
@@ -290,13 +297,11 @@ def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
             raise GnnlabError(f"edge_index names {name} {wrong}, allowed are 0..{count - 1} of {count} nodes")
 
 
-def _fingerprint(edge_index: Tensor) -> tuple[int, int]:
-    """(number of edges, a sum over all of them that depends on their order)."""
-    source, target = edge_index.detach().long()
-    place = torch.arange(1, source.shape[0] + 1, device=source.device)
-    mixed = (source + 1) * 0x1E3779B97F4A7C15 + (target + 1) * 0x2545F4914F6CDD1D
-    mixed = (mixed ^ (mixed >> 29)) * (place * 2 + 1)
-    return source.shape[0], int((mixed ^ (mixed >> 31)).sum())
+def _sample(edge_index: Tensor) -> tuple:
+    """(number of edges, some of them): enough to tell most graphs apart without reading them."""
+    edges = edge_index.shape[1]
+    some = edge_index.detach()[:, :: max(1, edges // SAMPLED)]
+    return edges, *some.flatten().tolist()
 
 
 def _with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -304,19 +309,16 @@ def _with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.cat([edge_index, loops.expand(2, -1)], dim=1)
 
 
-def index_type(num_nodes: int, num_edges: int) -> torch.dtype:
-    """int32 where nodes and edges can be numbered in it: half the bytes of int64 to read."""
-    return torch.int32 if max(num_nodes, num_edges) < _INT32 else torch.int64
+def _without_self_loops(edge_index: Tensor) -> Tensor:
+    kept = edge_index[0] != edge_index[1]
+    return edge_index if bool(kept.all()) else edge_index[:, kept]
 
 
 def _sorted(edge_index: Tensor, num_nodes: int, num_sources: int, *, self_loops: bool = False) -> Neighbours:
     kind = index_type(max(num_nodes, num_sources), edge_index.shape[1])
-    target, order = edge_index[1].sort(stable=True)
-    nodes = torch.arange(num_nodes + 1, device=target.device, dtype=target.dtype)
-    rowptr = torch.searchsorted(target.contiguous(), nodes).to(kind)
-    col = edge_index[0].index_select(0, order).to(kind)
-    kept = None if self_loops else order
-    return Neighbours(rowptr, col, target.to(kind), kept, num_sources, self_loops=self_loops)
+    rowptr, col, order = group(edge_index[1], edge_index[0], num_nodes, kind)
+    row = edge_index[1].index_select(0, order).to(kind) if torch.compiler.is_compiling() else None
+    return Neighbours(rowptr, col, row, None if self_loops else order, num_sources, self_loops=self_loops)
 
 
 def _traced(edge_index: Tensor, num_nodes: int, num_sources: int, self_loops: bool) -> Neighbours:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch_geometric.utils import scatter
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels import aggregation, neighbours
+from gnnlab.kernels import aggregation, sorting
 from gnnlab.kernels.aggregation import edge_products, mean, weighted_sum
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
 
@@ -119,16 +119,16 @@ def test_a_strided_x_and_frozen_weights_are_understood():
 def test_indices_are_int32_until_they_no_longer_fit():
     prepared = Neighbours.prepare(random_graph(), 40)
     assert prepared.col.dtype is prepared.rowptr.dtype is torch.int32
-    assert neighbours.index_type(2**31 - 2, 10) is torch.int32
-    assert neighbours.index_type(2**31 - 1, 10) is torch.int64
-    assert neighbours.index_type(10, 2**31 - 1) is torch.int64
+    assert sorting.index_type(2**31 - 2, 10) is torch.int32
+    assert sorting.index_type(2**31 - 1, 10) is torch.int64
+    assert sorting.index_type(10, 2**31 - 1) is torch.int64
 
 
 def test_int64_indices_give_the_same(monkeypatch):
     edge_index = random_graph()
     x, weight = torch.randn(40, 5, requires_grad=True), torch.rand(200, requires_grad=True)
     short = weighted_sum(x, Neighbours.prepare(edge_index, 40), weight)
-    monkeypatch.setattr(neighbours, "_INT32", 39)
+    monkeypatch.setattr(sorting, "_INT32", 39)
     long = Neighbours.prepare(edge_index, 40)
     assert long.col.dtype is long.heads(2).col.dtype is torch.int64
     torch.testing.assert_close(weighted_sum(x, long, weight), short)

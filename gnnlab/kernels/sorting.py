@@ -1,0 +1,68 @@
+"""Edges grouped by a node: what preparing a graph, its transpose and its self-loops come down to.
+
+On a CPU one counting pass (scipy's conversion of compressed rows to compressed columns, whose time is linear) takes a
+third to a seventh of the time of a stable sort and gives the same. Elsewhere, and in a trace, torch sorts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+_INT32 = 2**31 - 1
+
+
+def index_type(num_nodes: int, num_edges: int) -> torch.dtype:
+    """int32 where nodes and edges can be numbered in it: half the bytes of int64 to read."""
+    return torch.int32 if max(num_nodes, num_edges) < _INT32 else torch.int64
+
+
+def group(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """(rowptr (num_nodes + 1), `other` grouped by `node`, order), all of type `kind`.
+
+    `node` and `other` (E,): the two ends of each edge; edge `order[k]` of those given stands at place k. Edges of one
+    node keep their order. Every number of `node` must be within 0 .. num_nodes - 1: that is not checked.
+    """
+    if torch.compiler.is_compiling() or node.device.type != "cpu":
+        return _group_by_sort(node, other, num_nodes, kind)
+    starts = np.arange(node.shape[0] + 1, dtype=_numpy_type(kind))  # one compressed row an edge, with one entry
+    rowptr, order, other = _flip(starts, node.to(kind).numpy(), other.to(kind).numpy(), num_nodes)
+    return torch.from_numpy(rowptr).to(kind), torch.from_numpy(other).to(kind), torch.from_numpy(order).to(kind)
+
+
+def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(colptr (num_cols + 1), row of each entry grouped by column, order) of compressed rows, in their type."""
+    kind = rowptr.dtype
+    if torch.compiler.is_compiling() or rowptr.device.type != "cpu":
+        return _group_by_sort(col, rows(rowptr, col.shape[0]), num_cols, kind)
+    place = np.arange(col.shape[0], dtype=_numpy_type(kind))
+    colptr, row, order = _flip(rowptr.numpy(), col.numpy(), place, num_cols)
+    return torch.from_numpy(colptr).to(kind), torch.from_numpy(row).to(kind), torch.from_numpy(order).to(kind)
+
+
+def rows(rowptr: Tensor, num_edges: int) -> Tensor:
+    """The row of each entry of compressed rows, (E,) in the type of `rowptr`."""
+    if rowptr.device.type == "cpu" and not torch.compiler.is_compiling():
+        nodes = np.arange(rowptr.shape[0] - 1, dtype=_numpy_type(rowptr.dtype))
+        return torch.from_numpy(nodes.repeat(rowptr.diff().numpy()))
+    nodes = torch.arange(rowptr.shape[0] - 1, dtype=rowptr.dtype, device=rowptr.device)
+    return torch.repeat_interleave(nodes, rowptr.diff(), output_size=num_edges)
+
+
+def _flip(rowptr: np.ndarray, col: np.ndarray, data: np.ndarray, num_cols: int) -> tuple[np.ndarray, ...]:
+    """(colptr, row of each entry, data of each entry) of compressed rows; repeated entries stay."""
+    flipped = csr_array((data, col, rowptr), shape=(rowptr.shape[0] - 1, num_cols)).tocsc()
+    return flipped.indptr, flipped.indices, flipped.data
+
+
+def _group_by_sort(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    node, order = node.sort(stable=True)
+    nodes = torch.arange(num_nodes + 1, device=node.device, dtype=node.dtype)
+    rowptr = torch.searchsorted(node.contiguous(), nodes)
+    return rowptr.to(kind), other.index_select(0, order).to(kind), order.to(kind)
+
+
+def _numpy_type(kind: torch.dtype) -> type:
+    return np.int32 if kind is torch.int32 else np.int64

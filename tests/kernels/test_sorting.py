@@ -1,0 +1,47 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnlab.kernels import sorting
+from gnnlab.kernels.neighbours import GraphCache, Neighbours
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 7), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=30), st.booleans())
+def test_edges_are_grouped_as_a_stable_sort_groups_them(nodes, pairs, narrow):
+    kind = torch.int32 if narrow else torch.int64
+    pairs = [(a % nodes, b % nodes) for a, b in pairs] if nodes else []
+    source, target = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
+    rowptr, col, order = sorting.group(target, source, nodes, kind)
+    expected = target.argsort(stable=True)
+    assert {rowptr.dtype, col.dtype, order.dtype} == {kind}
+    assert torch.equal(order.long(), expected) and torch.equal(col.long(), source[expected])
+    assert torch.equal(rowptr.diff().long(), torch.bincount(target, minlength=nodes))
+    assert torch.equal(sorting.rows(rowptr, len(pairs)).long(), target[expected])
+    colptr, row, back = sorting.transpose(rowptr, col, nodes)
+    assert torch.equal(back.long(), col.argsort(stable=True))
+    assert torch.equal(row.long(), target[expected][back.long()])
+    assert torch.equal(colptr.diff().long(), torch.bincount(source, minlength=nodes))
+    for ours, plain in zip((rowptr, col, order), sorting._group_by_sort(target, source, nodes, kind), strict=True):
+        assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_edges_in_any_memory_layout_are_grouped(strided):
+    edge_index = torch.randint(70_000, (2, 5_000), generator=torch.Generator().manual_seed(0))
+    given = edge_index.t().contiguous().t() if strided else edge_index
+    prepared = Neighbours.prepare(given, 70_000)
+    assert torch.equal(prepared.edge_index, edge_index)
+    assert torch.equal(prepared.row.long(), edge_index[1].sort(stable=True).values)
+    assert torch.equal(prepared.transposed.col, prepared.row[prepared.transposed.order])
+
+
+def test_a_cache_tells_graphs_apart_that_share_the_edges_it_samples():
+    edge_index = torch.zeros(2, 4096, dtype=torch.int64)
+    other = edge_index.clone()
+    other[0, 1] = 1  # not among those sampled
+    cache = GraphCache()
+    first, second = cache.get(edge_index, 3), cache.get(other, 3)
+    assert torch.equal(first.edge_index, edge_index) and torch.equal(second.edge_index, other)
+    assert cache.get(other.int(), 3) is second
