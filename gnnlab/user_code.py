@@ -58,6 +58,13 @@ def is_users(module: str) -> bool:
     return Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
 
 
+def files_of(module: str, folder: Path) -> list[Path]:
+    """The file of a module that lies in `folder`, or those of a package; none of a module that is installed."""
+    place = folder.joinpath(*module.split("."))
+    file = place.with_name(f"{place.name}.py")
+    return [path.resolve() for path in ([file] if file.is_file() else sorted(place.rglob("*.py")))]
+
+
 def _imported(name: str) -> Any:
     if not all(part.isidentifier() for part in name.split(".")):
         raise GnnlabError(f"{shown(name)} is no name of a module; write module:factory, as in my_models:make")

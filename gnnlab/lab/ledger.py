@@ -22,9 +22,8 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
 from . import results
-from .claims import RATIOS, Claim, Verdict, catalogue, verdict
+from .claims import RATIOS, Claim, Found, Verdict, catalogue, cell_ratio, evaluate, verdict
 from .results import ResultFile
-from .rules import Found, cell_ratio, evaluate
 from .table import Interval, Row, Strict, Table
 
 RECORD = "claims.json"

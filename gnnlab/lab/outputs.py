@@ -1,4 +1,5 @@
-"""A folder of results: for results alone, for one run at a time, and replaced whole or not at all.
+"""A folder of results: for results alone, for one run at a time, replaced whole or not at all, and what it says of its
+runs (`runs.json`), so that a notebook runs again only where something has changed since.
 
 What a run makes (result file, samples, figures, executed notebook) waits in `.NN_name.new` beside the earlier results,
 which stand meanwhile. `commit` renames that folder to `.NN_name.done` and then moves file by file, the result file
@@ -12,21 +13,26 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
 import psutil
+from pydantic import Field, ValidationError
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
 
-from . import freshness, results
+from . import provenance, results
+from .provenance import Fingerprint
+from .table import Strict
 
 BY_HAND = "by_hand"  # below a folder of results: those of cells that someone runs one by one
 STAGED = "GNNLAB_STAGED"  # in the environment of a kernel that the runner started: where its results wait
+RUNS, SCHEMA = "runs.json", 2
 RECORD = "record.json"  # in a staged folder: what `runs.json` is to say of the run
 _DONE, _MORE, _NEW = ".done", ".more", ".new"  # the new results replace all earlier runs, or are one run more
 # what notebooks write before they end, whoever runs them
@@ -43,15 +49,21 @@ def only_run(folder: Path) -> Iterator[None]:
     """
     refuse_foreign(folder)
     with files.locked(folder, "runs notebooks into"):
-        try:
+        with _writing_to(folder):
             recover(folder)
             for left in folder.glob(f".[0-9][0-9]_*{_NEW}/"):
                 shutil.rmtree(left)
-        except OSError as error:
-            raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
-        if not (folder / freshness.RUNS).exists():  # by this the folder is known as one of results from now on
-            freshness.write_runs(folder, freshness.Runs())
+        if not (folder / RUNS).exists():  # by this the folder is known as one of results from now on
+            write_runs(folder, Runs())
         yield
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
 
 
 # ---- whose folder it is ---------------------------------------------------------------------------------------------
@@ -65,27 +77,16 @@ def refuse_foreign(folder: Path) -> None:
         names = {path.name for path in folder.iterdir()} - {files.LOCK, files.HOLDER} if folder.is_dir() else set()
     except OSError as error:
         raise GnnlabError(f"could not read {folder}: {error.strerror or error}") from None
-    tracked = _tracked(folder) if names else None
-    if tracked:
+    tracked = (provenance.git(folder, "ls-files", "-z", "--", ".") or "") if names else ""
+    if tracked := tracked.partition("\0")[0]:
         raise GnnlabError(f"output_dir {folder} holds files that git tracks ({tracked}); choose another folder")
     foreign = {name for name in names - _EARLY if not _WAITS.fullmatch(name)}
-    ours = not foreign or freshness.RUNS in names or (folder / "exported_models").is_dir()
+    ours = not foreign or RUNS in names or (folder / "exported_models").is_dir()
     if not ours and not any(_is_whole(path) for path in sorted(folder.glob("[0-9][0-9]_*.json"))):
         raise GnnlabError(
             f"output_dir {folder} is not empty and holds no results of gnnlab ({min(foreign)} is there); "
             "choose a new folder, or an empty one"
         )
-
-
-def _tracked(folder: Path) -> str | None:
-    """The first file in `folder` that git tracks; None where there is none, or no git."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--", "."]
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        listed = subprocess.run(command, capture_output=True, timeout=60, check=True, env=plain).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return listed.partition(b"\0")[0].decode(errors="replace") or None
 
 
 def _is_whole(path: Path) -> bool:
@@ -103,29 +104,25 @@ def _is_whole(path: Path) -> bool:
 def stage(folder: Path, name: str) -> Path:
     """An empty folder in which the results of notebook `name` wait. Raises `GnnlabError`."""
     place = folder / f".{name}{_NEW}"
-    try:
+    with _writing_to(folder):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-    except OSError as error:
-        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
     return place
 
 
 def stage_by_hand(folder: Path) -> tempfile.TemporaryDirectory:
     """An empty folder for what one session makes; those of sessions that were killed go. Raises `GnnlabError`."""
     prefix = f".new-{files.digest(platform.node())[:8]}-"
-    try:
+    with _writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"{prefix}*/"):
             process = re.match(r"(\d{1,9})-", left.name.removeprefix(prefix))
             if process and not psutil.pid_exists(int(process[1])):
                 shutil.rmtree(left, ignore_errors=True)
         return tempfile.TemporaryDirectory(dir=folder, prefix=f"{prefix}{os.getpid()}-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
 
 
-def commit(staged: Path, folder: Path, name: str, run: freshness.Run | None = None, *, more: bool = False) -> None:
+def commit(staged: Path, folder: Path, name: str, run: Run | None = None, *, more: bool = False) -> None:
     """Put the staged results of a notebook in the place of the earlier ones, and `run` into the record.
 
     With `more` the earlier ones stay as a further run, in `runs/`; without it a recorded run takes the place of the
@@ -134,11 +131,9 @@ def commit(staged: Path, folder: Path, name: str, run: freshness.Run | None = No
     recover(folder)  # what stands half moved was there first
     if run is not None:
         files.write_json(staged / RECORD, run.model_dump(mode="json"))
-    try:
+    with _writing_to(folder):
         staged.rename(folder / f".{name}{_MORE if more else _DONE}")
         recover(folder)
-    except OSError as error:
-        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
 
 
 def recover(folder: Path) -> None:
@@ -165,9 +160,9 @@ def _move(place: Path, folder: Path, name: str, *, more: bool) -> None:
     for kind in ("json", "ipynb", "html"):  # of the last run that failed
         (folder / f"{name}.failed.{kind}").unlink(missing_ok=True)
     if (place / RECORD).exists():
-        runs, _ = freshness.read_runs(folder)
-        runs.runs[name] = freshness.Run.model_validate(json.loads((place / RECORD).read_bytes()))
-        freshness.write_runs(folder, runs)
+        runs, _ = read_runs(folder)
+        runs.runs[name] = Run.model_validate(json.loads((place / RECORD).read_bytes()))
+        write_runs(folder, runs)
     shutil.rmtree(place)
 
 
@@ -212,3 +207,102 @@ def fail(staged: Path, folder: Path, name: str, result: results.ResultFile) -> P
         executed.replace(kept)
     shutil.rmtree(staged, ignore_errors=True)
     return kept if there else None
+
+
+# ---- the record of its runs ------------------------------------------------------------------------------------------
+
+
+class Run(Strict):
+    """The last passed or skipped run of a notebook."""
+
+    status: Literal["passed", "skipped"]
+    reason: str | None = None
+    finished: str  # ISO 8601, UTC
+    seconds: float = Field(ge=0)
+    result_digest: str  # of NN_name.json
+    fingerprint: Fingerprint
+
+    @property
+    def when(self) -> str:
+        """Local time, to the minute."""
+        return f"{datetime.fromisoformat(self.finished).astimezone():%Y-%m-%d %H:%M}"
+
+
+class Runs(Strict):
+    """`runs.json` of a results folder."""
+
+    schema_version: Literal[2] = SCHEMA
+    runs: dict[str, Run] = Field(default_factory=dict)
+
+
+def read_runs(folder: Path) -> tuple[Runs, str | None]:
+    """The record of a results folder, and a message where it is of no use here: then it is set aside, not deleted."""
+    path = folder / RUNS
+    try:
+        return Runs.model_validate_json(path.read_bytes()), None
+    except FileNotFoundError:
+        return Runs(), None
+    except ValidationError as error:
+        first = error.errors()[0]
+        written = first["input"] if first["loc"] == ("schema_version",) else None
+        if isinstance(written, int):
+            why, what = "other", f"was written by another version of gnnlab (schema {written}, this one is {SCHEMA})"
+        else:
+            why, what = "damaged", f"is damaged ({first['msg']})"
+        kept = files.set_aside(path, why)
+        return Runs(), f"{path} {what}; it was set aside as {kept.name} and its notebooks run again"
+    except OSError as error:
+        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
+
+
+def write_runs(folder: Path, runs: Runs) -> None:
+    """Write the record, atomically. Raises `GnnlabError`."""
+    files.write_json(folder / RUNS, runs.model_dump(mode="json"))
+
+
+def record(result: results.ResultFile, path: Path, fingerprint: Fingerprint, seconds: float) -> Run:
+    """The record of a run that has just ended with the result file at `path`."""
+    return Run(
+        status=result.status.value,
+        reason=result.reason,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        result_digest=files.digest(path),
+        fingerprint=fingerprint,
+    )
+
+
+def why_again(name: str, folder: Path, run: Run, now: Fingerprint) -> str | None:
+    """Why a notebook has to run again: "code changed (profiling/timing.py)", or None when its results still hold."""
+    lost = _lost(name, folder, run)
+    if lost:
+        return lost
+    changed = [_changed(part, run.fingerprint.get(part, {}), now[part]) for part in now]
+    return "; ".join(clause for clause in changed if clause) or None
+
+
+def _lost(name: str, folder: Path, run: Run) -> str | None:
+    """Which output is not as the run left it."""
+    path = folder / f"{name}.json"
+    try:
+        if files.digest(path) != run.result_digest:
+            return f"{path.name} is not as the run left it"
+    except OSError:
+        return f"{path.name} is missing"
+    result, samples = results.read(path), results.samples_path(path)
+    figures = [file for figure in result.figures for file in (figure.png, figure.svg)]
+    for file in (f"{name}.ipynb", *figures, *([samples.name] if result.samples_sha256 else [])):
+        if not (folder / file).is_file():
+            return f"{file} is missing"
+    if result.samples_sha256 and results.sha256(samples) != result.samples_sha256:
+        return f"{samples.name} is not the one that {path.name} names"
+    return None
+
+
+def _changed(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    absent = object()
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name, absent) != now.get(name, absent))
+    if not names:
+        return None
+    more = f" and {len(names) - 2} more" if len(names) > 3 else ""
+    return f"{part} changed ({', '.join(names[:2] if more else names)}{more})"

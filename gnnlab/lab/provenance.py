@@ -1,20 +1,27 @@
-"""On what machine, with what software and in what state was a number measured?"""
+"""On what machine, with what software and in what state was a number measured, and from what was it made?
+
+A fingerprint has five parts, each a mapping so that a change can be named: parameters, code, inputs, versions, machine.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from gnnlab import machine
+import gnnlab
+from gnnlab import files, machine, user_code
 from gnnlab.openvino_core import openvino_core
 
 PACKAGES = (
@@ -30,6 +37,11 @@ PACKAGES = (
     "nbconvert",
 )
 SPEED_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
+PARTS = ("parameters", "code", "inputs", "versions", "machine")
+NOT_CODE = ("__pycache__", "templates")  # templates render results; they do not make them
+CELLS = "the notebook's code cells"
+
+Fingerprint = dict[str, dict[str, Any]]
 
 
 def collect() -> dict[str, Any]:
@@ -79,18 +91,20 @@ def state() -> dict[str, Any]:
 
 def _repository() -> dict[str, Any]:
     """Commit of the code that ran, and whether it had uncommitted changes. None outside a git checkout."""
-    commit = _git("rev-parse", "--short=10", "HEAD")
-    status = _git("status", "--porcelain", "--untracked-files=no")
+    here = Path(__file__).resolve().parent
+    commit = git(here, "rev-parse", "--short=10", "HEAD")
+    status = git(here, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit or None, "dirty": None if status is None else bool(status)}
 
 
-def _git(*arguments: str) -> str | None:
-    here = Path(__file__).resolve().parent
+def git(folder: Path, *arguments: str) -> str | None:
+    """What git prints in `folder`; None where it refuses, or where there is no git."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command, options = ["git", "-C", str(folder), *arguments], {"text": True, "errors": "replace", "env": plain}
     try:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=60, check=True, **options).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @cache
@@ -128,6 +142,112 @@ def _openvino() -> tuple[tuple[str, str], ...]:
         return tuple((kind, core.get_property(kind, "FULL_DEVICE_NAME")) for kind in core.available_devices)
     except (ImportError, RuntimeError):
         return ()
+
+
+# ---- from what it was made -------------------------------------------------------------------------------------------
+
+
+def surroundings() -> Fingerprint:
+    """The parts of a fingerprint that all notebooks of a run share: code, versions, machine."""
+    return {"code": package_code(), "versions": versions(), "machine": this_machine()}
+
+
+def fingerprint(
+    notebook: Path,
+    parameters: Mapping[str, Any],
+    needs: Sequence[Path],
+    shared: Fingerprint,
+    *,
+    root: Path,
+    folder: Path,
+) -> Fingerprint:
+    """What the results of a notebook are made from.
+
+    `parameters` are all that it declares; `needs` are the result files that it builds on; `shared` comes from
+    `surroundings`. Files and modules that parameters name are read relative to `root`, and what lies in `folder`,
+    where the results go, does not count.
+    """
+    return {
+        "parameters": dict(parameters),
+        "code": {**shared["code"], CELLS: _cells(notebook)},
+        "inputs": {
+            **{path.name: _digest(path) for path in needs},
+            **{
+                path.relative_to(root).as_posix() if root in path.parents else str(path): _digest(path)
+                for value in parameters.values()
+                for text in (value if isinstance(value, list) else [value])
+                for path in (_named(text, root) if isinstance(text, str) else [])
+                if folder not in path.parents
+            },
+        },
+        "versions": shared["versions"],
+        "machine": shared["machine"],
+    }
+
+
+def package_code() -> dict[str, str]:
+    """Digest of every module and data file of this package."""
+    package = Path(gnnlab.__file__).parent
+    found = (path for path in sorted(package.rglob("*")) if path.is_file())
+    return {
+        path.relative_to(package).as_posix(): _digest(path)
+        for path in found
+        if not any(part in NOT_CODE or part.startswith(".") for part in path.relative_to(package).parts)
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what this package requires, where installed."""
+    try:
+        requirements = importlib.metadata.requires("gnnlab") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return machine.versions()
+    return machine.versions(*(re.match(r"[\w.-]+", line).group() for line in requirements if "extra ==" not in line))
+
+
+def this_machine() -> dict[str, Any]:
+    """Processor, cores and accelerators, as far as they are seen without loading a framework."""
+    return {
+        **machine.about(),
+        "accelerators": [*_nvidia(), *sorted(map(str, Path("/dev/accel").glob("accel*")))],
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def _nvidia() -> list[str]:
+    """NVIDIA GPUs by name, or by device file where the driver's tool does not answer."""
+    tool = shutil.which("nvidia-smi")
+    if tool:
+        try:
+            listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=True)
+            return [line.strip() for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+        except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+            pass  # no driver, or one that hangs: the device files, if any, tell
+    return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _cells(notebook: Path) -> str:
+    cells = [cell for cell in json.loads(notebook.read_bytes())["cells"] if cell["cell_type"] == "code"]
+    tagged = [["".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells]
+    return files.digest(tagged)
+
+
+def _named(text: str, root: Path) -> list[Path]:
+    """The files that a parameter names: by a path, or as a module in `module:factory`."""
+    try:
+        if (root / text).is_file():
+            return [(root / text).resolve()]
+        return user_code.files_of(text.partition(":")[0], root) if re.fullmatch(r"[^\W\d][\w.]*:\w+", text) else []
+    except (OSError, ValueError):  # too long for a name, or no name at all
+        return []
+
+
+def _digest(path: Path) -> str:
+    """Of its content; says so where it cannot be read."""
+    try:
+        return files.digest(path)
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
 
 
 # ---- for a reader ---------------------------------------------------------------------------------------------------

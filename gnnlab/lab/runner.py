@@ -24,12 +24,12 @@ from rich.text import Text
 
 from gnnlab.errors import GnnlabError
 
-from . import discovery, freshness, outputs, parameters, provenance, results
+from . import discovery, outputs, parameters, provenance, results
 from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
 from .text import duration
 
-ALL_PARTS = ", ".join(freshness.PARTS)
+ALL_PARTS = ", ".join(provenance.PARTS)
 MOST_RUNS = 100
 
 
@@ -72,7 +72,7 @@ def run(
     given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
     folder = discovery.output_folder(set_, [values for values in given.values() if values is not None], base)
     with outputs.only_run(folder):
-        recorded, damage = freshness.read_runs(folder)
+        recorded, damage = outputs.read_runs(folder)
         job = _Job(
             root=base,
             set=set_,
@@ -80,7 +80,7 @@ def run(
             given=given,
             every=every,
             runs=recorded,
-            shared=freshness.surroundings(),
+            shared=provenance.surroundings(),
             console=console or Console(),
             width=max(len(notebook.name) for notebook in chosen),
         )
@@ -125,8 +125,8 @@ class _Job:
     folder: Path
     given: Mapping[str, dict[str, Any] | None]
     every: Mapping[str, Notebook]
-    runs: freshness.Runs
-    shared: freshness.Fingerprint
+    runs: outputs.Runs
+    shared: provenance.Fingerprint
     console: Console
     width: int  # of the longest name, so that the columns align
     outcomes: dict[str, NotebookRun] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class _Job:
             why = "forced"
         elif before is None:
             why = again or "first run"
-        elif changed := freshness.why_again(name, self.folder, before, now):
+        elif changed := outputs.why_again(name, self.folder, before, now):
             why = f"runs again: {changed}"
         else:
             done = len(results.runs_of(self.folder, name)[0].get(name, []))
@@ -169,10 +169,10 @@ class _Job:
                 return f"run {number} first: gnnlab run {number} --params {wanted}"
         return None
 
-    def fingerprint(self, notebook: Notebook) -> freshness.Fingerprint:
+    def fingerprint(self, notebook: Notebook) -> provenance.Fingerprint:
         needs = [self.folder / f"{self.every[number].name}.json" for number in notebook.needs]
         values = self.values(notebook)
-        return freshness.fingerprint(notebook.path, values, needs, self.shared, root=self.root, folder=self.folder)
+        return provenance.fingerprint(notebook.path, values, needs, self.shared, root=self.root, folder=self.folder)
 
     def values(self, notebook: Notebook) -> dict[str, Any]:
         """Every parameter of a notebook, and where its results go."""
@@ -181,13 +181,13 @@ class _Job:
         given = {"output_dir": folder.as_posix(), **self.given[notebook.name]}
         return parameters.check(given, parameters.declared(notebook.path))
 
-    def unchanged(self, name: str, before: freshness.Run, done: int) -> NotebookRun:
+    def unchanged(self, name: str, before: outputs.Run, done: int) -> NotebookRun:
         reason = f"{done} runs, " * (done > 1) + f"unchanged since {before.when}: {ALL_PARTS}"
         reason = f"{before.reason} ({reason})" if before.reason else reason
         path = self.folder / f"{name}.ipynb"
         return NotebookRun(name, Status(before.status), reason, before.seconds, path, ran=False)
 
-    def run_on(self, notebook: Notebook, now: freshness.Fingerprint, done: int, last: int, why: str) -> None:
+    def run_on(self, notebook: Notebook, now: provenance.Fingerprint, done: int, last: int, why: str) -> None:
         """Run a notebook until there are `last` runs, of which `done` are there.
 
         Stops at the first that does not pass, and where something has changed since the run before: runs of other code
@@ -199,8 +199,8 @@ class _Job:
             about = ", ".join(part for part in (place, why) if part)
             changed = None
             if number > done + 1:
-                self.shared = freshness.surroundings()
-                changed = freshness.why_again(name, self.folder, self.runs.runs[name], self.fingerprint(notebook))
+                self.shared = provenance.surroundings()
+                changed = outputs.why_again(name, self.folder, self.runs.runs[name], self.fingerprint(notebook))
             if changed:
                 reason = f"not started, {changed}; run again"
                 outcome = NotebookRun(name, Status.FAILED, reason, 0.0, self.folder / f"{name}.ipynb")
@@ -214,7 +214,7 @@ class _Job:
                 return
             why = ""
 
-    def run_once(self, notebook: Notebook, now: freshness.Fingerprint, about: str, *, more: bool) -> NotebookRun:
+    def run_once(self, notebook: Notebook, now: provenance.Fingerprint, about: str, *, more: bool) -> NotebookRun:
         """Run a notebook, and record what it was made from when its results stand.
 
         With `more` it is one run more, else it supersedes all that are there.
@@ -227,9 +227,9 @@ class _Job:
         with self.bar(name, about) as on_progress:
             ended = execution.execute(notebook, told, root=self.root, staged=staged, on_progress=on_progress)
         if ended.result is not None:
-            record = freshness.record(ended.result, staged / f"{name}.json", now, ended.seconds)
+            record = outputs.record(ended.result, staged / f"{name}.json", now, ended.seconds)
             outputs.commit(staged, self.folder, name, record, more=more)
-            self.runs, _ = freshness.read_runs(self.folder)
+            self.runs, _ = outputs.read_runs(self.folder)
             path = self.folder / f"{name}.ipynb"
         else:
             failed = ResultFile(

@@ -8,7 +8,7 @@ from one_table import Recorder
 
 from gnnlab.errors import Unavailable
 from gnnlab.inference import compression, decisions
-from gnnlab.lab import claims, rules, table
+from gnnlab.lab import claims, table
 from gnnlab.profiling.conditions import under
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, regret
 from gnnlab.workloads.edge_networks import edges, features, random_states
@@ -93,5 +93,5 @@ def test_a_form_on_a_gpu_is_judged_over_the_original_on_the_cpu():
         samples = ms * rng.uniform(0.99, 1.01, 12)
         row = table.row(**shared, **over, form=form, device=device, value=ms, low=0.9 * ms, high=1.1 * ms)
         rows.put(row, samples)
-    found = rules.evaluate(claims.catalogue()["infer.gpu"], rows)
+    found = claims.evaluate(claims.catalogue()["infer.gpu"], rows)
     assert found.estimate.value == pytest.approx(5, rel=0.02) and found.rows[0].device == "CUDA y"

@@ -7,7 +7,7 @@ import pytest
 from table_rows import TORCH, counted, put, raced
 
 from gnnlab.errors import Untestable
-from gnnlab.lab import claims, ledger, results, rules
+from gnnlab.lab import claims, ledger, results
 from gnnlab.lab.claims import Claim, Verdict
 from gnnlab.lab.table import Table, row
 from gnnlab.profiling.estimates import CONTROL
@@ -22,7 +22,7 @@ def claim(**of):
 
 
 def test_a_ratio_is_the_geometric_mean_over_the_cells():
-    found = rules.evaluate(claim(form="fast"), raced({"fast": 2.0}, cells=("a", "b", "c")))
+    found = claims.evaluate(claim(form="fast"), raced({"fast": 2.0}, cells=("a", "b", "c")))
     assert found.estimate.value == pytest.approx(2, rel=0.02)
     assert found.estimate.low < 2 < found.estimate.high
     assert "geometric mean of 3 cells by size" in found.how
@@ -30,7 +30,7 @@ def test_a_ratio_is_the_geometric_mean_over_the_cells():
 
 def test_with_fewer_cells_than_the_claim_speaks_of_there_is_no_verdict():
     with pytest.raises(Untestable, match="3 of the 15 cells"):
-        rules.evaluate(claim(form="fast", cells=15), raced({"fast": 2.0}, cells=("a", "b", "c")))
+        claims.evaluate(claim(form="fast", cells=15), raced({"fast": 2.0}, cells=("a", "b", "c")))
 
 
 def test_the_fastest_of_equal_forms_is_not_judged_by_the_samples_that_chose_it():
@@ -39,18 +39,18 @@ def test_the_fastest_of_equal_forms_is_not_judged_by_the_samples_that_chose_it()
     values = []
     for seed in range(40):
         table = raced(dict.fromkeys(names, 1.0), rounds=24, noise=0.2, seed=seed)
-        values.append(rules.evaluate(claim(form=names), table).estimate.value)
+        values.append(claims.evaluate(claim(form=names), table).estimate.value)
     assert abs(float(np.mean(np.log(values)))) < 0.03
     table = raced({"slow": 1.0, "fast": 2.0})
-    assert "fast over PyG" in rules.evaluate(claim(form=["slow", "fast"]), table).how
+    assert "fast over PyG" in claims.evaluate(claim(form=["slow", "fast"]), table).how
 
 
 def test_the_best_peer_counts_and_none_may_be_left_out():
     table = raced({"fast": 3.0, "EdgeIndex": 2.0, "CSR": 1.5})
-    found = rules.evaluate(claim(form="fast", over=["EdgeIndex", "CSR"]), table)
+    found = claims.evaluate(claim(form="fast", over=["EdgeIndex", "CSR"]), table)
     assert found.estimate.value == pytest.approx(1.5, rel=0.05)
     with pytest.raises(Untestable, match=r"needs torch\.compile in the same race"):
-        rules.evaluate(claim(form="fast", over=["EdgeIndex", "torch.compile"]), table)
+        claims.evaluate(claim(form="fast", over=["EdgeIndex", "torch.compile"]), table)
 
 
 def test_what_a_control_shows_is_in_every_ratio():
@@ -60,23 +60,23 @@ def test_what_a_control_shows_is_in_every_ratio():
     put(loud, "s", {"size": "a"}, "PyG", samples["PyG"])
     put(loud, "s", {"size": "a"}, CONTROL, samples[CONTROL] * 1.1, ("PyG", samples["PyG"]))
     put(loud, "s", {"size": "a"}, "fast", samples["fast"], ("PyG", samples["PyG"]), samples[CONTROL] * 1.1)
-    narrow, wide = (rules.evaluate(claim(form="fast"), table).estimate for table in (quiet, loud))
+    narrow, wide = (claims.evaluate(claim(form="fast"), table).estimate for table in (quiet, loud))
     assert wide.low < narrow.low / 1.05 and wide.high > narrow.high * 1.05
 
 
 def test_rows_of_a_cpu_never_decide_a_claim_about_cuda_nor_the_other_way_round():
     cpu, cuda = raced({"fast": 2.0}), raced({"fast": 2.0}, device="CUDA H100")
     with pytest.raises(Untestable, match="needs a CUDA device"):
-        rules.evaluate(claim(form="fast", needs="cuda"), cpu)
-    assert rules.evaluate(claim(form="fast", needs="cuda"), cuda).estimate.value == pytest.approx(2, rel=0.05)
+        claims.evaluate(claim(form="fast", needs="cuda"), cpu)
+    assert claims.evaluate(claim(form="fast", needs="cuda"), cuda).estimate.value == pytest.approx(2, rel=0.05)
     with pytest.raises(Untestable, match="needs a CPU device"):
-        rules.evaluate(claim(form="fast", processor="cpu"), cuda)
+        claims.evaluate(claim(form="fast", processor="cpu"), cuda)
 
 
 def test_a_form_that_failed_is_untestable_with_its_reason():
     table = Table([row(**TORCH, study="s", form="fast", status="failed", reason="differs by 1e-1", **UNIT)])
     with pytest.raises(Untestable, match="differs by 1e-1"):
-        rules.evaluate(claim(form="fast"), table)
+        claims.evaluate(claim(form="fast"), table)
 
 
 @pytest.mark.parametrize(("mul", "expected"), [(120, Verdict.REPRODUCED), (119, Verdict.REFUTED)])

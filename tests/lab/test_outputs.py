@@ -11,7 +11,7 @@ import pytest
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import freshness, outputs, results
+from gnnlab.lab import outputs, provenance, results
 from gnnlab.lab.outputs import only_run
 
 
@@ -82,7 +82,7 @@ def test_a_new_an_empty_and_a_folder_of_results_are_taken(repository, result_fil
     folder = repository / "outputs/quick"
     (folder / (left if left in EARLY else "")).mkdir(parents=True)
     if left == "a record":
-        freshness.write_runs(folder, freshness.Runs())
+        outputs.write_runs(folder, outputs.Runs())
     if left == "a result":
         results.write(folder / "02_b.failed.json", result_file(status="failed", reason="no luck"))
     for _ in range(2):
@@ -116,7 +116,7 @@ def make(place, result_file, run):
         (place / name).write_text(run)
     results.write(place / "01_a.json", result_file(run=run, notebook="01_a", figures=[figure]))
     result = results.read(place / "01_a.json")
-    return freshness.record(result, place / "01_a.json", {"code": {"a.py": run}}, 1.0)
+    return outputs.record(result, place / "01_a.json", {"code": {"a.py": run}}, 1.0)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_new_results_replace_the_earlier_ones_and_what_failed(folder, result_fil
     assert after.pop("figures/a.png") == after.pop("01_a.ipynb") == "new" and "01_a.failed.json" not in after
     assert results.read(folder / "01_a.json").run == "new"
     assert set(after) == set(before) - {"figures/a.png", "01_a.ipynb", "01_a.failed.json"}
-    assert freshness.read_runs(folder)[0].runs["01_a"].fingerprint == {"code": {"a.py": "new"}}
+    assert outputs.read_runs(folder)[0].runs["01_a"].fingerprint == {"code": {"a.py": "new"}}
 
 
 def test_one_run_more_keeps_the_one_before_and_a_run_anew_drops_them_all(folder, result_file):
@@ -284,14 +284,12 @@ def test_wherever_the_process_ends_the_earlier_results_stand_or_the_new_ones_do(
         stands = now == new
         if not stands:
             assert now == {k: v for k, v in before.items() if k != "runs.json"} and not stood, ended
-        assert (
-            freshness.why_again("01_a", place, freshness.read_runs(place)[0].runs["01_a"], FINGERPRINTS[stands]) is None
-        )
+        assert outputs.why_again("01_a", place, outputs.read_runs(place)[0].runs["01_a"], FINGERPRINTS[stands]) is None
         new, stood, ended = contents(whole), stood or stands, ended + 1
     assert stood and ended > 6
 
 
 FINGERPRINTS = {
-    stands: {**{part: {} for part in freshness.PARTS}, "code": {"a.py": run}}
+    stands: {**{part: {} for part in provenance.PARTS}, "code": {"a.py": run}}
     for stands, run in ((True, "new"), (False, "second"))
 }

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import execution, freshness, results, runner, text
+from gnnlab.lab import execution, provenance, results, runner, text
 from gnnlab.lab.results import Status
 
 PARAMETERS = """\
@@ -86,8 +86,8 @@ def steady(patch):
     built = []
     site = types.SimpleNamespace(build_site=lambda folder: built.append(folder) or folder / "index.html")
     patch.setitem(sys.modules, "gnnlab.lab.report", site)
-    patch.setattr(freshness, "package_code", lambda: {"lab/a.py": "1"})
-    patch.setattr(freshness, "this_machine", lambda: {"cores": 2})
+    patch.setattr(provenance, "package_code", lambda: {"lab/a.py": "1"})
+    patch.setattr(provenance, "this_machine", lambda: {"cores": 2})
     return built
 
 
@@ -204,7 +204,7 @@ def test_what_is_unchanged_is_not_run_again_and_says_why(repository, sites):
 
 def test_what_changed_runs_again_and_is_named(repository, attempted, monkeypatch):
     (repository / "params/quick/01_first.yaml").write_text("width: 9")
-    monkeypatch.setattr(freshness, "package_code", lambda: {"lab/a.py": "2"})
+    monkeypatch.setattr(provenance, "package_code", lambda: {"lab/a.py": "2"})
     _, printed = start(repository, "01")
     assert "01_first  running  runs again: parameters changed (width); code changed (lab/a.py)" in printed
     assert attempted == ["01_first"]
@@ -473,7 +473,7 @@ def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
 
 def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, without_kernels, monkeypatch):
     versions = iter(["1", "2"])
-    monkeypatch.setattr(freshness, "package_code", lambda: {"lab/a.py": next(versions)})
+    monkeypatch.setattr(provenance, "package_code", lambda: {"lab/a.py": next(versions)})
     outcomes, _ = start(three, "01", runs=5)
     told = "run 5 of 5: not started, code changed (lab/a.py); run again; 4 runs stand"
     assert outcomes["01"].status == "failed" and outcomes["01"].reason == told

@@ -9,7 +9,7 @@ from synthetic_costs import Line, Predicted
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError, ParityError
-from gnnlab.lab import plot_plans
+from gnnlab.lab import plots
 from gnnlab.planning.bench import SHORTLIST, Bench
 from gnnlab.planning.comparison import Comparison
 from gnnlab.planning.execution import Graph
@@ -96,7 +96,7 @@ def test_the_same_streams_are_predicted_with_and_before_what_was_measured(lab, t
 def test_a_stream_is_charted_and_its_flow_told_predicted_beside_executed(trial):
     chart = trial.chart(MINE)
     assert list(dict.fromkeys(chart["panel"])) == ["predicted", "executed"] and chart["graph"].nunique() == 4
-    figure = plot_plans.gantt(chart, UNITS)
+    figure = plots.gantt(chart, UNITS)
     assert [ax.get_title(loc="left")[:9] for ax in figure.axes] == ["predicted", "executed"]
     fills = [{p.get_facecolor() for p in ax.patches} for ax in figure.axes]
     assert len(fills[0]) == 1 < len(fills[1])  # what was measured is filled in the colours of its units
@@ -104,17 +104,17 @@ def test_a_stream_is_charted_and_its_flow_told_predicted_beside_executed(trial):
     assert {row.keys["what"] for row in rows} >= {"from graph to graph", f"idle: {CPU}", f"idle: {GPU}"}
     assert {(row.form, row.origin.value) for row in rows} == {("predicted", "simulated"), ("executed", "measured")}
     one, others = chart[chart["unit"] == max(UNITS)], ["zzz:CPU", *UNITS]
-    edges = [{p.get_edgecolor() for ax in plot_plans.gantt(one, u).axes for p in ax.patches} for u in ((), others)]
+    edges = [{p.get_edgecolor() for ax in plots.gantt(one, u).axes for p in ax.patches} for u in ((), others)]
     assert edges[0] != edges[1]  # its colour is its place among all, as in the picture of all plans
 
 
 def test_every_plan_is_in_the_picture_of_the_plans(trial):
     ranking = trial.ranking
     table = ranking.table(marks={"best single unit": ranking.one_unit, "by hand": MINE})
-    figure = plot_plans.space(table)
+    figure = plots.space(table)
     assert len(figure.axes) == 2 and f"Of {len(ranking.plans)} plans" in figure.get_suptitle().replace("\n", " ")
     with pytest.raises(GnnlabError, match="no column"):
-        plot_plans.space(table.drop(columns="blocks"))
+        plots.space(table.drop(columns="blocks"))
 
 
 def test_handing_over_is_measured_where_something_is_handed_over(trial):

@@ -1,6 +1,6 @@
 """A lab that only records, for tests of the rows that a notebook of stages leaves in the one table."""
 
-from gnnlab.lab import claims, ledger, rules
+from gnnlab.lab import claims, ledger
 from gnnlab.lab.session import Lab
 from gnnlab.lab.table import Table
 
@@ -14,5 +14,5 @@ class Recorder(Lab):
     def judge(self, id):
         """What this table says of a claim: the figure, and its verdict. Raises `Untestable`."""
         claim = claims.catalogue()[id]
-        found = rules.evaluate(claim, self.table)
+        found = claims.evaluate(claim, self.table)
         return found, ledger._row(claim, found.estimate, [found], runs=1).verdict.value
