@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import yaml
-from pydantic import Field, model_validator
+from pydantic import AllowInfNan, Field, model_validator
 
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.profiling import estimates
@@ -101,7 +101,7 @@ class Claim(Strict):
     statement: str
     of: Rule
     source: str = "goal"
-    claimed: Range | None = None
+    claimed: tuple[float, Annotated[float, AllowInfNan(True)]] | None = None
     at_least: float | None = None
     at_most: float | None = None
     margin: float | None = None

@@ -71,7 +71,7 @@ def race_forms(
     """
     if not forms or mode not in MODES:
         raise GnnlabError(f"a race needs forms and a mode of {', '.join(MODES)}; got {len(forms)} and {mode!r}")
-    calls = {name: _call(form, inputs, mode) for name, form in forms.items()}
+    calls = {name: call_of(form, inputs, mode) for name, form in forms.items()}
     with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         usable, found = _agreeing(calls, tolerance)
@@ -138,8 +138,8 @@ def _error(expected: Any, got: Any, name: str) -> float:
     return relative_error(expected, got, name)
 
 
-def _call(form: Form, inputs: Inputs, mode: str) -> Callable[[], Any]:
-    """A function without arguments that calls `form` with its part of the inputs."""
+def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:
+    """A function without arguments that calls `form` with its part of the inputs; in mode "training" also backward."""
     if isinstance(inputs, Mapping):
         names = _named(form, inputs)
         bound = partial(form, **{name: value for name, value in inputs.items() if name in names})

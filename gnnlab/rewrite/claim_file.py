@@ -1,0 +1,184 @@
+"""A claim of one's own in a file: a form before, a form after, their inputs, and what is claimed of them.
+
+    before = GCNConv(64, 64).eval()             # any callable or module
+    after = fast_form(before)
+    inputs = {"x": x, "edge_index": edge_index} # by the names of arguments, a tuple, or a function that makes either
+    claim = "1.5x, half the memory"
+
+    found = measure(Path("my_claim.py"))        # raced in processes of their own
+    found.speed, found.memory                   # before over after, an `Estimate` each
+
+The file may also set `mode` ("inference", or "training" for a forward and a backward pass) and `tolerance`, the largest
+relative difference of the results that it allows.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnlab import files
+from gnnlab.errors import GnnlabError, ParityError, one_line, shown
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.profiling.memory import profile_memory_usage
+from gnnlab.profiling.parity import RTOL_FLOAT32
+from gnnlab.profiling.races import call_of, race_forms
+from gnnlab.rewrite.claim_words import read_claim
+from gnnlab.worker import Worker
+
+TIMEOUT_S = 600  # of one process: compiling is slow
+SEED = 0  # of torch when the file runs, so that each process has the same weights
+_NEEDED = ("before", "after", "inputs", "claim")
+
+
+@dataclass(frozen=True)
+class ClaimFile:
+    """What a file defines. `before` and `after` are called with `inputs`; `claim` is in words."""
+
+    before: Callable[..., Any]
+    after: Callable[..., Any]
+    inputs: Mapping[str, Any] | tuple[Any, ...]
+    claim: str  # in words; those that `claim_words` understands
+    mode: str = "inference"
+    tolerance: float = RTOL_FLOAT32
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What several processes found of one file.
+
+    `claim` is what the file claims. `speed` is the time of `before` over that of `after`; `memory` the same of the
+    bytes that a call held beside its inputs, None where the claim is not of memory. `processes` are the speeds found by
+    each; `conditions` is the device, threads and products of torch; `source` is a digest of the file.
+    """
+
+    claim: str
+    speed: Estimate
+    memory: Estimate | None
+    processes: tuple[Estimate, ...]
+    before_ms: Estimate
+    after_ms: Estimate
+    parity_error: float
+    conditions: str
+    source: str
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest effect, as a ratio above 1, that four of five such measurements would tell from none.
+
+        The half-width is 1.96 standard errors; 0.84 more are needed for a power of 80 %.
+        """
+        if self.speed.low is None:
+            return None
+        return float((self.speed.high / self.speed.low) ** (0.5 * (1.96 + 0.84) / 1.96))
+
+
+def read(path: Path) -> ClaimFile:
+    """Run the file, with its folder first on the module path, and take what it defines.
+
+    Raises:
+        GnnlabError: there is no such file, it raises, or what it defines is not what a claim needs.
+    """
+    if path.suffix != ".py" or not path.is_file():
+        raise GnnlabError(f"{path}: a Python file is needed that defines {', '.join(_NEEDED)}")
+    torch.manual_seed(SEED)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        made = runpy.run_path(str(path))
+        inputs = made["inputs"]() if callable(made.get("inputs")) else made.get("inputs")
+    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
+        raise GnnlabError(f"{path} fails: {one_line(error)}") from error
+    finally:
+        sys.path.pop(0)
+    if lacking := [name for name in _NEEDED if made.get(name) is None]:
+        raise GnnlabError(f"{path} defines no {' and no '.join(lacking)}; a claim needs {', '.join(_NEEDED)}")
+    for name in ("before", "after"):
+        if not callable(made[name]):
+            raise GnnlabError(f"{path}: {name} is {shown(made[name])}; a function or a module is needed")
+    if not isinstance(inputs, Mapping | tuple):
+        inputs = (inputs,)
+    if not isinstance(made["claim"], str):
+        raise GnnlabError(f'{path}: claim is {shown(made["claim"])}; words are needed, as "1.5x"')
+    read_claim(made["claim"])
+    mode, tolerance = made.get("mode", "inference"), made.get("tolerance", RTOL_FLOAT32)
+    if mode not in ("inference", "training"):
+        raise GnnlabError(f"{path}: mode is {shown(mode)}; inference and training are understood")
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise GnnlabError(f"{path}: tolerance is {shown(tolerance)}; a number from 0 to below 1 is needed")
+    return ClaimFile(made["before"], made["after"], inputs, made["claim"], mode, float(tolerance))
+
+
+def measure(
+    path: Path,
+    *,
+    processes: int = 5,
+    budget_s: float = 2.0,
+    say: Callable[[str], None] = lambda line: None,
+) -> Measured:
+    """Race the forms of a file in so many fresh processes, `budget_s` seconds of sampling each; `say` hears of each.
+
+    Raises:
+        GnnlabError: the file is none (`read`), a form fails, hangs or ends its process, or the two do not compute the
+            same.
+    """
+    found = []
+    for number in range(processes):
+        with Worker() as worker:
+            arguments = {"path": str(path), "budget_s": budget_s}
+            answer = worker.call(f"{__name__}:race_in_worker", arguments, timeout_s=TIMEOUT_S + budget_s)
+        if answer.status != "done":
+            raise GnnlabError(f"{path}: {answer.reason}" if answer.lost else answer.reason)
+        found.append(answer.value)
+        say(f"process {number + 1} of {processes}: {_speed(found[-1]).value:.3g}x")
+    speeds = tuple(map(_speed, found))
+    return Measured(
+        claim=found[0]["claim"],
+        speed=estimates.pooled(speeds, log=True),
+        memory=_memory(found) if found[0]["held_mib"] else None,
+        processes=speeds,
+        before_ms=estimates.pooled([estimates.summary(each["before"]) for each in found], log=True),
+        after_ms=estimates.pooled([estimates.summary(each["after"]) for each in found], log=True),
+        parity_error=max(each["parity_error"] for each in found),
+        conditions=found[0]["conditions"],
+        source=files.digest(path),
+    )
+
+
+def race_in_worker(path: str, budget_s: float) -> dict[str, Any]:
+    """One process's race, for JSON: times in ms of each round, the relative error, bytes held by a call of each."""
+    given = read(Path(path))
+    forms = {"before": given.before, "after": given.after}
+    raced = race_forms(forms, given.inputs, mode=given.mode, tolerance=given.tolerance, budget_s=budget_s)
+    if raced["after"].times_ms is None:
+        raise ParityError(f"{path}: after: {raced['after'].reason}")
+    times = {name: raced[name].times_ms.tolist() for name in (*forms, CONTROL)}
+    held = {}
+    if any(part.memory for part in read_claim(given.claim)):
+        calls = {name: call_of(form, given.inputs, given.mode) for name, form in forms.items()}
+        with torch.inference_mode(given.mode == "inference"):
+            held = {name: profile_memory_usage(call, device="cpu").rise_mb for name, call in calls.items()}
+    about = {
+        "claim": given.claim,
+        "parity_error": raced["after"].parity_error,
+        "conditions": str(raced["after"].conditions),
+    }
+    return {**times, **about, "held_mib": held}
+
+
+def _speed(found: Mapping[str, Any]) -> Estimate:
+    return estimates.ratio(found["before"], found["after"], found[CONTROL])
+
+
+def _memory(found: list[dict[str, Any]]) -> Estimate:
+    held = [each["held_mib"] for each in found]
+    if any(each["after"] <= 0 for each in held):
+        raise GnnlabError("after holds no memory beside its inputs and before does: there is no ratio to claim")
+    ratios = [each["before"] / each["after"] for each in held]
+    return estimates.pooled([Estimate(value, value, value, 1) for value in ratios], log=True)

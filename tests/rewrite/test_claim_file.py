@@ -1,0 +1,132 @@
+"""Claims of one's own: planted times give the planted verdict, and what cannot be judged is said in one line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gnnlab import cli
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import claims
+from gnnlab.rewrite import claim_file
+from gnnlab.rewrite.claim_words import read_claim
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "claims").glob("*.py"))
+PLANTED = """
+import time
+import torch
+
+def waits(seconds):
+    def form(x):
+        time.sleep(seconds)
+        return torch.cat([x, x])
+    return form
+
+before, after = waits({before}), waits({after})
+inputs = (torch.ones(1000),)
+claim = "{claim}"
+"""
+HOLDS = """
+import torch
+
+def before(x):
+    return [x + 1 for _ in range(4)][0]
+
+def after(x):
+    held = [x + 1 for _ in range(2)]
+    return held[0]
+
+inputs = {"x": torch.ones(100_000)}
+claim = "half the memory"
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    return path
+
+
+def checked(path, capsys, *options):
+    code = cli.main(["check", str(path), "--processes", "2", "--budget", "0.2", *options])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "claim", "code"),
+    [(0.02, 0.002, "at least 2x", 0), (0.01, 0.01, "4x", 1), (0.01, 0.01, "same speed within 1 %, 30x", 1)],
+)
+def test_planted_times_give_the_planted_verdict(tmp_path, capsys, before, after, claim, code):
+    path = written(tmp_path, PLANTED.format(before=before, after=after, claim=claim))
+    assert checked(path, capsys)[0] == code
+
+
+def test_what_was_found_is_left_as_json_markdown_and_a_figure(tmp_path, capsys):
+    path = written(tmp_path, HOLDS)
+    code, out, err = checked(path, capsys, "--json", "--out", str(tmp_path / "out"))
+    report = json.loads(out)
+    assert code == 0 and report == json.loads((tmp_path / "out" / "check.json").read_text())
+    (row,) = report["claims"]
+    assert row["verdict"] == "reproduced" and row["value"] == pytest.approx(2, rel=0.02)
+    assert len(report["processes"]) == 2 and report["before_ms"]["n"] >= 24 and "process 2 of 2" in err
+    assert "| half the memory |" in (tmp_path / "out" / "check.md").read_text()
+    assert (tmp_path / "out" / "figures" / "check.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("before = 1", "defines no after and no inputs and no claim"),
+        ("before = 1; after = max; inputs = (1,); claim = 'faster'", "before is 1"),
+        ("before = after = max; inputs = (1,); claim = 2", "claim is 2"),
+        ("before = after = abs; inputs = (1,); claim = 'so much better'", "is not understood"),
+        ("before = after = abs; inputs = (1,); claim = '2x'; mode = 'both'", "mode is 'both'"),
+        ("before = after = abs; inputs = (1,); claim = '2x'; tolerance = 'none'", "tolerance is 'none'"),
+        ("raise RuntimeError('no data')", "RuntimeError: no data"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_file_that_is_no_claim_is_said_to_be_none_in_one_line(tmp_path, text, said):
+    with pytest.raises(GnnlabError, match=re.escape(said)) as error:
+        claim_file.read(written(tmp_path, text))
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os; os._exit(0)", "exited with code 0"),
+        ("before = abs; after = lambda x: x + 1; inputs = lambda: (1.0,); claim = '2x'", "differs from that of before"),
+        ("before = abs; after = max; inputs = ('a',); claim = '2x'", "the baseline 'before' fails"),
+    ],
+)
+def test_what_cannot_be_judged_ends_with_code_2_and_one_line(tmp_path, capsys, text, said):
+    code, out, err = checked(written(tmp_path, text), capsys)
+    assert code == 2 and out == "" and said in err and len(err.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_is_said_so(tmp_path):
+    with pytest.raises(GnnlabError, match="a Python file is needed"):
+        claim_file.read(tmp_path / "none.py")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_forms_of_an_example_agree(path):
+    found = claim_file.race_in_worker(str(path), budget_s=0.01)
+    assert found["parity_error"] <= 1e-5 and len(found["before"]) == len(found["after"]) >= 12
+
+
+@pytest.mark.parametrize(
+    ("words", "id"), [("10-15 %", "gat.compile"), ("5-10 %", "gat.expand"), ("10-15 %", "fm.vectorized")]
+)
+def test_words_of_a_seed_claim_what_the_catalogue_does(words, id):
+    claimed = claims.catalogue()[id].claimed
+    assert read_claim(words)[0].claimed == pytest.approx(claimed, rel=0.005)
+
+
+def test_an_effect_that_could_be_seen_is_wider_than_the_interval():
+    one = claim_file.Estimate(1.0, 0.9, 1.1, 12)
+    found = claim_file.Measured("2x", one, None, (one,), one, one, 0.0, "", "")
+    assert found.detectable > (1.1 / 0.9) ** 0.5
