@@ -18,7 +18,7 @@ import pandas as pd
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import CONFIDENCE, LEAST_SAMPLES, Estimate, geometric_mean
+from gnnlab.profiling.estimates import CONFIDENCE, LEAST_SAMPLES, Estimate, geometric_mean, quotient
 from gnnlab.profiling.sampling import TARGET, half_width
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
@@ -217,19 +217,12 @@ def winners(cells: pd.DataFrame) -> pd.DataFrame:
             continue
         best, second = means.index[:2]
         ends = [part[part["unit"] == unit].sort_values("size") for unit in (second, best)]
-        found = geometric_mean([_over(*pair) for pair in zip(*(e.to_dict("records") for e in ends), strict=True)])
+        times = ([Estimate(*t) for t in e[["ms", "ms_low", "ms_high", "n"]].itertuples(index=False)] for e in ends)
+        found = geometric_mean([quotient(*pair) for pair in zip(*times, strict=True)])
         named = {"stage": stage, "unit": best, "next": second, "ratio": found.value}
         spread = float(np.exp(means.iloc[-1] - means.iloc[0]))
         rows.append({**named, "ci_low": found.low, "ci_high": found.high, "sizes": len(wide), "spread": spread})
     return pd.DataFrame(rows)
-
-
-def _over(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> Estimate:
-    """Two cells measured by themselves: the logarithmic half-widths of their intervals add as squares."""
-    ratio = slower["ms"] / faster["ms"]
-    below = np.hypot(np.log(slower["ms"] / slower["ms_low"]), np.log(faster["ms_high"] / faster["ms"]))
-    above = np.hypot(np.log(slower["ms_high"] / slower["ms"]), np.log(faster["ms"] / faster["ms_low"]))
-    return Estimate(ratio, ratio * np.exp(-below), ratio * np.exp(above), min(slower["n"], faster["n"]))
 
 
 def gaps(cells: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,7 @@ import pandas as pd
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.measured import CONDITIONS
 from gnnlab.prediction.transfer import lent
-from gnnlab.profiling.estimates import CONFIDENCE
+from gnnlab.profiling.estimates import CONFIDENCE, held, quotient
 
 if TYPE_CHECKING:
     from gnnlab.prediction.bandwidth import BandwidthFindings
@@ -139,7 +139,10 @@ class Lines:
         rows = []
         for stage in self.stages:
             why = stage.no_line or stage.no_copy or (NO_END if np.isnan(stage.line.gb_s[2]) else "")
-            found = {} if why else {"n": stage.line.n, **agreement(*_ratio(stage.line.gb_s, stage.copy))}
+            found = {}
+            if not why:
+                ratio = quotient(*(held(*triple, stage.line.n) for triple in (stage.line.gb_s, stage.copy)))
+                found = {"n": ratio.n, **agreement(ratio.value, ratio.low, ratio.high)}
             rows.append({**stage.about, **found, **_status(why)})
         return _agreements(rows)
 
@@ -191,14 +194,6 @@ def agreement(ratio: float, low: float, high: float) -> dict[str, float]:
     value, *ends = (min(r, 1 / r) if r > 0 else 0.0 for r in (ratio, low, high))
     top = 1.0 if low <= 1 <= high else max(value, *ends)
     return {"value": value, "low": min(value, *ends), "high": top}
-
-
-def _ratio(above: Triple, below: Triple) -> Triple:
-    """A ratio of two numbers that were measured apart: their ends add as squares of logarithms."""
-    value = above[0] / below[0]
-    down = np.hypot(np.log(above[0] / above[1]), np.log(below[2] / below[0]))
-    up = np.hypot(np.log(above[2] / above[0]), np.log(below[0] / below[1]))
-    return value, value * float(np.exp(-down)), value * float(np.exp(up))
 
 
 def _status(why: str) -> dict[str, Any]:

@@ -84,6 +84,26 @@ def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
             optimizer.load_state_dict(state)
 
 
+@contextmanager
+def training_step(
+    model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | None, loss_fn: Loss | None
+) -> Iterator[tuple[Callable[[], None], torch.optim.Optimizer]]:
+    """A step (zero gradients, forward, loss, backward, update) to call, and its optimizer, a new Adam unless given.
+
+    There are no gradients at first; afterwards model and optimizer are as they were.
+    """
+    optimizer = optimizer or torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        training_loss(model, batch, loss_fn).backward()
+        optimizer.step()
+
+    with unchanged(model, optimizer):
+        model.zero_grad(set_to_none=True)
+        yield step, optimizer
+
+
 class ProfilingContext:
     """Eval mode, no dropout, a fixed seed; after it, also after an exception, everything is as it was before.
 

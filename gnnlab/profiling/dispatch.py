@@ -69,16 +69,22 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(vars(tree).values()))
 
 
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The strided tensors that a tensor is made of: itself, or indices and values; none where torch does not tell."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
+
+
 def span_bytes(tensor: torch.Tensor) -> int:
     """Bytes that a tensor's elements take in memory, each once: an expanded tensor is as small as its source."""
-    if tensor.layout is torch.sparse_csr or tensor.layout is torch.sparse_bsr:
-        return sum(map(span_bytes, (tensor.crow_indices(), tensor.col_indices(), tensor.values())))
-    if tensor.layout is torch.sparse_csc or tensor.layout is torch.sparse_bsc:
-        return sum(map(span_bytes, (tensor.ccol_indices(), tensor.row_indices(), tensor.values())))
-    if tensor.layout is torch.sparse_coo:
-        return span_bytes(tensor._indices()) + span_bytes(tensor._values())
     if tensor.layout is not torch.strided:
-        return tensor.numel() * tensor.element_size()
+        parts = parts_of(tensor)
+        return sum(map(span_bytes, parts)) if parts else tensor.numel() * tensor.element_size()
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
     return min(prod(sizes) * tensor.element_size(), tensor.untyped_storage().nbytes())
 

@@ -63,15 +63,15 @@ def summary(samples: Sequence[float], statistic: str = "median") -> Estimate:
         raise ValueError(f"summary needs samples and one of {', '.join(STATISTICS)}, got {x.size} and {statistic!r}")
     if statistic == "share":
         share = float((x > 0).mean())
-        return _held(share, *wilson_interval(share, x.size), x.size)
+        return held(share, *wilson_interval(share, x.size), x.size)
     if statistic == "p95":
         enough = x.size >= PERCENTILE_FLOORS[95]
         ends = statistic_interval(lambda v, axis: np.percentile(v, 95, axis=axis), x) if enough else (None, None)
-        return _held(float(np.percentile(x, 95)), *ends, x.size)
+        return held(float(np.percentile(x, 95)), *ends, x.size)
     if statistic == "mean":
         return _of_mean(x)
     ends = median_interval(x) if x.size >= LEAST_SAMPLES else (None, None)
-    return _held(float(np.median(x)), *ends, x.size)
+    return held(float(np.median(x)), *ends, x.size)
 
 
 def ratio(
@@ -107,7 +107,18 @@ def geometric_mean(cells: Sequence[Estimate]) -> Estimate:
         return Estimate(math.exp(middle), None, None, n)
     below = np.linalg.norm(logs - np.log([cell.low for cell in cells])) / k
     above = np.linalg.norm(np.log([cell.high for cell in cells]) - logs) / k
-    return _held(math.exp(middle), math.exp(middle - below), math.exp(middle + above), n)
+    return held(math.exp(middle), math.exp(middle - below), math.exp(middle + above), n)
+
+
+def quotient(above: Estimate, below: Estimate) -> Estimate:
+    """`above` over `below`, both above 0 and measured by themselves: the logarithmic half-widths of their intervals add
+    as squares. `n` is the least of theirs."""
+    value, n = above.value / below.value, min(above.n, below.n)
+    if above.low is None or below.low is None:
+        return Estimate(value, None, None, n)
+    down = math.hypot(math.log(above.value / above.low), math.log(below.high / below.value))
+    up = math.hypot(math.log(above.high / above.value), math.log(below.value / below.low))
+    return held(value, value * math.exp(-down), value * math.exp(up), n)
 
 
 def worst(cells: Sequence[Estimate]) -> Estimate:
@@ -118,7 +129,7 @@ def worst(cells: Sequence[Estimate]) -> Estimate:
     value = min(cell.value for cell in cells)
     if any(interval is None for interval in ends):
         return Estimate(value, None, None, n)
-    return _held(value, min(low for low, _ in ends), min(high for _, high in ends), n)
+    return held(value, min(low for low, _ in ends), min(high for _, high in ends), n)
 
 
 def middle(cells: Sequence[Estimate]) -> Estimate:
@@ -129,7 +140,7 @@ def middle(cells: Sequence[Estimate]) -> Estimate:
     value, n = float(np.median([cell.value for cell in cells])), min(cell.n for cell in cells)
     if any(cell.low is None for cell in cells):
         return Estimate(value, None, None, n)
-    return _held(value, *(float(np.median([getattr(cell, end) for cell in cells])) for end in ("low", "high")), n)
+    return held(value, *(float(np.median([getattr(cell, end) for cell in cells])) for end in ("low", "high")), n)
 
 
 def over_clusters(
@@ -155,7 +166,7 @@ def over_clusters(
     if statistic == "share":
         wilson = wilson_interval(value, k)
         low, high = max(0.0, min(low, wilson[0])), min(1.0, max(high, wilson[1]))
-    return _held(value, float(low), float(high), len(x))
+    return held(value, float(low), float(high), len(x))
 
 
 def pooled(runs: Sequence[Estimate], *, log: bool) -> Estimate:
@@ -176,7 +187,7 @@ def pooled(runs: Sequence[Estimate], *, log: bool) -> Estimate:
         lows, highs = scale([run.low for run in runs]), scale([run.high for run in runs])
         below = max(between, float(np.linalg.norm(values - lows)) / k)
         above = max(between, float(np.linalg.norm(highs - values)) / k)
-    return _held(back(middle), back(middle - below), back(middle + above), n)
+    return held(back(middle), back(middle - below), back(middle + above), n)
 
 
 def _of_mean(x: np.ndarray) -> Estimate:
@@ -194,7 +205,7 @@ def _of_means(base: np.ndarray, other: np.ndarray) -> Estimate:
         return Estimate(value, None, None, n)
     error = (base / base.mean() - other / other.mean()).std(ddof=1) / math.sqrt(n)
     factor = math.exp(float(student.ppf(0.975, n - 1) * error))
-    return _held(value, value / factor, value * factor, n)
+    return held(value, value / factor, value * factor, n)
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
@@ -204,7 +215,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     return float(low.low), float(high.high)
 
 
-def _held(value: float, low: float | None, high: float | None, n: int) -> Estimate:
+def held(value: float, low: float | None, high: float | None, n: int) -> Estimate:
     """An estimate whose interval holds its value also where rounding put it a bit outside."""
     if low is None or high is None:
         return Estimate(value, None, None, n)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from gnnlab.errors import GnnlabError
 
-from .context import Loss, call, training_loss, unchanged
-from .dispatch import cpu_or_cuda, device_of, tensors_in
+from .context import Loss, call, training_step, unchanged
+from .dispatch import cpu_or_cuda, device_of, parts_of, tensors_in
 from .flops import share_of_pairs, whole_numbers
 
 MIB = 2**20
@@ -115,16 +115,8 @@ class MemoryProfiler:
         `loss_fn(output, target)` compares with zeros; mean squared error unless given. The model, its gradients and
         the optimizer are as before afterwards.
         """
-        optimizer = optimizer or torch.optim.Adam(self.model.parameters())
-
-        def step() -> None:
-            optimizer.zero_grad()
-            training_loss(self.model, batch, loss_fn).backward()
-            optimizer.step()
-
-        with unchanged(self.model, optimizer):
-            self.model.zero_grad(set_to_none=True)
-            return _stats(step, self.device, self.model, batch, list(optimizer.state.values()))
+        with training_step(self.model, batch, optimizer, loss_fn) as (step, used):
+            return _stats(step, self.device, self.model, batch, list(used.state.values()))
 
 
 def get_memory_breakdown(
@@ -251,24 +243,10 @@ def storages(*things: Any) -> dict[int, int]:
     sizes = {}
     for thing in things:
         tensors = (*thing.parameters(), *thing.buffers()) if isinstance(thing, nn.Module) else tensors_in(thing)
-        for storage in strided_storages(tensors):
-            sizes[storage._cdata] = storage.nbytes()
+        for tensor in tensors:
+            for part in () if isinstance(tensor, UninitializedTensorMixin) else parts_of(tensor):
+                sizes[part.untyped_storage()._cdata] = part.untyped_storage().nbytes()
     return sizes
-
-
-def strided_storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
-    """The storages behind tensors, those of indices and values for sparse ones."""
-    for tensor in tensors:
-        if isinstance(tensor, UninitializedTensorMixin):
-            continue
-        if tensor.layout is torch.strided:
-            yield tensor.untyped_storage()
-        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-            yield from strided_storages((tensor.crow_indices(), tensor.col_indices(), tensor.values()))
-        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-            yield from strided_storages((tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
-        elif tensor.layout is torch.sparse_coo:
-            yield from strided_storages((tensor._indices(), tensor._values()))
 
 
 def _saved_for_backward(model: nn.Module, batch: Any) -> dict[int, int]:
@@ -276,7 +254,8 @@ def _saved_for_backward(model: nn.Module, batch: Any) -> dict[int, int]:
     seen = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        for storage in strided_storages([tensor]):
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
             seen[storage._cdata] = weakref.ref(storage)
         return tensor.detach()  # a saved result would hold itself, through the graph that leads to it
 

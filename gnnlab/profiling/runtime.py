@@ -10,8 +10,8 @@ the backward pass alone, and beside mean and standard deviation stand the median
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import nn
 from gnnlab.errors import one_line
 
 from . import timing
-from .context import Loss, call, training_loss, unchanged
+from .context import Loss, call, training_loss, training_step, unchanged
 from .dispatch import device_of
 from .timing import Timing
 
@@ -108,7 +108,8 @@ def profile_backward(
     `loss_fn(output, target)` compares with zeros of the output's shape; mean squared error unless given.
     Gradients that the model had are put back.
     """
-    with _without_gradients(model):
+    with unchanged(model):
+        model.zero_grad(set_to_none=True)
         return benchmark_function(
             lambda loss: loss.backward(),
             setup=lambda: training_loss(model, batch, loss_fn),
@@ -132,14 +133,7 @@ def profile_training_step(
 
     The weights, buffers and gradients that the model had are put back, so profiling does not train it.
     """
-    with _without_gradients(model, optimizer):
-        step_optimizer = optimizer or torch.optim.Adam(model.parameters())
-
-        def step() -> None:
-            step_optimizer.zero_grad()
-            training_loss(model, batch, loss_fn).backward()
-            step_optimizer.step()
-
+    with training_step(model, batch, optimizer, loss_fn) as (step, _):
         return benchmark_function(step, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model), **options)
 
 
@@ -208,11 +202,3 @@ def _counts(counters: Any) -> tuple[Counter, Counter, Counter]:
     stats, inductor = counters["stats"], counters["inductor"]
     graphs, hits = stats["unique_graphs"], inductor["fxgraph_cache_hit"]
     return Counter(graphs=graphs), Counter(hits=hits), Counter(counters["graph_break"])
-
-
-@contextmanager
-def _without_gradients(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
-    """Start without gradients; afterwards weights, gradients and the optimizer's state are as before."""
-    with unchanged(model, optimizer):
-        model.zero_grad(set_to_none=True)
-        yield

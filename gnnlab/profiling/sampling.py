@@ -50,10 +50,7 @@ class Sampler:
         self.form, self.setup, self.clock = form, setup, clock
         self.synchronize = synchronizer(device)
         self.calls, self.repeats = 1, setup is None and not single
-        if single:
-            return
-        self.first_call_ms = self.sample_ms()
-        if self.first_call_ms < 1e3 * SLOW_CALL_S:
+        if not single and self.sample_ms() < 1e3 * SLOW_CALL_S:
             self._choose_calls(self.sample_ms() for _ in range(3))
 
     def _choose_calls(self, single_calls_ms: Iterable[float]) -> None:

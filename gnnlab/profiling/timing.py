@@ -75,7 +75,6 @@ class Timing:
     samples_ms: tuple[float, ...]
     calls_per_sample: int = 1
     warm_up_samples: int = 0
-    first_call_ms: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -157,7 +156,7 @@ def measure(
             while len(samples) < wanted and _goes_on(samples, clock() < deadline):
                 samples.append(run.sample_ms())
         notes = notes_on(samples, target, budget_s, warm) + steal_note(steal, clock() - started)
-    return Timing(tuple(samples), run.calls, warm_up, run.first_call_ms, notes)
+    return Timing(tuple(samples), run.calls, warm_up, notes)
 
 
 def sample(
@@ -213,7 +212,7 @@ def race(
         table = _rounds(forms, order, target, deadline, clock, least)
         stolen = steal_note(steal, clock() - started)
     timings = [
-        Timing(tuple(column), form.calls, n, form.first_call_ms, notes_on(column, target, budget_s, is_warm))
+        Timing(tuple(column), form.calls, n, notes_on(column, target, budget_s, is_warm))
         for form, column, (n, is_warm) in zip(forms, table.T.tolist(), warm, strict=True)
     ]
     return {

@@ -102,7 +102,6 @@ def test_a_warm_up_is_waited_for():
     machine = Machine(6, spread=0.002, spikes=0, drift=lambda t: 1 + 4 * math.exp(-t / 0.05))
     timed = timing.measure(machine.form(1.0), clock=machine.clock, budget_s=3.0)
     assert timed.warm_up_samples > 20 and timed.median_ms < 1.2
-    assert timed.first_call_ms > 3
 
 
 def test_short_forms_are_called_often_enough_for_the_clock_to_see_them():
@@ -122,7 +121,7 @@ def test_a_slow_first_call_does_not_decide_how_often_the_fast_ones_after_it_are_
         fast()
 
     timed = timing.measure(compiles_first, clock=machine.clock, budget_s=0.02)
-    assert timed.first_call_ms > 2000 and 300 < timed.calls_per_sample < 1000
+    assert machine.now > 2 and 300 < timed.calls_per_sample < 1000
     assert timed.median_ms == pytest.approx(1.05e-3, rel=0.1)
 
 
