@@ -31,7 +31,8 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     """out[i] = sum over the edges (j -> i) of weight[edge] * x[j].
 
     `x` (num_sources, F), floating; `weight` (E,) in the order of `edge_index`, ones where it is None; the result is
-    (num_nodes, F), in the type of `x`. Both may want gradients. In bf16 and fp16 sums are kept in float32.
+    (num_nodes, F), in the type of `x`. Both may want gradients. In bf16 and fp16 sums are kept in float32. Weights that
+    want none are sorted once and kept with the graph (`Neighbours.sorted_weight`).
 
     Raises:
         GnnlabError: `x` or `weight` do not belong to the prepared graph.
@@ -39,7 +40,7 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     neighbours.require_features(x)
     if weight is not None:
         _check_weight(weight, neighbours, x)
-        weight = weight.index_select(0, neighbours.order)
+        weight = neighbours.sorted_weight(weight)
     return weighted_sum_sorted(x, neighbours, weight)
 
 
@@ -105,10 +106,7 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def _check_weight(weight: Tensor, neighbours: Neighbours, x: Tensor) -> None:
-    if neighbours.order is None:
-        raise GnnlabError("weights belong to the edges given, and these neighbours have self-loops added; prepare "
-                            "them without self_loops, with the loops and their weights in edge_index")  # fmt: skip
-    if weight.shape != (neighbours.num_edges,):
+    if neighbours.order is not None and weight.shape != (neighbours.num_edges,):
         raise GnnlabError(f"weight must have shape ({neighbours.num_edges},), one an edge, not {tuple(weight.shape)}")
     if weight.dtype != x.dtype or weight.device != x.device:
         raise GnnlabError(f"weight is {weight.dtype} on {weight.device} and x {x.dtype} on {x.device}; make them alike")

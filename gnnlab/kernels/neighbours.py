@@ -10,7 +10,6 @@ A layer that is called with plain edges keeps the neighbours of the graphs that 
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError
+from gnnlab.kernels.kept import Kept
 from gnnlab.kernels.sorting import group, index_type, rows, transpose
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
@@ -46,6 +46,7 @@ class Neighbours:
         self.rowptr, self.col, self.order, self.present = rowptr, col, order, present
         self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
         self.self_loops = self_loops
+        self._weights = Kept()
         self._derived: dict[Any, Any] = {} if row is None else {"row": row}
 
     @classmethod
@@ -85,6 +86,11 @@ class Neighbours:
     def row(self) -> Tensor:
         """The target of each edge, (E,)."""
         return self._once("row", lambda: rows(self.rowptr, self.num_edges))
+
+    @property
+    def place(self) -> Tensor:
+        """Where each edge given stands among those sorted, (E,): the inverse of `order`."""
+        return self._once("place", self._place)
 
     @property
     def degree(self) -> Tensor:
@@ -162,6 +168,26 @@ class Neighbours:
         *moved, present = (None if part is None else part.to(device) for part in parts)
         return Neighbours(*moved, self.num_sources, self_loops=self.self_loops, present=present)
 
+    def sorted_weight(self, weight: Tensor) -> Tensor:
+        """`weight` (E, ...), one for each edge as it was given, in the order of `col`.
+
+        Weights that want no gradient are sorted once and kept with the graph while their tensor lives and nobody
+        writes to it: weights that stay the same from call to call cost nothing after the first.
+
+        Raises:
+            GnnlabError: another number of edges, or edges were added to those given.
+        """
+        if self.order is None:
+            raise GnnlabError("weights belong to the edges given, and these neighbours have self-loops added; prepare "
+                                "them without self_loops, with the loops and their weights in edge_index")  # fmt: skip
+        if weight.dim() == 0 or weight.shape[0] != self.num_edges:
+            raise GnnlabError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
+        if torch.compiler.is_compiling():
+            return weight.index_select(0, self.order)
+        if weight.requires_grad:  # what is learned changes from step to step
+            return _Sort.apply(weight, self)
+        return self._weights.get(weight, lambda: weight.detach().index_select(0, self.order))
+
     def require_features(self, x: Tensor) -> None:
         """`GnnlabError` unless `x` is (num_sources, F), floating, on the same device."""
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
@@ -196,6 +222,10 @@ class Neighbours:
             return edges
         return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
 
+    def _place(self) -> Tensor:
+        places = torch.arange(self.num_edges, dtype=self.order.dtype, device=self.device)
+        return torch.empty_like(places).index_copy_(0, self.order.long(), places)
+
     def _transposed(self) -> Neighbours:
         colptr, row, order = transpose(self.rowptr, self.col, self.num_sources)
         return Neighbours(colptr, row, None, order, self.num_nodes)
@@ -225,6 +255,19 @@ class Neighbours:
         return targets, Neighbours(rowptr, self.col, row, self.order, self.num_sources, self_loops=self.self_loops)
 
 
+class _Sort(torch.autograd.Function):
+    """Values of edges in the order of `col`, and their gradients back: a permutation, so nothing is added."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, neighbours: Neighbours) -> Tensor:
+        ctx.neighbours = neighbours
+        return values.index_select(0, neighbours.order)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.index_select(0, ctx.neighbours.place), None
+
+
 class GraphCache:
     """The neighbours of the few graphs that a model saw last, prepared when first seen.
 
@@ -236,7 +279,7 @@ class GraphCache:
     def __init__(self, size: int = 8) -> None:
         self.size = size
         self._graphs: OrderedDict[tuple, Neighbours] = OrderedDict()
-        self._seen: tuple[weakref.ref, tuple, Neighbours] | None = None
+        self._seen = Kept(size)
 
     def get(self, edge_index: Tensor | Neighbours, num_nodes: int) -> Neighbours:
         """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are."""
@@ -245,9 +288,9 @@ class GraphCache:
         if torch.compiler.is_compiling():
             return Neighbours.prepare(edge_index, num_nodes)
         _check_kind(edge_index, num_nodes)
-        state = _state(edge_index, num_nodes)
-        if self._seen is not None and state is not None and self._seen[1] == state and self._seen[0]() is edge_index:
-            return self._seen[2]
+        return self._seen.get(edge_index, lambda: self._by_contents(edge_index, num_nodes), num_nodes)
+
+    def _by_contents(self, edge_index: Tensor, num_nodes: int) -> Neighbours:
         key = (_sample(edge_index), num_nodes, edge_index.device)
         found = self._graphs.pop(key, None)
         if found is None or not torch.equal(found.edge_index, edge_index.long()):
@@ -255,8 +298,6 @@ class GraphCache:
         self._graphs[key] = found
         while len(self._graphs) > self.size:
             self._graphs.popitem(last=False)
-        if state is not None:
-            self._seen = (weakref.ref(edge_index), state, found)
         return found
 
     def __len__(self) -> int:
@@ -267,12 +308,6 @@ class GraphCache:
 
     def __reduce__(self) -> tuple:
         return GraphCache, (self.size,)
-
-
-def _state(edge_index: Tensor, num_nodes: int) -> tuple | None:
-    if edge_index.is_inference():  # has no version: what is in it must be read
-        return None
-    return (edge_index._version, edge_index.data_ptr(), edge_index.shape, edge_index.stride(), num_nodes)
 
 
 def _check_kind(edge_index: Tensor, num_nodes: int) -> None:

@@ -1,0 +1,71 @@
+import gc
+import weakref
+
+import torch
+
+from gnnlab.kernels.kept import Kept
+from gnnlab.kernels.neighbours import Neighbours
+
+
+def test_what_was_made_is_kept_until_the_tensor_is_written_to():
+    kept, calls = Kept(), []
+    tensor = torch.zeros(3)
+
+    def make():
+        calls.append(1)
+        return tensor.clone()
+
+    first = kept.get(tensor, make)
+    assert kept.get(tensor, make) is first and len(calls) == 1
+    assert kept.get(tensor, make, "also") is not first and len(calls) == 2
+    tensor.add_(1)
+    assert torch.equal(kept.get(tensor, make), tensor) and len(calls) == 3
+    tensor.set_(torch.ones(2))
+    assert torch.equal(kept.get(tensor, make), tensor)
+
+
+def test_no_tensor_is_kept_alive_and_few_results():
+    kept = Kept(2)
+    tensor, made = torch.zeros(3), torch.zeros(2)
+    watched, watched_result = weakref.ref(tensor), weakref.ref(made)
+    kept.get(tensor, lambda made=made: made)
+    del tensor, made
+    assert watched() is None
+    for other in (torch.zeros(1), torch.zeros(1), torch.zeros(1)):
+        kept.get(other, other.clone)
+    gc.collect()
+    assert len(kept) <= 2 and watched_result() is None
+
+
+def test_nothing_is_kept_of_what_has_no_version_and_what_is_kept_serves_training():
+    kept = Kept()
+    weight = torch.ones(3)
+    with torch.inference_mode():
+        inside = torch.ones(3)
+        assert kept.get(inside, inside.clone) is not kept.get(inside, inside.clone)
+        made = kept.get(weight, lambda: weight * 2)
+    assert not made.is_inference()
+
+
+def test_weights_are_sorted_once_and_again_when_they_change():
+    edge_index = torch.tensor([[0, 1, 2, 0], [2, 0, 1, 0]])
+    prepared = Neighbours.prepare(edge_index, 3)
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    first = prepared.sorted_weight(weight)
+    assert first.tolist() == [2.0, 4.0, 3.0, 1.0]
+    assert prepared.sorted_weight(weight) is first
+    weight[0] = 7
+    assert prepared.sorted_weight(weight).tolist() == [2.0, 4.0, 3.0, 7.0]
+    weight.requires_grad_()
+    again = prepared.sorted_weight(weight)
+    again.backward(torch.arange(4.0))
+    assert weight.grad.tolist() == [3.0, 0.0, 2.0, 1.0]
+    with torch.no_grad():
+        assert not prepared.sorted_weight(weight).requires_grad
+
+
+def test_weights_of_several_columns_are_sorted_by_rows():
+    prepared = Neighbours.prepare(torch.tensor([[0, 1, 0], [1, 0, 0]]), 2)
+    weight = torch.arange(6.0).view(3, 2).double().requires_grad_()
+    assert prepared.sorted_weight(weight).tolist() == [[2, 3], [4, 5], [0, 1]]
+    assert torch.autograd.gradcheck(prepared.sorted_weight, (weight,))
