@@ -16,13 +16,17 @@ x, which moves nothing.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads.gat_stages import gat
 from gnnlab.workloads.staged import EDGES, NODES, Reduction, Stage, StagedLayer, Value
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data  # every worker of a unit imports this module, and PyG takes seconds
 
 GRAPH_SEED = 42
 
