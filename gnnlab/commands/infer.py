@@ -20,7 +20,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.inference.decisions import SCORES_WITHIN
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, Predictor
-from gnnlab.lab.text import estimate_text
+from gnnlab.lab.table import estimate_text
 from gnnlab.profiling import estimates
 from gnnlab.profiling.races import Raced, race_forms
 from gnnlab.workloads import edge_allocator, edge_networks

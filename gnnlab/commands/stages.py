@@ -86,7 +86,7 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
         values |= {name: declared.default for name, declared in parameters.declared(notebook.path).items()}
         values |= in_set[notebook.name] or {}
     values |= {**_options(arguments), "cluster": arguments.cluster}
-    folder = discovery.output_folder(set_, [found for found in in_set.values() if found is not None], root)
+    folder = discovery.output_folder(set_, in_set.values(), root)
     values["sizes"] = sizes.read(values["sizes"], root)
     return SimpleNamespace(**values), folder
 

@@ -25,8 +25,7 @@ from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from .table import Interval, Row, Strict, Table
-from .text import format_value
+from .table import Interval, Row, Strict, Table, format_value
 
 Range = tuple[float, float]
 
@@ -79,7 +78,7 @@ class Rule(Strict):
     cluster: str | None = None  # key whose values share a graph or a fit
     within: float | None = None  # for "share": the largest magnitude that counts
     equals: dict[str, float] | None = None
-    logic: str | None = None  # a function of gnnlab.lab.ledger, for a claim with a logic of its own
+    logic: Literal["same_verdict"] | None = None  # what `ledger` decides over several runs, by no rule
 
     @model_validator(mode="after")
     def _complete(self) -> Rule:

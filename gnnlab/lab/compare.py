@@ -26,8 +26,7 @@ from gnnlab.profiling.estimates import Estimate
 
 from . import provenance, results
 from .results import ResultFile
-from .table import Interval, Row
-from .text import format_value
+from .table import Interval, Row, format_value
 
 NOT_INTERLEAVED = (
     "The runs were not interleaved: on a shared machine that alone changes times by 5 to 20 %. "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,15 +136,14 @@ def read_parameters(
     return checked
 
 
-def output_folder(set_: ParameterSet, given: Sequence[dict[str, Any]], root: Path) -> Path:
+def output_folder(set_: ParameterSet, given: Iterable[dict[str, Any] | None], root: Path) -> Path:
     """Where the results of a set go: the `output_dir` that its files name (relative to the repository), else
     `outputs/<set>`. Raises `GnnlabError` when they name several, or when a set of that name belongs to the repository.
     """
-    named = {str(values["output_dir"]) for values in given if "output_dir" in values}
-    if len(named) > 1 or (named and any("output_dir" not in values for values in given)):
+    named = {values.get("output_dir") for values in given if values is not None} or {None}
+    if len(named) > 1:
         raise GnnlabError(f"the parameters of {set_.folder} name different output_dir; one run has one folder")
-    if named:
-        name = named.pop()
+    if (name := named.pop()) is not None:
         folder = (root / name).resolve()
         if folder.exists() and not folder.is_dir():
             raise GnnlabError(f"output_dir {name!r} is a file; it must be a folder for results")

@@ -104,7 +104,8 @@ def execute(
     kernel was shut down.
     """
     start, executed = time.monotonic(), staged / notebook.path.name
-    status, reason = run_cells(notebook, executed, parameters, root=root, staged=staged, on_progress=on_progress)
+    at = Progress(start + notebook.timeout_minutes * 60, on_progress)
+    status, reason = run_cells(notebook, parameters, at, root=root, staged=staged)
     try:
         clean(executed)
     except (OSError, ValueError):  # never begun, or cut short by a full disk
@@ -124,18 +125,10 @@ def execute(
 
 
 def run_cells(
-    notebook: Notebook,
-    written: Path,
-    parameters: Mapping[str, Any],
-    *,
-    root: Path,
-    staged: Path,
-    on_progress: Callable[[Progress], None],
+    notebook: Notebook, parameters: Mapping[str, Any], at: Progress, *, root: Path, staged: Path
 ) -> tuple[Status, str | None]:
-    """Execute the cells; `written` grows cell by cell. Passed, failed or timeout, and why."""
-    timeout_s = notebook.timeout_minutes * 60
-    at = Progress(time.monotonic() + timeout_s, on_progress)
-    kernel = _kernel_manager({outputs.STAGED: str(staged)})
+    """Execute the cells; the notebook in `staged` grows cell by cell. Passed, failed or timeout, and why."""
+    written, kernel = staged / notebook.path.name, _kernel_manager({outputs.STAGED: str(staged)})
     for logger in ("papermill", "asyncio"):  # what they would print is in the reason already
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
     try:
@@ -164,7 +157,8 @@ def run_cells(
     except CellTimeoutError as error:
         if time.monotonic() < at.deadline:
             return Status.FAILED, f"the outputs of {at.place} did not arrive ({error})"
-        limit = f"{timeout_s / 60:g} minutes" if timeout_s >= 60 else f"{timeout_s:g} seconds"
+        minutes = notebook.timeout_minutes
+        limit = f"{minutes:g} minutes" if minutes >= 1 else f"{minutes * 60:g} seconds"
         return Status.TIMEOUT, f"not done after {limit}; stopped in {at.place}"
     except PapermillExecutionError as error:
         return Status.FAILED, _failure(error, at)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def judge_runs(runs: Sequence[tuple[ResultFile, Table]]) -> list[Judged]:
 def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
     if claim.of.logic:
         try:
-            found = [LOGIC[claim.of.logic](claim, tables)]
+            found = [_same_verdict(claim, tables)]
         except Untestable as reason:
             return _untestable(claim, str(reason))
         return _row(claim, found[0].estimate, found, runs=len(tables))
@@ -196,9 +196,6 @@ def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Found:
     low, high = min(ends[0], found.low or 0.0), max(ends[1], min(found.high or 1.0, 1.0))
     how = f"mean over {len(shares)} rows of the share of {pairs} pairs of runs that agree"
     return Found(Estimate(found.value, low, high, len(shares)), [], how)
-
-
-LOGIC: dict[str, Callable[[Claim, Sequence[Table]], Found]] = {"same_verdict": _same_verdict}
 
 
 # ---- computed again, and shown --------------------------------------------------------------------------------------

@@ -18,15 +18,8 @@ from rich.text import Text
 
 from .claims import Claim, Verdict
 from .ledger import Judged, Ledger
-from .text import digits, format_range
+from .table import digits, format_range, shown_as
 
-_UNITS = {  # unit of the record -> factor and what a reader sees behind the number
-    "x": (1, "×"),
-    "share": (100, " %"),
-    "%": (1, " %"),
-    "count": (1, ""),
-    "difference": (1, ""),
-}
 BAR_WIDTH = 176  # pixels of the drawn interval
 
 
@@ -78,7 +71,9 @@ class LedgerLine:
     order: dict[str, float | str]
 
 
-def line(record: Judged, link: Callable[[Judged], str | None], notes: Mapping[str, str] | None = None) -> LedgerLine:
+def line(
+    record: Judged, link: Callable[[Judged], str | None] = lambda _: None, notes: Mapping[str, str] | None = None
+) -> LedgerLine:
     """The row of `record`; `link` gives the address of its figure, `notes` a remark by notebook number."""
     factor, suffix = _unit(record.unit)
     claimed = _scaled(record.claimed, factor)
@@ -112,7 +107,9 @@ def claimed_text(claim: Judged | Claim) -> str:
 
 
 def _unit(unit: str) -> tuple[float, str]:
-    return _UNITS.get(unit, (1, f" {unit}" if unit else ""))
+    """The factor of a unit, and what a reader sees behind the number."""
+    factor, shown = shown_as(unit)
+    return factor, {"x": "×", "count": "", "difference": ""}.get(shown, f" {shown}")
 
 
 def _scaled(pair: tuple[float | None, float | None] | None, factor: float) -> tuple[float | None, float | None] | None:
@@ -211,7 +208,7 @@ def _number(n: int, what: str) -> str:
 
 
 def _cells(record: Judged) -> list[Text]:
-    shown = line(record, lambda row: None)
+    shown = line(record)
     counts = ("", "") if record.value is None else (f"{record.n:,}", str(record.runs))
     badge = shown.badge
     told = [record.id, shown.claimed, shown.measured, shown.interval, *counts]

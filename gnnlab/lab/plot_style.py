@@ -33,8 +33,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.files import write_atomically
 
 from .results import FigureRecord
-from .table import Origin
-from .text import number
+from .table import Origin, number
 
 SURFACE, INK, MUTED, GRID = "#fcfcfc", "#1d2126", "#646b75", "#e4e6ea"
 WIDTH, HEIGHT = 7.2, 4.0  # inches

@@ -30,8 +30,7 @@ from gnnlab.profiling.roofline import Ceilings
 
 from . import plot_style as style
 from .plot_style import COLOURS, GRID, HATCHES, INK, MARKERS, MUTED, STAR, SURFACE, styled
-from .table import Origin
-from .text import number
+from .table import Origin, number
 
 GAP = "–"
 

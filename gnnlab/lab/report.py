@@ -26,7 +26,7 @@ from . import claims, discovery, ledger, ledger_view, provenance, results
 from .ledger import Judged
 from .ledger_view import Badge
 from .results import FigureRecord, ResultFile, Status
-from .text import duration
+from .table import duration
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {

@@ -27,7 +27,7 @@ from gnnlab.errors import GnnlabError
 from . import discovery, outputs, parameters, provenance, results
 from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
-from .text import duration
+from .table import duration
 
 ALL_PARTS = ", ".join(provenance.PARTS)
 MOST_RUNS = 100
@@ -70,7 +70,7 @@ def run(
     chosen = discovery.select(every, numbers)
     set_ = discovery.parameter_set(params_set, base)
     given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
-    folder = discovery.output_folder(set_, [values for values in given.values() if values is not None], base)
+    folder = discovery.output_folder(set_, given.values(), base)
     with outputs.only_run(folder):
         recorded, damage = outputs.read_runs(folder)
         job = _Job(

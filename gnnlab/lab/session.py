@@ -33,10 +33,10 @@ from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from . import discovery, ledger, outputs, parameters, plot_style, provenance, report, results
+from . import discovery, ledger, ledger_view, outputs, parameters, plot_style, provenance, report, results
 from . import table as tables
 from .results import FigureRecord, ResultFile, Status
-from .study import Study, ledger_frame
+from .study import Study, headed
 from .table import Interval, Origin, Table
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # PyG loads tqdm's notebook bars; none are used here
@@ -228,15 +228,14 @@ class Lab:
 
     # ---- showing ----------------------------------------------------------------------------------------------------
 
-    def figure(self, fig: Any, name: str, *, alt: str, title: str | None = None, key: bool = False) -> None:
+    def figure(self, fig: Any, name: str, *, alt: str, key: bool = False) -> None:
         """Save a figure as PNG and SVG under the output folder, and show it with its alternative text.
 
-        The title is the figure's own unless given; `key` marks the one that the front page shows.
+        Its title is what it finds; `key` marks the one that the front page shows.
         """
         first = fig.axes[0] if fig.axes else None
         own = fig.get_suptitle() or (first and (first.get_title(loc="left") or first.get_title())) or ""
-        title = title or " ".join(own.split())
-        record = plot_style.save(fig, name, title=title, alt=alt, folder=self._place, key=key)
+        record = plot_style.save(fig, name, title=" ".join(own.split()), alt=alt, folder=self._place, key=key)
         self.figures = [other for other in self.figures if other.name != name] + [record]
         display(fig, metadata={"image/png": {"alt": alt, "name": name}})
 
@@ -246,7 +245,19 @@ class Lab:
 
     def verdicts(self) -> None:
         """Show what this run says of the claims that rest on this notebook."""
-        display(ledger_frame(self.judged()))
+        lines = [ledger_view.line(row) for row in self.judged()]
+        said = [
+            {
+                "claim": line.record.id,
+                "claimed": line.claimed,
+                "measured here": line.measured or "not here",
+                "95 % interval": line.interval,
+                "verdict": line.badge.word,
+                "why": line.record.why,
+            }
+            for line in lines
+        ]
+        display(headed(pd.DataFrame(said), "claim") if said else pd.DataFrame())
 
     def judged(self) -> list[ledger.Judged]:
         """The claims of this notebook, judged by this run alone."""

@@ -25,11 +25,9 @@ from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots
 from .plot_style import MAX_SERIES
-from .table import FIELDS, Row, Table, fits
-from .text import estimate_text, format_range, format_value, gain_text, shown_as
+from .table import FIELDS, Row, Table, estimate_text, fits, format_value, gain_text, shown_as
 
 if TYPE_CHECKING:
-    from .ledger import Judged
     from .session import Lab
 
 LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
@@ -411,20 +409,3 @@ def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:
     frame = frame.set_index(first)
     frame.columns.name, frame.index.name = first, None
     return frame
-
-
-def ledger_frame(judged: Sequence[Judged]) -> pd.DataFrame:
-    """Judged claims for a reader."""
-    frame = pd.DataFrame(
-        {
-            "claim": row.id,
-            "claimed": format_range(row.claimed),
-            "measured here": "not here"
-            if row.value is None
-            else f"{estimate_text(Estimate(row.value, row.low, row.high, row.n))} {row.unit}",
-            "verdict": row.verdict.value,
-            "why": row.why,
-        }
-        for row in judged
-    )
-    return headed(frame, "claim") if len(frame) else frame

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import execution, provenance, results, runner, text
+from gnnlab.lab import execution, provenance, results, runner, table
 from gnnlab.lab.results import Status
 
 PARAMETERS = """\
@@ -246,7 +246,7 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
 
     assert outcomes["01"].status == "failed" and runner.exit_code(outcomes.values()) == 1
     assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [4], under 'The answer')"
-    assert f"01_first  failed   {text.duration(outcomes['01'].seconds)}  KeyError" in printed
+    assert f"01_first  failed   {table.duration(outcomes['01'].seconds)}  KeyError" in printed
     after = contents(folder)
     failed = results.read(folder / "01_first.failed.json")
     assert failed.status == "failed" and failed.reason == outcomes["01"].reason and failed.parameters["mode"] == "raise"
@@ -382,16 +382,16 @@ def without_kernels(monkeypatch):
     """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is a reason."""
     made = types.SimpleNamespace(pid=10**7, fail=None)
 
-    def run_cells(notebook, written, parameters, **options):
-        shutil.copy(notebook.path, written)
+    def run_cells(notebook, parameters, at, *, root, staged):
+        shutil.copy(notebook.path, staged)
         if made.fail:
             return Status.FAILED, made.fail
         made.pid += 1
-        path = options["root"] / parameters["output_dir"] / f"{notebook.name}.json"
+        path = root / parameters["output_dir"] / f"{notebook.name}.json"
         result, rows = results.read(path), results.table_of(path, results.read(path))
         changed = next(iter(rows)).model_copy(update={"value": made.pid})
         rows.put(changed, [made.pid])
-        results.write(options["staged"] / path.name, result.model_copy(update={"run": f"run {made.pid}"}), rows)
+        results.write(staged / path.name, result.model_copy(update={"run": f"run {made.pid}"}), rows)
         return Status.PASSED, None
 
     monkeypatch.setattr(execution, "run_cells", run_cells)

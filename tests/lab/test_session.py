@@ -270,9 +270,11 @@ def test_results_of_another_notebook_that_are_missing_name_the_one_to_run(lab):
     assert lab.need("01").notebook == "01_profile_bottlenecks"
 
 
-def test_verdicts_are_those_of_this_run(lab):
+def test_verdicts_are_those_of_this_run(lab, monkeypatch):
     lab.count("symptom_size", {"parameters": 169_856})
     found = {judged.id: judged for judged in lab.judged()}
     assert found["gat.parameters"].verdict == "reproduced" and found["gat.output"].verdict == "untestable here"
-    table = study.ledger_frame(lab.judged())
-    assert table.loc["gat.parameters", "measured here"] == "169,856 count"
+    shown = []
+    monkeypatch.setattr(session, "display", shown.append)
+    lab.verdicts()
+    assert list(shown[0].loc["gat.parameters", ["measured here", "verdict"]]) == ["169,856", "reproduced"]
