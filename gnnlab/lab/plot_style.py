@@ -231,6 +231,12 @@ def categories(ax: Axes, labels: Sequence[Any], at: Sequence[float] | None = Non
     ax.set_axisbelow(True)
 
 
+def panel_title(ax: Axes, name: str, origins: Iterable[Origin]) -> None:
+    """The name of a panel, starred where something in it was not measured."""
+    starred = any(origin != Origin.MEASURED for origin in origins)
+    ax.set_title(f"{name}{STAR * starred}", fontsize=8.5, loc="left", color=INK)
+
+
 def note(ax: Axes, text: str, at: Any, offset: tuple[float, float], *, color: str = INK, **options: Any) -> Annotation:
     """A small text `offset` points from `at`, legible across lines."""
     options |= {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": color}

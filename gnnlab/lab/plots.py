@@ -218,15 +218,8 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
         ax.text(row.flops_per_byte, row.gflop_s, style.wrapped(row.label), fontsize=8) for row in points.itertuples()
     ]
     lead = {"arrowstyle": "-", "color": MUTED, "lw": 0.6}
-    adjust_text(
-        texts,
-        ax=ax,
-        objects=[ax.get_legend()],
-        iter_lim=500,
-        expand=(1.2, 1.7),
-        force_static=(0.3, 0.6),
-        arrowprops=lead,
-    )
+    room = {"expand": (1.2, 1.7), "force_static": (0.3, 0.6), "iter_lim": 500}
+    adjust_text(texts, ax=ax, objects=[ax.get_legend()], arrowprops=lead, **room)
     return fig
 
 
@@ -252,7 +245,9 @@ def _roofs(ax: Axes, points: pd.DataFrame, peak: float, bandwidths: Sequence[tup
 
 MOST_NUMBERS = 6  # columns of a panel that still have room for numbers
 ROOMY = 3  # columns with room for three digits; more have two
-BAD = {"failed": "fails", "timeout": "time-out"}  # status -> the word in its field; the worst first
+BAD = {"failed": "fails", "timeout": "time-out"}  # status -> the word in its field
+STATUS_LOOKS = {"ok": (COLOURS[0], "o"), "unavailable": (MUTED, "X"), "failed": (COLOURS[3], "s")}
+STATUS_LOOKS["timeout"] = COLOURS[1], "s"
 
 
 @styled
@@ -285,8 +280,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         ax.tick_params(length=0, labelsize=7)
         ax.tick_params(axis="x", rotation=90 if len(columns) > 2 else 0)
         ax.tick_params(axis="y", rotation=0)
-        starred = (part["_origin"] != Origin.MEASURED).any()
-        ax.set_title(f"{name}{STAR * bool(starred)}", fontsize=8.5, loc="left", color=INK)
+        style.panel_title(ax, name, part["_origin"])
     for ax in grid.ravel()[len(panels) :]:
         ax.remove()
     shaded = list(grid.ravel()[: len(panels)])
@@ -326,13 +320,7 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
     """
     style.check(frame, "status", once=[row, column])
     rows, columns = (list(dict.fromkeys(frame[name])) for name in (row, column))
-    found = list(dict.fromkeys(frame["status"]))
-    good = zip(
-        [name for name in found if name not in BAD and name != "unavailable"], (0, 2, 5, 4), MARKERS, strict=False
-    )
-    look_of = {name: style.point(COLOURS[at], marker) for name, at, marker in good}
-    look_of |= {"unavailable": style.point(MUTED, "X")} if "unavailable" in found else {}
-    look_of |= {name: style.point(COLOURS[at], "s") for name, at in zip(BAD, (3, 1), strict=True) if name in found}
+    look_of = {name: style.point(*look) for name, look in STATUS_LOOKS.items() if name in set(frame["status"])}
     fig, ax = style.new_figure(title, 1.9 + 0.32 * len(rows))
     statuses = frame.set_index([row, column])["status"].unstack().reindex(index=rows, columns=columns)
     for (y, x), name in np.ndenumerate(statuses.to_numpy(dtype=object)):
@@ -452,8 +440,7 @@ def gantt(chart: pd.DataFrame, units: Sequence[str] = ()) -> Figure:
                 ax.text(row["start_ms"] + length / 2, place, str(row["graph"]), **middle)
         style.categories(ax, lanes)
         ax.set_xlim(0, width * 1.01)
-        starred = (part["origin"] != Origin.MEASURED).any()
-        ax.set_title(f"{name}{STAR * bool(starred)}", fontsize=8.5, loc="left", color=INK)
+        style.panel_title(ax, name, part["origin"])
     ax.set_xlabel("time (ms)")
     kinds = [handle for handle in style.origin_handles(marked["origin"]) if handle.get_hatch()]
     style.legend(fig, [*kinds, Patch(facecolor=MUTED, label="a graph, by its number; shades alternate")])

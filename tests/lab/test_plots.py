@@ -1,4 +1,4 @@
-"""Figures: nothing that misleads is drawn, nothing overlaps, what was not measured looks different, files are whole."""
+"""Figures: nothing that misleads is drawn, every gap and origin shows, nothing overlaps, files are whole."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points() 
     assert [line.get_xdata()[0] for line in times.lines if line.get_marker() == "o"] == [0.5, 4.0]
 
 
-def test_neither_pyplot_nor_any_setting_is_touched(operators: pd.DataFrame) -> None:
+def test_a_figure_shows_itself_and_neither_pyplot_nor_any_setting_is_touched(operators: pd.DataFrame) -> None:
     with matplotlib.rc_context({"axes.labelsize": 33, "figure.facecolor": "red"}):
-        bars(operators)
+        assert bars(operators)._repr_png_().startswith(b"\x89PNG")
         assert matplotlib.rcParams["axes.labelsize"] == 33 and matplotlib.rcParams["figure.facecolor"] == "red"
     import matplotlib.pyplot as plt
 
@@ -195,14 +195,9 @@ def test_the_same_figure_gives_the_same_file(operators: pd.DataFrame, tmp_path: 
     assert (tmp_path / "a/figures/operators.svg").read_bytes() == (tmp_path / "b/figures/operators.svg").read_bytes()
 
 
-def test_a_figure_shows_itself_in_a_notebook_whatever_the_backend(operators: pd.DataFrame) -> None:
-    assert bars(operators)._repr_png_().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"alt": ""}, "too short"),
         ({"alt": "a bar chart        "}, "too short"),
         ({"title": " "}, "no title"),
         ({"name": "../escape"}, "file name"),
@@ -230,29 +225,25 @@ def test_a_full_disk_leaves_the_earlier_figure(
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["operators.png", "operators.svg"]
 
 
+ZERO = Ceilings([(2**20, 0.0)], 88.0, "float32", 1, "cpu")
+POINT = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]})
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("draw", "message"),
     [
-        ({"title": ""}, "title"),
-        ({"y": "nothing"}, "no column 'nothing'"),
-        ({"y": "origin_same"}, "twice"),
+        (lambda frame: bars(frame, title=""), "title"),
+        (lambda frame: bars(frame, y="nothing"), "no column 'nothing'"),
+        (lambda frame: bars(frame.assign(operator="mm")), "twice"),
+        (lambda frame: bars(frame[:0]), "empty"),
+        (lambda frame: plots.samples({"a": []}, title=TITLE), "at least one sample"),
+        (lambda frame: plots.roofline(POINT, ZERO, title=TITLE), "positive bandwidth"),
     ],
 )
-def test_bad_input_is_one_clear_line(operators: pd.DataFrame, change: dict[str, object], message: str) -> None:
-    frame = operators.assign(origin_same="measured")
+def test_what_cannot_be_drawn_is_one_clear_line(operators: pd.DataFrame, draw, message: str) -> None:
     with pytest.raises(GnnlabError, match=message) as error:
-        bars(frame, **change)
+        draw(operators)
     assert "\n" not in str(error.value)
-
-
-def test_empty_tables_and_impossible_ceilings_are_refused(operators: pd.DataFrame, scaling: pd.DataFrame) -> None:
-    with pytest.raises(GnnlabError, match="empty"):
-        bars(operators[:0])
-    with pytest.raises(GnnlabError, match="at least one sample"):
-        plots.samples({"a": []}, title=TITLE)
-    points = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]})
-    with pytest.raises(GnnlabError, match="positive bandwidth"):
-        plots.roofline(points, Ceilings([(2**20, 0.0)], 88.0, "float32", 1, "cpu"), title=TITLE)
 
 
 def test_a_bar_whose_group_stands_alone_lies_at_its_label(operators: pd.DataFrame) -> None:
@@ -261,3 +252,97 @@ def test_a_bar_whose_group_stands_alone_lies_at_its_label(operators: pd.DataFram
     drawn = [bar for container in axes.containers if not hasattr(container, "has_xerr") for bar in container]
     middles = [bar.get_y() + bar.get_height() / 2 for bar in drawn]
     assert middles == pytest.approx(list(axes.get_yticks()))
+
+
+# ---- rows by columns
+
+AXES = {"row": "stage", "column": "size", "panel": "unit", "label": "latency (ms)", "title": TITLE}
+
+
+@pytest.fixture
+def frame():
+    rows = [
+        {"stage": stage, "size": size, "unit": unit, "value": (1 + i) * (1 + j), "origin": origin}
+        for unit, origin in (("a:CPU", "measured"), ("b:NPU", "simulated"))
+        for i, stage in enumerate(("1", "2"))
+        for j, size in enumerate(("10/10", "10/20", "20/20"))
+    ]
+    return pd.DataFrame(rows).astype({"value": float})
+
+
+def panels(fig):
+    return {ax.get_title(loc="left"): ax for ax in fig.axes if ax.get_title(loc="left")}
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def test_there_is_a_panel_for_each_unit_with_its_numbers_and_simulated_ones_are_starred_and_hatched(frame):
+    found = panels(plots.heat(frame, **AXES))
+    assert set(found) == {"a:CPU", f"b:NPU{plot_style.STAR}"}
+    assert texts(found["a:CPU"]) == ["1", "2", "3", "2", "4", "6"]
+    hatched = {name: sum(isinstance(p, matplotlib.patches.Rectangle) for p in ax.patches) for name, ax in found.items()}
+    assert hatched == {"a:CPU": 0, f"b:NPU{plot_style.STAR}": 6}
+
+
+def test_a_missing_value_is_a_dash_and_has_no_colour(frame):
+    frame.loc[1, "value"] = np.nan
+    ax = panels(plots.heat(frame, **AXES))["a:CPU"]
+    assert texts(ax)[1] == "–" and ax.collections[0].get_array().mask[0, 1]
+    fig = plots.heat(frame.drop(index=1), **AXES)
+    assert "–" in texts(panels(fig)["a:CPU"])
+    assert any("no value" in text.get_text() for text in fig.legends[0].get_texts())
+
+
+def test_many_columns_have_no_numbers_and_all_their_labels(frame):
+    wide = pd.concat([frame.assign(size=[f"{n}/{s}" for s in frame["size"]]) for n in range(5)])
+    ax = panels(plots.heat(wide, **AXES))["a:CPU"]
+    assert texts(ax) == [] and len(ax.get_xticklabels()) == 15
+
+
+def test_more_than_three_columns_leave_room_for_two_digits():
+    rows = [{"stage": "1", "size": f"{i}/9", "unit": "a:CPU", "value": 0.12345 * (i + 1)} for i in range(5)]
+    for count, shown in ((3, "0.123"), (5, "0.12")):
+        figure = plots.heat(pd.DataFrame(rows[:count]), **AXES)
+        assert shown in texts(figure.axes[0])
+
+
+def test_one_value_and_one_panel_can_be_drawn(frame):
+    fig = plots.heat(frame.iloc[:1], **AXES)
+    assert fig._repr_png_() and texts(panels(fig)["a:CPU"]) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: f.assign(value=0.0), "logarithmic"),
+        (lambda f: f.assign(value=np.nan), "logarithmic"),
+        (lambda f: pd.concat([f, f]), "twice"),
+        (lambda f: f.drop(columns="unit"), "unit"),
+        (lambda f: f.iloc[:0], "empty"),
+    ],
+)
+def test_what_cannot_be_shown_honestly_is_refused(frame, spoil, words):
+    with pytest.raises(GnnlabError, match=words):
+        plots.heat(spoil(frame), **AXES)
+
+
+FRAME = pd.DataFrame({"who": [*"aabb"], "where": [*"1213"], "status": ["ok", "timeout", "failed", "ok"]})
+MATRIX = {"row": "who", "column": "where", "title": "a is late once"}
+
+
+def test_bad_fields_stand_there_in_words_good_ones_as_marks_and_gaps_as_dashes():
+    fig = plots.marks(FRAME, **MATRIX)
+    assert sorted(texts(fig.axes[0])) == sorted(["time-out", "fails", plots.GAP, plots.GAP])
+    assert len(fig.axes[0].lines) == 2
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == ["ok", "failed", "timeout", "no row"]
+    fig = plots.marks(FRAME[FRAME["status"] == "ok"], **MATRIX)
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == ["ok", "no row"]
+
+
+def test_a_field_that_occurs_twice_or_an_empty_table_is_refused():
+    with pytest.raises(GnnlabError, match="occurs twice"):
+        plots.marks(pd.concat([FRAME, FRAME.iloc[:1]]), **MATRIX)
+    with pytest.raises(GnnlabError, match="empty"):
+        plots.marks(FRAME.iloc[:0], **MATRIX)
