@@ -172,7 +172,8 @@ def claims(arguments) -> int:
       gnnlab claims --params full --json > ledger.json
       gnnlab claims ~/yesterday/quick --recompute   from the stored samples, on any machine
     """
-    from .lab import ledger, ledger_view
+    from .commands.tables import of_ledger
+    from .lab import ledger
 
     folder = _results(arguments.folder or arguments.params, named=arguments.folder is None)
     if arguments.recompute:
@@ -180,7 +181,7 @@ def claims(arguments) -> int:
         show("\n".join(lines))
         return OK if follows else FAILED
     judged = ledger.judge(folder)
-    show(ledger_view.as_json(judged) if arguments.json else ledger_view.tables(judged))
+    show(judged.to_json() if arguments.json else of_ledger(judged))
     return OK
 
 
@@ -197,10 +198,11 @@ def compare(arguments) -> int:
       gnnlab compare outputs/quick ~/yesterday/quick
       gnnlab compare quick full --json
     """
+    from .commands.tables import of_comparison
     from .lab import compare
 
     comparison = compare.compare(_results(arguments.a), _results(arguments.b))
-    show(comparison.to_json() if arguments.json else compare.render(comparison))
+    show(comparison.to_json() if arguments.json else of_comparison(comparison))
     return OK
 
 
@@ -219,19 +221,15 @@ def params(arguments) -> int:
     examples:
       gnnlab params 01
     """
-    from rich.table import Table
-    from rich.text import Text
-
+    from .commands.tables import table
     from .lab import discovery, parameters
 
+    columns = ("name", "type", "default", "meaning", "allowed")
+
     for notebook in discovery.select(discovery.notebooks(discovery.root()), arguments.notebooks):
-        table = Table(title=notebook.name, title_justify="left", box=None, pad_edge=False)
-        for column in ("name", "type", "default", "meaning", "allowed"):
-            table.add_column(column, overflow="fold", no_wrap=column in ("name", "type"))
-        for p in parameters.declared(notebook.path).values():
-            default = json.dumps(p.default, ensure_ascii=False)
-            table.add_row(*map(Text, (p.name, p.type, default, p.meaning, p.allowed)))
-        show(table)
+        declared = parameters.declared(notebook.path).values()
+        rows = [(p.name, p.type, json.dumps(p.default, ensure_ascii=False), p.meaning, p.allowed) for p in declared]
+        show(table(notebook.name, columns, rows, whole=("name", "type"), boxed=False))
     return OK
 
 

@@ -13,8 +13,9 @@ from rich.table import Table
 
 import gnnlab.commands
 from gnnlab import cli
+from gnnlab.commands import tables
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import compare, discovery, ledger, ledger_view, runner
+from gnnlab.lab import compare, discovery, ledger, runner
 from gnnlab.lab.results import Status
 
 HEAVY = (
@@ -195,9 +196,9 @@ def test_report_of_what_never_ran_names_the_run(capsys, repository):
 def judged(monkeypatch):
     """`gnnlab claims` prints `.text` for a ledger, and finds the `.problems` when it computes again."""
     shown = types.SimpleNamespace(text="", problems=[])
-    monkeypatch.setattr(ledger, "judge", lambda folder: folder.name)
-    monkeypatch.setattr(ledger_view, "tables", lambda name: shown.text or f"tables of {name}")
-    monkeypatch.setattr(ledger_view, "as_json", lambda name: f"JSON of {name}")
+    found = lambda folder: types.SimpleNamespace(name=folder.name, to_json=lambda: f"JSON of {folder.name}")  # noqa: E731
+    monkeypatch.setattr(ledger, "judge", found)
+    monkeypatch.setattr(tables, "of_ledger", lambda judged: shown.text or f"tables of {judged.name}")
     monkeypatch.setattr(ledger, "recompute", lambda folder: (not shown.problems, shown.problems or ["all"]))
     return shown
 
@@ -227,7 +228,7 @@ def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, m
     found = types.SimpleNamespace(to_json=lambda: "JSON")
     compared = []
     monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
-    monkeypatch.setattr(compare, "render", lambda comparison: "table")
+    monkeypatch.setattr(tables, "of_comparison", lambda comparison: "table")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
     assert said(capsys, "compare", "elsewhere", "quick", "--json") == (0, "JSON\n", "")

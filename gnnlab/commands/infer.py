@@ -27,6 +27,8 @@ from gnnlab.workloads import edge_allocator, edge_networks
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 from gnnlab.workloads.edge_networks import FEATURES, State
 
+from .tables import table
+
 BENCHMARK_NODES, BENCHMARK_STATES, BENCHMARK_BATCH = 10, 500, 100  # networks as small as S2's benchmark has
 BUDGET_S = 4.0
 OK, FAILED = 0, 1
@@ -116,17 +118,16 @@ def _scores(decide: Callable[[list[State]], list[Decision]], states: list[State]
 
 
 def _table(found: dict[str, tuple[Raced, float]]) -> Table:
-    table = Table(title=f"one prediction, networks of {BENCHMARK_NODES} nodes", title_justify="left")
-    for column in ("form", "µs (95 % interval)", "over the original (95 % interval)", "same decisions"):
-        table.add_column(column, justify="left" if column == "form" else "right")
+    cells = []
     for form, (raced, same) in found.items():
         if raced.times_ms is None:
-            table.add_row(form, raced.reason, "", "")
+            cells.append((form, raced.reason, "", ""))
             continue
         time_us = estimate_text(estimates.summary(1e3 * raced.times_ms / BENCHMARK_BATCH))
         gain = "" if raced.ratio is None else estimate_text(raced.ratio)
-        table.add_row(form, time_us, gain, f"{same:.1%}")
-    return table
+        cells.append((form, time_us, gain, f"{same:.1%}"))
+    columns = ("form", "µs (95 % interval)", "over the original (95 % interval)", "same decisions")
+    return table(f"one prediction, networks of {BENCHMARK_NODES} nodes", columns, cells, right=columns[1:])
 
 
 def _predictor(arguments: Namespace) -> Predictor:

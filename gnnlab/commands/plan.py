@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.table import Table
-from rich.text import Text
 
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery
@@ -23,6 +22,8 @@ from gnnlab.planning.plans import Plan, parse
 from gnnlab.planning.store import Choice, Compiled
 from gnnlab.planning.table_costs import TableCosts
 from gnnlab.workloads import graphs
+
+from .tables import table
 
 TABLES, MODELS, PLANS = "tables", "exported_models", "plans/compiled_plans.json"
 LISTED = 6  # plans that are printed beside the chosen one
@@ -97,14 +98,12 @@ def _weighed(choice: Choice) -> Table:
     every = choice.table
     alone = every[every["units"] == 1].head(1).index
     shown = every.loc[sorted({*every.head(LISTED).index, *every.index[every["chosen"]], *alone})]
-    table = Table(title="the plans that it was weighed against", title_justify="left", box=None, pad_edge=False)
-    for name in ("plan", "ms a graph (90 %)", "regret, 1 draw in 20", ""):
-        table.add_column(name, overflow="fold")
+    cells = []
     for row in shown.to_dict("records"):
         mark = ", ".join(["chosen"] * bool(row["chosen"]) + ["one unit"] * (row["units"] == 1))
-        cells = (row["words"], _ms(row["ms"], row["low"], row["high"]), f"{row['far_regret']:.0%}", mark)
-        table.add_row(*map(Text, cells))
-    return table
+        cells.append((row["words"], _ms(row["ms"], row["low"], row["high"]), f"{row['far_regret']:.0%}", mark))
+    columns = ("plan", "ms a graph (90 %)", "regret, 1 draw in 20", "")
+    return table("the plans that it was weighed against", columns, cells, boxed=False)
 
 
 def _done(found: Executed) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
@@ -26,6 +26,8 @@ from gnnlab.profiling.runtime import RuntimeProfiler
 from gnnlab.workloads import models
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.models import Workload
+
+from .tables import table
 
 MIB = 2**20
 _SIZES = ("hidden_dim", "num_layers", "num_heads", "ffn_dim")
@@ -171,63 +173,55 @@ def _show_tables(report: dict[str, Any], show: Callable[[Any], None]) -> None:
             show(_TABLES[part](report[part]))
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    return table
+def _of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any] | None]) -> Table:
+    """Names in the first column, numbers in the others."""
+    return table(title, columns, rows, right=columns[1:])
 
 
 def _runtime_table(report: dict[str, Any]) -> Table:
-    table = _table("runtime (ms)", "phase", "median", "95 % interval", "mean ± std", "p90", "runs")
+    rows = []
     for phase, s in report.items():
         p90 = "too few runs" if s["p90"] is None else f"{s['p90']:.4g}"
         interval, spread = f"{s['ci'][0]:.4g} to {s['ci'][1]:.4g}", f"{s['mean']:.4g} ± {s['std']:.2g}"
-        table.add_row(phase.replace("_", " "), f"{s['median']:.4g}", interval, spread, p90, str(s["num_runs"]))
-    return table
+        rows.append((phase.replace("_", " "), f"{s['median']:.4g}", interval, spread, p90, s["num_runs"]))
+    return _of("runtime (ms)", ("phase", "median", "95 % interval", "mean ± std", "p90", "runs"), rows)
 
 
 def _memory_table(report: dict[str, Any]) -> Table:
-    table = _table(f"memory on {report['device']} (MiB)", "part", "MiB")
-    for part, size in {"peak of a forward pass": report["peak_mb"], **report["breakdown"]}.items():
-        table.add_row(part.replace("_", " "), f"{size:.3f}")
-    return table
+    sizes = {"peak of a forward pass": report["peak_mb"], **report["breakdown"]}
+    rows = [(part.replace("_", " "), f"{size:.3f}") for part, size in sizes.items()]
+    return _of(f"memory on {report['device']} (MiB)", ("part", "MiB"), rows)
 
 
 def _flops_table(report: dict[str, Any]) -> Table:
-    table = _table("FLOPs of a forward pass", "part", "GFLOP")
-    table.add_row("counted by dispatch", f"{report['total_gflops']:.4f}")
+    totals = {"counted by dispatch": report["total_gflops"]}
     if "total_gflops" in report["formulas"]:
-        table.add_row("by the closed formulas", f"{report['formulas']['total_gflops']:.4f}")
-    table.add_section()
-    for part, gflop in report["breakdown"].items():
-        table.add_row(part, f"{gflop:.4f}")
-    table.caption = (
-        f"{report['gb_moved']:.4f} GB moved at least; {report['coverage_of_bytes']:.1%} of the bytes covered"
-    )
-    return table
+        totals["by the closed formulas"] = report["formulas"]["total_gflops"]
+    parts = [*totals.items(), None, *report["breakdown"].items()]
+    made = _of("FLOPs of a forward pass", ("part", "GFLOP"), [p and (p[0], f"{p[1]:.4f}") for p in parts])
+    made.caption = f"{report['gb_moved']:.4f} GB moved at least; {report['coverage_of_bytes']:.1%} of the bytes covered"
+    return made
 
 
 def _scaling_table(report: dict[str, Any]) -> Table:
-    table = _table("scaling of the forward pass (ms)", "parameter", "value", "median", "95 % interval")
+    rows: list[Any] = []
     for name, result in report.items():
         for row in result["points"]:
             interval = f"{row['ci_low']:.4g} to {row['ci_high']:.4g}"
-            table.add_row(name, str(row["value"]), f"{row['median_ms']:.4g}", interval)
-        for line in (result.get("formula"), result.get("held_out")):
-            if line:
-                table.add_row(f"[dim]{name}[/]", "", "", f"[dim]{escape(line)}[/]")
-        table.add_section()
-    return table
+            rows.append((name, row["value"], f"{row['median_ms']:.4g}", interval))
+        lines = filter(None, (result.get("formula"), result.get("held_out")))
+        rows += [(Text(name, style="dim"), "", "", Text(line, style="dim")) for line in lines]
+        rows.append(None)
+    return _of("scaling of the forward pass (ms)", ("parameter", "value", "median", "95 % interval"), rows)
 
 
 def _operators_table(report: dict[str, Any]) -> Table:
-    table = _table("operators", "operator", "calls a run", "self ms a run", "share", "95 % interval")
+    rows = []
     for row in report["top"]:
         interval = f"{row['share_low']:.1%} to {row['share_high']:.1%}"
         calls, own = f"{row['calls_per_forward']:g}", f"{row['self_ms_per_forward']:.4g}"
-        table.add_row(row["operator"], calls, own, f"{row['share']:.1%}", interval)
-    return table
+        rows.append((row["operator"], calls, own, f"{row['share']:.1%}", interval))
+    return _of("operators", ("operator", "calls a run", "self ms a run", "share", "95 % interval"), rows)
 
 
 _TABLES = {

@@ -6,10 +6,11 @@ import json
 from argparse import Namespace
 
 from rich.table import Table
-from rich.text import Text
 
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability, Unit
+
+from .tables import table
 
 
 def run(arguments: Namespace, show) -> int:
@@ -17,7 +18,7 @@ def run(arguments: Namespace, show) -> int:
     known = {name: units.find(name) for name in arguments.units} or units.all_units()
     found = units.probe(known)
     rows = [row(name, known[name], availability) for name, availability in found.items()]
-    show(json.dumps(rows, indent=2) if arguments.json else _table(rows))
+    show(json.dumps(rows, indent=2) if arguments.json else _shown(rows))
     return 0
 
 
@@ -28,12 +29,10 @@ def row(name: str, unit: Unit, found: Availability) -> dict[str, object]:
     return what | how | found.to_json()
 
 
-def _table(rows: list[dict[str, object]]) -> Table:
-    table = Table(title="processing units", title_justify="left", box=None, pad_edge=False)
-    for name in ("unit", "usable", "device, or why not", "what it needs", "version"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("unit", "usable"))
+def _shown(rows: list[dict[str, object]]) -> Table:
+    cells = []
     for r in rows:
         usable = ("simulated" if r["origin"] == "simulated" else "yes") if r["usable"] else "no"
-        cells = (r["unit"], usable, r["device"] if r["usable"] else r["why"], r["remedy"] or "", r["version"])
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    return table
+        cells.append((r["unit"], usable, r["device"] if r["usable"] else r["why"], r["remedy"] or "", r["version"]))
+    columns = ("unit", "usable", "device, or why not", "what it needs", "version")
+    return table("processing units", columns, cells, whole=columns[:2], boxed=False)

@@ -71,6 +71,10 @@ class Ledger:
             "problems": self.problems,
         }
 
+    def to_json(self) -> str:
+        """Claims and goals with every field, what was not measured, and what could not be read."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+
 
 def judge(folder: Path) -> Ledger:
     """The ledger of the result files in `folder` and of their further runs (`runs/`)."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from gnnlab.commands.tables import of_comparison
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import compare, results
 from gnnlab.lab.results import ResultFile
@@ -67,9 +68,9 @@ def change(tmp_path: Path, a: Row, b: Row) -> compare.Change:
     return found.changes[0]
 
 
-def printed(comparison: compare.Comparison) -> str:
+def printed(comparison: compare.RunComparison) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(compare.render(comparison))
+    console.print(of_comparison(comparison))
     return console.export_text()
 
 

@@ -8,7 +8,8 @@ from rich.console import Console
 from table_rows import counted, raced
 
 from gnnlab import files
-from gnnlab.lab import ledger, ledger_view, results
+from gnnlab.commands.tables import of_ledger
+from gnnlab.lab import ledger, results
 from gnnlab.lab.claims import Claim
 
 RACE = {"study": "gat_layer", "form": "gnnlab", "stat": "ratio"}
@@ -43,7 +44,7 @@ def folder(tmp_path, result_file):
 
 def printed(judged):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(ledger_view.tables(judged))
+    console.print(of_ledger(judged))
     return console.export_text()
 
 
@@ -70,7 +71,7 @@ def test_what_could_not_be_read_is_said(folder):
 
 
 def test_the_json_holds_claims_goals_and_what_was_not_measured(folder):
-    data = json.loads(ledger_view.as_json(ledger.judge(folder)))
+    data = json.loads(ledger.judge(folder).to_json())
     assert [row["id"] for row in data["claims"]] == [row["id"] for row in CATALOGUE[:5]]
     assert data["claims"][0]["runs"] == 2 and data["claims"][0]["low"] < 2 < data["claims"][0]["high"]
     assert data["not_measured"] == ["other.claim"] and data["problems"] == []
