@@ -1,1 +1,1 @@
-"""Faster forms: sums over neighbours, attention, PyG layers on them, and a model with its layers swapped."""
+"""Faster forms: sums over neighbours, attention, and layers of PyG on them."""

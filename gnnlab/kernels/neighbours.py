@@ -208,6 +208,10 @@ class Neighbours:
     def __deepcopy__(self, memo: dict) -> Neighbours:
         return self  # immutable
 
+    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` derives from this graph, made when first asked for and kept with it."""
+        return self._once(key, make)
+
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._derived:
             if torch.compiler.is_compiling():
@@ -281,20 +285,24 @@ class GraphCache:
         self._graphs: OrderedDict[tuple, Neighbours] = OrderedDict()
         self._seen = Kept(size)
 
-    def get(self, edge_index: Tensor | Neighbours, num_nodes: int) -> Neighbours:
-        """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are."""
+    def get(self, edge_index: Tensor | Neighbours, num_nodes: int, num_sources: int | None = None) -> Neighbours:
+        """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are.
+
+        `num_sources`: as many as targets unless told.
+        """
         if isinstance(edge_index, Neighbours):
             return edge_index
         if torch.compiler.is_compiling():
-            return Neighbours.prepare(edge_index, num_nodes)
+            return Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
         _check_kind(edge_index, num_nodes)
-        return self._seen.get(edge_index, lambda: self._by_contents(edge_index, num_nodes), num_nodes)
+        sizes = num_nodes, num_nodes if num_sources is None else num_sources
+        return self._seen.get(edge_index, lambda: self._by_contents(edge_index, *sizes), *sizes)
 
-    def _by_contents(self, edge_index: Tensor, num_nodes: int) -> Neighbours:
-        key = (_sample(edge_index), num_nodes, edge_index.device)
+    def _by_contents(self, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
+        key = (_sample(edge_index), num_nodes, num_sources, edge_index.device)
         found = self._graphs.pop(key, None)
         if found is None or not torch.equal(found.edge_index, edge_index.long()):
-            found = Neighbours.prepare(edge_index, num_nodes)
+            found = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
         self._graphs[key] = found
         while len(self._graphs) > self.size:
             self._graphs.popitem(last=False)

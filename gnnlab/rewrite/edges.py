@@ -1,0 +1,150 @@
+"""The edges of a graph in the order of their targets, and what depends on them alone, computed once.
+
+    edges = Edges.of(graphs.get(edge_index, num_nodes))
+    edges.index                      # (2, E) sorted by target; it carries `edges`, see `edges_of`
+    edges.arranged(edge_weight)      # values of the edges in that order
+    gather(x, edges, SOURCE)         # x[j] of each edge; its gradient is a sum over sorted edges
+    total(values, edges)             # sum over the edges of each target
+
+A layer that gets `edges.index` in place of its own edges does all its work in this order: softmax and sums run over
+neighbouring rows, and weights need no permutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gnnlab.kernels.kept import Kept
+from gnnlab.kernels.neighbours import Neighbours
+
+KEPT = 16  # values of edges and what was made of them, a graph
+SOURCE, TARGET = 0, 1  # rows of edge_index
+
+
+class Edges:
+    """Sorted edges: `index` (2, E), `target` (E,), and `neighbours`, the same in compressed rows."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self.neighbours = neighbours
+        self.index = torch.stack([neighbours.col, neighbours.row]).long()
+        self.target = self.index[TARGET]
+        self.index._gnnlab_edges = self.target._gnnlab_segments = self
+        self.moved = not torch.equal(neighbours.order, torch.arange(neighbours.num_edges, dtype=neighbours.order.dtype))
+        self._kept = Kept(KEPT)
+
+    @classmethod
+    def of(cls, neighbours: Neighbours) -> Edges:
+        """The edges of a prepared graph, made when first asked for and kept with it."""
+        return neighbours.keep("edges", lambda: cls(neighbours))
+
+    def arranged(self, values: Tensor) -> Tensor:
+        """`values` (E, ...) of the edges as they were given, in the order of the sorted ones; kept where they stay."""
+        return self.neighbours.sorted_weight(values) if self.moved else values
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` derives from these edges alone."""
+        return self.neighbours.keep(key, make)
+
+    def kept(self, key: Any, given: Tensor | None, make: Callable[[], Any]) -> Any:
+        """What `make` derives from these edges and `given`; a changed `given`, also in place, is seen.
+
+        What wants a gradient is made anew in each call.
+        """
+        if given is None:
+            return self.once(key, make)
+        return make() if given.requires_grad else self._kept.get(given, make, key)
+
+    def count(self, dtype: torch.dtype) -> Tensor:
+        """The edges of each target, at least 1, (num_nodes,)."""
+        return self.once(("count", dtype), lambda: self.neighbours.degree.clamp(min=1).to(dtype))
+
+    def __deepcopy__(self, memo: dict) -> Edges:
+        return self  # immutable
+
+
+def edges_of(edge_index: Any) -> Edges | None:
+    """The sorted edges that this very tensor is the index of; None for any other."""
+    return getattr(edge_index, "_gnnlab_edges", None)
+
+
+def segment_of(index: Any) -> Edges | None:
+    """The sorted edges that this very tensor holds the targets of; None for any other."""
+    return getattr(index, "_gnnlab_segments", None)
+
+
+def gather(x: Tensor, edges: Edges, side: int) -> Tensor:
+    """x[source] or x[target] of each edge, (E, ...) for x (nodes, ...)."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Gather.apply(x, edges, side)
+    return x.index_select(0, edges.index[side])
+
+
+def total(values: Tensor, edges: Edges) -> Tensor:
+    """The sum over the edges of each target, (num_nodes, ...) of values (E, ...)."""
+    if torch.is_grad_enabled() and values.requires_grad:
+        return _Total.apply(values, edges)
+    return sums_at_targets(values, edges)
+
+
+def sums_at_targets(values: Tensor, edges: Edges) -> Tensor:
+    """`total`, outside of autograd."""
+    return _sums(values, *_segments(edges, TARGET))
+
+
+def _segments(edges: Edges, side: int) -> tuple[Tensor, Tensor]:
+    """(which edges, in order of the node on this side; where each node's begin)."""
+    graph = edges.neighbours
+    if side == SOURCE:
+        back = graph.transposed
+        return edges.once("by source", lambda: back.order.to(back.rowptr.dtype)), back.rowptr
+    count, kind = graph.num_edges, graph.rowptr.dtype
+    return edges.once("by target", lambda: torch.arange(count, dtype=kind, device=graph.device)), graph.rowptr
+
+
+def _sums(values: Tensor, which: Tensor, begins: Tensor) -> Tensor:
+    if values.numel() == 0:
+        return values.new_zeros(begins.shape[0] - 1, *values.shape[1:])
+    rows = values.reshape(values.shape[0], -1)
+    out = torch.embedding_bag(rows.contiguous(), which, begins, False, 0, False, None, include_last_offset=True)[0]
+    return out.view(-1, *values.shape[1:])
+
+
+class Permute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
+        return values.index_select(0, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.inverse), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, edges: Edges, side: int) -> Tensor:
+        ctx.edges, ctx.side = edges, side
+        return x.index_select(0, edges.index[side])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _sums(grad, *_segments(ctx.edges, ctx.side)), None, None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: Tensor, edges: Edges) -> Tensor:
+        ctx.edges = edges
+        return sums_at_targets(values, edges)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.index_select(0, ctx.edges.index[TARGET]), None

@@ -1,0 +1,95 @@
+"""A model of yours with fast layers in place of its own.
+
+report = swap(model, (x, edge_index))     # report.model is a copy, report says what was replaced and what not
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnlab.errors import GnnlabError, one_line
+from gnnlab.kernels.neighbours import GraphCache
+from gnnlab.profiling.context import ProfilingContext, call
+from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
+from gnnlab.rewrite import zoo
+from gnnlab.rewrite.served import serve
+
+
+@dataclass(frozen=True)
+class SwapReport:
+    """The new model, what was replaced in it and what was not. Paths are those of `named_modules`, "" the model."""
+
+    model: nn.Module
+    replaced: tuple[tuple[str, str, str], ...]  # path, class, mechanism: one of zoo.MEANING
+    kept: tuple[tuple[str, str, str], ...]  # path, class, why
+    parity_error: float | None = None  # largest relative difference of the outputs; None: nothing to compare
+
+    def __str__(self) -> str:
+        lines = [f"replaced {_name(path)} ({kind}): {zoo.MEANING[how]}" for path, kind, how in self.replaced]
+        lines += [f"kept {_name(path)} ({kind}): {why}" for path, kind, why in self.kept]
+        if not self.replaced:
+            return "\n".join([*lines, "nothing to replace" if lines else "nothing to replace: no layers of PyG"])
+        error = self.parity_error
+        lines.append("outputs not compared: no example given" if error is None else f"outputs differ by {error:.1e}")
+        return "\n".join(lines)
+
+
+def swap(model: nn.Module, example: Any = None, *, tolerance: float = RTOL_FLOAT32) -> SwapReport:
+    """A copy of `model` in which every layer of PyG that has a fast form (`zoo.ZOO`) takes it.
+
+    `example` is what the model is called with: a tuple is spread, a mapping gives keywords, anything else is one
+    argument. On it both models must give the same in eval mode, within `tolerance` relative to the largest output.
+    Parameters keep their names, so checkpoints load into either model; the layers share the graphs that they prepared.
+    A model without such layers is given back as it is, with the reasons. Gradients of gradients are refused.
+
+    Raises:
+        GnnlabError: this is no model, it cannot be copied, or the new one does not run on the example.
+        ParityError: the outputs differ.
+    """
+    if not isinstance(model, nn.Module):
+        raise GnnlabError(f"swap needs a torch.nn.Module, not {type(model).__name__}")
+    found = [
+        (path, layer, *zoo.mechanism(layer))
+        for path, layer in model.named_modules()
+        if isinstance(layer, MessagePassing)
+    ]
+    replaced = tuple((path, type(layer).__name__, how) for path, layer, how, _ in found if how != zoo.NONE)
+    kept = tuple((path, type(layer).__name__, why) for path, layer, how, why in found if how == zoo.NONE)
+    if not replaced:
+        return SwapReport(model, replaced, kept)
+    fast = _replaced(model, [path for path, _, _ in replaced])
+    return SwapReport(fast, replaced, kept, None if example is None else _verified(model, fast, example, tolerance))
+
+
+def _replaced(model: nn.Module, paths: list[str]) -> nn.Module:
+    try:
+        copied = copy.deepcopy(model)
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise GnnlabError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
+    graphs = GraphCache()
+    for path in paths:
+        layer = copied.get_submodule(path)
+        serve(layer, graphs, zoo.form(layer))
+    return copied
+
+
+def _verified(model: nn.Module, fast: nn.Module, example: Any, tolerance: float) -> float:
+    with torch.no_grad():
+        with ProfilingContext(model):
+            expected = call(model, example)
+        with ProfilingContext(fast):
+            try:
+                got = call(fast, example)
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+                raise GnnlabError(f"with fast layers the model fails on the example: {one_line(error)}") from error
+    return require_equal(expected, got, tolerance, "model with fast layers")
+
+
+def _name(path: str) -> str:
+    return path or "the model"
