@@ -274,7 +274,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         numbers, shades, kinds = (
             part[c].unstack().reindex(index=rows, columns=columns) for c in ("value", "_shade", "_origin")
         )
-        seaborn.heatmap(shades, ax=ax, norm=norm, cmap=palette, cbar=False, xticklabels=True, yticklabels=True)
+        _shade(ax, shades, norm, palette)
         _write_in(ax, numbers.to_numpy(float), shades.to_numpy(float), kinds.to_numpy(), norm, palette)
         ax.set(xlabel="", ylabel="")
         ax.tick_params(length=0, labelsize=7)
@@ -294,6 +294,16 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     gap = [Line2D([], [], ls="none", marker="$5$", color=INK, label=f"number: {label}"), *gap]
     style.legend(fig, gap + [h for h in style.origin_handles(frame["_origin"]) if h.get_hatch()])
     return fig
+
+
+def _shade(ax: Axes, shades: pd.DataFrame, norm: LogNorm, palette) -> None:
+    """A coloured field for each number, the first row on top. seaborn's heatmap would draw the whole figure for each
+    panel, to see whether labels overlap, which are turned here in any case."""
+    ax.pcolormesh(np.ma.masked_invalid(shades.to_numpy(float)), norm=norm, cmap=palette)
+    ax.set(xlim=(0, shades.shape[1]), ylim=(shades.shape[0], 0))
+    ax.set_xticks(np.arange(shades.shape[1]) + 0.5, shades.columns)
+    ax.set_yticks(np.arange(shades.shape[0]) + 0.5, shades.index)
+    ax.spines[:].set_visible(False)
 
 
 def _write_in(ax: Axes, numbers: np.ndarray, shades: np.ndarray, kinds: np.ndarray, norm: LogNorm, palette) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import pandas as pd
 from IPython import get_ipython
-from IPython.display import HTML, Markdown, display
+from IPython.display import HTML, Image, Markdown, display
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
@@ -237,7 +237,8 @@ class Lab:
         own = fig.get_suptitle() or (first and (first.get_title(loc="left") or first.get_title())) or ""
         record = plot_style.save(fig, name, title=" ".join(own.split()), alt=alt, folder=self._place, key=key)
         self.figures = [other for other in self.figures if other.name != name] + [record]
-        display(fig, metadata={"image/png": {"alt": alt, "name": name}})
+        saved = Image(filename=self._place / record.png)  # the figure itself would be drawn once more
+        display(saved, metadata={"image/png": {"alt": alt, "name": name}})
 
     def say(self, *sentences: str) -> None:
         """Show sentences that were computed from the numbers."""
