@@ -222,13 +222,13 @@ def params(arguments) -> int:
       gnnlab params 01
     """
     from .commands.tables import table
-    from .lab import discovery, parameters
+    from .lab import discovery
 
     columns = ("name", "type", "default", "meaning", "allowed")
 
     for notebook in discovery.select(discovery.notebooks(discovery.root()), arguments.notebooks):
-        declared = parameters.declared(notebook.path).values()
-        rows = [(p.name, p.type, json.dumps(p.default, ensure_ascii=False), p.meaning, p.allowed) for p in declared]
+        every = notebook.declared.values()
+        rows = [(p.name, p.type, json.dumps(p.default, ensure_ascii=False), p.meaning, p.allowed) for p in every]
         show(table(notebook.name, columns, rows, whole=("name", "type"), boxed=False))
     return OK
 

@@ -83,8 +83,7 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     in_set = discovery.read_parameters(chosen, set_, every=list(every.values()))
     values: dict[str, Any] = {}
     for notebook in sorted(chosen, key=lambda notebook: notebook.number):
-        values |= {name: declared.default for name, declared in parameters.declared(notebook.path).items()}
-        values |= in_set[notebook.name] or {}
+        values |= parameters.check(in_set[notebook.name] or {}, notebook.declared)
     values |= {**_options(arguments), "cluster": arguments.cluster}
     folder = discovery.output_folder(set_, in_set.values(), root)
     values["sizes"] = sizes.read(values["sizes"], root)

@@ -309,7 +309,7 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
 
     The form is one of `rows`; what it is compared with may have run on another device, as a GPU's with the CPU's.
     """
-    forms, peers = _names(rule.form), _names(rule.over)
+    forms, peers = ([names] if isinstance(names, str) else names or [] for names in (rule.form, rule.over))
     usable = {row.id for row in rows if row.status == "ok"}
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in everywhere:
@@ -333,10 +333,6 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
     figure = estimates.worst(found) if rule.stat == "worst ratio" else estimates.geometric_mean(found)
     n = min(estimate.n for estimate in found)
     return Found(figure, chosen, _compared(rule, chosen, picks, n, len(cells), split))
-
-
-def _names(names: str | list[str] | None) -> list[str]:
-    return [] if names is None else [names] if isinstance(names, str) else names
 
 
 def _baselines(rule: Rule, peers: list[str], cell: Mapping[str, Row], ours: Sequence[Row]) -> list[Row]:
@@ -383,7 +379,7 @@ def _compared(
     """How the figure of a race was had: what over what, in how many cells, chosen how, of how many rounds."""
     kind = {"ratio": "geometric mean", "throughput": "geometric mean of throughputs", "worst ratio": "worst"}[rule.stat]
     forms, peers = (list(dict.fromkeys(names)) for names in zip(*picks, strict=True))
-    against = f"the fastest of {', '.join(_names(rule.over))}" if isinstance(rule.over, list) else peers[0]
+    against = f"the fastest of {', '.join(rule.over)}" if isinstance(rule.over, list) else peers[0]
     what = f"{' or '.join(forms)} over {against}"
     where = f", {kind} of {_cells(chosen)}" if len(chosen) > 1 else ""
     where += f", {len(chosen)} of {cells} cells" if len(chosen) < cells else ""

@@ -106,12 +106,13 @@ def compare(run_a: Path, run_b: Path) -> RunComparison:
         found_b = dict(zip(found_a, found_b.values(), strict=True))
     rows_a, rows_b = _rows(found_a, found_b), _rows(found_b, found_a)
     differences = list(dict.fromkeys(_differences(found_a, found_b)))
-    changes = [change for name in rows_a if name in rows_b for change in _changes(name[0], rows_a[name], rows_b[name])]
+    both = [(name[0], rows_a[name], rows_b[name]) for name in rows_a if name in rows_b]
+    changes = [change for sides in both for change in _changes(*sides, said=differences)]
     return RunComparison(
         run_a=str(run_a),
         run_b=str(run_b),
         differences=differences,
-        changes=[replace(change, note=_unsaid(change.note, differences)) for change in changes],
+        changes=changes,
         only_a=_only(rows_a, rows_b),
         only_b=_only(rows_b, rows_a),
         problems=[*problems_a, *problems_b],
@@ -154,12 +155,13 @@ def _only(here: Mapping[Name, list[Row]], there: Mapping[Name, list[Row]]) -> li
 # ---- one row --------------------------------------------------------------------------------------------------------
 
 
-def _changes(notebook: str, rows_a: Sequence[Row], rows_b: Sequence[Row]) -> list[Change]:
-    """The change of a row's value and, in a race, of its ratio over the baseline."""
+def _changes(notebook: str, rows_a: Sequence[Row], rows_b: Sequence[Row], said: Sequence[str] = ()) -> list[Change]:
+    """The change of a row's value and, in a race, of its ratio over the baseline; `said` is not said again."""
     ok_a, ok_b = ([row for row in rows if row.status == "ok"] for rows in (rows_a, rows_b))
     if not (ok_a and ok_b):
         return []
-    return [_change(notebook, *pair) for pair in zip(_figures(ok_a), _figures(ok_b), strict=False)]
+    note = "; ".join(part for part in _unlike(ok_a[0], ok_b[0]) if part not in said)
+    return [_change(notebook, *pair, note) for pair in zip(_figures(ok_a), _figures(ok_b), strict=False)]
 
 
 def _figures(rows: Sequence[Row]) -> list[Side]:
@@ -181,10 +183,10 @@ def _ends(estimate: Estimate) -> tuple[float, float, float]:
     return (estimate.value, *(estimate.interval or (estimate.value, estimate.value)))
 
 
-def _change(notebook: str, a: Side, b: Side) -> Change:
+def _change(notebook: str, a: Side, b: Side, note: str) -> Change:
     row = a.row
     said = {"notebook": notebook, "study": row.study, "keys": row.keys, "form": row.form, "of": a.of, "unit": a.unit}
-    said |= {"a": a.estimate.value, "b": b.estimate.value, "runs": (a.runs, b.runs), "note": _note(a.row, b.row)}
+    said |= {"a": a.estimate.value, "b": b.estimate.value, "runs": (a.runs, b.runs), "note": note}
     for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
         if one != other:
             said |= {"unit": f"{one} | {other}", "word": f"not comparable because {what} differ"}
@@ -224,18 +226,13 @@ def _unknown(side: str, figure: Side) -> str | None:
     return None
 
 
-def _note(a: Row, b: Row) -> str:
+def _unlike(a: Row, b: Row) -> Iterator[str]:
     """What of the row's own conditions was not the same."""
-    parts = [] if a.origin is b.origin else [f"A is {a.origin.value}, B is {b.origin.value}"]
+    if a.origin is not b.origin:
+        yield f"A is {a.origin.value}, B is {b.origin.value}"
     for name in ("device", "precision", "threads"):
         if getattr(a, name) != getattr(b, name):
-            parts.append(f"{name}: {getattr(a, name)} | {getattr(b, name)}")
-    return "; ".join(parts)
-
-
-def _unsaid(note: str, differences: Sequence[str]) -> str:
-    """Without what is said of the runs as a whole: "threads: 2 | 1"."""
-    return "; ".join(part for part in note.split("; ") if part not in differences)
+            yield f"{name}: {getattr(a, name)} | {getattr(b, name)}"
 
 
 # ---- conditions of the runs -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,11 @@ class Notebook:
     @property
     def number(self) -> str:
         return self.name[:2]
+
+    @cached_property
+    def declared(self) -> dict[str, Parameter]:
+        """The parameters that it declares; raises as `parameters.declared`."""
+        return parameters.declared(self.path)
 
 
 @dataclass(frozen=True)
@@ -118,11 +124,10 @@ def read_parameters(
             close = difflib.get_close_matches(file.stem, names, n=1)
             hint = f"; did you mean {close[0]}.yaml?" if close else ""
             raise GnnlabError(f"{file} belongs to no notebook{hint}")
-    schemas = {notebook.name: parameters.declared(notebook.path) for notebook in chosen}
-    for name, schema in schemas.items():
-        if "output_dir" not in schema:
-            raise GnnlabError(f"{name} declares no parameter output_dir: the folder that its results go to")
-    known = {name: parameter for schema in schemas.values() for name, parameter in schema.items()}
+    for notebook in chosen:
+        if "output_dir" not in notebook.declared:
+            raise GnnlabError(f"{notebook.name} declares no parameter output_dir: the folder that its results go to")
+    known = {name: parameter for notebook in chosen for name, parameter in notebook.declared.items()}
     for place, (name, _) in enumerate(overrides):
         if name not in known:
             raise GnnlabError(f"-p {name}: {parameters.unknown(name, known)}")
@@ -130,7 +135,7 @@ def read_parameters(
             raise GnnlabError(f"-p {name} is given twice")
     checked: dict[str, dict[str, Any] | None] = {}
     for notebook in chosen:
-        file, schema = set_.file(notebook), schemas[notebook.name]
+        file, schema = set_.file(notebook), notebook.declared
         own = {name: parameters.parse(text, schema[name]) for name, text in overrides if name in schema}
         checked[notebook.name] = _checked(file, schema, own) if file.exists() else None
     return checked

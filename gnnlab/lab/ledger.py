@@ -27,6 +27,7 @@ from .results import ResultFile
 from .table import Interval, Row, Strict, Table
 
 RECORD = "claims.json"
+SAMPLING_NOTES = ("interval is", "noisy", "drift", "the hypervisor", "A/A")  # of a row: its interval says as much
 
 
 class Judged(Strict):
@@ -156,17 +157,13 @@ def _why(found: Sequence[Found], runs: int, figure: Estimate) -> str:
     errors = [row.parity_error for row in rows if row.parity_error is not None]
     if errors:
         parts.append(f"largest relative error {max(errors):.1e}")
-    parts += dict.fromkeys(note for row in found[0].rows for note in row.notes if not _is_sampling_note(note))
+    parts += dict.fromkeys(n for row in found[0].rows for n in row.notes if not n.startswith(SAMPLING_NOTES))
     exact = all(row.interval is Interval.EXACT for row in rows)
     if figure.interval is None:
         parts.append(f"{figure.n} {'sample has' if figure.n == 1 else 'samples have'} no 95 % interval")
     if not exact:
         parts.append("one run: what differs between processes is not in it" if runs == 1 else f"{runs} runs")
     return "; ".join(part for part in parts if part)
-
-
-def _is_sampling_note(note: str) -> bool:
-    return note.startswith(("interval is", "noisy", "drift", "the hypervisor", "A/A"))
 
 
 def _conditions(rows: Sequence[Row]) -> str:

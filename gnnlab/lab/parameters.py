@@ -276,31 +276,28 @@ def from_namespace(namespace: Mapping[str, Any], declared: Mapping[str, Paramete
     papermill alone only warns of unknown names; they are found in the source of the cell that it injected (the kernel
     keeps executed sources in `In`). Raises `GnnlabError` as `check` does.
     """
-    for source in _injected(namespace):
-        for name in _assigned(source):
-            if name not in declared:
-                raise GnnlabError(unknown(name, declared))
+    for name in _injected(namespace):
+        if name not in declared:
+            raise GnnlabError(unknown(name, declared))
     missing = [name for name in declared if name not in namespace]
     if missing:
         raise GnnlabError(f"{missing[0]} has no value; run the cell tagged 'parameters' first")
     return check({name: namespace[name] for name in declared}, declared)
 
 
-def _injected(namespace: Mapping[str, Any]) -> list[str]:
-    """The cells that papermill put into a notebook."""
+def _injected(namespace: Mapping[str, Any]) -> Iterator[str]:
+    """The names that the cells assign which papermill put into a notebook."""
     sources = namespace.get("In", [])
-    texts = [text for text in sources if isinstance(text, str)] if isinstance(sources, Sequence) else []
-    return [text for text in texts if text.lstrip().startswith("# Parameters")]
-
-
-def _assigned(source: str) -> Iterator[str]:
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError):  # a magic or an unfinished cell: nothing that papermill writes
-        return
-    for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
+    for text in sources if isinstance(sources, Sequence) else ():
+        if not (isinstance(text, str) and text.lstrip().startswith("# Parameters")):
+            continue
+        try:
+            body = ast.parse(text).body
+        except (SyntaxError, ValueError):  # a magic or an unfinished cell: nothing that papermill writes
+            continue
+        for node in body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def _read(path: Path, at_most: int | None = None) -> str:

@@ -179,7 +179,7 @@ class _Job:
         below = self.folder.is_relative_to(self.root)
         folder = self.folder.relative_to(self.root) if below else self.folder
         given = {"output_dir": folder.as_posix(), **self.given[notebook.name]}
-        return parameters.check(given, parameters.declared(notebook.path))
+        return parameters.check(given, notebook.declared)
 
     def unchanged(self, name: str, before: outputs.Run, done: int) -> NotebookRun:
         reason = f"{done} runs, " * (done > 1) + f"unchanged since {before.when}: {ALL_PARTS}"

@@ -57,7 +57,7 @@ class Study:
     @property
     def rows(self) -> list[Row]:
         rows = self._table.select(self.name)
-        return [row for row in rows if all(fits(_field(row, name), wanted) for name, wanted in self._kept.items())]
+        return [row for row in rows if all(fits(row.get(name), wanted) for name, wanted in self._kept.items())]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -193,7 +193,7 @@ class Study:
             self._lab.say(f"{self.title}: nothing was measured.")
             return
         self._need(row, column)
-        rows = [{row: _field(each, row), column: _field(each, column), "status": each.status} for each in shown]
+        rows = [{row: each.get(row), column: each.get(column), "status": each.status} for each in shown]
         worst = ("failed", "timeout", "unavailable", "ok")
         frame = pd.DataFrame(rows).sort_values("status", key=lambda s: s.map(worst.index), kind="stable")
         frame = frame.drop_duplicates([row, column]).sort_index()
@@ -204,9 +204,7 @@ class Study:
         reasons: dict[str, list[tuple[Any, Any]]] = {}
         for each in shown:
             if each.status != "ok":
-                reasons.setdefault(f"{each.status}: {each.reason}", []).append(
-                    (_field(each, row), _field(each, column))
-                )
+                reasons.setdefault(f"{each.status}: {each.reason}", []).append((each.get(row), each.get(column)))
         if reasons:
             columns = frame[column].nunique()
             every = {why: _grouped(pairs, columns, _plain(column)) for why, pairs in reasons.items()}
@@ -352,10 +350,6 @@ class Study:
         first = (self.keys or ["form"])[0]
         front = [*self.keys, "form"]
         return headed(frame[[*front, *(c for c in frame.columns if c not in (*front, *plain))]], first)
-
-
-def _field(row: Row, name: str) -> Any:
-    return row.keys[name] if name in row.keys else getattr(row, name, None)
 
 
 def _words(wanted: Any, distinct: bool = False) -> str:

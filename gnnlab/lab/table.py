@@ -100,6 +100,10 @@ class Row(Strict):
         """For a reader: "gat_layer, 58/776: PyG"."""
         return ", ".join([self.study, *map(str, self.keys.values())]) + f": {self.form}"
 
+    def get(self, name: str) -> Any:
+        """The value of a key or of a field; None where it has neither."""
+        return self.keys[name] if name in self.keys else getattr(self, name, None)
+
     @property
     def estimate(self) -> Estimate:
         if self.value is None:
