@@ -20,8 +20,6 @@ ignore them. What the caller's own environment sets stays as it is.
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
 import json
 import os
 import queue
@@ -30,19 +28,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
+from gnnlab.worker_process import encode, read_lines, send
 
 START_S = 120  # for a Python to start and import a target, on a busy machine
-GRACE_S = 3  # what hangs so far beyond its limit has lost its parent, who would have ended it
 KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -69,12 +66,14 @@ def worker_environment(**settings: str) -> dict[str, str]:
 class Answer:
     """What became of a task, and when it ran, in seconds of `time.perf_counter`, which processes of a machine share.
 
-    `status`: done, raised (the target did: the process goes on), timeout or failed (the process was lost).
+    `status`: done, raised (the target did: the process goes on), timeout or failed (the process was lost). `detail`:
+    the end of the traceback of what the target raised.
     """
 
     status: str
     value: Any = None
     reason: str | None = None
+    detail: str = ""
     start_s: float = 0.0
     end_s: float = 0.0
 
@@ -83,10 +82,14 @@ class Answer:
         """Did the task cost its process?"""
         return self.status in ("timeout", "failed")
 
-    def get(self) -> Any:
-        """The value. Raises `GnnlabError` with the reason where there is none."""
+    def get(self, of: str = "") -> Any:
+        """The value. Raises `GnnlabError` with the reason where there is none, after the name `of` whose task it was;
+        the `detail` is its note, which a traceback shows."""
         if self.status != "done":
-            raise GnnlabError(self.reason)
+            error = GnnlabError(f"{of}: {self.reason}" if of else self.reason)
+            if self.detail:
+                error.add_note(self.detail)
+            raise error
         return self.value
 
 
@@ -141,7 +144,7 @@ class Worker:
                 if not answer.lost:
                     return answer
                 self.close()
-                if begun:
+                if begun or answer.status == "timeout":
                     break
             return answer
         except BaseException:  # after Ctrl-C nobody waits for the answer: it must not go to the next call
@@ -157,6 +160,11 @@ class Worker:
         self.start()
         self._process.submit({"target": target, "arguments": dict(arguments)}, tell)
 
+    def kill(self) -> None:
+        """End the process at once. What is in flight, or submitted before the next `call`, is told as failed."""
+        if self._process is not None:
+            self._process.end()
+
     def close(self) -> None:
         """End the process and whatever it started, if there is one, at once."""
         process, self._process = self._process, None
@@ -169,7 +177,7 @@ class _Process:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from gnnlab import worker; worker.serve()"],
+            [sys.executable, "-P", "-c", "from gnnlab.worker_process import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -196,16 +204,16 @@ class _Process:
         if end is not None:
             _pass_on(tell, _failed(end))
             return number
-        line = _line({**request, "id": number})
+        message = encode({**request, "id": number})
         if aside:
-            threading.Thread(target=self._write, args=(line,), daemon=True).start()
+            threading.Thread(target=self._write, args=(message,), daemon=True).start()
         else:
-            self._write(line)
+            self._write(message)
         return number
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, message: bytes) -> None:
         with suppress(OSError, ValueError), self._writing:  # of a process that is gone the reader tells
-            _send(self.popen.stdin, line)
+            send(self.popen.stdin, message)
 
     def call(self, request: Mapping[str, Any], timeout_s: float, memory_bytes: int) -> tuple[Answer, bool]:
         """The answer, and whether the task had begun. The inbox gets None when it begins, then the answer."""
@@ -254,9 +262,9 @@ class _Process:
 
     def _read_answers(self) -> None:
         malformed = None
-        for line in _lines(self.popen.stdout):
-            if not self._take(line):
-                malformed = f"gave a malformed answer: {line[:80]!r}{self._stderr_tail()}"
+        for answer in read_lines(self.popen.stdout):
+            if not self._take(answer):
+                malformed = f"gave a malformed answer: {answer[:80]!r}{self._stderr_tail()}"
                 self._kill()
                 break
         why = malformed or self._exit_reason()
@@ -266,24 +274,25 @@ class _Process:
         for tell in left:
             _pass_on(tell, _failed(self._end))
 
-    def _take(self, line: bytes) -> bool:
+    def _take(self, answer: bytes) -> bool:
         """Pass an answer on; False where the line is none."""
         try:
-            message = json.loads(line)
+            message = json.loads(answer)
             number = message.pop("id")
             begun = message == {"begun": True}
-            answer = None if begun else Answer(**message)
+            found = None if begun else Answer(**message)
             with self._state:
                 tell = self._waiting[number] if begun else self._waiting.pop(number)
         except (ValueError, TypeError, KeyError, AttributeError):
             return False
-        _pass_on(tell, answer)
+        _pass_on(tell, found)
         return True
 
     def _read_printed(self) -> None:
-        while chunk := _read(self.popen.stderr):
-            self._printed += chunk
-            del self._printed[:-_TAIL_BYTES]
+        with suppress(OSError, ValueError):  # closed under the reader's hands
+            while chunk := self.popen.stderr.read(65536):
+                self._printed += chunk
+                del self._printed[:-_TAIL_BYTES]
 
     def _check_memory(self, most: int) -> str | None:
         with suppress(psutil.Error):
@@ -331,98 +340,3 @@ def describe_exit(code: int) -> str:
     if code > 0xFFFF:
         return f"the process crashed with code 0x{code:08X}"
     return f"the process exited with code {code}"
-
-
-# ---- both ends of a pipe: one line of JSON for each message ---------------------------------------------------------
-
-
-def _line(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def _send(pipe: BinaryIO, data: bytes) -> None:
-    while data:
-        data = data[pipe.write(data) :]
-
-
-def _lines(pipe: BinaryIO) -> Iterator[bytes]:
-    rest = b""
-    while chunk := _read(pipe):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-
-
-def _read(pipe: BinaryIO) -> bytes:
-    try:
-        return pipe.read(65536)
-    except (OSError, ValueError):  # closed under the reader's hands
-        return b""
-
-
-# ---- in the process -------------------------------------------------------------------------------------------------
-
-
-def serve() -> None:
-    """Do tasks until the parent closes the channel or is gone."""
-    requests, answers = _channels()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
-    while True:
-        request = json.loads(waiting.get())
-        message = _do(request, answers)
-        faulthandler.cancel_dump_traceback_later()
-        try:
-            _send(answers, _line(message))
-        except (TypeError, ValueError) as error:  # the value is nothing that JSON can hold
-            _send(answers, _line({"id": request["id"], "status": "raised", "reason": one_line(error)}))
-
-
-def _do(request: Mapping[str, Any], answers: BinaryIO) -> dict[str, Any]:
-    start = time.perf_counter()
-    try:
-        function = _target(request["target"])
-        if limit_s := request.get("limit_s"):
-            _send(answers, _line({"id": request["id"], "begun": True}))
-            # a thread of C that needs no Python: it ends even a driver that hangs with the interpreter locked
-            faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True)
-        start = time.perf_counter()
-        found = {"status": "done", "value": function(**request["arguments"])}
-    except Exception as error:  # whatever a runtime raises belongs to its task
-        found = {"status": "raised", "reason": one_line(error)}
-    return {"id": request["id"], **found, "start_s": start, "end_s": time.perf_counter()}
-
-
-@cache
-def _target(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
-
-
-def _channels() -> tuple[BinaryIO, BinaryIO]:
-    """The parent's pipes, moved where nothing else writes; standard output joins the error stream, input is empty."""
-    requests, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return requests, answers
-
-
-def _listen(requests: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
-    """Pass requests on; the end of the stream is the end of the parent, and of this process."""
-    for line in _lines(requests):
-        waiting.put(line)
-    os._exit(0)
-
-
-def pin(core: int) -> None:
-    """A target: keep every thread of the process on one core, where the system can do that."""
-    if not hasattr(psutil.Process, "cpu_affinity"):
-        return
-    if hasattr(os, "sched_setaffinity"):  # threads that are there already have an affinity of their own
-        for thread in Path("/proc/self/task").iterdir():
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread.name), {core})
-    else:
-        psutil.Process().cpu_affinity([core])

@@ -37,6 +37,7 @@ TOP = {
     "machine",
     "user_code",
     "worker",
+    "worker_process",
 }  # which every room may import
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

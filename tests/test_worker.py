@@ -62,6 +62,9 @@ def test_what_a_target_raises_is_said_and_the_process_goes_on(worker, name, reas
     assert (answer.status, answer.reason, answer.lost) == ("raised", reason, False)
     with pytest.raises(GnnlabError) as error:
         answer.get()
+    if name == "fail":  # a developer sees where it was raised
+        (note,) = error.value.__notes__
+        assert note.startswith("Traceback") and "in fail" in note
     assert str(error.value) == reason and call(worker, "behave").value == 1 and worker.pid == before
 
 
@@ -110,11 +113,14 @@ def test_a_process_killed_between_two_calls_is_replaced(worker):
 
 
 def test_a_process_that_hangs_in_its_start_holds_up_no_large_request(tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(600)")
-    monkeypatch.setattr("gnnlab.worker.START_S", 1)
+    starts = tmp_path / "starts"
+    hang = f"import time\nopen({str(starts)!r}, 'a').write('.')\ntime.sleep(600)"
+    (tmp_path / "sitecustomize.py").write_text(hang)
+    monkeypatch.setattr("gnnlab.worker.START_S", 3)
     with Worker(PYTHONPATH=str(tmp_path)) as hanging:
         answer = hanging.call("misbehaving:answer", {"text": "x" * 10**6}, timeout_s=60)
-    assert answer.status == "timeout" and "no answer within 1 s" in answer.reason
+    assert answer.status == "timeout" and "no answer within 3 s" in answer.reason
+    assert starts.read_text() == "."  # what hung once is not started again
 
 
 def test_a_time_limit_has_to_be_one(worker):
@@ -215,7 +221,7 @@ def test_exit_codes_are_said_in_words(code, manner):
 def test_a_process_can_be_kept_on_one_core():
     core = min(os.sched_getaffinity(0))
     with Worker() as worker:
-        worker.call("gnnlab.worker:pin", {"core": core}, timeout_s=60).get()
+        worker.call("gnnlab.worker_process:pin", {"core": core}, timeout_s=60).get()
         assert psutil.Process(worker.pid).cpu_affinity() == [core]
 
 

@@ -227,10 +227,8 @@ class _Campaign:
             return attempt.record["outcome"]["status"] != "measured", attempt.off
 
         least_drifted = sorted(tried, key=order)[: self.visits]
-        best, outcomes = (
-            least_drifted[0],
-            [CellResult.from_json(attempt.record["outcome"]) for attempt in least_drifted],
-        )
+        best = least_drifted[0]
+        outcomes = [CellResult.from_json(attempt.record["outcome"]) for attempt in least_drifted]
         outcome = merge_visits([found for found in outcomes if found.status == outcomes[0].status])
         if outcome.status == "measured" and best.off > self.drift:
             note = f"the reference workload was {best.off:.0%} off its median beside this measurement"

@@ -1,7 +1,8 @@
-"""What a cell is measured with: its layer, the values on its graph, and the exported model that its unit runs."""
+"""A cell, and what it is measured with: its layer, the values on its graph, the exported model that its unit runs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,16 +10,40 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.units.unit import Unit
+from gnnlab.units.unit import Loaded, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gnnlab.campaign.cells import Cell
     from gnnlab.export.artefacts import Artefact
     from gnnlab.workloads.staged import StagedLayer
 
 RANDOM = "random"  # the graph of a cell that names none: drawn for its size
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured. `first`..`last`: the stages; `graph`: "random", or what `graphs.load` takes, of that size.
+
+    `precision`: float32|bfloat16|float16, set on the unit; `threads` of the CPU.
+    """
+
+    layer: str
+    features: int
+    nodes: int
+    edges: int
+    first: int
+    last: int
+    unit: str
+    precision: str = "float32"
+    threads: int = 1
+    graph: str = RANDOM
+
+    @property
+    def key(self) -> str:
+        """`1000,1000,openvino:CPU,1`: nodes, edges, unit, stage; "1-5" for a block of several."""
+        stages = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return f"{self.nodes},{self.edges},{self.unit},{stages}"
 
 
 def layer_of(name: str, features: int) -> StagedLayer:
@@ -32,7 +57,8 @@ def layer_of(name: str, features: int) -> StagedLayer:
 
 def values_of(cell: Cell) -> dict[str, np.ndarray]:
     """Every value of the layer on the cell's graph, by name, as torch computes it in float32. Not to be written to."""
-    return {name: tensor.numpy() for name, tensor in _trace(cell).items()}
+    found = _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
+    return {name: tensor.numpy() for name, tensor in found.items()}
 
 
 @lru_cache(maxsize=4)
@@ -58,10 +84,6 @@ def graph_of(nodes: int, edges: int, features: int, graph: str) -> dict[str, Ten
     return inputs_of(found, features)
 
 
-def _trace(cell: Cell) -> dict[str, Tensor]:
-    return _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
-
-
 @lru_cache(maxsize=2)
 def _traced(layer: str, features: int, nodes: int, edges: int, graph: str) -> dict[str, Tensor]:
     """Every value, as torch's float32 blocks compute it. The last two graphs are kept: a cell needs all of its own."""
@@ -69,6 +91,13 @@ def _traced(layer: str, features: int, nodes: int, edges: int, graph: str) -> di
 
     with torch.inference_mode(False), torch.no_grad():
         return layer_of(layer, features).trace(**graph_of(nodes, edges, features, graph))
+
+
+def load(unit: Unit, cell: Cell, models: str | None, precision: str) -> Loaded:
+    """The stages of a cell on its unit, ready for its size. Raises `Unavailable` where the unit cannot run them."""
+    artefact, size = model_for(unit, cell, models), {"nodes": cell.nodes, "edges": cell.edges}
+    layer = layer_of(cell.layer, cell.features)
+    return unit.load(layer, cell.first, cell.last, artefact, **size, threads=cell.threads, precision=precision)
 
 
 def model_for(unit: Unit, cell: Cell, models: str | None) -> Artefact | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gnnlab.campaign.cell_inputs import RANDOM, layer_of, model_for, values_of
+from gnnlab.campaign.cell_inputs import Cell, layer_of, load, values_of
 from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
 from gnnlab.profiling import timing
 from gnnlab.profiling.conditions import Conditions
@@ -30,38 +31,14 @@ from gnnlab.units.registry import find
 from gnnlab.units.simulated import SCATTERS, SimulatedNPU
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
 from gnnlab.worker import Worker
+from gnnlab.worker_process import DETAIL
 
 if TYPE_CHECKING:
     from gnnlab.workloads.staged import StagedLayer
 
-__all__ = ["Cell", "CellResult", "Settings", "layer_of", "measure", "values_of"]
+__all__ = ["Cell", "CellResult", "Settings", "ask", "measure"]
 
 STATUSES = ("measured", "simulated", "failed", "timeout", "unavailable", "wrong")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is measured. `first`..`last`: the stages; `graph`: "random", or what `graphs.load` takes, of that size.
-
-    `precision`: float32|bfloat16|float16, set on the unit; `threads` of the CPU.
-    """
-
-    layer: str
-    features: int
-    nodes: int
-    edges: int
-    first: int
-    last: int
-    unit: str
-    precision: str = "float32"
-    threads: int = 1
-    graph: str = RANDOM
-
-    @property
-    def key(self) -> str:
-        """`1000,1000,openvino:CPU,1`: nodes, edges, unit, stage; "1-5" for a block of several."""
-        stages = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
-        return f"{self.nodes},{self.edges},{self.unit},{stages}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +64,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What became of a cell. Times in ms; `precision` is computed in; samples: measured, simulated or none."""
+    """What became of a cell. Times in ms; `precision` is computed in; samples: measured, simulated or none. `detail`:
+    the end of the traceback of what a unit raised."""
 
     status: str
     reason: str | None = None
@@ -103,6 +81,12 @@ class CellResult:
     notes: tuple[str, ...] = ()
     started: str = ""
     seconds: float = 0.0
+    detail: str = ""
+
+    @classmethod
+    def unmeasured(cls, cell: Cell, status: str, reason: str | None, **fields: Any) -> CellResult:
+        """What became of a cell that was not measured, and why."""
+        return cls(status, reason, precision=cell.precision, threads=cell.threads, **fields)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -133,7 +117,7 @@ def measure(cell: Cell, settings: Settings) -> CellResult:
     Conditions(cell.threads, "highest").set()  # for the values, too: idle threads of one runtime get in another's way
     try:
         about["precision"] = unit.computes_in(cell.precision)
-        loaded = _load(unit, layer, cell, settings, about["precision"])
+        loaded = load(unit, cell, settings.models, about["precision"])
         about |= {"device": loaded.device, "runtime_version": loaded.version}
         outcome = _measured(unit, layer, loaded, cell, settings, about["precision"])
     except Unavailable as error:
@@ -141,7 +125,7 @@ def measure(cell: Cell, settings: Settings) -> CellResult:
     except MemoryError:
         outcome = CellResult("failed", "out of memory")
     except Exception as error:
-        outcome = CellResult("failed", one_line(error))
+        outcome = CellResult("failed", one_line(error), detail=traceback.format_exc()[-DETAIL:])
     finally:
         if loaded is not None:
             loaded.close()
@@ -162,14 +146,9 @@ def ask(worker: Worker, cell: Cell, settings: Settings, timeout_s: float) -> Cel
     answer = worker.call(f"{__name__}:measure_here", request, timeout_s=timeout_s)
     if answer.status == "done":
         return CellResult.from_json(answer.value)
-    return CellResult(
-        "timeout" if answer.status == "timeout" else "failed",
-        answer.reason,
-        precision=cell.precision,
-        threads=cell.threads,
-        started=started.isoformat(timespec="milliseconds"),
-        seconds=round(time.perf_counter() - start, 4),
-    )
+    when = {"started": started.isoformat(timespec="milliseconds"), "seconds": round(time.perf_counter() - start, 4)}
+    status = "timeout" if answer.status == "timeout" else "failed"
+    return CellResult.unmeasured(cell, status, answer.reason, detail=answer.detail, **when)
 
 
 def merge_visits(visits: Sequence[CellResult]) -> CellResult:
@@ -215,12 +194,6 @@ def _timed(status: str, samples: tuple[float, ...], notes: tuple[str, ...]) -> C
         std_ms=float(np.std(samples)),
         notes=notes,
     )
-
-
-def _load(unit: Unit, layer: StagedLayer, cell: Cell, settings: Settings, precision: str) -> Loaded:
-    artefact = model_for(unit, cell, settings.models)
-    size = {"nodes": cell.nodes, "edges": cell.edges}
-    return unit.load(layer, cell.first, cell.last, artefact, **size, threads=cell.threads, precision=precision)
 
 
 def _known(cell: Cell, settings: Settings) -> Unit:

@@ -10,18 +10,18 @@ the last, as in "1-5".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import write_atomically, write_json
+from gnnlab.files import read_json, write_atomically, write_json
 
 NAMES = {"cpugpu": "checkpoint_cpugpu.json", "npu": "checkpoint_npu.json"}
 RAW, REPORT = "raw_measurements.json", "profiling_report.txt"
 SCHEMA_VERSION = 1
+REMEDY = "measure first: gnnlab stages --measure, which goes on from the journal"
 
 
 def write(folder: Path, phase: str, answers: Iterable[Mapping[str, Any]], campaign: str) -> Path:
@@ -40,7 +40,7 @@ def merge(folder: Path) -> list[str]:
     """
     found = {phase: _read(folder / name) for phase, name in NAMES.items() if (folder / name).exists()}
     if not found:
-        raise GnnlabError(f"no checkpoint in {folder}; measure first: gnnlab stages --measure")
+        raise GnnlabError(f"no checkpoint in {folder}; {REMEDY}")
     newest = max(found.values(), key=lambda checkpoint: checkpoint["written"])
     messages, measurements = [], {}
     for phase, checkpoint in found.items():
@@ -71,14 +71,10 @@ def _head(campaign: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    data = read_json(path, REMEDY)
     try:
-        data = json.loads(path.read_bytes())
         if data["schema_version"] != SCHEMA_VERSION or not isinstance(data["written"], str):
             raise ValueError
         return {name: data[name] for name in ("campaign", "written", "measurements")}
-    except OSError as error:
-        raise GnnlabError(
-            f"could not read {path}: {error.strerror or error}; measure first: gnnlab stages --measure"
-        ) from None
     except (ValueError, KeyError, TypeError):
-        raise GnnlabError(f"{path} is damaged; gnnlab stages --measure makes it anew from the journal") from None
+        raise GnnlabError(f"{path} is damaged; {REMEDY}") from None

@@ -53,6 +53,11 @@ def needs(unit: str) -> dict[str, int]:
     return {HOST: 1} if processor == "CPU" else {processor: 1, HOST: 1}
 
 
+def _missing(unit: str) -> str:
+    asked = " ".join(f"{name}={count}" for name, count in needs(unit).items())
+    return f"no worker has {asked}; start one with dask worker --resources '{asked}'"
+
+
 class ClusterUnits:
     """Asks each cell of a worker that has what it needs. `ask` and `probe` run there; others than the default are for
     tests."""
@@ -130,30 +135,26 @@ class ClusterUnits:
         if future.status == "error":
             why = f"worker {worker.address}: {future.exception()}".splitlines()[0][:300]
         future.cancel()
-        return CellAnswer(cell, CellResult("failed", why, precision=cell.precision, threads=cell.threads), worker.host)
+        return CellAnswer(cell, CellResult.unmeasured(cell, "failed", why), worker.host)
 
     def _impossible(self, waiting: list[Cell], workers: list[Member]) -> Iterator[CellAnswer]:
         for cell in list(waiting):
             why = self._why_not(cell.unit, workers)
             if why is not None:
                 waiting.remove(cell)
-                yield CellAnswer(cell, CellResult("unavailable", why, precision=cell.precision, threads=cell.threads))
+                yield CellAnswer(cell, CellResult.unmeasured(cell, "unavailable", why))
 
     def _why_not(self, unit: str, workers: Sequence[Member]) -> str | None:
         if not any(worker.has(needs(unit)) for worker in workers):
-            asked = " ".join(f"{name}={count}" for name, count in needs(unit).items())
-            return f"no worker has {asked}; start one with dask worker --resources '{asked}'"
+            return _missing(unit)
         found = self.available[unit]
         return None if found.usable else found.reason
 
     def _probed(self, unit: str, probe: Callable[[str], Availability]) -> Availability:
         able = [worker for worker in self._workers() if worker.has(needs(unit))]
         if not able:
-            return Availability(False, self._missing(unit))
+            return Availability(False, _missing(unit))
         return self.client.submit(probe, unit, workers=[able[0].address], pure=False).result()
-
-    def _missing(self, unit: str) -> str:
-        return f"no worker has {' '.join(f'{name}={count}' for name, count in needs(unit).items())}"
 
     def _workers(self) -> list[Member]:
         known = self.client.scheduler_info(n_workers=-1)["workers"]

@@ -66,7 +66,7 @@ class LocalUnits:
     def _outcome(self, cell: Cell) -> CellResult:
         found = self.available[cell.unit]
         if not found.usable:
-            return CellResult("unavailable", found.reason, precision=cell.precision, threads=cell.threads)
+            return CellResult.unmeasured(cell, "unavailable", found.reason)
         return ask(self._workers[cell.unit], cell, self.settings, self.timeout_s)
 
     def __enter__(self) -> LocalUnits:

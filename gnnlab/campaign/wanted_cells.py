@@ -34,13 +34,11 @@ def cells(
     sizes: Iterable[GraphSize],
     blocks: Sequence[tuple[int, int]],
     units: Sequence[str],
-    *,
-    precision: str = "float32",
-    threads: int = 1,
+    **conditions: Any,
 ) -> list[Cell]:
-    """A cell for every size, block and unit."""
+    """A cell for every size, block and unit. `conditions`: precision and threads, as `Cell` has them."""
     return [
-        Cell(layer, features, nodes, edges, first, last, unit, precision, threads, graph)
+        Cell(layer, features, nodes, edges, first, last, unit, graph=graph, **conditions)
         for nodes, edges, graph in sizes
         for first, last in blocks
         for unit in dict.fromkeys(units)

@@ -14,13 +14,13 @@ from gnnlab.lab import discovery
 from gnnlab.planning import store as plan_store
 from gnnlab.planning import table_costs
 from gnnlab.planning.costs import Shares
-from gnnlab.planning.execution import Executed, Graph, carry_out
-from gnnlab.planning.lanes import Lanes
-from gnnlab.planning.partition import by_ranges
+from gnnlab.planning.execution import Executed, carry_out
+from gnnlab.planning.partition import Graph, by_ranges
 from gnnlab.planning.planning import planner_of
 from gnnlab.planning.plans import Plan, parse
 from gnnlab.planning.store import Choice, Compiled
 from gnnlab.planning.table_costs import TableCosts
+from gnnlab.planning.unit_workers import UnitWorkers
 from gnnlab.workloads import graphs
 
 from .tables import table
@@ -52,9 +52,9 @@ def run(arguments: Namespace, show: Show) -> int:
     show(_why(choice, plans))
     show(_weighed(choice))
     if arguments.execute:
-        with Lanes() as lanes:
+        with UnitWorkers() as workers:
             model = planner_of(costs).model
-            show(_done(carry_out(choice.plan, model, graph, lanes, models=folder / MODELS, parts=arguments.parts)))
+            show(_done(carry_out(choice.plan, model, graph, workers, models=folder / MODELS, parts=arguments.parts)))
     return 0
 
 
@@ -101,7 +101,7 @@ def _weighed(choice: Choice) -> Table:
     cells = []
     for row in shown.to_dict("records"):
         mark = ", ".join(["chosen"] * bool(row["chosen"]) + ["one unit"] * (row["units"] == 1))
-        cells.append((row["words"], _ms(row["ms"], row["low"], row["high"]), f"{row['far_regret']:.0%}", mark))
+        cells.append((row["words"], _ms(row["ms"], row["low"], row["high"]), f"{row['regret_p95']:.0%}", mark))
     columns = ("plan", "ms a graph (90 %)", "regret, 1 draw in 20", "")
     return table("the plans that it was weighed against", columns, cells, boxed=False)
 

@@ -41,7 +41,7 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
     _say(f"export: {len(made)} models in {folder / 'exported_models'}, {fresh} of them made now, {ready} ready")
     for model in made:
         if model.status != "ready":
-            _say(f"  {model.slot}: {model.status}, {model.reason}")
+            _say(f"  {model.name}: {model.status}, {model.reason}")
 
 
 def _measure(given: SimpleNamespace, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Exported models on disk: found again by what they were made from, and only if no byte of them changed.
 
-    shelf = Shelf(folder)
-    shelf.make(wanted, key, build)     # the model of that key, built and checked by `build` unless it is there
+    store = ModelStore(folder)
+    store.make(wanted, key, build)     # the model of that key, built and checked by `build` unless it is there
     load_artefacts(folder)             # all of them, whether ready or not
 
 Their files lie in a `gnnlab.files.Store`, found by all that they depend on, so that sizes at which a model is the same
@@ -88,13 +88,13 @@ class Artefact:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
     @property
-    def slot(self) -> str:
+    def name(self) -> str:
         """Its name; there is one model of each name."""
         size = DYNAMIC if self.dynamic else f"{self.nodes}x{self.edges}"
         return f"{self.layer}-{self.features}/{self.stages}/{self.exporter}/{self.form}/{size}"
 
 
-class Shelf:
+class ModelStore:
     """The models of one folder. Not for two writers at once."""
 
     def __init__(self, folder: Path) -> None:
@@ -109,10 +109,10 @@ class Shelf:
         What its name stood for before is removed. With `anew` it is built in any case, and replaced once it is whole.
         """
         made = self.store.make(key, lambda folder: write_json(folder / CHECK, asdict(build(folder))), anew=anew)
-        before = self.models.get(wanted.slot)
+        before = self.models.get(wanted.name)
         now = {"key": dict(key), "nodes": wanted.nodes, "edges": wanted.edges}
         if before is None or digest(before) != digest(now):
-            self.models[wanted.slot] = now
+            self.models[wanted.name] = now
             self.models = dict(sorted(self.models.items()))
             write_json(self.folder / INDEX, {"digest": digest(self.models), "models": self.models})
             unused = before and all(other["key"] != before["key"] for other in self.models.values())
@@ -122,12 +122,12 @@ class Shelf:
 
     def all(self) -> list[Artefact]:
         """Every model, by name. Raises `GnnlabError` where one is missing or was changed."""
-        found = {slot: self.store.get(model["key"]) for slot, model in self.models.items()}
-        if damaged := [slot for slot, place in found.items() if place is None]:
+        found = {name: self.store.get(model["key"]) for name, model in self.models.items()}
+        if damaged := [name for name, place in found.items() if place is None]:
             raise GnnlabError(
                 f"{', '.join(damaged[:3])} in {self.folder}: missing or damaged; gnnlab run 04 --force exports it anew"
             )
-        return [self._artefact(model, found[slot]) for slot, model in self.models.items()]
+        return [self._artefact(model, found[name]) for name, model in self.models.items()]
 
     def _artefact(self, model: Mapping[str, Any], place: Path, seconds: float = 0.0) -> Artefact:
         key = model["key"]
@@ -155,10 +155,10 @@ def load_artefacts(folder: Path) -> list[Artefact]:
     Raises:
         GnnlabError: nothing was exported to that folder, or its index or a file was changed since.
     """
-    shelf = Shelf(folder)
-    if not shelf.models:
+    store = ModelStore(folder)
+    if not store.models:
         raise GnnlabError(f"no exported models in {folder}: run notebook 04 first, with gnnlab run 04")
-    return shelf.all()
+    return store.all()
 
 
 def _read_index(path: Path) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ import torch
 
 from gnnlab.errors import ParityError, one_line
 from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check
-from gnnlab.export.feeding import Feed
+from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import configuration, openvino_core
 from gnnlab.profiling.parity import RTOL_FLOAT32, relative_error
 from gnnlab.workloads.graphsage import random_inputs

@@ -31,7 +31,7 @@ import torch
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, exporters, openvino_graphs
-from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check, Shelf
+from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check, ModelStore
 from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
 from gnnlab.files import digest
 from gnnlab.openvino_core import openvino_core
@@ -75,7 +75,7 @@ def export(
     last: int,
     *,
     exporter: str,
-    folder: Path | Shelf,
+    folder: Path | ModelStore,
     size: tuple[int, int] | None = None,
     form: str | None = None,
     anew: bool = False,
@@ -88,19 +88,19 @@ def export(
     Raises:
         GnnlabError: an exporter, form, size or stages that there are not; or the disk refuses.
     """
-    shelf = folder if isinstance(folder, Shelf) else Shelf(folder)
+    store = folder if isinstance(folder, ModelStore) else ModelStore(folder)
     wanted = _wanted(layer, first, last, exporter, form, size)
 
     def build(folder: Path) -> Check:
         try:
-            path = _written(layer, wanted, shelf, folder)
+            path = _written(layer, wanted, store, folder)
         except OSError:  # the disk, not the model
             raise
         except Exception as error:  # whatever a converter raises is recorded as the model's failure
             return Check(FAILED, checking.reason_of(error))
         return checking.check(wanted, path, layer, checking.native(path))
 
-    return shelf.make(wanted, _key(layer.block(first, last), wanted), build, anew=anew)
+    return store.make(wanted, _key(layer.block(first, last), wanted), build, anew=anew)
 
 
 def export_all(
@@ -119,16 +119,16 @@ def export_all(
     too. With `anew` every model is exported by this call, also one that is there unchanged and one
     that equals another size's.
     """
-    shelf = Shelf(folder)
+    store = ModelStore(folder)
     singles = layer.blocks(["stages"])
     made = [
-        export(layer, *block, exporter=exporter, folder=shelf, anew=anew)
+        export(layer, *block, exporter=exporter, folder=store, anew=anew)
         for block in dict.fromkeys([*singles, *blocks])
         for exporter in ("onnx", "openvino", HANDBUILT)
         if exporter != HANDBUILT or _can_be_built(layer, block)
     ]
     made += [
-        export(layer, *block, exporter="openvino", folder=shelf, size=size, anew=anew)
+        export(layer, *block, exporter="openvino", folder=store, size=size, anew=anew)
         for size in dict.fromkeys(sizes)
         for block in singles
         if static_sums or not layer.block(*block).reduces
@@ -149,11 +149,11 @@ def every_combination(
     computes something else; unavailable: it cannot be converted or loaded), reason, value (the relative error). What a
     combination does not offer has no row.
     """
-    shelf, rows = Shelf(folder), []
+    store, rows = ModelStore(folder), []
     for exporter, form, runtime in combinations:
         for block in [*layer.blocks(["stages"]), *blocks]:
             try:
-                made = export(layer, *block, exporter=exporter, form=form, folder=shelf)
+                made = export(layer, *block, exporter=exporter, form=form, folder=store)
             except GnnlabError:  # not offered
                 continue
             found = Check(made.status, made.reason, made.parity_error)
@@ -228,7 +228,7 @@ def _key(block: StageBlock, wanted: Artefact) -> dict[str, Any]:
     }
 
 
-def _written(layer: StagedLayer, wanted: Artefact, shelf: Shelf, folder: Path) -> Path:
+def _written(layer: StagedLayer, wanted: Artefact, store: ModelStore, folder: Path) -> Path:
     """The model's file, in `folder`."""
     size = None if wanted.dynamic else (wanted.nodes, wanted.edges)
     chosen = layer if wanted.form not in REDUCTIONS else layer.reduced_by(wanted.form)
@@ -236,9 +236,9 @@ def _written(layer: StagedLayer, wanted: Artefact, shelf: Shelf, folder: Path) -
     if wanted.exporter == HANDBUILT:
         exporters.save(openvino_graphs.build(layer, wanted.first, wanted.last, wanted.form, size), folder)
     elif size is not None:
-        exporters.save(_static(layer, wanted, shelf), folder)
+        exporters.save(_static(layer, wanted, store), folder)
     elif wanted.exporter == THROUGH_ONNX:
-        exporters.ir_from_onnx(block, _source(layer, wanted, "onnx", shelf).path, folder)
+        exporters.ir_from_onnx(block, _source(layer, wanted, "onnx", store).path, folder)
     else:
         with torch.no_grad():
             values = chosen.trace(**random_inputs(*TRACED, layer.features))
@@ -246,19 +246,19 @@ def _written(layer: StagedLayer, wanted: Artefact, shelf: Shelf, folder: Path) -
     return next(folder.glob("model.[ox]*"))
 
 
-def _static(layer: StagedLayer, wanted: Artefact, shelf: Shelf) -> openvino.Model:
+def _static(layer: StagedLayer, wanted: Artefact, store: ModelStore) -> openvino.Model:
     """The dynamic model with every dimension set; what was read for its shape alone is no longer read."""
-    dynamic = _source(layer, wanted, wanted.exporter, shelf)
+    dynamic = _source(layer, wanted, wanted.exporter, store)
     model = openvino_core().read_model(dynamic.path)
     size = (wanted.nodes, wanted.edges)
     model.reshape({name: list(layer.values[name].shape(*size)) for name in dynamic.reads})
     return exporters.without_inputs(model, dynamic.sized_by)
 
 
-def _source(layer: StagedLayer, wanted: Artefact, exporter: str, shelf: Shelf) -> Artefact:
+def _source(layer: StagedLayer, wanted: Artefact, exporter: str, store: ModelStore) -> Artefact:
     """The dynamic model that another one is made from."""
     form = None if wanted.form == PLAIN else wanted.form
-    source = export(layer, wanted.first, wanted.last, exporter=exporter, folder=shelf, form=form)
+    source = export(layer, wanted.first, wanted.last, exporter=exporter, folder=store, form=form)
     if not source.ready:
         raise GnnlabError(f"the model that it is made from is {source.status}: {source.reason}")
     return source

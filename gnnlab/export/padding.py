@@ -1,4 +1,10 @@
-"""Graphs of any size in models of a fixed one: padded with a ghost node, cropped afterwards.
+"""From the values of a graph to the inputs of an exported model, and from its outputs back.
+
+    feed = Feed(layer, artefact, nodes, edges)                 # a model on graphs of one size
+    outputs = feed.outputs(run(feed.inputs(values)))
+
+Made once for a graph, outside the time: sorted edges or an adjacency matrix for the models that read those. Made at
+each run, inside it: padding for a model of another size than the graph's, and cropping, which copies nothing.
 
     size = bucket(1797, 24_678, "powers")                      # (2048, 32768)
     padded = pad(layer, values, *size)                         # every added edge goes from the ghost to the ghost
@@ -10,12 +16,18 @@ row behind the graph, which is cropped: a model that is padded by edges has at l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gnnlab.errors import GnnlabError
+from gnnlab.export.openvino_graphs import prepared
 from gnnlab.workloads.staged import EDGES, NODES, StagedLayer
+
+if TYPE_CHECKING:
+    from gnnlab.export.artefacts import Artefact
 
 Arrays = dict[str, np.ndarray]
 POLICIES = ("exact", "steps", "powers")
@@ -82,3 +94,46 @@ def _grown(array: np.ndarray, dims: tuple[int | str, ...], nodes: int, edges: in
     grown = np.zeros(shape, array.dtype)
     grown[tuple(slice(length) for length in array.shape)] = array
     return grown
+
+
+class Feed:
+    """The inputs and outputs of one exported model on graphs of one size."""
+
+    def __init__(self, layer: StagedLayer, artefact: Artefact, nodes: int, edges: int) -> None:
+        self.layer, self.artefact, self.nodes, self.edges = layer, artefact, nodes, edges
+        self.notes: list[str] = []
+        self._pads = artefact.nodes is not None and (artefact.nodes, artefact.edges) != (nodes, edges)
+        self._prepares = artefact.exporter == "handbuilt"
+        self._graph: np.ndarray | None = None
+        self._made: Arrays = {}
+
+    def inputs(self, values: Mapping[str, np.ndarray]) -> Arrays:
+        """What the model reads, by name."""
+        if self._pads:
+            names = {"x", "edge_index", *self.artefact.reads} & values.keys()
+            values = pad(self.layer, {n: values[n] for n in names}, self.artefact.nodes, self.artefact.edges)
+        if self._prepares and (self._pads or self._graph is not values["edge_index"]):
+            self._prepare(values)
+        return {
+            name: self._made[name] if name in self._made else self._input(name, values) for name in self.artefact.reads
+        }
+
+    def outputs(self, results: Sequence[np.ndarray]) -> Arrays:
+        """What the block writes, by name, from the model's outputs in order."""
+        found = dict(zip(self.artefact.writes, results, strict=True))
+        if self._pads or self._prepares:  # hand-built models may write a ghost's row
+            return crop(self.layer, found, self.nodes, self.edges)
+        return found
+
+    def _input(self, name: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        if name in self.artefact.sized_by:  # its number of rows is all that is wanted: one column goes to the device
+            return np.ascontiguousarray(values[name][:, :1])
+        return values[name]
+
+    def _prepare(self, values: Mapping[str, np.ndarray]) -> None:
+        start = time.perf_counter()
+        self._made = prepared(self.artefact.reads, values)
+        self._graph = values["edge_index"]
+        made = " and ".join(name for name in self.artefact.reads if name in self._made)
+        when = "at each run" if self._pads else "once, not timed"
+        self.notes[:] = [f"{made} made from the edges in {(time.perf_counter() - start) * 1e3:.3g} ms, {when}"]

@@ -5,14 +5,14 @@
         trial.stream(trial.ranking.chosen)                     # a form: `count` graphs in, the last result out
         trial.predicted([plan])                                # what the same stream was expected to take
 
-All plans run on the same lanes, one process for each unit. A plan's time is that of a stream of `count` graphs from the
+All plans run on the same workers, one for each unit. A plan's time is that of a stream of `count` graphs from the
 first that enters to the last that leaves, over `count`; its prediction is that of the same stream, simulated.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,14 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.sizes import GraphSize
-from gnnlab.errors import GnnlabError
 from gnnlab.planning import store
-from gnnlab.planning.execution import Executed, Executor, Graph, carry_out
-from gnnlab.planning.lanes import Lanes
+from gnnlab.planning.execution import Executed, Executor, carry_out
+from gnnlab.planning.partition import Graph
 from gnnlab.planning.planning import PREDICTED, Planner, Ranking, conditions, planner_of
 from gnnlab.planning.plans import Block, Plan
 from gnnlab.planning.simulation import Trace
 from gnnlab.planning.table_costs import TableCosts
+from gnnlab.planning.unit_workers import UnitWorkers
 from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 GRAPHS = 3  # different ones of a stream, in turn
 ROUNDS = 12  # of measuring contention
-SHORTLIST, LOOKS = 6, 3  # plans looked at more closely, and how often
+SHORTLIST, REFINEMENTS = 6, 3  # plans whose calls are measured, and how often the ranking is made anew
 GUESSED = ("interpolated", "extrapolated")
 
 
@@ -45,14 +45,13 @@ class Bench:
     """The units of `costs` at work. `costs` grows by what is measured on the way, `trials` by the sizes tried; `count`:
     graphs of a stream; `options`: those of `planner_of`."""
 
-    def __init__(
-        self, costs: TableCosts, models: Path | str, *, lanes: Lanes | None = None, count: int = 8, **options: Any
-    ) -> None:
+    def __init__(self, costs: TableCosts, models: Path | str, *, count: int = 8, **options: Any) -> None:
         self.costs = self.tables_alone = costs
         self.models, self.count, self.options = str(models), count, options
-        self.lanes = lanes or Lanes()
-        self.lanes.start(list(costs.units))
+        self.workers = UnitWorkers()
+        self.workers.start(costs.units)
         self.trials: dict[str, Trial] = {}
+        self._open, self._streams = {}, ExitStack()  # executors by size and plan, of one size at a time
 
     def __enter__(self) -> Bench:
         return self
@@ -61,9 +60,24 @@ class Bench:
         self.close()
 
     def close(self) -> None:
-        for trial in self.trials.values():
-            trial.rest()
-        self.lanes.close()
+        self.close_streams()
+        self.workers.close()
+
+    def close_streams(self) -> None:
+        """Streams open again when asked for."""
+        self._streams.close()
+        self._open.clear()
+
+    def executor(self, trial: Trial, plan: Plan) -> Executor:
+        """A plan ready for the graphs of a trial. The streams of other sizes are closed."""
+        if any(size != trial.size for size, _ in self._open):
+            self.close_streams()
+        key = trial.size, plan
+        if key not in self._open:
+            places = trial.planner.places(trial.ranking.steps[trial.ranking.place(plan)])
+            self._open[key] = self._streams.enter_context(trial.make(plan, places))
+            self._open[key].burst(len(trial.graphs))  # what a runtime does at its first call is no stream
+        return self._open[key]
 
     @property
     def slowdown(self) -> float:
@@ -85,7 +99,7 @@ class Bench:
     def carry_out(self, plan: Plan, graph: Data, parts: int = 1) -> Executed:
         """Run the layer on a graph by a plan, cut into `parts` where it is large; see `execution.carry_out`."""
         found = Graph.of(graph, self.costs.layer.features)
-        return carry_out(plan, self.planner().model, found, self.lanes, models=self.models, parts=parts)
+        return carry_out(plan, self.planner().model, found, self.workers, models=self.models, parts=parts)
 
     def compiled(self, path: Path) -> store.Compiled:
         """Plans for the sizes of the tables, kept at `path`; made anew unless they were made from the same."""
@@ -99,8 +113,8 @@ class Trial:
     def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan]) -> None:
         self.bench, self.size = bench, str(size)
         self.graphs = _graphs(size, bench.costs.layer.features)
-        self._stack, self._open, self._seen = ExitStack(), {}, {}
-        self.make_room()
+        self._seen: dict[Plan, dict[str, tuple[str, Trace]]] = {}
+        bench.close_streams()
         at = (size.nodes, size.edges)
         self.pair = _pair(bench.planner(slowdown=1.0).rank(*at), bench.costs.devices)
         self.ratios = self._contention() if self.pair else ()
@@ -125,7 +139,7 @@ class Trial:
     def stream(self, plan: Plan) -> Callable[[], np.ndarray]:
         """A form that sends `count` graphs through and gives the last result. What the plan makes of every graph has
         been held against the plain layer. Raises `GnnlabError` where it differs, or a unit fails."""
-        executor = self._executor(plan)
+        executor = self.bench.executor(self, plan)
         for result in executor.run(range(len(self.graphs))):
             require_equal(self.graphs[result.graph].through(executor.layer), result.out, RTOL_FLOAT32, plan.words())
         return partial(executor.last, self.bench.count)
@@ -178,7 +192,7 @@ class Trial:
         if plan not in self._seen:
             steps = self.ranking.steps[self.ranking.place(plan)]
             simulated = self.planner.simulate(steps, graphs=self.bench.count)
-            executed = self._executor(plan).burst(self.bench.count)
+            executed = self.bench.executor(self, plan).burst(self.bench.count)
             self._seen[plan] = {"predicted": ("simulated", simulated), "executed": ("measured", executed)}
         return self._seen[plan]
 
@@ -187,39 +201,21 @@ class Trial:
         at a time; the copy is in the block's own time."""
         gaps: list[float] = []
         for _ in range(graphs if len(self.chosen.blocks) > 1 else 0):
-            trace = self._executor(self.chosen).burst(1)
+            trace = self.bench.executor(self, self.chosen).burst(1)
             ends = {b: max(s.end_ms for s in trace.segments if s.block == b) for b in range(len(self.chosen.blocks))}
             gaps += [s.start_ms - ends[s.block - 1] for s in trace.segments if s.block > 0]
         return gaps
 
-    def rest(self) -> None:
-        """Close its streams; they open again when asked for."""
-        self._stack.close()
-        self._open.clear()
-
-    def make_room(self) -> None:
-        """Only one size has its streams open."""
-        for other in self.bench.trials.values():
-            if other is not self:
-                other.rest()
-
-    def _executor(self, plan: Plan) -> Executor:
-        if plan not in self._open:
-            self.make_room()
-            places = self.planner.places(self.ranking.steps[self.ranking.place(plan)])
-            self._open[plan] = self._stack.enter_context(self._made(plan, places))
-            self._open[plan].burst(len(self.graphs))  # what a runtime does at its first call is no stream
-        return self._open[plan]
-
-    def _made(self, plan: Plan, places: dict[str, Any]) -> Executor:
+    def make(self, plan: Plan, places: dict[str, Any]) -> Executor:
+        """A plan opened for the graphs of this size, units on the cores `places`."""
         model = self.bench.planner(slowdown=1.0).model
-        return Executor(plan, model, self.graphs, self.bench.lanes, models=self.bench.models, places=places)
+        return Executor(plan, model, self.graphs, self.bench.workers, models=self.bench.models, places=places)
 
     def _contention(self, graphs: int = 2) -> tuple[float, ...]:
         """Both units run the whole layer, in turns and at once, each pinned to a core of its own."""
         stages = len(self.bench.costs.layer.stages)
         with ExitStack() as stack:
-            made = [self._made(Plan((Block((u,), 1, stages),)), {u: i}) for i, u in enumerate(self.pair)]
+            made = [self.make(Plan((Block((u,), 1, stages),)), {u: i}) for i, u in enumerate(self.pair)]
             pair = [stack.enter_context(executor) for executor in made]
             for executor in pair:
                 executor.burst(len(self.graphs))
@@ -238,7 +234,7 @@ class Trial:
         look, and the calls of those are measured by themselves; what that brings to the top is looked at, too.
         """
         bench = self.bench
-        for _ in range(LOOKS):
+        for _ in range(REFINEMENTS):
             costs, ranking = bench.costs, bench.planner(slowdown=self.slowdown).rank(*at, also=by_hand)
             looked_at = dict.fromkeys([*ranking.top(SHORTLIST), *by_hand])
             steps = [s for plan in looked_at for group in ranking.steps[ranking.place(plan)] for s in group]
@@ -246,7 +242,7 @@ class Trial:
             todo = [call for call in sorted(calls) if call not in costs.measured and costs.origin(*call) in GUESSED]
             if not todo:
                 break
-            bench.costs = costs.with_measured(todo, bench.lanes.measure, bench.models)
+            bench.costs = costs.with_measured(todo, bench.workers.measure, bench.models)
 
 
 def _graphs(size: GraphSize, features: int) -> list[Graph]:
@@ -271,19 +267,5 @@ def _per_graph(trace: Trace) -> float:
 
 
 def _at_once(works: Sequence[Callable[[], Trace]]) -> list[Trace]:
-    found: list[Any] = [None] * len(works)
-
-    def run(place: int) -> None:
-        try:
-            found[place] = works[place]()
-        except GnnlabError as error:
-            found[place] = error
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed := [result for result in found if isinstance(result, GnnlabError)]:
-        raise failed[0]
-    return found
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(lambda work: work(), works))

@@ -12,11 +12,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gnnlab.errors import GnnlabError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+    from gnnlab.workloads.staged import StagedLayer
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """`x` (N, F) float32 and `edge_index` (2, E) int64."""
+
+    x: np.ndarray
+    edge_index: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 2 or self.x.dtype != np.float32 or not len(self.x):
+            raise GnnlabError(f"x is {self.x.dtype} of shape {self.x.shape}; (nodes, features) of float32 is needed")
+        edges = self.edge_index
+        if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype != np.int64 or not edges.shape[1]:
+            raise GnnlabError(f"edge_index is {edges.dtype} of shape {edges.shape}; (2, edges) of int64 is needed")
+        if edges.min() < 0 or edges.max() >= len(self.x):
+            raise GnnlabError(f"edges name nodes {edges.min()} to {edges.max()}, the graph has 0 to {len(self.x) - 1}")
+
+    @classmethod
+    def of(cls, data: Data, features: int) -> Graph:
+        """A graph of the lab, with its own features where they have that width, else with drawn ones."""
+        from gnnlab.workloads.graphsage import inputs_of
+
+        return cls(**{name: tensor.numpy() for name, tensor in inputs_of(data, features).items()})
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self.x), self.edge_index.shape[1]
+
+    def through(self, layer: StagedLayer) -> np.ndarray:
+        """What the plain layer makes of it, (N, F')."""
+        import torch
+
+        with torch.no_grad():
+            return layer.run(torch.from_numpy(self.x), torch.from_numpy(self.edge_index)).numpy()
 
 
 class PartSize(NamedTuple):

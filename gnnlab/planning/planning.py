@@ -13,7 +13,7 @@ plan that wins most draws is the one that is most probably the best.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from gnnlab import machine as this_machine
 from gnnlab.errors import GnnlabError
 from gnnlab.files import digest
 from gnnlab.planning.costs import Model, Shares, Step, Steps
-from gnnlab.planning.plans import Plan, Space
+from gnnlab.planning.plans import RATIOS, Plan, Space
 from gnnlab.planning.simulation import Machine, Trace, Work, simulate
 from gnnlab.profiling.estimates import PREDICTION
 from gnnlab.units import registry as units
@@ -36,15 +36,9 @@ if TYPE_CHECKING:
 OBJECTIVES = ("throughput", "latency")
 DRAWS = 400
 INTERVAL = (5, 95)  # percentiles of the draws: 90 %, as predictions of blocks have it
-FAR = 95  # percentile of the regret that the choice keeps small
-PREDICTED = {
-    "unit": "ms",
-    "better": "lower",
-    "origin": "predicted",
-    "statistic": "estimate",
-    "interval": PREDICTION,
-}
-NEAR = 1.5  # one-unit plans up to so many times the best one's expected time are worth executing
+REGRET_PERCENTILE = 95  # of the regret over the draws: the choice keeps this one small
+PREDICTED = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate", "interval": PREDICTION}
+ONE_UNIT_WITHIN = 1.5  # one-unit plans up to so many times the best one's expected time are worth executing
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,19 +59,14 @@ class Ranking:
         return self.draws / self.draws.min(axis=0) - 1
 
     @cached_property
-    def far_regret(self) -> np.ndarray:
+    def regret_p95(self) -> np.ndarray:
         """The regret that is exceeded in one of twenty draws alone, (plans)."""
-        return np.percentile(self.regrets, FAR, axis=1)
+        return np.percentile(self.regrets, REGRET_PERCENTILE, axis=1)
 
     @cached_property
     def chosen(self) -> Plan:
         """The plan whose regret is small even when its times turn out badly."""
-        return self.plans[min(range(len(self.plans)), key=lambda i: (self.far_regret[i], self.ms[i]))]
-
-    @property
-    def fastest(self) -> Plan:
-        """The plan of the least expected time."""
-        return self.plans[int(np.argmin(self.ms))]
+        return self.plans[min(range(len(self.plans)), key=lambda i: (self.regret_p95[i], self.ms[i]))]
 
     @property
     def one_unit(self) -> Plan:
@@ -100,13 +89,10 @@ class Ranking:
         """A row for each plan, best first; `marks` are labels of some.
 
         Columns: plan (its notation), words, blocks (units, first and last stage of each), ms, ci_low, ci_high (90 %,
-        around ms), probability (of being the best), regret (expected, share), far_regret, origin, chosen, label.
+        around ms), probability (of being the best), regret (expected, share), regret_p95, origin, chosen, label.
         """
         low, high = np.percentile(self.draws, INTERVAL, axis=1)
         wins = np.bincount(self.draws.argmin(axis=0), minlength=len(self.plans)) / self.draws.shape[1]
-        labels: dict[Plan, list[str]] = {}
-        for label, plan in (marks or {}).items():
-            labels.setdefault(plan, []).append(label)
         rows = [
             {
                 "plan": str(plan),
@@ -117,10 +103,10 @@ class Ranking:
                 "ci_high": max(high[i], self.ms[i]),
                 "probability": wins[i],
                 "regret": self.regrets[i].mean(),
-                "far_regret": self.far_regret[i],
+                "regret_p95": self.regret_p95[i],
                 "origin": self.origins[i],
                 "chosen": plan == self.chosen,
-                "label": ", ".join(labels.get(plan, ())),
+                "label": ", ".join(label for label, marked in (marks or {}).items() if marked == plan),
             }
             for i, plan in enumerate(self.plans)
             if plans is None or plan in plans
@@ -133,7 +119,7 @@ class Ranking:
         for form, plan in named.items():
             found = table.loc[str(plan)]
             value = {"value": found["ms"], "low": found["ci_low"], "high": found["ci_high"], "n": self.draws.shape[1]}
-            why = f"best in {found['probability']:.0%} of the draws, regret {found['far_regret']:.0%} in 1 of 20"
+            why = f"best in {found['probability']:.0%} of the draws, regret {found['regret_p95']:.0%} in 1 of 20"
             notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {found['origin']}", why]
             rows.append({"form": form, **value, **PREDICTED, **conditions(plan.units), "notes": notes})
         return pd.DataFrame(rows)
@@ -143,7 +129,7 @@ class Ranking:
         plans, and `others` drawn from the better half, so that predictions are not judged by winners alone."""
         order = np.argsort(self.ms, kind="stable")
         least = self.ms[self.place(self.one_unit)]
-        near = [self.plans[i] for i in order if len(self.plans[i].units) == 1 and self.ms[i] <= NEAR * least]
+        near = [self.plans[i] for i in order if len(self.plans[i].units) == 1 and self.ms[i] <= ONE_UNIT_WITHIN * least]
         first = [self.one_unit, self.chosen, *(self.plans[i] for i in order[:top]), *near]
         half = [self.plans[i] for i in order[: len(order) // 2 + 1] if self.plans[i] not in first]
         drawn = np.random.default_rng(seed).permutation(len(half))[:others]
@@ -152,13 +138,14 @@ class Ranking:
 
 @dataclass(eq=False)
 class Planner:
-    """Plans of a layer on a machine. `max_blocks`: of a plan; `draws` of the times, from `seed`."""
+    """Plans of a layer on a machine. `objective`: throughput or latency; `max_blocks` of a plan; `draws` of the times,
+    from `seed`."""
 
     model: Model
     space: Space
     machine: Machine
     objective: str = "throughput"
-    max_blocks: int = 3
+    max_blocks: int = 2
     draws: int = DRAWS
     seed: int = 0
     _drawn: dict = field(default_factory=dict, repr=False)
@@ -203,8 +190,8 @@ class Planner:
         given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
         plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
         steps = [self.model.steps(plan, nodes, edges, shares) for plan in plans]
-        ms = np.array([float(self._time(self._expected(s))) for s in steps])
-        draws = np.array([np.broadcast_to(self._time(self._draw(s)), self.draws) for s in steps])
+        ms = np.array([float(self._time(s, lambda step: step.ms(self.model.costs))) for s in steps])
+        draws = np.array([np.broadcast_to(self._time(s, self._draws_of), self.draws) for s in steps])
         origins = tuple(_worst(self.model.origins(s)) for s in steps)
         return Ranking(nodes, edges, tuple(plans), tuple(steps), ms, draws, origins)
 
@@ -217,12 +204,6 @@ class Planner:
         """The core of each unit of a plan."""
         return self.machine.places({step.unit: step.ms(self.model.costs) for group in steps for step in group})
 
-    def _expected(self, steps: Steps) -> list[dict[str, float]]:
-        return [{step.unit: step.ms(self.model.costs) for step in group} for group in steps]
-
-    def _draw(self, steps: Steps) -> list[dict[str, np.ndarray]]:
-        return [{step.unit: self._draws_of(step) for step in group} for group in steps]
-
     def _draws_of(self, step: Step) -> np.ndarray:
         total = np.full(self.draws, step.copies_ms)
         for call in step.calls:
@@ -234,8 +215,9 @@ class Planner:
             total = total + self._drawn[key]
         return total
 
-    def _time(self, works: list[dict]) -> np.ndarray | float:
-        """The objective, by ms of each unit (numbers or draws) in each block."""
+    def _time(self, steps: Steps, ms_of: Callable[[Step], Any]) -> np.ndarray | float:
+        """The objective, where `ms_of` gives the ms of a step: a number, or draws."""
+        works = [{step.unit: ms_of(step) for step in group} for group in steps]
         if self.objective == "latency":
             return sum(self._together(block) for block in works)
         return self._together({unit: ms for block in works for unit, ms in block.items()})
@@ -269,13 +251,12 @@ def planner_of(
     costs: TableCosts,
     *,
     slowdown: float = 1.0,
-    objective: str = "throughput",
-    ratios: Sequence[float] = (0.3, 0.5, 0.7),
-    max_blocks: int = 2,
+    ratios: Sequence[float] = RATIOS,
     cores: int | None = None,
-    seed: int = 0,
+    **options: Any,
 ) -> Planner:
-    """Plans of the units of `costs` on this machine, where any two that are no NPU may share a graph."""
+    """Plans of the units of `costs` on this machine, where any two that are no NPU may share a graph in these `ratios`;
+    `slowdown`: of units at work at once; `options`: fields of `Planner`."""
     may = [unit for unit in costs.units if units.find(unit).processor != "NPU"]
     stages = len(costs.layer.stages)
     able = {unit: {stage for a, b in costs.blocks(unit) for stage in range(a, b + 1)} for unit in costs.units}
@@ -283,4 +264,4 @@ def planner_of(
     space = Space(costs.units, stages, unable, tuple(map(frozenset, itertools.combinations(may, 2))), tuple(ratios))
     machine = Machine(cores or this_machine.cores(), costs.devices, slowdown)
     model = Model(costs.layer, costs, frozenset(costs.simulated))
-    return Planner(model, space, machine, objective, max_blocks, seed=seed)
+    return Planner(model, space, machine, **options)

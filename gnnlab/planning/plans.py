@@ -24,6 +24,8 @@ from itertools import combinations, permutations, product
 
 from gnnlab.errors import GnnlabError, shown
 
+RATIOS = (0.3, 0.5, 0.7)  # parts that the first of two units which share a graph may take
+
 
 @dataclass(frozen=True)
 class Block:
@@ -159,7 +161,7 @@ class Space:
     stages: int = 7
     unable: Mapping[str, Iterable[int]] = field(default_factory=dict)
     sharing: tuple[frozenset[str], ...] = (frozenset({"CPU", "GPU"}),)
-    ratios: tuple[float, ...] = (0.3, 0.5, 0.7)
+    ratios: tuple[float, ...] = RATIOS
 
     def __post_init__(self) -> None:
         if not self.units or len(set(self.units)) != len(self.units):

@@ -33,8 +33,10 @@ class SharedArrays:
             start += _room(shape, dtype)
 
     @classmethod
-    def create(cls, fields: Fields) -> SharedArrays:
-        """Arrays of zeros. Raises `GnnlabError` where there is no memory for them."""
+    def create(cls, fields: Fields, given: Mapping[str, np.ndarray] | None = None) -> SharedArrays:
+        """Arrays of zeros, and copies of those `given`. Raises `GnnlabError` where there is no memory for them."""
+        given = given or {}
+        fields = {**fields, **{name: (array.shape, str(array.dtype)) for name, array in given.items()}}
         size = max(1, sum(_room(*field) for field in fields.values()))
         memory = None
         try:
@@ -49,7 +51,10 @@ class SharedArrays:
                 f"no shared memory of {size / 1e6:.0f} MB: {error.strerror or error}; use fewer or smaller graphs, or "
                 "give the system more (/dev/shm; --shm-size of a container)"
             ) from None
-        return cls(memory, fields, owner=True)
+        made = cls(memory, fields, owner=True)
+        for name, array in given.items():
+            made[name][:] = array
+        return made
 
     @classmethod
     def attach(cls, layout: Mapping[str, Any]) -> SharedArrays:
@@ -67,22 +72,15 @@ class SharedArrays:
     def __getitem__(self, name: str) -> np.ndarray:
         return self._arrays[name]
 
+    def of_slot(self, slot: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The value `name` of the graph in a slot, which has room for that of the largest graph."""
+        return self[f"slot{slot}/{name}"][: prod(shape)].reshape(shape)
+
     def close(self) -> None:
         self._arrays.clear()
         self._memory.close()
         if self._owner:
             self._memory.unlink()
-
-
-class LocalArrays(dict[str, np.ndarray]):
-    """The same for threads of one process."""
-
-    @classmethod
-    def create(cls, fields: Fields) -> LocalArrays:
-        return cls({name: np.zeros(shape, dtype) for name, (shape, dtype) in fields.items()})
-
-    def close(self) -> None:
-        self.clear()
 
 
 def _room(shape: tuple[int, ...], dtype: str) -> int:

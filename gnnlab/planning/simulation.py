@@ -133,8 +133,13 @@ class Trace:
         return {unit: 1 - busy / self.total_ms for unit, busy in self.busy_ms.items()}
 
 
+def window(blocks: int) -> int:
+    """How many graphs are in flight at once: one for each block, and one that waits."""
+    return blocks + 1
+
+
 def simulate(works: Works, machine: Machine, *, graphs: int = 16, in_flight: int | None = None) -> Trace:
-    """Send `graphs` through; at most `in_flight` at once (one more than there are blocks, unless told).
+    """Send `graphs` through; at most `in_flight` at once, by default the `window` of so many blocks.
 
     Raises:
         GnnlabError: no graphs, no units, or a time that is negative or no number.
@@ -146,7 +151,7 @@ def simulate(works: Works, machine: Machine, *, graphs: int = 16, in_flight: int
             raise GnnlabError(
                 f"{work.unit} takes {work.ms} ms for a block; a finite time that is not negative is needed"
             )
-    return _Stream(works, machine, graphs, in_flight or len(works) + 1).run()
+    return _Stream(works, machine, graphs, in_flight or window(len(works))).run()
 
 
 class _Stream:
@@ -213,7 +218,8 @@ class _Cores:
         self._advance()
         done = self.env.event()
         self.running[unit] = (ms, done)
-        self._notify()
+        if not self.changed.triggered:
+            self.changed.succeed()
         return done
 
     def _rates(self) -> dict[str, float]:
@@ -229,10 +235,6 @@ class _Cores:
         passed, rates = self.env.now - self.since, self._rates()
         self.running = {u: (rest - passed * rates[u], done) for u, (rest, done) in self.running.items()}
         self.since = self.env.now
-
-    def _notify(self) -> None:
-        if not self.changed.triggered:
-            self.changed.succeed()
 
     def _watch(self) -> Iterator[simpy.Event]:
         while True:

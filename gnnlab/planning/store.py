@@ -28,7 +28,7 @@ from gnnlab.planning.plans import Plan, parse
 
 SCHEMA_VERSION = 1
 KEPT = 6  # plans of a class, besides the chosen one and the best of one unit
-_NUMBERS = ("ms", "low", "high", "far_regret")
+_NUMBERS = ("ms", "low", "high", "regret_p95")
 _ON_A_LINE = 1e-6  # of the spread: how far points may lie off one
 Size = tuple[int, int]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -37,7 +37,7 @@ _STRICT = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True)
 class SizeClass:
-    """What is known of each plan at one size: ms with its interval, far_regret, origin."""
+    """What is known of each plan at one size: ms with its interval, regret_p95, origin."""
 
     __pydantic_config__ = _STRICT
 
@@ -46,14 +46,14 @@ class SizeClass:
     ms: tuple[NotNegative, ...]
     low: tuple[NotNegative, ...]
     high: tuple[NotNegative, ...]
-    far_regret: tuple[NotNegative, ...]
+    regret_p95: tuple[NotNegative, ...]
     origin: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Choice:
     """The plan for a graph; `table`: every plan that was weighed, best first, with plan, words, ms, low, high,
-    far_regret, units, chosen. `origin`: of the times that it was chosen by."""
+    regret_p95, units, chosen. `origin`: of the times that it was chosen by."""
 
     size: Size
     plan: Plan
@@ -102,7 +102,7 @@ class Compiled:
         if plan is not None and str(plan) not in self.plans:
             raise GnnlabError(f"plan {plan} is not among the {len(self.plans)} compiled ones; compile it for this size")
         every = range(len(self.plans)) if plan is None else [self.plans.index(str(plan))]
-        best = min(every, key=lambda i: (found["far_regret"][i], found["ms"][i]))
+        best = min(every, key=lambda i: (found["regret_p95"][i], found["ms"][i]))
         table["chosen"] = np.arange(len(self.plans)) == best
         near = {c.origin[best] for c, weight in zip(self.classes, weights, strict=True) if weight > 0}
         same = len(near) == 1 and weights.max() > 1 - 1e-12
@@ -213,7 +213,7 @@ def weights(points: np.ndarray, at: np.ndarray) -> np.ndarray | None:
     from scipy.spatial import Delaunay
 
     mesh = Delaunay(points)
-    simplex = int(mesh.find_simplex(at, tol=1e-9))
+    simplex = int(mesh.find_simplex(at, tol=1e-9))  # LinearNDInterpolator loses some points of the rim
     if simplex < 0:
         return None
     transform = mesh.transform[simplex]
@@ -235,6 +235,6 @@ def _on_a_line(places: np.ndarray, offset: np.ndarray, axis: np.ndarray, scale: 
 
 def _class(ranking: Ranking, kept: Sequence[Plan]) -> SizeClass:
     table = ranking.table(kept).set_index("plan").loc[[str(plan) for plan in kept]]
-    columns = {"ms": "ms", "low": "ci_low", "high": "ci_high", "far_regret": "far_regret"}
+    columns = {"ms": "ms", "low": "ci_low", "high": "ci_high", "regret_p95": "regret_p95"}
     numbers = {name: tuple(table[column].astype(float)) for name, column in columns.items()}
     return SizeClass(ranking.nodes, ranking.edges, **numbers, origin=tuple(table["origin"]))

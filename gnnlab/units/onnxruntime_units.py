@@ -12,10 +12,10 @@ import numpy as np
 
 from gnnlab import machine
 from gnnlab.errors import one_line
-from gnnlab.export.feeding import Feed
+from gnnlab.export.padding import Feed
 from gnnlab.units.unit import Availability, Loaded, Unit, Values, require_artefact
 
-CPU = "CPUExecutionProvider"
+NAME, CPU = "onnxruntime", "CPUExecutionProvider"
 ELSEWHERE = ("AzureExecutionProvider",)  # asks a service on the network
 _PROCESSORS = {
     "CUDA": "GPU", "Tensorrt": "GPU", "NvTensorRTRTX": "GPU", "ROCM": "GPU", "MIGraphX": "GPU", "Dml": "GPU",
@@ -32,7 +32,7 @@ class OnnxRuntimeUnit(Unit):
     def probe(self) -> Availability:
         if find_spec("onnxruntime") is None:
             return Availability(False, "onnxruntime is not installed", "install the package onnxruntime")
-        version = f"ONNX Runtime {_version()}"
+        version = f"ONNX Runtime {machine.version(NAME)}"
         try:
             session = _session(_tiny(), self.provider, 1)
             if session.run(None, {"x": np.full(4, -1, np.float32)})[0].any():
@@ -50,7 +50,7 @@ class OnnxRuntimeUnit(Unit):
             inputs = feed.inputs(values)
             return feed.outputs(session.run(None, {name: inputs[name] for name in names}))
 
-        return Loaded(run, self._device(), f"ONNX Runtime {_version()}", feed.notes)
+        return Loaded(run, self._device(), f"ONNX Runtime {machine.version(NAME)}", feed.notes)
 
     def _device(self) -> str:
         return machine.processor() if self.provider == CPU else self.provider.removesuffix("ExecutionProvider")
@@ -99,9 +99,3 @@ def _tiny() -> bytes:
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "tiny", [x], [y])
     opset = [helper.make_opsetid("", 17)]
     return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("onnxruntime")

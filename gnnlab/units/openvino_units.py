@@ -18,7 +18,7 @@ import numpy as np
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable, one_line
-from gnnlab.export.feeding import Feed
+from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import compile_for, openvino_core
 from gnnlab.units.unit import Availability, Loaded, Unit, Values, require_artefact
 
@@ -42,7 +42,7 @@ class OpenVINOUnit(Unit):
     """A device of OpenVINO: CPU, GPU or NPU."""
 
     def probe(self) -> Availability:
-        version = f"OpenVINO {_version()}"
+        version = f"OpenVINO {machine.version('openvino')}"
         try:
             if self.processor not in {name.split(".")[0] for name in openvino_core().available_devices}:
                 return self._missing(version)
@@ -66,7 +66,7 @@ class OpenVINOUnit(Unit):
         def run(values: Values) -> dict[str, np.ndarray]:
             return feed.outputs(infer(feed.inputs(values)))
 
-        return Loaded(run, device_name(self.processor), f"OpenVINO {_version()}", feed.notes)
+        return Loaded(run, device_name(self.processor), f"OpenVINO {machine.version('openvino')}", feed.notes)
 
     def _missing(self, version: str) -> Availability:
         """No such device: is it the driver, the plugin, or the hardware?"""
@@ -131,10 +131,6 @@ def in_place(compiled: ov.CompiledModel) -> Callable[[Values], list[np.ndarray]]
 def _compiled(path: Path, changed: int, processor: str, precision: str, threads: int) -> ov.CompiledModel:
     """A model ready for a device; `changed` is the file's time, so that a new export is read anew."""
     return compile_for(path, processor, precision, threads)
-
-
-def _version() -> str:
-    return machine.version("openvino")
 
 
 def _try(device: str) -> None:

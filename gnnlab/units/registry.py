@@ -2,7 +2,6 @@
 
     units.all_units()["openvino:CPU"]
     units.probe(["openvino:GPU"])["openvino:GPU"].why     # tried in a worker: a driver may crash
-    units.usable()                                        # names
 
 A unit of your own is `module:factory`, where factory() returns a `unit.Unit`; that is its name everywhere.
 """
@@ -14,15 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 from gnnlab import user_code
-from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.errors import GnnlabError
 from gnnlab.units import onnxruntime_units
 from gnnlab.units.openvino_units import OpenVINONPU, OpenVINOUnit
 from gnnlab.units.simulated import GPU, NPU, SCATTERS, SimulatedNPU, SimulatedUnit
 from gnnlab.units.torch_units import CompiledUnit, FastUnit, TorchUnit
-from gnnlab.units.unit import Availability, Loaded, Unit
+from gnnlab.units.unit import Availability, Unit
 from gnnlab.worker import Worker
-
-__all__ = ["Availability", "Loaded", "Unavailable", "Unit", "all_units", "find", "probe", "usable"]
 
 _CPU = ("float32", "bfloat16")
 PROBE_S = 120  # a first torch.compile takes long
@@ -97,8 +94,3 @@ def probe_by(worker: Worker, name: str, timeout_s: float = PROBE_S) -> Availabil
 def probe_here(name: str) -> dict[str, Any]:
     """Try a unit in this process, which its driver may end."""
     return find(name).probe().to_json()
-
-
-def usable(names: Iterable[str] | None = None) -> list[str]:
-    """The names of those that can be used here."""
-    return [name for name, found in probe(names).items() if found.usable]

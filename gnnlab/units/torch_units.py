@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnlab import machine
-from gnnlab.errors import Unavailable, one_line
+from gnnlab.errors import one_line
 from gnnlab.units.unit import Availability, Loaded, Unit, Values
 
 if TYPE_CHECKING:
@@ -103,12 +103,9 @@ class FastUnit(TorchUnit):
 
         from gnnlab.units.fast_blocks import fast_block
 
-        block, restore = layer.block(first, last), _set_conditions(threads)
-        try:
-            forward = fast_block(layer, block)
-        except Unavailable:
-            restore()
-            raise
+        block = layer.block(first, last)
+        forward = fast_block(layer, block)
+        restore = _set_conditions(threads)
         prepared: dict[str, Any] = {}
 
         def run(values: Values) -> dict[str, np.ndarray]:
@@ -116,9 +113,8 @@ class FastUnit(TorchUnit):
             if prepared.get("edges") is not edge_index:
                 start = time.perf_counter()
                 prepared.update(edges=edge_index, neighbours=forward.prepare(_tensor(edge_index), nodes))
-                loaded.notes[:] = [
-                    f"the graph was sorted once, {(time.perf_counter() - start) * 1e3:.3g} ms, not timed"
-                ]
+                ms = (time.perf_counter() - start) * 1e3
+                loaded.notes[:] = [f"the graph was sorted once, {ms:.3g} ms, not timed"]
             tensors = {name: _tensor(values[name]) for name in block.reads if name != "edge_index"}
             with torch.inference_mode():
                 results = forward(tensors, prepared["neighbours"])

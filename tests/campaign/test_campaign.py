@@ -415,7 +415,7 @@ def test_missing_and_damaged_files_say_how_they_are_made_anew(tmp_path, content)
     with pytest.raises(GnnlabError, match="measure first"):
         checkpoints.raw(tmp_path)
     (tmp_path / "checkpoint_npu.json").write_text(content)
-    with pytest.raises(GnnlabError, match="is damaged; gnnlab stages --measure makes it anew"):
+    with pytest.raises(GnnlabError, match="is damaged; measure first: gnnlab stages --measure"):
         checkpoints.merge(tmp_path)
 
 

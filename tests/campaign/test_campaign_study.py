@@ -282,7 +282,7 @@ def test_export_writes_the_models_of_the_sizes_asked_for(params, tmp_path, monke
 
     def export_all(layer, at, folder, **options):
         asked.update(layer=layer.name, at=at, folder=folder, **options)
-        return [SimpleNamespace(fresh=True, status="failed", slot="sage/1", reason="x")]
+        return [SimpleNamespace(fresh=True, status="failed", name="sage/1", reason="x")]
 
     monkeypatch.setattr("gnnlab.export.export.export_all", export_all)
     assert cli.main(["stages", "--export", "--params", params]) == cli.OK

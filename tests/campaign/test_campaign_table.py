@@ -1,36 +1,119 @@
-"""The table of a campaign and its report on planted outcomes: they follow the numbers, and nothing is filled in."""
+"""The table of a planted campaign, its rows and its report: they follow the numbers, and nothing is filled in."""
 
 import numpy as np
 import pandas as pd
 import pytest
+from table_rows import as_rows
 
-from gnnlab.campaign import report
+from gnnlab.campaign import duration, report, sizes
 from gnnlab.campaign import table as tables
-from gnnlab.campaign.campaign import CellAnswer, as_json
+from gnnlab.campaign.campaign import CellAnswer, Finished, as_json
 from gnnlab.campaign.cells import Cell, CellResult
 from gnnlab.campaign.measure import Measured
 from gnnlab.errors import GnnlabError
+from gnnlab.units import registry
+from gnnlab.units.unit import Availability
 
 TORCH, ORT, FAST, NPU, GPU = "torch:CPU", "onnxruntime:CPU", "fast:CPU", "simulated:NPU", "openvino:GPU"
+HERE = Availability(True, device="chip", version="runtime 1")
 
 
 def timed(ms, half=0.01, status="measured", **changes):
     samples = tuple(ms * np.linspace(1 - half, 1 + half, 25))
     about = {"median_ms": ms, "ci_ms": (ms * (1 - half), ms * (1 + half)), "std_ms": 0.0, "parity_error": 0.0}
-    return CellResult(status, samples_ms=samples, precision="float32", threads=1, device="d", **(about | changes))
+    about |= {"device": "chip", "runtime_version": "runtime 1", "precision": "float32", "threads": 2}
+    return CellResult(status, samples_ms=samples, **(about | changes))
 
 
-def answer(unit, first, outcome, size=(10, 20), last=None, took_s=0.5):
-    return CellAnswer(Cell("sage", 4, *size, first, last or first, unit), outcome, took_s=took_s)
+def answer(unit, first, outcome, size=(10, 20), last=None, took_s=0.5, features=500):
+    return CellAnswer(Cell("sage", features, *size, first, last or first, unit), outcome, took_s=took_s)
+
+
+def table(*answers):
+    found = [as_json(a) for a in answers]
+    return tables.table({each.pop("key"): each for each in found})
+
+
+# ---- cells
+
+
+def test_a_cell_is_a_row_with_every_sample_and_its_conditions():
+    (found,) = tables.cell_rows(table(answer(TORCH, 2, timed(2.0))), {TORCH: HERE}).to_dict("records")
+    assert len(found["samples"]) == 25 and (found["origin"], found["statistic"], found["unit"]) == (
+        "measured",
+        "median",
+        "ms",
+    )
+    (row,) = as_rows(pd.DataFrame([found]), "size", "stage")
+    assert row.keys == {"size": "10/20", "stage": "2 MESSAGE"} and row.form == TORCH
+    assert (row.device, row.runtime, row.precision, row.threads) == ("CPU chip", "runtime 1", "float32", 2)
+
+
+def test_a_cell_without_a_time_has_a_reason_and_no_number():
+    outcomes = {
+        1: CellResult("unavailable", "no such stage", precision="float32", threads=2),
+        2: CellResult("timeout", "no answer within 60 s", precision="float32", threads=2),
+        3: CellResult("wrong", "differs from torch", parity_error=0.5, precision="float32", threads=2),
+        4: CellResult("failed", "crashed", precision="float32", threads=2),
+    }
+    cells = table(*(answer(TORCH, first, outcome) for first, outcome in outcomes.items()))
+    found = as_rows(tables.cell_rows(cells, {TORCH: HERE}), "size", "stage")
+    assert [row.status for row in found] == ["unavailable", "timeout", "failed", "failed"]
+    assert all(row.reason and row.value is None and row.n == 0 and row.device == "CPU chip" for row in found)
+
+
+def test_a_unit_that_is_not_here_has_no_chip_and_no_threads_of_a_cpu():
+    cells = table(answer(GPU, 1, CellResult("unavailable", "no GPU", precision="float32", threads=2)))
+    (row,) = as_rows(
+        tables.cell_rows(cells, {GPU: Availability(False, "no GPU", version="OpenVINO 1")}), "size", "stage"
+    )
+    assert (row.device, row.runtime, row.threads) == ("GPU (none here)", "OpenVINO 1", 0)
+
+
+def test_simulated_cells_are_never_measured_and_say_that_their_spread_is_drawn():
+    simulated = timed(
+        0.1, status="simulated", device="chip (simulated)", precision="float16", runtime_version="simulated"
+    )
+    (row,) = as_rows(tables.cell_rows(table(answer(NPU, 1, simulated)), {NPU: HERE}), "size", "stage")
+    assert (row.origin, row.device, row.precision, row.threads) == ("simulated", "NPU chip (simulated)", "float16", 0)
+    assert row.runtime == "published constants" and tables.DRAWN in row.notes
+
+
+@pytest.mark.parametrize(
+    ("half", "notes", "marks"),
+    [(0.01, (), 0), (0.03, (), 1), (0.03, ("interval is ±3.0% after 25 samples in 1 s, wanted ±2%",), 1)],
+)
+def test_a_wide_interval_is_marked_once_and_a_narrow_one_never(half, notes, marks):
+    cells = table(answer(TORCH, 1, timed(1.0, half=half, notes=notes)))
+    (row,) = as_rows(tables.cell_rows(cells, {TORCH: HERE}), "size", "stage")
+    assert sum(note.startswith("interval is") for note in row.notes) == marks
+
+
+def test_the_share_of_a_bound_is_that_of_each_sample_measured_on_this_cpu_and_tells_what_its_interval_lacks():
+    cells = table(answer(TORCH, 1, timed(2.0, half=0.1)), answer(NPU, 1, timed(1.0, status="simulated")))
+    found = tables.roof_rows(cells, lambda first, last, nodes, edges: first * last * nodes / edges, samples=9)
+    (row,) = as_rows(found, "size", "stage")
+    assert row.form == TORCH and row.unit == "share" and row.value == pytest.approx(0.5 / 2)
+    assert row.low < row.value < row.high and any("best of 9 samples" in n for n in row.notes)
+    assert tables.roof_rows(cells[cells["unit"] == NPU], lambda *_: 1.0, 9).empty
+
+
+def test_sums_are_rows_with_their_interval_and_the_origin_of_their_cells():
+    answers = [
+        answer(unit, n, timed(2.0, status=s)) for unit, s in ((TORCH, "measured"), (NPU, "simulated")) for n in (1, 2)
+    ]
+    answers += [answer(TORCH, 1, timed(2.0), last=2), answer(NPU, 1, timed(1.0, status="simulated"), last=2)]
+    found = {row.form: row for row in as_rows(tables.sum_rows(table(*answers)), "size", "block")}
+    assert found[TORCH].value == pytest.approx(2) and found[TORCH].low < 2 < found[TORCH].high and found[TORCH].n == 25
+    assert (found[TORCH].origin, found[TORCH].device, found[TORCH].threads) == ("measured", "CPU chip", 2)
+    assert (found[NPU].origin, found[NPU].threads, found[NPU].notes) == ("simulated", 0, [tables.DRAWN])
+
+
+# ---- what a reader asks
 
 
 def missing(why="no such device"):
     return CellResult("unavailable", why)
-
-
-def table(answers):
-    rows = [as_json(a) for a in answers]
-    return tables.table({row.pop("key"): row for row in rows})
 
 
 @pytest.fixture
@@ -42,7 +125,7 @@ def cells():
         answers += [answer(TORCH, 2, timed(2.0), size), answer(ORT, 2, timed(1.99), size)]
         answers += [answer(TORCH, 1, timed(2.0), size, last=2), answer(NPU, 1, timed(0.1, status="simulated"), size)]
         answers += [answer(GPU, 1, missing(), size), answer(NPU, 3, missing("no sums"), size)]
-    return table(answers)
+    return table(*answers)
 
 
 def test_a_row_says_all_of_its_cell(cells):
@@ -56,7 +139,7 @@ def test_a_row_says_all_of_its_cell(cells):
 
 def test_a_wide_interval_and_few_samples_are_not_within(cells):
     few = CellResult("measured", samples_ms=(1.0,) * 5, median_ms=1.0, ci_ms=(1.0, 1.0), std_ms=0.0)
-    found = table([answer(TORCH, 1, timed(1.0, half=0.03)), answer(TORCH, 2, few)])
+    found = table(answer(TORCH, 1, timed(1.0, half=0.03)), answer(TORCH, 2, few))
     assert not found["within"].any()
 
 
@@ -74,7 +157,7 @@ def test_a_winner_is_told_with_its_interval_and_a_tie_as_no_difference(cells):
 
 
 def test_a_unit_that_lacks_a_size_cannot_win(cells):
-    fast = table([answer(FAST, 1, timed(0.1))])
+    fast = table(answer(FAST, 1, timed(0.1)))
     assert tables.winners(pd.concat([cells, fast], ignore_index=True)).iloc[0]["unit"] == ORT
 
 
@@ -110,9 +193,85 @@ def test_the_report_names_everything_and_stars_what_is_simulated(cells):
 
 
 def test_a_table_without_times_has_a_report_too_and_skips_the_notebook():
-    cells = table([answer(GPU, 1, missing())])
+    cells = table(answer(GPU, 1, missing()))
     assert "no such device" in report.report(cells)
     skipped = []
     Measured(cells, None, {}).need_times(skipped.append)
     assert skipped == [f"no cell has a time: {GPU}: no such device"]
     assert tables.winners(cells).empty and tables.sum_rows(cells).empty
+
+
+# ---- what the campaign took
+
+
+ALL = {name: Availability(False) for name, unit in registry.all_units().items() if unit.origin == "measured"}
+
+
+def done(answers, known=0):
+    return Finished(tuple(answers), 1.0, known, len(answers), 0, 2, ())
+
+
+def whole(unit, took_s, features=500, **changes):
+    return [
+        answer(unit, stage, timed(1.0, **changes), (s.nodes, s.edges), took_s=took_s, features=features)
+        for s in sizes.read(["study"])
+        for stage in duration.STAGES
+    ]
+
+
+def campaign_time(answers, available, known=0):
+    found = as_rows(duration.duration_rows(done(answers, known), available))
+    return {row.form: row for row in found}
+
+
+def minutes(answers, available, known=0):
+    return campaign_time(answers, available, known)["this campaign"]
+
+
+def hours(answers, available, known=0):
+    return campaign_time(answers, available, known)["as many cells as S4 measured"]
+
+
+def test_minutes_are_one_sample_without_an_interval_of_the_stages_of_every_usable_unit():
+    available = ALL | {TORCH: HERE, ORT: HERE, NPU: HERE}
+    others = [
+        answer(TORCH, 1, timed(1.0), last=5, took_s=1e6),
+        answer(NPU, 1, timed(1.0, status="simulated"), took_s=1e6),
+    ]
+    row = minutes(whole(TORCH, 0.5) + whole(ORT, 0.5, half=0.03) + others, available)
+    assert row.value == pytest.approx(210 * 0.5 / 60) and (row.n, row.interval, row.statistic) == (1, "none", "single")
+    assert row.notes[:2] == [
+        "210 cells of 2 units: 210 measured, 0 that their unit does not have, 0 failed",
+        "105 intervals within 2 %, 105 wider and marked",
+    ]
+
+
+def test_minutes_of_fewer_cells_units_or_features_are_none():
+    available = ALL | {TORCH: HERE, ORT: HERE}
+    lacking = minutes(whole(TORCH, 0.1), available)
+    assert lacking.status == "unavailable" and f"{ORT} not asked for all of them" in lacking.reason
+    untried = minutes(whole(TORCH, 0.1), {TORCH: HERE})
+    assert untried.status == "unavailable" and ORT in untried.reason and "not tried" in untried.reason
+    narrow = minutes(whole(TORCH, 0.1, features=8), ALL | {TORCH: HERE})
+    assert narrow.status == "unavailable" and TORCH in narrow.reason
+    assert "no unit is usable" in minutes([], ALL).reason
+
+
+def test_a_campaign_that_knew_cells_before_is_no_sample_of_its_time():
+    for found in campaign_time(whole(TORCH, 0.1), ALL | {TORCH: HERE}, known=3).values():
+        assert found.status == "unavailable" and "3 of 105 cells were known" in found.reason
+
+
+def test_hours_are_extrapolated_from_whole_units_which_are_what_is_resampled():
+    available = ALL | {TORCH: HERE, ORT: HERE}
+    row = hours(whole(TORCH, 1.0) + whole(ORT, 3.0) + [answer(TORCH, 1, timed(1.0), last=5, took_s=1e6)], available)
+    assert row.value == pytest.approx(2 * 315 / 3600) and (row.origin, row.statistic, row.n) == (
+        "extrapolated",
+        "estimate",
+        210,
+    )
+    assert row.low <= 1 * 315 / 3600 and row.high >= 3 * 315 / 3600 and "scaled to S4's 315" in row.notes
+    alone = hours(whole(TORCH, 1.0), available)
+    assert alone.interval == "none" and alone.value == pytest.approx(315 / 3600)
+    few = hours([answer(TORCH, 1, timed(1.0))], available)
+    assert few.status == "unavailable" and "15 sizes" in few.reason

@@ -1,5 +1,6 @@
 """`gnnlab plan` says which plan and why, carries it out, and answers bad input with one line."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,23 +12,30 @@ from gnnlab.commands import plan as plan_command
 from gnnlab.lab import discovery
 from gnnlab.planning import store as plan_store
 from gnnlab.planning import table_costs
-from gnnlab.planning.lanes import Lanes
 from gnnlab.planning.planning import planner_of
 from gnnlab.planning.table_costs import TableCosts
+from gnnlab.planning.unit_workers import UnitWorkers
 
 UNITS = ("plan_units:cpu", "plan_units:gpu")
 PLAN = '[[["plan_units:gpu"],[1,2]],[["plan_units:cpu"],[3,4,5,6,7]]]'
 WORDS = "1-2 on plan_units:gpu, 3-7 on plan_units:cpu"
 
 
+@pytest.fixture(scope="module")
+def workers():
+    """Started once for all tests."""
+    with UnitWorkers() as made:
+        yield made
+
+
 @pytest.fixture
-def plan(monkeypatch, tmp_path, capsys):
+def plan(workers, monkeypatch, tmp_path, capsys):
     """Runs the command on synthetic tables: code, what it printed, what it said beside."""
     layer = layer_of("sage", 8)
     costs = TableCosts(layer, Predicted(UNITS, layer), Line(), UNITS, made_from="tables")
     monkeypatch.setattr(discovery, "output_folder", lambda *_: tmp_path)
     monkeypatch.setattr(table_costs, "load_costs", lambda folder, units=(): run.costs)
-    monkeypatch.setattr(plan_command, "Lanes", lambda: Lanes(processes=False))
+    monkeypatch.setattr(plan_command, "UnitWorkers", lambda: nullcontext(workers))
 
     def run(*arguments):
         code = cli.main(["plan", *arguments])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, exporters, openvino_graphs, padding
-from gnnlab.export.feeding import Feed
 from gnnlab.export.openvino_graphs import DENSE_NODES, adjacency, prepared
+from gnnlab.export.padding import Feed
 from gnnlab.workloads.graphsage import gat, sage
 
 LAYER = sage(4, 3)

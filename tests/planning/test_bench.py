@@ -1,4 +1,4 @@
-"""Plans tried out, small and in threads: contention, a ranking with measured calls, streams, charts, a lookup."""
+"""Plans tried out, small: contention, a ranking with measured calls, streams, charts, a lookup."""
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,7 @@ from gnnlab.errors import GnnlabError, ParityError
 from gnnlab.lab import plots
 from gnnlab.planning.bench import SHORTLIST, Bench
 from gnnlab.planning.comparison import Comparison
-from gnnlab.planning.execution import Graph
-from gnnlab.planning.lanes import Lanes
+from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import parse
 from gnnlab.planning.table_costs import TableCosts
 from gnnlab.workloads import graphs
@@ -29,7 +28,7 @@ def costs():
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(costs(), "", lanes=Lanes(processes=False), count=4, cores=2) as made:
+    with Bench(costs(), "", count=4, cores=2) as made:
         yield made
 
 
@@ -124,9 +123,11 @@ def test_handing_over_is_measured_where_something_is_handed_over(trial):
 
 def test_streams_of_one_size_are_open_at_a_time_and_open_again(bench, trial):
     other = bench.at(GraphSize(30, 80))
-    assert not trial._open and bench.slowdown == np.median([trial.slowdown, other.slowdown])
+    assert not bench._open and bench.slowdown == np.median([trial.slowdown, other.slowdown])
     trial.stream(MINE)
-    assert trial._open and not other._open
+    assert {size for size, _ in bench._open} == {trial.size}
+    other.stream(other.chosen)
+    assert {size for size, _ in bench._open} == {other.size}
 
 
 def test_a_graph_that_comes_is_looked_up_and_carried_out_whole_and_in_parts(bench, trial, tmp_path):

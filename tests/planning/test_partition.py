@@ -7,13 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_plan_execution import CPU, GPU, LAYER, NPU, UNITS, graphs, model
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.execution import carry_out
-from gnnlab.planning.lanes import Lanes
 from gnnlab.planning.partition import by_metis, by_ranges, expected_shares
-from gnnlab.planning.plans import parse
 from gnnlab.profiling.parity import relative_error
 from gnnlab.workloads import graphs as library
 from gnnlab.workloads.graphsage import random_inputs, sage
@@ -51,17 +47,6 @@ def test_metis_finds_smaller_halos_than_ranges_do_where_a_graph_has_neighbourhoo
     halo = {cut: sum(p.share.halo for p in parts) for cut, parts in (
         ("metis", by_metis(edge_index, 1797, 4)), ("ranges", by_ranges(edge_index, 1797, (1, 1, 1, 1))))}  # fmt: skip
     assert halo["metis"] < 0.5 * halo["ranges"]
-
-
-def test_a_large_graph_streamed_in_parts_gives_the_whole():
-    graph = graphs([(700, 3000)])[0]
-    plan = parse(f'[[["{CPU}","{GPU}"],[1,2,3,4,5],[0.5,0.5]],[["{NPU}"],[6,7]]]')
-    with Lanes(processes=False) as lanes:
-        for parts in (1, 5):
-            done = carry_out(plan, model(units=UNITS), graph, lanes, models=None, parts=parts)
-            assert relative_error(graph.through(LAYER), done.out, "parts") == done.parity_error < 1e-5 and done.ms > 0
-            row = done.row()
-            assert (row["size"], row["origin"], row["n"]) == ("700/3000", "measured", 1)
 
 
 def test_what_cannot_be_cut_is_refused_in_one_line(monkeypatch):

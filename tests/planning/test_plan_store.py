@@ -23,7 +23,11 @@ SIZES = [(1000, 1000), (1000, 10_000), (10_000, 10_000)]
 def planner(slowdown=1.0, **costs):
     machine = Machine(2, frozenset({"GPU", "NPU"}), slowdown)
     return Planner(
-        Model(LAYER, Synthetic(layer=LAYER, **costs)), Space(UNITS, unable={"NPU": {3, 4}}), machine, draws=50
+        Model(LAYER, Synthetic(layer=LAYER, **costs)),
+        Space(UNITS, unable={"NPU": {3, 4}}),
+        machine,
+        max_blocks=3,
+        draws=50,
     )
 
 

@@ -17,7 +17,11 @@ SAGE = sage(16)
 def planner(costs=None, space=None, **options):
     machine = options.pop("machine", Machine(2, frozenset({"GPU", "NPU"})))
     model = Model(SAGE, costs or Synthetic(layer=SAGE), options.pop("separate", frozenset()))
-    return Planner(model, space or Space(UNITS, unable={"NPU": {3, 4}}), machine, **options)
+    return Planner(model, space or Space(UNITS, unable={"NPU": {3, 4}}), machine, **{"max_blocks": 3, **options})
+
+
+def fastest(ranking):
+    return ranking.plans[int(ranking.ms.argmin())]
 
 
 def test_every_legal_plan_is_ranked_and_one_unit_plans_are_among_them():
@@ -26,7 +30,7 @@ def test_every_legal_plan_is_ranked_and_one_unit_plans_are_among_them():
     assert len(table) == 92 and table["ms"].is_monotonic_increasing and table["chosen"].sum() == 1
     assert table["probability"].sum() == pytest.approx(1) and (table["regret"] >= 0).all()
     assert ((table["ci_low"] < table["ms"]) & (table["ms"] < table["ci_high"])).all()
-    assert set(ranking.top(2)) >= {ranking.one_unit, ranking.chosen, ranking.fastest}
+    assert set(ranking.top(2)) >= {ranking.one_unit, ranking.chosen, fastest(ranking)}
     assert len(ranking.one_unit.units) == 1
 
 
@@ -44,7 +48,7 @@ def test_the_choice_is_robust_where_the_fastest_is_a_gamble():
     plans = tuple(parse(f'[[["{unit}"],[1,2,3,4,5,6,7]]]') for unit in ("GPU", "CPU"))
     draws = np.array([np.r_[np.full(90, 9.0), np.full(10, 30.0)], np.full(100, 10.0)])
     ranking = Ranking(1, 1, plans, ((), ()), np.array([9.0, 10.0]), draws, ("measured",) * 2)
-    assert ranking.fastest == plans[0] and ranking.chosen == plans[1]
+    assert fastest(ranking) == plans[0] and ranking.chosen == plans[1]
 
 
 def test_what_cannot_be_planned_says_why_in_one_line():
@@ -69,7 +73,7 @@ def test_what_cannot_be_planned_says_why_in_one_line():
 def test_contenders_hold_the_chosen_plan_the_one_unit_plans_and_some_that_are_not_winners():
     ranking = planner().rank(400, 900)
     plans, fewer = ranking.contenders(top=2, others=3), ranking.contenders(top=2, others=0)
-    assert plans[0] == ranking.one_unit and {ranking.chosen, ranking.fastest} <= set(plans)
+    assert plans[0] == ranking.one_unit and {ranking.chosen, fastest(ranking)} <= set(plans)
     assert len(plans) == len(set(plans)) == len(fewer) + 3 and set(fewer) < set(plans)
 
 

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from gnnlab.campaign.cell_inputs import model_for, values_of
 from gnnlab.campaign.cells import Cell, Settings, measure
 from gnnlab.errors import GnnlabError, Unavailable, one_line
-from gnnlab.export.artefacts import Artefact
 from gnnlab.export.export import export
 from gnnlab.units import openvino_units, torch_units
 from gnnlab.units import registry as units
 from gnnlab.units.fast_blocks import fast_block
 from gnnlab.units.openvino_units import OpenVINOUnit
-from gnnlab.units.unit import Unit, require_artefact
+from gnnlab.units.unit import require_artefact
 from gnnlab.worker import Worker
 from gnnlab.workloads.graphsage import sage
 
@@ -217,17 +216,10 @@ def test_providers_become_units_of_their_processor_and_a_service_on_the_network_
     assert found == {"onnxruntime:CPU": "CPU", "onnxruntime:CUDA": "GPU", "onnxruntime:QNN": "NPU"}
 
 
-def test_artefacts_have_what_units_need():
-    assert {"exporter", "form", "nodes", "edges", "reads", "writes", "sized_by"} <= set(Artefact.__dataclass_fields__)
-    assert issubclass(OpenVINOUnit, Unit)
-
-
 @pytest.mark.parametrize(
     ("unit", "limit_s", "why"),
     [
         ("hangs", 0.5, "no answer within 0.5 s"),
-        ("exits", 60, "the process exited with code 7"),
-        ("answers_rubbish", 60, "gave a malformed answer"),
         ("raises", 60, "RuntimeError: the plugin says no"),
         ("is_not_there", 60, "unit 'fake_units:is_not_there' is not known"),
     ],
