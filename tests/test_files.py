@@ -114,6 +114,9 @@ def test_a_second_process_is_refused_and_told_of_the_first_until_that_is_dead(tm
 
 
 def test_the_lock_is_free_after_an_error_and_leaves_no_holder(tmp_path):
+    refused = pytest.raises(GnnlabError, match=f"process {os.getpid()}")
+    with files.locked(tmp_path, "runs in"), refused, files.locked(tmp_path, "runs in"):
+        pytest.fail("two at once")  # in one process, too
     with pytest.raises(KeyError), files.locked(tmp_path, "runs in"):
         raise KeyError
     with files.locked(tmp_path, "runs in"):
@@ -130,12 +133,6 @@ def test_the_lock_is_free_where_its_holder_s_name_cannot_be_removed(tmp_path, mo
     monkeypatch.undo()
     with files.locked(tmp_path, "runs in"):
         pass
-
-
-def test_two_in_one_process_are_two(tmp_path):
-    refused = pytest.raises(GnnlabError, match=f"process {os.getpid()}")
-    with files.locked(tmp_path, "runs in"), refused, files.locked(tmp_path, "runs in"):
-        pytest.fail("two at once")
 
 
 def test_a_file_in_the_place_of_a_locked_folder_is_one_line(tmp_path):

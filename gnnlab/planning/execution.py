@@ -123,7 +123,6 @@ class Executor:
 
     def burst(self, count: int) -> Trace:
         """Send `count` graphs through, in turn, and say when each unit did what, ms from the start."""
-        self.reports.clear()
         start, entered, left = time.perf_counter(), [], []
         for _, flying in self._stream(i % len(self.graphs) for i in range(count)):
             entered.append((flying.entered_s - start) * 1e3)
@@ -163,6 +162,7 @@ class Executor:
             raise GnnlabError("this execution is closed; make another one")
         if self._window is not None:
             raise GnnlabError("one stream at a time: take all results of the one before, or close it")
+        self.reports.clear()
         self.workers.pin(self.cores)
         self._window = window = Window(self, enumerate(stream))
         try:

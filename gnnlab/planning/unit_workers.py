@@ -67,8 +67,9 @@ class UnitWorkers:
         self[unit].submit(f"{_RUNNER}:run_block", {"key": key, "graph": graph, "slot": slot}, tell)
 
     def forget(self, unit: str, key: str) -> None:
-        if self[unit].alive:
-            self[unit].call(f"{_RUNNER}:close_block", {"key": key}, timeout_s=OPEN_S)
+        worker = self._workers.get(unit)
+        if worker is not None and worker.alive:
+            worker.call(f"{_RUNNER}:close_block", {"key": key}, timeout_s=OPEN_S)
 
     def measure(self, cell: Cell, settings: Settings) -> CellResult:
         """A call by itself, in the process that plans use."""

@@ -32,11 +32,7 @@ def test_what_is_appended_is_read_back_in_order(tmp_path):
         again.append({"kind": "end"})
         assert again.records[-1] == {"kind": "end", "campaign": "d"}
     assert (tmp_path / "new/journal.jsonl").read_bytes().startswith(CONTENT)
-
-
-def test_each_line_is_json_with_its_checksum():
-    for line in CONTENT.splitlines():
-        assert len(json.loads(line)["sha256"]) == 32
+    assert all(len(json.loads(line)["sha256"]) == 32 for line in CONTENT.splitlines())
 
 
 @given(st.integers(0, len(CONTENT) - 1), st.integers(1, 255))

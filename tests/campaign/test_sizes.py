@@ -30,24 +30,34 @@ def test_a_graph_has_the_size_that_it_has(tmp_path):
         read(["graph:nonsense"])
 
 
-@pytest.mark.parametrize("text", ["", "1000", "a/b", "1/2/3", "-1/5", "0/5", "5/0", "1e3/5", "99999999999/1", "²/1"])
+@pytest.mark.parametrize(
+    "text", [None, "", "1000", "a/b", "1/2/3", "-1/5", "0/5", "5/0", "1e3/5", "99999999999/1", "²/1"]
+)
 def test_other_texts_are_refused_with_what_to_write(text):
-    with pytest.raises(GnnlabError, match=r"size .* (write nodes/edges|are needed)"):
-        read([text])
+    with pytest.raises(GnnlabError, match=r"size.* (write nodes/edges|are needed)"):
+        read([] if text is None else [text])
 
 
-def test_no_sizes_are_refused():
-    with pytest.raises(GnnlabError, match="no sizes"):
-        read([])
+OTHER = [
+    "",
+    "[]",
+    "{}",
+    '{"test_cases": 3}',
+    '{"test_cases": [1]}',
+    '{"test_cases": [{"nodes": 1}]}',
+    "\xff",
+    "[" * 9999,
+]
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["", "[]", "{}", '{"test_cases": 3}', '{"test_cases": [1]}', '{"test_cases": [{"nodes": 1}]}', "\xff", "[" * 9999],
+    ("content", "words"),
+    [*((c, "does not hold sizes") for c in OTHER), ('{"test_cases": []}', "holds no sizes"), (None, "could not read")],
 )
-def test_a_file_of_another_kind_is_refused_with_its_form(tmp_path, content):
-    (tmp_path / "sizes.json").write_text(content, encoding="latin-1")
-    with pytest.raises(GnnlabError, match="does not hold sizes"):
+def test_a_file_that_holds_no_sizes_is_refused_with_its_form(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "sizes.json").write_text(content, encoding="latin-1")
+    with pytest.raises(GnnlabError, match=words):
         read(["sizes.json"], tmp_path)
 
 
@@ -59,10 +69,3 @@ def test_a_file_with_a_value_that_is_no_size_names_the_case(tmp_path_factory, va
     )
     with pytest.raises(GnnlabError, match="test case 2"):
         read(["sizes.json"], folder)
-
-
-def test_missing_and_empty_files_are_one_line(tmp_path):
-    (tmp_path / "empty.json").write_text('{"test_cases": []}')
-    for name, words in (("empty.json", "holds no sizes"), ("gone.json", "could not read")):
-        with pytest.raises(GnnlabError, match=words):
-            read([name], tmp_path)
