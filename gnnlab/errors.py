@@ -32,6 +32,13 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
+def whole_numbers(least: int, /, **values: object) -> None:
+    """Raises `GnnlabError` unless each of the values is an integer of `least` or more."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise GnnlabError(f"{name} must be an integer of {least} or more, got {shown(value)}")
+
+
 def one_line(error: BaseException) -> str:
     """First line of an exception, with its class where it is none of ours: `KeyError: 'x'`.
 

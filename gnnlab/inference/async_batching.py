@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError, one_line, whole_numbers
 
 PredictBatch = Callable[[list[Any]], Sequence[Any]]
 
@@ -33,9 +33,7 @@ class AsyncBatcher:
     """
 
     def __init__(self, predict_batch: PredictBatch, *, max_batch: int = 64, max_queue: int = 1024) -> None:
-        for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise GnnlabError(f"{name} is {value!r}; an integer of 1 or more is needed")
+        whole_numbers(1, max_batch=max_batch, max_queue=max_queue)
         self._predict_batch = predict_batch
         self._max_batch, self._max_queue = max_batch, max_queue
         self._worker: asyncio.Task | None = None

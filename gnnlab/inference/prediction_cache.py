@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from cachetools import TTLCache
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 
 
 class PredictionCache:
@@ -36,8 +36,7 @@ class PredictionCache:
     """
 
     def __init__(self, max_entries: int, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if not isinstance(max_entries, int) or isinstance(max_entries, bool) or max_entries < 1:
-            raise GnnlabError(f"max_entries is {max_entries!r}; an integer of 1 or more is needed")
+        whole_numbers(1, max_entries=max_entries)
         if not isinstance(ttl_s, (int, float)) or isinstance(ttl_s, bool) or not ttl_s > 0:
             raise GnnlabError(f"ttl_s is {ttl_s!r}; a number of seconds above 0 is needed, math.inf for no limit")
         self._entries = TTLCache(max_entries, ttl_s, timer=clock)

@@ -6,7 +6,7 @@
 
 Intervals are conformal: sizes are left out, predicted and compared, and the 90 % quantile of the errors, each over what
 is usual for its block, is the half-width of the next prediction (Vovk 2005; Lei et al. 2018). A measured size gives its
-measured time; one outside the hull of those measured is `extrapolated`, or refused.
+measured time; one outside the hull of those measured is `extrapolated`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class TimePredictor:
-    """`refuse_outside`: raise instead of extrapolating. `lacking`: why a block of a unit has no fit."""
+    """`lacking`: why a block of a unit has no fit."""
 
     layer: StagedLayer
     fits: Mapping[Key, Fit]
@@ -76,16 +76,10 @@ class TimePredictor:
     errors: Mapping[str, Mapping[str, Errors]]  # by unit, by origin
     simulated: Mapping[str, Collection[Span]] = field(default_factory=dict)
     lacking: Mapping[Key, str] = field(default_factory=dict)
-    refuse_outside: bool = False
 
     @classmethod
     def fit(
-        cls,
-        layer: StagedLayer,
-        cells: pd.DataFrame,
-        curves: Mapping[str, CopyCurve] | None = None,
-        *,
-        refuse_outside: bool = False,
+        cls, layer: StagedLayer, cells: pd.DataFrame, curves: Mapping[str, CopyCurve] | None = None
     ) -> TimePredictor:
         """From a table with unit, first, last, nodes, edges, ms, ms_low, ms_high, and origin where some are simulated.
 
@@ -110,7 +104,7 @@ class TimePredictor:
             reason = next(iter(lacking.values()), "there are no measured times")
             raise GnnlabError(f"nothing to predict from: {reason}")
         spreads = _spreads(fits)
-        return cls(layer, fits, measured, spreads, _errors(fits, spreads), simulated, lacking, refuse_outside)
+        return cls(layer, fits, measured, spreads, _errors(fits, spreads), simulated, lacking)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -124,7 +118,7 @@ class TimePredictor:
         """The time of a block at a size, ms.
 
         Raises:
-            GnnlabError: an unknown block or size, or one outside the measured hull where that is refused.
+            GnnlabError: an unknown block or size.
         """
         if nodes < 1 or edges < 1:
             raise GnnlabError(f"a graph of {nodes} nodes and {edges} edges; at least 1 of each is needed")
@@ -165,17 +159,8 @@ class TimePredictor:
         fit = self._fit(key)
         if size in self.measured[key]:
             return MEASURED
-        if holds(list(self.measured[key]), size, fit.coordinates):
-            return INTERPOLATED
-        if self.refuse_outside:
-            sizes = np.array(list(self.measured[key]))
-            (least_n, least_e), (most_n, most_e) = sizes.min(axis=0), sizes.max(axis=0)
-            raise GnnlabError(
-                f"{size[0]} nodes and {size[1]} edges lie outside the sizes measured for stages {key[1]}-{key[2]} on "
-                f"{key[0]} ({least_n} to {most_n} nodes, {least_e} to {most_e} edges, and what lies between them); "
-                "measure there, or allow extrapolation"
-            )
-        return EXTRAPOLATED
+        inside = holds(list(self.measured[key]), size, fit.coordinates)
+        return INTERPOLATED if inside else EXTRAPOLATED
 
     def _simulation(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
         device: SimulatedUnit = units.find(unit)

@@ -243,8 +243,8 @@ def report(found: BandwidthFindings, lacking: Sequence[str]) -> str:
     return "\n".join(f"{title}\n{'-' * len(title)}\n{text}\n" for title, text in sections.items())
 
 
-def load_tables(folder: Path, *, refuse_outside: bool = False) -> Tables:
-    """What `write` wrote, ready to predict. `refuse_outside`: sizes outside the measured hull raise when asked for.
+def load_tables(folder: Path) -> Tables:
+    """What `write` wrote, ready to predict.
 
     Raises:
         GnnlabError: a file is missing, damaged, of another version, or holds a time that is none.
@@ -255,7 +255,7 @@ def load_tables(folder: Path, *, refuse_outside: bool = False) -> Tables:
     )
     table = pd.DataFrame([time.model_dump() for time in times.times], columns=list(BlockTime.model_fields))
     layer, transfers = layer_of(times.layer, times.features), moved.transfers
-    return Tables(TimePredictor.fit(layer, table, transfers.through, refuse_outside=refuse_outside), transfers)
+    return Tables(TimePredictor.fit(layer, table, transfers.through), transfers)
 
 
 def read_s4(folder: Path) -> tuple[dict[str, LookupEntry], dict[str, float]]:

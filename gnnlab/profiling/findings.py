@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 
 from .context import ProfilingContext, call, set_seed, unchanged
 from .copies import needless_copies
@@ -63,8 +63,7 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
 
 def deterministic_share(model: nn.Module, batch: Any, runs: int = 10, seed: int = 42) -> float:
     """Share of `runs` forward passes that equal one before them bit by bit: eval mode, no dropout, the same seed."""
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-        raise GnnlabError(f"runs must be a whole number of at least 1, not {runs!r}")
+    whole_numbers(1, runs=runs)
     with ProfilingContext(model, seed=seed):
         return _equal_share(model, batch, runs, seed)
 

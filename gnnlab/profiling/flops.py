@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 
 SOFTMAX, LAYER_NORM, GELU = 5, 5, 4  # FLOPs an element
 
@@ -234,13 +234,6 @@ def _feed_forward(layer: nn.Module) -> Iterator[int]:
         width = first.out_features
         if first.in_features == second.out_features == attention.embed_dim and second.in_features == width:
             yield width
-
-
-def whole_numbers(least: int, /, **sizes: Any) -> None:
-    """Raises `GnnlabError` unless each of the sizes is a whole number of at least `least`."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise GnnlabError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
 def share_of_pairs(sparse_ratio: float) -> float:

@@ -22,11 +22,11 @@ from torch import nn
 from torch.autograd.profiler import profile
 from torch.nn.parameter import UninitializedTensorMixin
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 
 from .context import Loss, call, training_step, unchanged
 from .dispatch import cpu_or_cuda, device_of, parts_of, tensors_in
-from .flops import share_of_pairs, whole_numbers
+from .flops import share_of_pairs
 
 MIB = 2**20
 FLOAT, INDEX = 4, 8  # bytes of float32 and int64

@@ -27,7 +27,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, record_function
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.files import write_atomically
 
 from .context import call
@@ -96,8 +96,7 @@ def profile_operators(
         GnnlabError: fewer than 2 runs (no interval from one), or a trace of another kind.
         GnnlabError: the trace cannot be written.
     """
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 2:
-        raise GnnlabError(f"runs must be a whole number of at least 2, not {runs!r}")
+    whole_numbers(2, runs=runs)
     target = None if trace is None else Path(trace)
     if target is not None and not target.name.endswith(_TRACE_ENDINGS):
         raise GnnlabError(f"a trace ends in .json or .json.gz, not in {target.name!r}")

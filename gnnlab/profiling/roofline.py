@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.machine import cache_bytes
 
 from .conditions import Conditions
@@ -74,9 +74,9 @@ def ceilings(device: Any = "cpu", threads: int | None = None, budget_s: float = 
     where = cpu_or_cuda(device, "a ceiling")
     if not budget_s > 0:
         raise GnnlabError(f"budget_s must be a positive number of seconds, not {budget_s!r}")
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise GnnlabError(f"threads must be a whole number of at least 1, not {threads!r}")
-    with Conditions(threads or torch.get_num_threads(), "highest").applied(), torch.no_grad():
+    threads = torch.get_num_threads() if threads is None else threads
+    whole_numbers(1, threads=threads)
+    with Conditions(threads, "highest").applied(), torch.no_grad():
         found = race(_product(where), _copies(where), parity=None, device=where, budget_s=budget_s, target=_TARGET)
         best = [_times(size) * size / min(pair.candidate.samples_ms) / 1e6 for size, pair in found.items()]
         product = next(iter(found.values())).baseline
@@ -85,7 +85,7 @@ def ceilings(device: Any = "cpu", threads: int | None = None, budget_s: float = 
             copy_gb_s=list(zip(WORKING_SETS, speeds, strict=True)),
             gemm_gflop_s=2 * _GEMM_SIZE[where.type] ** 3 / min(product.samples_ms) / 1e6,
             precision="float32",
-            threads=torch.get_num_threads(),
+            threads=threads,
             device=torch.cuda.get_device_name(where) if where.type == "cuda" else str(where),
             samples=product.n,
         )

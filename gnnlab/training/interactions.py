@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.profiling import estimates
 from gnnlab.profiling.races import Raced, race_forms
 
@@ -240,9 +240,9 @@ def choose(
     then known in this process. A batch near a measured one (the nearest power of two) is not measured again, so the
     ragged last batch of an epoch costs nothing. Raises `GnnlabError` for sizes that are none.
     """
-    for what, value, least in (("fields", fields, 2), ("batch", batch, 0), ("dim", dim, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise GnnlabError(f"{what} must be a whole number of at least {least}, not {value!r}")
+    whole_numbers(2, fields=fields)
+    whole_numbers(0, batch=batch)
+    whole_numbers(1, dim=dim)
     power = 1 << max(0, round(math.log2(max(batch, 1))))
     return _fastest(fields, power, dim, torch.device(device), dtype, bool(training), torch.get_num_threads())
 

@@ -26,12 +26,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.training.checkpoints import RunFolder
-from gnnlab.training.objective import evaluate
 from gnnlab.training.process_group import share
 from gnnlab.training.recipe import TrainingRecipe
-from gnnlab.training.steps import LossRecord, Stepper, order
+from gnnlab.training.steps import LossRecord, Stepper, evaluate, order
 from gnnlab.workloads.tables import FeatureTable
 
 EpochRow = dict[str, Any]
@@ -82,8 +81,7 @@ def train(
         GnnlabError: model, tables and recipe do not go together; a loss is not finite (epoch, step and batch named);
             the checkpoint is damaged, of something else, or would be overwritten: it is left as it is.
     """
-    if not isinstance(checkpoint_steps, int) or isinstance(checkpoint_steps, bool) or checkpoint_steps < 0:
-        raise GnnlabError(f"checkpoint_steps must be an integer of 0 or more, got {checkpoint_steps!r}")
+    whole_numbers(0, checkpoint_steps=checkpoint_steps)
     with TrainingRun(model, training, validation, recipe, folder=folder, resume=resume) as run:
         return run.finish(checkpoint_steps, on_epoch)
 

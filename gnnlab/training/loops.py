@@ -26,10 +26,9 @@ from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.sampling import quiet, synchronizer
 from gnnlab.profiling.timing import stopwatch
-from gnnlab.training.objective import Objective, evaluate
 from gnnlab.training.process_group import RankShare
 from gnnlab.training.recipe import why_not
-from gnnlab.training.steps import order, set_dropout
+from gnnlab.training.steps import Objective, evaluate, order, set_dropout
 from gnnlab.workloads.tables import FeatureTable
 
 MARGIN = 0.005  # of a validation score: what is closer is equal

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, shown, whole_numbers
 from gnnlab.workloads.tables import Target
 
 
@@ -107,9 +107,7 @@ def _check(
     if len(cardinalities) < 2:
         raise GnnlabError(f"deepfm: a pair needs two fields or more, got {len(cardinalities)}")
     sizes = {f"cardinality of field {m}": size for m, size in enumerate(cardinalities)}
-    for name, size in (sizes | {"embedding_dim": embedding_dim, "hidden": hidden}).items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise GnnlabError(f"deepfm: {name} must be an integer of 1 or more, got {shown(size)}")
+    whole_numbers(1, **sizes, embedding_dim=embedding_dim, hidden=hidden)
     if hidden % 4:
         raise GnnlabError(f"deepfm: hidden must be a multiple of 4 (the branch halves it twice), got {hidden}")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:

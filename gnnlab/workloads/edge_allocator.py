@@ -1,6 +1,6 @@
 """The edge allocator: on which node of an edge network should the next task run?
 
-    state = random_state(20, seed=0)
+    state = random_states(1, (20, 20), seed=0)[0]
     x, edge_index = torch.from_numpy(features(state)), torch.from_numpy(edges(state))
     scores = load("hybrid")(x, edge_index)               # (20,), the highest is the choice
     state["nodes"][int(decide(scores)[0])]["node_id"]

@@ -1,6 +1,6 @@
 """Networks of edge computing nodes, and what it costs to run the next task on each of them.
 
-    state = random_state(20, seed=0)
+    state = random_states(1, (20, 20), seed=0)[0]
     costs(features(state), edges(state))     # (20,): ms of delay and of energy worth as much, the least is the best
 
 The cost of node i is a model, stated here whole; its constants are assumptions about a task of image recognition, not
@@ -126,17 +126,14 @@ def _random_links(nodes: int, rng: np.random.Generator) -> np.ndarray:
     return np.array(sorted(links), dtype=np.int64).reshape(-1, 2)
 
 
-def random_state(nodes: int, seed: int) -> State:
-    """A network of `nodes` nodes (1 or more) as a state; the same seed gives the same.
+def random_states(count: int, nodes: tuple[int, int] = (5, 200), *, seed: int) -> list[State]:
+    """`count` states of different networks, their sizes uniform between the two of `nodes`, both included.
 
-    >>> random_state(3, seed=0)["nodes"][0]["node_id"]
+    The same seed gives the same.
+
+    >>> random_states(1, (3, 3), seed=0)[0]["nodes"][0]["node_id"]
     'node_0'
     """
-    return _as_state(*random_network(nodes, np.random.default_rng(seed)))
-
-
-def random_states(count: int, nodes: tuple[int, int] = (5, 200), *, seed: int) -> list[State]:
-    """`count` states of different networks, their sizes uniform between the two of `nodes`, both included."""
     rng = np.random.default_rng(seed)
     return [_as_state(*random_network(int(n), rng)) for n in rng.integers(nodes[0], nodes[1] + 1, size=count)]
 

@@ -22,7 +22,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv, global_mean_p
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE, BaseTransform
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, shown, whole_numbers
 
 FIELDS = {"lap": "laplacian_eigenvector_pe", "rwse": "random_walk_pe"}  # the names that PyG gives them
 PE_TYPES = ("none", *FIELDS)
@@ -136,9 +136,7 @@ def _local(hidden: int, heads: int, mpnn_type: str) -> nn.Module:
 
 
 def _check(sizes: dict[str, int], choices: dict[str, tuple[str, tuple[str, ...]]]) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise GnnlabError(f"graph_transformer: {name} must be an integer of 1 or more, got {shown(size)}")
+    whole_numbers(1, **sizes)
     for name, (given, allowed) in choices.items():
         if given not in allowed:
             raise GnnlabError(f"graph_transformer: {name} must be one of {', '.join(allowed)}, got {shown(given)}")
@@ -157,8 +155,8 @@ class Encodings(BaseTransform):
     def __init__(self, kind: str, dim: int):
         if kind not in PE_TYPES:
             raise GnnlabError(f"encodings: {shown(kind)} is not known; one of {', '.join(PE_TYPES)} is needed")
-        if kind != "none" and (not isinstance(dim, int) or dim < 1):
-            raise GnnlabError(f"encodings: dim must be an integer of 1 or more, got {shown(dim)}")
+        if kind != "none":
+            whole_numbers(1, **{"encodings: dim": dim})
         self.kind, self.dim = kind, dim
 
     def forward(self, data: Data) -> Data:

@@ -14,10 +14,13 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, one_line, shown
-from gnnlab.workloads import graphs, user_models
+from gnnlab import user_code
+from gnnlab.errors import GnnlabError, one_line, shown, whole_numbers
+from gnnlab.workloads import graphs
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
+
+WHOLE_GRAPH = ("data", "graph", "batch")  # names of an only argument that mean the Data itself
 
 
 @dataclass
@@ -78,20 +81,16 @@ def build(
         raise GnnlabError(
             f"{shown(model_spec)} is no model{hint}: {', '.join(BUILT_IN)} or module:factory are understood"
         )
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise GnnlabError(f"batch_size must be an integer of 1 or more, got {shown(batch_size)}")
+    whole_numbers(1, batch_size=batch_size)
     graph = graphs.load(graph_spec)
     options = {name: value for name, value in options.items() if value is not None}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if callable(model_spec):
-            model, batch = user_models.build_by(model_spec, graph, options)
-            model_spec = getattr(model_spec, "__name__", "factory")
-        elif model_spec in BUILT_IN:
-            model, batch = BUILT_IN[model_spec](graph, batch_size, options)
+        if not callable(model_spec) and model_spec in BUILT_IN:
+            name, (model, batch) = model_spec, BUILT_IN[model_spec](graph, batch_size, options)
         else:
-            model, batch = user_models.build(model_spec, graph, options)
-    return Workload(model_spec, graph.name, graph, model, batch)
+            name, model, batch = _of_the_user(model_spec, graph, options)
+    return Workload(name, graph.name, graph, model, batch)
 
 
 def _is_known(spec: str) -> bool:
@@ -132,3 +131,105 @@ def _known(name: str, constructor: Callable[..., None], options: dict[str, Any])
             near = difflib.get_close_matches(option, allowed, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise GnnlabError(f"{name} has no option {shown(option)}{hint}; it has {', '.join(allowed) or 'none'}")
+
+
+# ---- the user's own -------------------------------------------------------------------------------------------------
+
+
+def _of_the_user(
+    spec: str | Callable[..., nn.Module], data: Data, options: dict[str, Any]
+) -> tuple[str, nn.Module, Any]:
+    """The name, the module that `factory(data, **options)` returns, and the batch that its forward takes.
+
+    The factory is called without the graph if it asks for none: it has no positional argument, or the first has a
+    default and is not called data or graph. The module is imported, and the factory called, with the current folder
+    on `sys.path`; after that, one forward in eval shows that the model runs.
+    Raises `GnnlabError`, in one line, for whatever goes wrong on the way.
+    """
+    name = getattr(spec, "__name__", "factory") if callable(spec) else spec
+    with user_code.importable():
+        model = _made(name, spec if callable(spec) else user_code.load(spec), data, options)
+    batch = _bind(model, data, name)
+    _try(name, model, batch)
+    return name, model, batch
+
+
+def _bind(model: nn.Module, data: Data, spec: str) -> Any:
+    """What to pass to `model.forward`: a mapping of its arguments to the fields of `data` that have their names.
+
+    A forward takes the whole graph where the only argument that it needs is named data or graph (or batch, if it has
+    no other), or where no argument is named like a field. Arguments with a default are left out where the graph has
+    no such field; `batch` of a single graph is all zeros.
+    """
+    named = _arguments(model)
+    if named is None:
+        return data
+    required = [p for p in named if p.default is p.empty]
+    held = {p.name: value for p in named if (value := _field(data, p.name)) is not None}
+    if len(named) == 1 and named[0].name in WHOLE_GRAPH:
+        return data
+    if len(required) == 1 and (required[0].name in ("data", "graph") or not held):
+        return data
+    missing = [p.name for p in required if p.name not in held]
+    if missing:
+        fields = ", ".join(sorted(set(data.keys()) - {"name"}))
+        raise GnnlabError(f"{spec}: forward wants {', '.join(missing)}, which the graph lacks; it has {fields}")
+    if any(p.kind is p.POSITIONAL_ONLY for p in named):
+        return tuple(held[p.name] for p in required)
+    return held
+
+
+def _arguments(model: nn.Module) -> list[inspect.Parameter] | None:
+    """The arguments of `forward` that have a name; None where it takes whatever comes."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return named if named or not parameters else None
+
+
+def _field(data: Data, name: str) -> Any:
+    if name == "num_nodes":
+        return data.num_nodes
+    if name == "batch" and data.batch is None:
+        return torch.zeros(data.num_nodes, dtype=torch.int64)
+    return data.get(name)
+
+
+def _made(spec: str, factory: Callable[..., Any], data: Data, options: dict[str, Any]) -> nn.Module:
+    arguments = (data,) if _wants_graph(factory) else ()
+    model = user_code.call(spec, factory, *arguments, **options)
+    if not isinstance(model, nn.Module):
+        raise GnnlabError(f"{spec} must return a torch.nn.Module, it returned {shown(model)}")
+    return model
+
+
+def _wants_graph(factory: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    first = parameters[0] if parameters else None
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return False
+    return first.default is first.empty or first.name in ("data", "graph")
+
+
+def _try(spec: str, model: nn.Module, batch: Any) -> None:
+    """One forward in eval; training flags and random state are as before."""
+    training = {module: module.training for module in model.modules()}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            model.eval()
+            if isinstance(batch, dict):
+                model(**batch)
+            elif isinstance(batch, tuple):
+                model(*batch)
+            else:
+                model(batch)
+    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
+        raise GnnlabError(f"{spec}: its forward raised {one_line(error)}") from error
+    finally:
+        for module, flag in training.items():
+            module.training = flag

@@ -18,7 +18,7 @@ import torch
 from numpy.random import Generator, SeedSequence, default_rng
 from scipy.special import expit, softmax
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, shown, whole_numbers
 from gnnlab.workloads.tables import FeatureTable, Target
 
 # a pharmacogenomic table in the order of the seed: field -> categories
@@ -68,10 +68,9 @@ def planted(
 def _check(rows: int, sizes: tuple[int, ...], noise: float, seed: int) -> None:
     if len(sizes) < 2:
         raise GnnlabError(f"a table needs two cardinalities or more, got {shown(sizes)}")
-    least = {"rows": (rows, 1), "seed": (seed, 0), **{f"cardinality {m}": (size, 2) for m, size in enumerate(sizes)}}
-    for name, (value, bound) in least.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-            raise GnnlabError(f"{name} must be an integer of {bound} or more, got {shown(value)}")
+    whole_numbers(1, rows=rows)
+    whole_numbers(0, seed=seed)
+    whole_numbers(2, **{f"cardinality {m}": size for m, size in enumerate(sizes)})
     if not isinstance(noise, (int, float)) or not NOISE[0] <= noise <= NOISE[1]:
         raise GnnlabError(f"noise must be a number in {NOISE[0]}..{NOISE[1]}, got {shown(noise)}")
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, shown, whole_numbers
 
 FACTS = Path(__file__).parent / "data" / "symptom_cliques.json"
 
@@ -59,8 +59,7 @@ class SymptomGAT(nn.Module):
         return cls.from_graph(from_conditions(conditions))
 
     def forward(self, batch_size: int = 1) -> Tensor:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise GnnlabError(f"symptom_gat: batch_size must be an integer of 1 or more, got {shown(batch_size)}")
+        whole_numbers(1, batch_size=batch_size)
         ids = torch.arange(self.num_nodes, device=self.edge_index.device)
         x = self.node_embeddings(ids)  # (N, 64)
         x = self.dropout(F.elu(self.gat1(x, self.edge_index)))  # (N, 512)

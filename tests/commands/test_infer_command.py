@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from edge_states import random_state
 
 from gnnlab import cli
 from gnnlab.commands import infer as infer_command
 from gnnlab.inference.predictor import Predictor
-from gnnlab.workloads.edge_networks import random_state
 
 STATES = [random_state(nodes, nodes) for nodes in (1, 4, 7)]
 GOOD = [json.dumps(state).encode() for state in STATES]

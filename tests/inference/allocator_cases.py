@@ -1,8 +1,7 @@
 """States of edge networks for tests, the odd ones among them."""
 
+from edge_states import random_state
 from hypothesis import strategies as st
-
-from gnnlab.workloads.edge_networks import random_state
 
 KNOWN = ("cpu_util", "mem_util", "energy", "latency", "bandwidth", "queue_len", "node_type")
 

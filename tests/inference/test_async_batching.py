@@ -261,5 +261,5 @@ def test_the_event_loop_stays_free_while_a_batch_runs():
 
 @pytest.mark.parametrize("sizes", [{"max_batch": 0}, {"max_queue": 0}, {"max_batch": 1.5}, {"max_queue": True}])
 def test_sizes_that_are_none_are_refused(sizes):
-    with pytest.raises(GnnlabError, match="an integer of 1 or more is needed"):
+    with pytest.raises(GnnlabError, match="must be an integer of 1 or more"):
         AsyncBatcher(Doubler(), **sizes)

@@ -6,6 +6,7 @@ import pytest
 import rich
 import torch
 from allocator_cases import node, states, usual_states
+from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from gnnlab.inference import compression, engines
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.network_arrays import NetworkArrays
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load
-from gnnlab.workloads.edge_networks import random_state
 
 EXACT = ["fast", "onnx", "openvino"]
 ALONE = {"nodes": [node()], "links": []}

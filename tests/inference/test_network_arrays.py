@@ -3,6 +3,7 @@ import copy
 import numpy as np
 import pytest
 from allocator_cases import node, states, usual_states
+from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.inference import network_arrays, state_checks
 from gnnlab.inference.network_arrays import NetworkArrays, Topologies, Topology
 from gnnlab.workloads.edge_allocator import decide
-from gnnlab.workloads.edge_networks import edges, features, random_state
+from gnnlab.workloads.edge_networks import edges, features
 
 
 def as_set(edge_index):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from allocator_cases import node, states, usual_states
+from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from gnnlab.inference.engines import InferenceEngine
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, Predictor, choose
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load
-from gnnlab.workloads.edge_networks import edges, features, random_state
+from gnnlab.workloads.edge_networks import edges, features
 
 FAST = Predictor("hybrid", "cpu")
 

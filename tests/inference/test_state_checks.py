@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.state_checks import LIMITS, check, check_batch
-from gnnlab.workloads.edge_networks import FEATURES, edges, features, random_state, random_states
+from gnnlab.workloads.edge_networks import FEATURES, edges, features, random_states
 
 GOOD = random_state(4, seed=0)
 NUMBER = "a number 0..1 is needed"

@@ -61,13 +61,6 @@ def test_a_measured_size_gives_its_time_and_others_say_where_they_come_from(pred
     assert predictor.predict(PLANTED, 2, 2, 77, 4000).origin == INTERPOLATED
 
 
-def test_outside_the_hull_is_refused_where_asked():
-    found = TimePredictor.fit(LAYER, planted(), refuse_outside=True)
-    assert found.predict(PLANTED, 1, 1, 4000, 9000).origin == INTERPOLATED
-    with pytest.raises(GnnlabError, match="20000 nodes and 20000 edges lie outside the sizes measured for stages 1-1"):
-        found.predict(PLANTED, 1, 1, 20_000, 20_000)
-
-
 def test_extrapolated_intervals_are_no_narrower(predictor):
     errors = predictor.errors[PLANTED]
     assert errors[EXTRAPOLATED].quantile >= errors[INTERPOLATED].quantile * 0.8

@@ -275,7 +275,7 @@ def test_the_estimates_to_the_digit():
         "relative_pe_dense": 61.0352,
         "relative_pe_sparse": 7.6294,
     }
-    with pytest.raises(GnnlabError, match="num_heads must be a whole number"):
+    with pytest.raises(GnnlabError, match="num_heads must be an integer"):
         estimate_attention_memory(1000, 8.0, 256)
     with pytest.raises(GnnlabError, match="sparse_ratio"):
         estimate_pe_storage(1000, 32, 16, 10)

@@ -68,8 +68,8 @@ def test_ceilings_are_measured_and_every_setting_is_put_back():
     ("wrong", "said"),
     [
         ({"budget_s": 0}, "budget_s must be a positive number"),
-        ({"threads": 0}, "threads must be a whole number"),
-        ({"threads": 1.5}, "threads must be a whole number"),
+        ({"threads": 0}, "threads must be an integer"),
+        ({"threads": 1.5}, "threads must be an integer"),
         ({"device": "tpu7"}, "no device is called 'tpu7'"),
         ({"device": "meta"}, "not on meta"),
     ],

@@ -16,10 +16,9 @@ from training_cases import SIZES, largest_difference, model, tables, weights
 from gnnlab.errors import GnnlabError
 from gnnlab.training import loop as training_module
 from gnnlab.training.loop import TrainingRun, bar, train
-from gnnlab.training.objective import Objective
 from gnnlab.training.process_group import RankShare
 from gnnlab.training.recipe import TrainingRecipe, bf16_on_cpu
-from gnnlab.training.steps import READ_STEPS, LossRecord, Stepper, mixed, order
+from gnnlab.training.steps import READ_STEPS, LossRecord, Objective, Stepper, mixed, order
 from gnnlab.workloads import deepfm
 from gnnlab.workloads.planted_table import planted
 from gnnlab.workloads.tables import FeatureTable, Target

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from gnnlab.workloads.edge_allocator import (
     recipe,
     regret,
 )
-from gnnlab.workloads.edge_networks import costs, edges, features, random_state, random_states
+from gnnlab.workloads.edge_networks import costs, edges, features, random_states
 from gnnlab.workloads.edge_training import batches, results
 
 MODELS = {model_type: load(model_type) for model_type in MODEL_TYPES}
