@@ -9,7 +9,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from rich.table import Table
 
 import gnnlab.commands
 from gnnlab import cli
@@ -18,19 +17,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.lab import compare, discovery, ledger, runner
 from gnnlab.lab.results import Status
 
-HEAVY = (
-    "torch",
-    "torch_geometric",
-    "numpy",
-    "pandas",
-    "scipy",
-    "matplotlib",
-    "openvino",
-    "papermill",
-    "pydantic",
-    "rich",
-    "yaml",
-)
+HEAVY = {"torch", "numpy", "pandas", "scipy", "matplotlib", "openvino", "papermill", "pydantic", "rich", "yaml"}
 
 
 def said(capsys, *arguments):
@@ -75,7 +62,7 @@ def test_help_loads_nothing_heavy(arguments):
     code = f"import sys; from gnnlab.cli import main; code = main({arguments!r}); print(*sys.modules); sys.exit(code)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
-    assert not set(HEAVY) & set(ended.stdout.splitlines()[-1].split())
+    assert not HEAVY & set(ended.stdout.splitlines()[-1].split())
 
 
 def test_notebooks_are_read_and_validated_without_what_loads_for_seconds():
@@ -153,16 +140,13 @@ def test_a_pipe_without_a_reader_is_no_traceback():
 
 
 def test_run_passes_on_what_is_asked(asked):
+    assert cli.main(["run"]) == 0
+    assert (asked.numbers, asked.params_set) == ([], "quick")
+    assert asked.options == {"force": False, "runs": 1, "overrides": []}
     given = ["-p", "rate", "-1e-3", "-p", "sizes", "[-1, 2]"]
     assert cli.main(["run", "01", "2", "--params", "full", "--force", "--runs", "5", *given]) == 0
     assert (asked.numbers, asked.params_set) == (["01", "2"], "full")
     assert asked.options == {"force": True, "runs": 5, "overrides": [("rate", "-1e-3"), ("sizes", "[-1, 2]")]}
-
-
-def test_run_without_more_is_every_notebook_with_quick_parameters(asked):
-    assert cli.main(["run"]) == 0
-    assert (asked.numbers, asked.params_set) == ([], "quick")
-    assert asked.options == {"force": False, "runs": 1, "overrides": []}
 
 
 @pytest.mark.parametrize(
@@ -180,14 +164,11 @@ def test_run_in_no_repository_says_so(capsys, tmp_path, monkeypatch):
     assert code == 2 and "holds notebooks/ and params/" in err
 
 
-def test_report_renders_the_site_and_prints_its_page(capsys, repository, monkeypatch):
+def test_report_renders_the_site_and_prints_its_page_or_names_the_run(capsys, repository, monkeypatch):
     site = types.SimpleNamespace(build_site=lambda folder: folder / "index.html")
     monkeypatch.setitem(sys.modules, "gnnlab.lab.report", site)
     monkeypatch.setattr(gnnlab.lab, "report", site, raising=False)
     assert said(capsys, "report") == (0, f"{repository / 'outputs/quick/index.html'}\n", "")
-
-
-def test_report_of_what_never_ran_names_the_run(capsys, repository):
     code, _, err = said(capsys, "report", "--params", "full")
     assert code == 2 and "run gnnlab run --params full first" in err
 
@@ -233,18 +214,13 @@ def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, m
     assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
     assert said(capsys, "compare", "elsewhere", "quick", "--json") == (0, "JSON\n", "")
     assert compared[0] == (repository / "outputs/quick", Path("elsewhere"))
+    code, _, err = said(capsys, "compare", "quick", "nowhere")
+    assert code == 2 and "'nowhere'" in err and len(err.splitlines()) == 1
 
 
 def test_a_table_is_not_cut_to_a_narrow_page_in_a_file(capsys, repository, judged):
-    table = Table("wide")
-    table.add_row("x" * 120)
-    judged.text = table
+    judged.text = tables.table("wide", ["a"], [["x" * 120]])
     assert "x" * 120 in said(capsys, "claims")[1]
-
-
-def test_compare_with_a_folder_that_is_not_there_says_so(capsys, repository):
-    code, _, err = said(capsys, "compare", "quick", "nowhere")
-    assert code == 2 and "'nowhere'" in err and len(err.splitlines()) == 1
 
 
 def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):

@@ -28,7 +28,7 @@ from gnnlab.errors import GnnlabError
 
 from . import provenance, results
 from .provenance import Fingerprint
-from .table import Strict
+from .table import Strict, sha256
 
 BY_HAND = "by_hand"  # below a folder of results: those of cells that someone runs one by one
 STAGED = "GNNLAB_STAGED"  # in the environment of a kernel that the runner started: where its results wait
@@ -294,7 +294,7 @@ def _lost(name: str, folder: Path, run: Run) -> str | None:
     for file in (f"{name}.ipynb", *figures, *([samples.name] if result.samples_sha256 else [])):
         if not (folder / file).is_file():
             return f"{file} is missing"
-    if result.samples_sha256 and results.sha256(samples) != result.samples_sha256:
+    if result.samples_sha256 and sha256(samples.read_bytes()) != result.samples_sha256:
         return f"{samples.name} is not the one that {path.name} names"
     return None
 

@@ -111,7 +111,11 @@ def build_site(out_dir: Path) -> Path:
     judged = ledger.judge(out_dir)
     files.write_json(out_dir / ledger.RECORD, judged.to_dict())
     stems = {path.name.removesuffix(".json").removesuffix(".failed") for path in out_dir.glob("[0-9][0-9]_*.json")}
-    entries = [_entry(out_dir, stem, judged.rows) for stem in sorted(stems)]
+    entries = [Entry(stem, title=_spoken(stem)) for stem in sorted(stems)]
+    for entry in entries:
+        of_notebook = [row for row in judged.rows if row.notebook == entry.number]
+        entry.result, entry.page = _rendered(out_dir, entry.stem, entry, of_notebook)
+        entry.failure, entry.failure_page = _rendered(out_dir, f"{entry.stem}.failed", entry, [])
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
     rows = [ledger_view.line(record, lambda r: _figure_link(r, entries), older) for record in judged.rows]
     newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
@@ -150,14 +154,6 @@ def _counts(rows: Sequence[ledger_view.LedgerLine]) -> list[tuple[Badge, int]]:
     return [(badge, count) for badge, count in found if count]
 
 
-def _entry(out_dir: Path, stem: str, judged: Sequence[Judged]) -> Entry:
-    entry = Entry(stem=stem, title=_spoken(stem))
-    of_notebook = [row for row in judged if row.notebook == stem[:2]]
-    entry.result, entry.page = _rendered(out_dir, stem, entry, of_notebook)
-    entry.failure, entry.failure_page = _rendered(out_dir, f"{stem}.failed", entry, [])
-    return entry
-
-
 def _rendered(out_dir: Path, name: str, entry: Entry, judged: Sequence[Judged]) -> tuple[ResultFile | None, str | None]:
     """The result `name`.json and the name of its page, rendered when it is older than what it is made from."""
     from . import notebook_html
@@ -165,24 +161,16 @@ def _rendered(out_dir: Path, name: str, entry: Entry, judged: Sequence[Judged]) 
     result_path, notebook_path, page = (out_dir / f"{name}{suffix}" for suffix in (".json", ".ipynb", ".html"))
     if not result_path.exists():
         return None, None
+    result = None
     try:
         result = results.read(result_path)
-    except GnnlabError as error:
-        entry.problems.append(_without(out_dir, error))
-        return None, None
-    try:
         entry.title = notebook_html.title(notebook_html.read(notebook_path)) or entry.title
         if _stale(page, [result_path, notebook_path, *results.further_runs(out_dir, name)]):
             render_notebook(notebook_path, result_path, judged)
-    except GnnlabError as error:
-        entry.problems.append(_without(out_dir, error))
+    except GnnlabError as error:  # with file names as they are in the folder of the page
+        entry.problems.append(str(error).replace(f"{out_dir}{os.sep}", ""))
         return result, None
     return result, page.name
-
-
-def _without(out_dir: Path, error: Exception) -> str:
-    """The message with file names as they are in the folder of the page."""
-    return str(error).replace(f"{out_dir}{os.sep}", "")
 
 
 def _stale(page: Path, sources: list[Path]) -> bool:

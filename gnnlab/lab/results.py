@@ -6,7 +6,6 @@ The JSON is the truth of a run; ledger, reports and comparisons are computed fro
 
 from __future__ import annotations
 
-import hashlib
 import json
 from enum import StrEnum
 from pathlib import Path
@@ -64,12 +63,6 @@ class ResultFile(Strict):
 def samples_path(path: Path) -> Path:
     """Where the samples of the result file at `path` lie."""
     return Path(path).with_suffix(".samples.parquet")
-
-
-def sha256(path: Path) -> str:
-    """Of a file's content, as a result file names its samples."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write(path: Path, result: ResultFile, table: Table | None = None) -> None:

@@ -246,19 +246,10 @@ class Lab:
 
     def verdicts(self) -> None:
         """Show what this run says of the claims that rest on this notebook."""
-        lines = [ledger_view.line(row) for row in self.judged()]
-        said = [
-            {
-                "claim": line.record.id,
-                "claimed": line.claimed,
-                "measured here": line.measured or "not here",
-                "95 % interval": line.interval,
-                "verdict": line.badge.word,
-                "why": line.record.why,
-            }
-            for line in lines
-        ]
-        display(headed(pd.DataFrame(said), "claim") if said else pd.DataFrame())
+        columns = ["claim", "claimed", "measured here", "95 % interval", "verdict", "why"]
+        lines = [(of.record, of) for of in map(ledger_view.line, self.judged())]
+        rows = [(r.id, of.claimed, of.measured or "not here", of.interval, of.badge.word, r.why) for r, of in lines]
+        display(headed(pd.DataFrame(rows, columns=columns), "claim"))
 
     def judged(self) -> list[ledger.Judged]:
         """The claims of this notebook, judged by this run alone."""

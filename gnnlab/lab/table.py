@@ -251,20 +251,29 @@ class Table:
         buffer = io.BytesIO()
         pq.write_table(content, buffer, compression="zstd")
         write_atomically(path, lambda file: file.write(buffer.getvalue()), mode="wb")
-        return hashlib.sha256(buffer.getvalue()).hexdigest()
+        return sha256(buffer.getvalue())
 
-    def read_samples(self, path: Path, sha256: str) -> None:
-        """Take the samples of the rows from a file of `write_samples`. Raises `GnnlabError` where it is another one."""
+    def read_samples(self, path: Path, told: str) -> None:
+        """Take the samples of the rows from the file of `write_samples`, which returned `told`.
+
+        Raises:
+            GnnlabError: it is missing, or another file.
+        """
         try:
             content = Path(path).read_bytes()
         except OSError as error:
             raise GnnlabError(f"could not read the samples {path}: {error.strerror}; run the notebook again") from None
-        if hashlib.sha256(content).hexdigest() != sha256:
+        if sha256(content) != told:
             raise GnnlabError(f"the samples {path} are not those of their result file; run the notebook again")
         found = pq.read_table(io.BytesIO(content)).to_pandas()
         rows = list(self)
         for place, part in found.groupby("row", sort=False):
             self._samples[rows[place].id] = part["value"].to_numpy()
+
+
+def sha256(content: bytes) -> str:
+    """As a result file names its samples."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def fits(value: Any, wanted: Any) -> bool:

@@ -107,24 +107,13 @@ def test_the_word_follows_the_interval_and_the_direction(tmp_path: Path, a: Row,
 def test_a_row_is_known_by_study_keys_and_form(tmp_path: Path) -> None:
     rows = [time(10, 0.1, keys={"size": size}, form=form) for size in ("s", "m") for form in ("PyG", "gnnlab")]
     found = compare.compare(write(tmp_path / "a", *rows), write(tmp_path / "b", *reversed(rows)))
-    assert [(c.keys["size"], c.form) for c in found.changes] == [
-        ("s", "PyG"),
-        ("s", "gnnlab"),
-        ("m", "PyG"),
-        ("m", "gnnlab"),
-    ]
+    assert [(c.keys["size"], c.form) for c in found.changes] == [(row.keys["size"], row.form) for row in rows]
     assert {c.word for c in found.changes} == {"no difference seen"}
 
 
 def raced(ratio: float, half: float, **changes: Any) -> Row:
-    fields = {
-        "form": "gnnlab",
-        "baseline": "PyG",
-        "ratio": ratio,
-        "ratio_low": ratio - half,
-        "ratio_high": ratio + half,
-    }
-    return time(10, 0.1, **fields | changes)
+    ends = {"ratio_low": ratio - half, "ratio_high": ratio + half}
+    return time(10, 0.1, **{"form": "gnnlab", "baseline": "PyG", "ratio": ratio, **ends} | changes)
 
 
 @pytest.mark.parametrize(

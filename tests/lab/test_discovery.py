@@ -54,24 +54,14 @@ def test_notebooks_come_after_what_they_need_and_else_by_number(repository):
     assert list(discovery.notebooks(repository)) == ["02", "04", "01", "03", "05"]
 
 
-@pytest.mark.parametrize("word", ["01", "1", "01_first", "notebooks/01_first.ipynb"])
-def test_a_notebook_is_chosen_by_number_name_or_path(repository, word):
-    notebook(repository, "01_first")
-    assert [chosen.name for chosen in discovery.select(discovery.notebooks(repository), [word])] == ["01_first"]
-
-
-def test_the_wanted_ones_keep_their_order_and_none_wanted_is_all(repository):
+def test_notebooks_are_chosen_by_number_name_or_path_and_keep_their_order(repository):
     for name in ("01_a", "02_b", "03_c"):
         notebook(repository, name)
     found = discovery.notebooks(repository)
-    assert [chosen.number for chosen in discovery.select(found, ["3", "1", "01"])] == ["01", "03"]
+    for word in ("01", "1", "01_a", "notebooks/01_a.ipynb"):
+        assert [chosen.number for chosen in discovery.select(found, ["3", word, "01"])] == ["01", "03"]
     assert len(discovery.select(found, [])) == 3
-
-
-def test_a_notebook_that_is_not_there_is_refused_with_those_that_are(repository):
-    notebook(repository, "01_first")
-    found = discovery.notebooks(repository)
-    assert "there is no notebook '2'; there are: 01_first" in refused(discovery.select, found, ["2"])
+    assert "there is no notebook '4'; there are: 01_a, 02_b, 03_c" in refused(discovery.select, found, ["4"])
     assert "no notebooks" in refused(discovery.select, {}, [])
 
 
@@ -130,16 +120,11 @@ def quick(repository):
     return discovery.parameter_set("quick", repository)
 
 
-def test_given_parameters_are_understood_and_defaults_are_left_to_the_notebook(chosen, quick):
+def test_given_parameters_are_understood_an_override_first_and_defaults_are_left_to_the_notebook(chosen, quick):
     given = discovery.read_parameters(chosen, quick, [("rate", "1e-3")])
     assert given == {"01_first": {"width": 9}, "02_second": {"width": 9, "rate": 0.001}}
-
-
-def test_an_override_goes_before_the_file(chosen, quick):
-    assert discovery.read_parameters(chosen, quick, [("width", "10")])["01_first"] == {"width": 10}
-
-
-def test_a_notebook_without_a_file_has_no_parameters(chosen, quick):
+    given = discovery.read_parameters(chosen[:1], quick, [("width", "10")], every=chosen)  # goes before the file
+    assert given == {"01_first": {"width": 10}}
     quick.file(chosen[0]).unlink()
     assert discovery.read_parameters(chosen, quick)["01_first"] is None
 
@@ -157,24 +142,17 @@ def test_a_wrong_override_is_refused(chosen, quick, overrides, part):
     assert part in refused(discovery.read_parameters, chosen, quick, overrides)
 
 
-def test_a_wrong_file_is_named(chosen, quick):
-    quick.file(chosen[1]).write_text("widht: 5")
-    message = refused(discovery.read_parameters, chosen, quick)
-    assert "02_second.yaml: unknown parameter 'widht'; did you mean 'width'?" in message
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("01_frist.yaml", "did you mean 01_first.yaml?"), ("02_second.yml", "02_second.yaml"), ("x.yaml", "")],
 )
-def test_a_file_that_belongs_to_no_notebook_is_refused(chosen, quick, name, hint):
+def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(chosen, quick, name, hint):
+    quick.file(chosen[1]).write_text("widht: 5")
+    message = refused(discovery.read_parameters, chosen, quick)
+    assert "02_second.yaml: unknown parameter 'widht'; did you mean 'width'?" in message
     (quick.folder / name).write_text("")
     message = refused(discovery.read_parameters, chosen, quick)
     assert f"{name} belongs to no notebook" in message and hint in message
-
-
-def test_files_of_notebooks_that_were_not_chosen_are_no_strays(chosen, quick):
-    assert list(discovery.read_parameters(chosen[:1], quick, every=chosen)) == ["01_first"]
 
 
 def test_a_notebook_must_declare_where_its_results_go(repository, quick):

@@ -70,7 +70,6 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(declared):
     ("line", "part"),
     [
         ("x: int = open('f').read()  # m", "not a literal"),
-        ("x: int = __import__('os').system('true')  # m", "not a literal"),
         ("x = 5  # m", "not of the form"),
         ("import os", "not of the form"),
         ("x: int  # m", "not of the form"),
@@ -179,23 +178,14 @@ def test_what_does_not_fit_is_refused_with_what_is_allowed(declared, name, given
 
 
 @pytest.mark.parametrize("name", ["hiden", "Hidden", "", 5, None, ("a",)])
-def test_an_unknown_name_is_refused(declared, name):
-    assert "unknown parameter" in refused(parameters.check, {name: 1}, declared)
+def test_an_unknown_name_is_refused_and_the_closest_named(declared, name):
+    told = refused(parameters.check, {name: 1}, declared)
+    assert "unknown parameter" in told and ("did you mean 'hidden'?" in told) == (name in ("hiden", "Hidden"))
 
 
-def test_the_closest_name_is_named(declared):
-    assert "did you mean 'hidden'?" in refused(parameters.check, {"hiden": 64}, declared)
-
-
+PLAIN = (st.none, st.booleans, st.integers, st.floats, st.text, st.binary, st.complex_numbers, st.dates)
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | st.complex_numbers()
-    | st.dates(),
+    st.one_of(*(kind() for kind in PLAIN)),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner),
     max_leaves=5,
 )
@@ -245,11 +235,6 @@ def test_no_parameter_file_makes_anything_but_a_parameter_error(tmp_path_factory
         assert len(str(error).splitlines()) == 1
 
 
-def test_a_parameter_file_is_read(tmp_path):
-    (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfhidden: 128\r\nrates: [1e-3, 0.5]\r\n")
-    assert parameters.load_yaml(tmp_path / "a.yaml") == {"hidden": 128, "rates": [0.001, 0.5]}
-
-
 @pytest.mark.parametrize(
     ("content", "part"),
     [
@@ -280,6 +265,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
     [
         ("", {}),
         ("---\n", {}),
+        ("\ufeffhidden: 128\r\nrates: [1e-3, 0.5]\r\n", {"hidden": 128, "rates": [0.001, 0.5]}),
         ("a: [1, 2]\nb:\n  - x\n  - y", {"a": [1, 2], "b": ["x", "y"]}),
         ("a: 1e-3\nb: 1E5\nc: .5\nd: 1_000\ne: -7", {"a": 0.001, "b": 1e5, "c": 0.5, "d": 1000, "e": -7}),
         ("a: '1'\nb: true\nc: ~\nd:", {"a": "1", "b": True, "c": None, "d": None}),
@@ -291,7 +277,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
     ],
 )
 def test_a_parameter_file_means_what_a_reader_expects(tmp_path, text, expected):
-    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "a.yaml").write_bytes(text.encode())
     assert parameters.load_yaml(tmp_path / "a.yaml") == expected
 
 
@@ -310,9 +296,6 @@ def test_a_parameter_file_means_what_a_reader_expects(tmp_path, text, expected):
 )
 def test_a_value_on_a_command_line_is_read_by_its_type(declared, name, text, value):
     assert parameters.parse(text, declared[name]) == value
-
-
-def test_a_bad_value_on_a_command_line_names_what_is_allowed(declared):
     assert "nodes: got '[1,'" in refused(parameters.parse, "[1,", declared["nodes"])
 
 
@@ -335,13 +318,9 @@ def test_a_namespace_gives_the_declared_parameters_understood(declared):
     assert list(values) == list(declared)
 
 
-def test_an_undeclared_injected_name_is_found(declared):
-    assert "did you mean 'hidden'" in refused(
-        parameters.from_namespace, executed(declared, "# Parameters\nhiden = 16\n"), declared
-    )
-
-
-def test_a_namespace_before_the_parameters_cell_is_refused(declared):
+def test_an_undeclared_injected_name_is_found_and_a_namespace_before_the_parameters_cell_refused(declared):
+    namespace = executed(declared, "# Parameters\nhiden = 16\n")
+    assert "did you mean 'hidden'" in refused(parameters.from_namespace, namespace, declared)
     assert "graph has no value" in refused(parameters.from_namespace, {}, declared)
 
 

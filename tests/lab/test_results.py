@@ -5,6 +5,7 @@ import math
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from pydantic import ValidationError
 from table_rows import TORCH, counted, put
@@ -32,6 +33,7 @@ def test_rows_and_samples_read_back_as_they_were_written(tmp_path, result_file):
     again = results.table_of(path, result)
     assert [again.samples_of(each) is not None for each in again] == [True, False, False]
     assert again.samples_of(result.rows[0]).tolist() == [1.0, 2.0, 3.0] * 3
+    assert list(pd.read_parquet(results.samples_path(path)).columns) == ["row", "sample", "value"]
 
 
 @pytest.mark.parametrize("name", sorted(set(Row.model_fields) - {"reason", "notes"}))

@@ -1,7 +1,5 @@
 """A row that contradicts itself is refused; what is written is read back, samples and all."""
 
-import numpy as np
-import pandas as pd
 import pytest
 from table_rows import TORCH
 
@@ -59,12 +57,6 @@ def test_a_count_is_exact():
     assert found.low == found.value == found.high == 6
 
 
-def test_a_row_takes_the_place_of_the_one_that_it_measures_again():
-    table = Table([row(**GOOD), row(**{**GOOD, "form": "PyG"})])
-    table.put(row(**{**GOOD, "value": 1.05}), [1.05] * 7)
-    assert [(r.form, r.value) for r in table] == [("gnnlab", 1.05), ("PyG", 1.0)]
-
-
 def test_as_many_samples_as_n():
     with pytest.raises(GnnlabError, match="3 samples, and n = 7"):
         Table().put(row(**GOOD), [1, 2, 3])
@@ -75,30 +67,6 @@ def test_rows_are_selected_by_study_form_and_keys():
     assert len(table.select("gat_layer", "gnnlab", {"size": ["a", "c"]})) == 2
     assert table.select("gat_layer", "gnnlab", {"features": 500}) == []
     assert [each.keys["size"] for each in table.select("gat_layer")] == ["a", "b", "c"]
-
-
-def test_samples_come_back_as_they_were_written(tmp_path):
-    table = Table()
-    for form, n in (("a", 3), ("b", 0), ("c", 5)):
-        fields = {**GOOD, "form": form, "n": n or 7}
-        table.put(row(**fields), np.arange(n) / 3)
-    sha = table.write_samples(tmp_path / "s.parquet")
-    again = Table(list(table))
-    again.read_samples(tmp_path / "s.parquet", sha)
-    found = {r.form: again.samples_of(r) for r in again}
-    assert found["b"] is None
-    np.testing.assert_array_equal(found["c"], np.arange(5) / 3)
-    assert list(pd.read_parquet(tmp_path / "s.parquet").columns) == ["row", "sample", "value"]
-
-
-def test_samples_of_another_run_are_refused(tmp_path):
-    table = Table()
-    table.put(row(**GOOD), [1.0] * 7)
-    table.write_samples(tmp_path / "s.parquet")
-    with pytest.raises(GnnlabError, match="not those of their result file"):
-        Table(list(table)).read_samples(tmp_path / "s.parquet", "0" * 64)
-    with pytest.raises(GnnlabError, match="could not read the samples"):
-        Table(list(table)).read_samples(tmp_path / "none.parquet", "0" * 64)
 
 
 # ---- for a reader
