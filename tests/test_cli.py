@@ -233,17 +233,12 @@ def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
 
 def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
     given = []
-    monkeypatch.setitem(
-        sys.modules, "gnnlab.commands.profile", types.SimpleNamespace(run=lambda a, show: given.append(a) or 0)
-    )
-    monkeypatch.setattr(gnnlab.commands, "profile", sys.modules["gnnlab.commands.profile"], raising=False)
+    command = types.SimpleNamespace(run=lambda a, show: given.append(a) or 0)
+    monkeypatch.setitem(sys.modules, "gnnlab.commands.profile", command)
+    monkeypatch.setattr(gnnlab.commands, "profile", command, raising=False)
     sizes = ["--hidden_dim", "512", "--num-layers", "12", "--num_nodes", "1000", "--ffn-dim", "64", "--num_heads", "2"]
-    assert (
-        cli.main(
-            ["profile", "--model", "m:f", "--dataset", "karate", *sizes, "--profile", "runtime", "flops", "--json"]
-        )
-        == 0
-    )
+    named = ["--model", "m:f", "--dataset", "karate", "--profile", "runtime", "flops", "--json"]
+    assert cli.main(["profile", *sizes, *named]) == 0
     (a,) = given
     assert (a.model, a.graph, a.profile, a.json) == ("m:f", "karate", ["runtime", "flops"], "-")
     assert (a.hidden_dim, a.num_layers, a.num_nodes, a.ffn_dim, a.num_heads) == (512, 12, 1000, 64, 2)

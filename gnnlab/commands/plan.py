@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery
+from gnnlab.lab import runner
 from gnnlab.planning import store as plan_store
 from gnnlab.planning import table_costs
 from gnnlab.planning.costs import Shares
@@ -38,8 +38,7 @@ def run(arguments: Namespace, show: Show) -> int:
         raise GnnlabError("which graph? give --nodes and --edges, or --graph, not both")
     if arguments.execute and arguments.graph is None:
         raise GnnlabError("nothing to execute: give a graph, as --graph digits")
-    root = discovery.root()
-    folder = discovery.output_folder(discovery.parameter_set(arguments.params, root), [], root)
+    folder = runner.output_folder(arguments.params)
     costs = table_costs.load_costs(folder / TABLES, arguments.units or ())
     if arguments.graph is not None:
         graph = Graph.of(graphs.load(arguments.graph), costs.layer.features)

@@ -61,7 +61,7 @@ def test_the_place_is_the_cell_and_its_heading():
     assert Progress(0, print, cell=3, heading="Scaling").place == "cell [3], under 'Scaling'"
 
 
-def test_clean_takes_out_the_marks_of_papermill_and_leaves_the_rest(tmp_path):
+def test_clean_takes_out_the_marks_of_papermill_once_and_leaves_the_rest(tmp_path):
     error = nbformat.v4.new_output("error", ename="KeyError", evalue="'x'", traceback=[])
     cells = [
         nbformat.v4.new_markdown_cell("red", metadata={"tags": ["papermill-error-cell-tag"]}),
@@ -70,10 +70,6 @@ def test_clean_takes_out_the_marks_of_papermill_and_leaves_the_rest(tmp_path):
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "out.ipynb")
     execution.clean(tmp_path / "out.ipynb")
     assert [cell.source for cell in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells] == ["x"]
-
-
-def test_clean_does_not_write_what_has_no_marks(tmp_path):
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x")]), tmp_path / "out.ipynb")
     before = (tmp_path / "out.ipynb").stat().st_mtime_ns
     execution.clean(tmp_path / "out.ipynb")
     assert (tmp_path / "out.ipynb").stat().st_mtime_ns == before

@@ -1,6 +1,5 @@
 """What a Study draws, shows and says is of its rows, and only of those that were kept."""
 
-import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 from table_rows import TORCH
@@ -63,12 +62,8 @@ def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
     assert sum(isinstance(patch, Rectangle) and bool(patch.get_hatch()) for patch in npu.patches) == 1
     shades = torch.collections[0].get_array()
     assert shades[0, 0] == pytest.approx(2) and shades[1, 0] == pytest.approx(1)  # of the least of each row
-    assert (
-        "row's least" in bar.get_ylabel()
-        and "time (ms)" in fig.legends[0].texts[0].get_text()
-        and "stage" in alt
-        and "size" in alt
-    )
+    assert "row's least" in bar.get_ylabel() and "time (ms)" in fig.legends[0].texts[0].get_text()
+    assert "stage" in alt and "size" in alt
     assert fig.get_suptitle().startswith("Cells: from 0.005 ms")
     assert [label.get_text() for label in torch.get_xticklabels()] == ["10/20", "100/200"]
 
@@ -87,9 +82,8 @@ def test_a_scatter_of_two_forms_pairs_them_by_cell_and_draws_the_line_of_equalit
     found.scatter(x="torch", y="npu")
     fig, alt = drawn(found, "cells-scatter")
     ax = fig.axes[0]
-    assert (
-        sum(len(line.get_xdata()) for line in ax.lines if line.get_marker() in ("o", "*")) == 3
-    )  # one of the four cells has no number
+    drawn_points = sum(len(line.get_xdata()) for line in ax.lines if line.get_marker() in ("o", "*"))
+    assert drawn_points == 3  # one of the four cells has no number
     assert ax.get_xlabel() == "torch (ms)" and "equality" in alt
     assert "both are equal" in [text.get_text() for text in fig.legends[0].texts]
 
@@ -220,7 +214,4 @@ def test_nothing_measured_is_said_and_not_drawn():
     assert list(found._lab.figures) == ["cells-marks"]
     found.only(form="cpu").marks(row="form", column="device")
     assert found._lab.said[-1] == "Cells, form cpu: nothing was measured."
-
-
-def test_a_study_without_rows_says_so():
-    assert isinstance(study().shown(), pd.DataFrame) and study().finding() == "Cells: nothing was measured"
+    assert study().finding() == "Cells: nothing was measured" and len(study().shown()) == 1
