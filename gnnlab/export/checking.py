@@ -78,8 +78,8 @@ def check_graphs(layer: StagedLayer, size: tuple[int, int] | None = None) -> dic
 def reason_of(error: BaseException) -> str:
     """What a foreign exception says, on one line: that which names an operation where there is one, else its first."""
     lines = [line.strip(" -\t") for line in str(error).splitlines()]
-    telling = next((line for line in lines if "failed for" in line or "rule found" in line), None)
-    return one_line(error) if telling is None else f"{type(error).__name__}: {telling}"[:160]
+    operation = next((line for line in lines if "failed for" in line or "rule found" in line), None)
+    return one_line(error) if operation is None else f"{type(error).__name__}: {operation}"[:160]
 
 
 def feed_for(artefact: Artefact, layer: StagedLayer, values: Arrays) -> Feed:

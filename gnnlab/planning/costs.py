@@ -12,7 +12,7 @@ the copy is on the account of the unit that writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,7 @@ class Model:
     layer: StagedLayer
     costs: TableCosts
     separate: frozenset[str] = frozenset()
-    _calls: Mapping[tuple, tuple[Span, ...] | None] = field(default_factory=dict, repr=False)
+    _calls: dict[tuple, tuple[Span, ...] | None] = field(default_factory=dict, init=False, repr=False)
 
     def pieces(self, unit: str, first: int, last: int, shared: bool) -> tuple[Span, ...] | None:
         """The calls by which a unit runs a block; None where a time is missing."""

@@ -148,7 +148,7 @@ class Planner:
     max_blocks: int = 2
     draws: int = DRAWS
     seed: int = 0
-    _drawn: dict = field(default_factory=dict, repr=False)
+    _drawn: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

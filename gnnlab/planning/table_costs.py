@@ -76,7 +76,7 @@ class TableCosts:
     bandwidth: float = 1.0
     measured: Mapping[Key, CellResult] = field(default_factory=dict)
     made_from: str = ""
-    _known: dict[tuple, Any] = field(default_factory=dict, repr=False)
+    _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if unknown := [u for u in self.units if u not in self.simulated and u not in self.predictor.units]:
@@ -87,7 +87,7 @@ class TableCosts:
 
     def only(self, *names: str) -> TableCosts:
         """The same with these units alone."""
-        return replace(self, units=names, _known={})
+        return replace(self, units=names)
 
     def with_simulated(self, names: Collection[str] = SIMULATED, npu_cannot: Collection[str] = SCATTERS) -> TableCosts:
         """The same with simulated devices; `npu_cannot`: names of stages that the NPU does not run."""
@@ -95,7 +95,7 @@ class TableCosts:
         if NPU in found:
             found[NPU] = replace(found[NPU], cannot=frozenset(npu_cannot))
         named = tuple(dict.fromkeys([*self.units, *names]))
-        return replace(self, units=named, simulated={**self.simulated, **found}, _known={})
+        return replace(self, units=named, simulated={**self.simulated, **found})
 
     def with_measured(
         self, calls: Collection[Key], measure: Callable[[Cell, Settings], CellResult], models: Path | str, budget_s=0.1
@@ -107,7 +107,7 @@ class TableCosts:
             outcome = measure(cell, Settings(str(models), budget_s))
             if outcome.status == "measured":
                 found[unit, first, last, nodes, edges] = outcome
-        return replace(self, measured=found, _known={})
+        return replace(self, measured=found)
 
     def with_bandwidth(self, factor: float) -> TableCosts:
         return replace(self, bandwidth=self.bandwidth * factor)
