@@ -1,9 +1,8 @@
-"""Sums over neighbours at the speed of the memory, and the attention weights of such sums.
+"""Sums over neighbours at the speed of the memory.
 
     neighbours = Neighbours.prepare(edge_index, num_nodes)
     weighted_sum(x, neighbours, weight)     # out[i] = sum over the edges (j -> i) of weight[edge] * x[j]
     mean(x, neighbours)                     # out[i] = mean over the edges (j -> i) of x[j], 0 where there are none
-    edge_softmax(a, b, neighbours, 0.2)     # softmax over the edges of each i of LeakyReLU(a[j] + b[i])
 
 The usual form gathers a row for each edge, multiplies, and scatters: it writes and reads E x F numbers three times.
 Here one embedding bag reads each source row as it adds, so only x and the result move. The backward pass is the same
@@ -12,17 +11,18 @@ bag on the transposed graph, and a dot product for each edge where weights want 
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.neighbours import Neighbours
 
-__all__ = ["Neighbours", "bag", "edge_products", "edge_softmax", "mean", "weighted_sum", "weighted_sum_sorted"]
+__all__ = ["Neighbours", "bag", "edge_products", "mean", "segment_sum", "weighted_sum", "weighted_sum_sorted"]
 
-CHUNK_NUMBERS = 1 << 18  # of a product per edge that are in memory at once: 1 MiB of float32, within the L2 cache
+CHUNK_NUMBERS = 1 << 16  # of a product per edge that are in memory at once: 256 KiB of float32, within the L2 cache
 # exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
 SAFE_SCORE = 60.0
 
@@ -71,16 +71,40 @@ def bag(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
 def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     """a[target] . b[source] for each edge, (E,) in the order of `neighbours.col`; a (N, F), b (num_sources, F).
 
-    In pieces that fit into the cache, so that the E x F products are never in memory.
+    The E x F products are never in memory: torch's sampled product sums each edge's as it makes them; on other devices
+    and in precisions that it lacks they are made in pieces that fit into the cache.
     """
-    edges, width = neighbours.num_edges, a.shape[1]
-    step = max(1, CHUNK_NUMBERS // max(width, 1))
-    out = a.new_empty(edges)
-    for start in range(0, edges, step):
+    if _samples(a, neighbours):
+        return _sampled(a, b, neighbours)
+    step = max(1, CHUNK_NUMBERS // max(a.shape[1], 1))
+    out = a.new_empty(neighbours.num_edges)
+    for start in range(0, neighbours.num_edges, step):
         piece = slice(start, start + step)
         product = a.index_select(0, neighbours.row[piece]).mul_(b.index_select(0, neighbours.col[piece]))
         torch.sum(product, dim=1, out=out[piece])
     return out
+
+
+def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = None) -> Tensor:
+    """Sums over the edges of each target of `values` (E,) or (E, H), (N,) or (N, H), without autograd.
+
+    The values stand in the order of `neighbours.col`; or anywhere, and `order` (E,) says where.
+    """
+    if values.shape[0] == 0 or values.numel() == 0:
+        return values.new_zeros(neighbours.num_nodes, *values.shape[1:])
+    if values.dim() == 1 or values.shape[1] == 1:
+        values = values if order is None else values.index_select(0, order)
+        return torch.segment_reduce(values, "sum", offsets=neighbours.offsets, unsafe=True)
+    order = neighbours.places if order is None else order
+    values = values.contiguous()
+    return torch.embedding_bag(values, order, neighbours.rowptr, False, 0, False, None, include_last_offset=True)[0]
+
+
+def segment_max(values: Tensor, neighbours: Neighbours) -> Tensor:
+    """The largest of `values` (E,) or (E, H), in the order of `neighbours.col`, of each target; -inf without edges."""
+    if values.numel() == 0:
+        return values.new_full((neighbours.num_nodes, *values.shape[1:]), -torch.inf)
+    return torch.segment_reduce(values.contiguous(), "max", offsets=neighbours.offsets, unsafe=True)
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -112,77 +136,29 @@ def _check_weight(weight: Tensor, neighbours: Neighbours, x: Tensor) -> None:
         raise GnnlabError(f"weight is {weight.dtype} on {weight.device} and x {x.dtype} on {x.device}; make them alike")
 
 
-def edge_softmax(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
-    """softmax over the edges (j -> i) of each i of LeakyReLU(source[j] + target[i]), (E,) in order of `neighbours.col`.
-
-    `source` (num_sources,), `target` (num_nodes,); `slope` is that of LeakyReLU below 0. Where scores could overflow,
-    the largest of each target is taken off first, as usual; elsewhere that step is left out.
-    """
-    if torch.compiler.is_compiling():
-        return _composed(source, target, neighbours, slope)
-    if torch.is_grad_enabled() and (source.requires_grad or target.requires_grad):
-        return _EdgeSoftmax.apply(source, target, neighbours, slope)
-    return _softmax(source, target, neighbours, slope)[0]
-
-
-def _softmax(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> tuple[Tensor, Tensor]:
-    """(weights, scores before LeakyReLU where a backward pass needs them)."""
-    scores = source.index_select(0, neighbours.col).add_(target.index_select(0, neighbours.row))
-    if scores.shape[0] == 0:
-        return scores, scores
-    weights = F.leaky_relu(scores, slope)
-    if not _needs_no_shift(source, target, slope):
-        largest = torch.segment_reduce(weights, "max", offsets=neighbours.offsets, unsafe=True)
-        weights.sub_(largest.index_select(0, neighbours.row))
-    weights.exp_()
-    if neighbours.present is not None:
-        weights.mul_(neighbours.present)
-    total = _sums(weights, neighbours).reciprocal_()
-    return weights.mul_(total.index_select(0, neighbours.row)), scores
+def require_edges(values: Tensor, neighbours: Neighbours, name: str) -> None:
+    """`GnnlabError` unless `values` are floating, (E,) or (E, H) on the device of the graph."""
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.dim() not in (1, 2):
+        given = f"{tuple(values.shape)}, {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
+        raise GnnlabError(f"{name} must be floating, (edges,) or (edges, heads), not {given}")
+    if values.shape[0] != neighbours.num_edges or values.device != neighbours.device:
+        raise GnnlabError(
+            f"{name} are for {values.shape[0]} edges on {values.device}, "
+            f"the graph has {neighbours.num_edges} on {neighbours.device}"
+        )
 
 
-def _needs_no_shift(source: Tensor, target: Tensor, slope: float) -> bool:
-    if source.device.type != "cpu" or source.dtype is torch.float16:  # looking costs a wait; fp16 ends at 65,504
+def _samples(a: Tensor, neighbours: Neighbours) -> bool:
+    if torch.compiler.is_compiling() or a.device.type != "cpu" or a.dtype not in (torch.float32, torch.float64):
         return False
-    bound = source.abs().max() + target.abs().max()
-    return float(bound) * max(1.0, abs(slope)) <= SAFE_SCORE
+    # with more edges than pairs of nodes, torch cuts the indices that it is given
+    return neighbours.num_edges <= neighbours.num_nodes * neighbours.num_sources
 
 
-def _sums(values: Tensor, neighbours: Neighbours) -> Tensor:
-    return torch.segment_reduce(values, "sum", offsets=neighbours.offsets, unsafe=True)
-
-
-def _composed(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
-    """The same of operators that compile and export; autograd differentiates it by itself."""
-    row = neighbours.row.long()
-    scores = F.leaky_relu(source.index_select(0, neighbours.col.long()) + target.index_select(0, row), slope)
-    floor = scores.new_full((neighbours.num_nodes,), -torch.inf)
-    largest = floor.scatter_reduce(0, row, scores.detach(), "amax")
-    weights = (scores - largest.index_select(0, row)).exp()
-    if neighbours.present is not None:
-        weights = weights * neighbours.present
-    total = weights.new_zeros(neighbours.num_nodes).index_add(0, row, weights)
-    return weights / total.index_select(0, row)
-
-
-class _EdgeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
-        weights, scores = _softmax(source, target, neighbours, slope)
-        ctx.neighbours, ctx.slope = neighbours, slope
-        ctx.save_for_backward(weights, scores)
-        return weights
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        weights, scores = ctx.saved_tensors
-        neighbours: Neighbours = ctx.neighbours
-        if scores.shape[0] == 0:
-            return grad.new_zeros(neighbours.num_sources), grad.new_zeros(neighbours.num_nodes), None, None
-        grad = grad * weights
-        expected = _sums(grad, neighbours).index_select(0, neighbours.row)
-        grad = torch.addcmul(grad, weights, expected, value=-1)
-        grad = torch.where(scores > 0, grad, grad * ctx.slope)
-        back = neighbours.transposed
-        return _sums(grad.index_select(0, back.order), back), _sums(grad, neighbours), None, None
+def _sampled(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
+    size = (neighbours.num_nodes, neighbours.num_sources)
+    out = a.new_zeros(neighbours.num_edges)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
+        edges = torch.sparse_csr_tensor(neighbours.rowptr, neighbours.col, out, size=size, check_invariants=False)
+    return torch.sparse.sampled_addmm(edges, a, b.t(), beta=0.0, out=edges).values()

@@ -20,7 +20,7 @@ from torch_geometric.nn import GATConv, SAGEConv
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels import aggregation
+from gnnlab.kernels import aggregation, attention
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
 
 FORMS = ("auto", "bag", "dense")
@@ -76,52 +76,60 @@ class FastGATConv(nn.Module):
         neighbours = _neighbours(self, x, edge_index)
         if self.add_self_loops:
             neighbours = neighbours.looped()
-        source, target = self._scores(x)
         if self.in_channels <= self.out_channels:
-            return self._project(self._attend(x, source, target, neighbours, shared=True))
-        values = self.lin(x).view(-1, self.out_channels)  # (N * heads, C)
-        out = self._attend(values, source, target, neighbours, shared=False).view(-1, self.heads, self.out_channels)
+            source, target = self._folded_scores(x)
+            return self._project(self._attend(x.unsqueeze(1), source, target, neighbours))
+        values = self.lin(x)
+        source, target = self._scores(values) if self._is_narrow() else self._folded_scores(x)
+        out = self._attend(values.view(-1, self.heads, self.out_channels), source, target, neighbours)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
         return out if self.bias is None else out + self.bias
 
-    def _scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """a_src . W x and a_dst . W x of each node and head, (N, heads) each, as one product with (W^T a) in it."""
-        attention = torch.cat([self.att_src, self.att_dst]).transpose(0, 1)  # (H, 2, C)
-        folded = attention @ self.lin.weight.view(self.heads, self.out_channels, -1)  # (H, 2, in)
+    def _is_narrow(self) -> bool:
+        return self.heads * self.out_channels < self.in_channels
+
+    def _scores(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """a_src . W x and a_dst . W x of each node and head, (N, heads) each, from W x (N, heads * C)."""
+        vectors = torch.cat([self.att_src, self.att_dst])  # (2, H, C)
+        block = torch.diag_embed(vectors.transpose(1, 2), dim1=1, dim2=3)  # (2, H, C, H)
+        both = values @ block.permute(1, 2, 0, 3).reshape(values.shape[1], -1)  # (N, 2 H)
+        return both[:, : self.heads], both[:, self.heads :]
+
+    def _folded_scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from x, as one product with (W^T a) in it."""
+        vectors = torch.cat([self.att_src, self.att_dst]).transpose(0, 1)  # (H, 2, C)
+        folded = vectors @ self.lin.weight.view(self.heads, self.out_channels, -1)  # (H, 2, in)
         both = x @ folded.transpose(0, 1).reshape(2 * self.heads, -1).t()  # (N, 2 H)
         return both[:, : self.heads], both[:, self.heads :]
 
-    def _attend(self, values: Tensor, source: Tensor, target: Tensor, graph: Neighbours, *, shared: bool) -> Tensor:
-        """sum over the edges (j -> i) of alpha * values[j], (N * heads, width)."""
+    def _attend(self, values: Tensor, source: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
+        """sum over the edges (j -> i) of alpha * values[j], (N, heads, width); values (N, heads or 1, width)."""
         drops = self.dropout > 0 and self.training
         if _dense(self.form, graph) and not drops:  # with edges twice, dropping pairs is not dropping edges
-            return self._attend_dense(values, source, target, graph, shared)
-        many = graph.heads(self.heads)
-        weight = aggregation.edge_softmax(source.reshape(-1), target.reshape(-1), many, self.negative_slope)
-        weight = F.dropout(weight, self.dropout, self.training) if drops else weight
-        senders = graph.heads(self.heads, shared=True) if shared else many
-        return aggregation.weighted_sum_sorted(values, senders, weight)
+            return self._attend_dense(values, source, target, graph)
+        scores = attention.pair_scores(source, target, graph, self.negative_slope)
+        keep = F.dropout(torch.ones_like(scores), self.dropout) if drops else None
+        return attention.attend(scores, values, graph, keep)
 
-    def _attend_dense(self, values: Tensor, source: Tensor, target: Tensor, graph: Neighbours, shared: bool) -> Tensor:
+    def _attend_dense(self, values: Tensor, source: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
         scores = F.leaky_relu(target.unsqueeze(2) + source.t().contiguous(), self.negative_slope)  # (N, H, N)
         alpha = (scores + graph.cast("log_counts", scores.dtype).unsqueeze(1)).softmax(dim=-1)
         if not graph.self_loops:
             alpha = alpha.masked_fill(graph.lonely.unsqueeze(2), 0)
-        if shared or self.heads == 1:
-            return alpha.flatten(0, 1) @ values
-        per_head = values.view(-1, self.heads, self.out_channels).transpose(0, 1)  # (H, N, C)
-        return (alpha.transpose(0, 1) @ per_head).transpose(0, 1).reshape(-1, self.out_channels)
+        if values.shape[1] == 1:
+            return (alpha.flatten(0, 1) @ values.squeeze(1)).view(-1, self.heads, values.shape[2])
+        return (alpha.transpose(0, 1) @ values.transpose(0, 1)).transpose(0, 1)
 
     def _project(self, pooled: Tensor) -> Tensor:
-        """W applied to rows that were summed before it; `pooled` (N * heads, in)."""
+        """W applied to rows that were summed before it; `pooled` (N, heads, in)."""
         heads, width = self.heads, self.in_channels
         weight = self.lin.weight
         if heads == 1:
-            return F.linear(pooled, weight, self.bias)
+            return F.linear(pooled.squeeze(1), weight, self.bias)
         if not self.concat:  # the mean over heads is one product over heads and channels
             weight = weight.view(heads, -1, width).transpose(0, 1).reshape(-1, heads * width) / heads
-            return F.linear(pooled.view(-1, heads * width), weight, self.bias)
-        pooled, weight = pooled.view(-1, heads, width), weight.view(heads, -1, width)
+            return F.linear(pooled.reshape(-1, heads * width), weight, self.bias)
+        weight = weight.view(heads, -1, width)
         if pooled.shape[0] < LOOP_NODES or torch.is_grad_enabled() or torch.compiler.is_compiling():
             out = torch.bmm(pooled.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1).flatten(1)
             return out if self.bias is None else out + self.bias

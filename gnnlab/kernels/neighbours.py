@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.kept import Kept
-from gnnlab.kernels.sorting import group, index_type, rows, transpose
+from gnnlab.kernels.sorting import group, index_type, repeated, rows, transpose
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
 
@@ -93,6 +93,11 @@ class Neighbours:
         return self._once("place", self._place)
 
     @property
+    def places(self) -> Tensor:
+        """0 .. E - 1: what a bag over values that are sorted already reads."""
+        return self._once("places", self._places)
+
+    @property
     def degree(self) -> Tensor:
         """Edges that end at each target, (N,)."""
         return self.rowptr.diff()
@@ -125,7 +130,8 @@ class Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
 
         The edges of each (target, head) stand together, so that one sum over neighbours serves all heads, with x of
-        shape (N, heads * C) seen as (N * heads, C). `shared`: the heads read the same sources, x of shape (N, F).
+        shape (N, heads * C) seen as (N * heads, C). `shared`: the heads read the same sources, x of shape (N, F). Its
+        `order` says where an edge of a head stands among weights (E, heads), flat, in the order of this graph's `col`.
         """
         return self if heads == 1 else self._once((heads, shared), lambda: _heads(self, heads, shared))
 
@@ -226,9 +232,11 @@ class Neighbours:
             return edges
         return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
 
+    def _places(self) -> Tensor:
+        return torch.arange(self.num_edges, dtype=self.col.dtype, device=self.device)
+
     def _place(self) -> Tensor:
-        places = torch.arange(self.num_edges, dtype=self.order.dtype, device=self.device)
-        return torch.empty_like(places).index_copy_(0, self.order.long(), places)
+        return torch.empty_like(self.places).index_copy_(0, self.order.long(), self.places)
 
     def _transposed(self) -> Neighbours:
         colptr, row, order = transpose(self.rowptr, self.col, self.num_sources)
@@ -381,27 +389,20 @@ def _traced(edge_index: Tensor, num_nodes: int, num_sources: int, self_loops: bo
 
 
 def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
+    nodes, edges = neighbours.num_nodes, neighbours.num_edges
     sources = neighbours.num_sources * (1 if shared else heads)
-    kind = index_type(max(neighbours.num_nodes * heads, sources), neighbours.num_edges * heads)
-    start, row, col = neighbours.offsets, neighbours.row.long(), neighbours.col.long()
-    degree = start.diff()
-    head = torch.arange(heads, device=row.device)
-    # edge k of target i, the p-th of its degree[i], goes to start[i] * heads + h * degree[i] + p
-    place = torch.arange(row.shape[0], device=row.device) - start.index_select(0, row)
-    first = (start[:-1] * heads)[:, None] + head * degree[:, None]  # (N, heads)
-    at = (first.index_select(0, row) + place[:, None]).view(-1)
-
-    def spread(values: Tensor) -> Tensor:
-        return torch.empty_like(at, dtype=values.dtype).index_copy(0, at, values.reshape(-1))
-
-    sent = col[:, None].expand(-1, heads) if shared else col[:, None] * heads + head
-    present = None if neighbours.present is None else spread(neighbours.present[:, None].expand(-1, heads))
+    kind = index_type(max(nodes * heads, sources), edges * heads)
+    starts, head = neighbours.rowptr[:-1].to(kind), torch.arange(heads, dtype=kind, device=neighbours.device)
+    degree = neighbours.degree.to(kind)
+    # the edges of head h of node i begin behind all of the nodes before it and those of the heads before it
+    rowptr = (starts[:, None] * heads + degree[:, None] * head).view(-1)
+    rowptr = torch.cat([rowptr, rowptr.new_tensor([edges * heads])])
+    counts = rowptr.diff()
+    head = repeated(head.repeat(nodes), counts, edges * heads)
+    shift = starts.repeat_interleave(heads) - rowptr[:-1]
+    edge = torch.arange(edges * heads, dtype=kind, device=head.device) + repeated(shift, counts, edges * heads)
+    col = neighbours.col.to(kind).index_select(0, edge)
+    present = None if neighbours.present is None else neighbours.present.index_select(0, edge)
     return Neighbours(
-        torch.cat([first.view(-1), start[-1:] * heads]).to(kind),
-        spread(sent).to(kind),
-        spread(row[:, None] * heads + head).to(kind),
-        None,
-        sources,
-        self_loops=True,
-        present=present,
+        rowptr, col if shared else col * heads + head, None, edge * heads + head, sources, present=present
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.aggregation import edge_softmax
+from gnnlab.kernels.attention import edge_softmax
 from gnnlab.kernels.layers import FastGATConv, FastSAGEConv
 from gnnlab.kernels.neighbours import Neighbours
 

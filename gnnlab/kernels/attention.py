@@ -1,0 +1,283 @@
+"""Attention over neighbours: scores of edges, their softmax, and the sum of values that it weighs.
+
+    scores = pair_scores(source, target, neighbours, 0.2)              # GAT: LeakyReLU(source[j] + target[i])
+    scores = additive_scores(source, target, vector, neighbours, 0.2)  # GATv2: vector . LeakyReLU(the same)
+    scores = head_products(query, key, neighbours)                     # Transformer: query[i] . key[j]
+    out = attend(scores, values, neighbours)                           # sum of softmax(scores) * values[j]
+
+Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. E x H x C numbers are never in memory
+at once: what is needed of them goes through the cache in pieces. `attend` divides by the sum of the softmax at the end,
+and its backward pass takes the part of the softmax from out . grad (Dao et al. 2022, FlashAttention, appendix B).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from gnnlab.errors import GnnlabError
+from gnnlab.kernels.additive import additive_scores
+from gnnlab.kernels.aggregation import SAFE_SCORE, bag, require_edges, segment_max, segment_sum
+from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.products import products, sums_by_head
+
+__all__ = ["additive_scores", "attend", "edge_softmax", "head_products", "head_sum", "pair_scores", "segment_softmax"]
+
+
+def pair_scores(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float = 1.0) -> Tensor:
+    """LeakyReLU(source[j] + target[i]) for each edge (j -> i), (E, H) or (E,) in the order of `neighbours.col`.
+
+    `source` (num_sources, H) or (num_sources,), `target` (num_nodes, H) or (num_nodes,); `slope` is that of LeakyReLU
+    below 0; 1 adds only.
+
+    Raises:
+        GnnlabError: they do not belong to the prepared graph.
+    """
+    _require_pair(source, target, neighbours)
+    if torch.compiler.is_compiling():
+        sent = source.index_select(0, neighbours.col.long())
+        return F.leaky_relu(sent + target.index_select(0, neighbours.row.long()), slope)
+    return _PairScores.apply(source, target, neighbours, slope)
+
+
+def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
+    """exp(score) / sum of exp(score) over the edges of the same target, for each head; shape and order of `scores`.
+
+    `scores` (E,) or (E, H), floating, in the order of `neighbours.col` (`Neighbours.sorted_weight` brings them there).
+    Where they could overflow, the largest of each target is taken off first, as usual; elsewhere that is left out.
+
+    Raises:
+        GnnlabError: another number of edges, another device.
+    """
+    require_edges(scores, neighbours, "scores")
+    if torch.compiler.is_compiling():
+        return _composed(scores, neighbours)
+    return _Softmax.apply(scores, neighbours)
+
+
+def edge_softmax(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
+    """`segment_softmax` of `pair_scores`: the attention weights of a GAT layer."""
+    return segment_softmax(pair_scores(source, target, neighbours, slope), neighbours)
+
+
+def head_products(query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
+    """query[i, h] . key[j, h] for each edge (j -> i) and head h, (E, H) in the order of `neighbours.col`.
+
+    `query` (num_nodes, H, C), `key` (num_sources, H, C).
+
+    Raises:
+        GnnlabError: they do not belong to the prepared graph.
+    """
+    _require_values(query, neighbours.num_nodes, neighbours, "query")
+    _require_values(key, neighbours.num_sources, neighbours, "key")
+    if query.shape[1:] != key.shape[1:]:
+        raise GnnlabError(f"query and key need equal heads and channels, not {query.shape[1:]} and {key.shape[1:]}")
+    if torch.compiler.is_compiling():
+        asked = query.index_select(0, neighbours.row.long())
+        return (asked * key.index_select(0, neighbours.col.long())).sum(-1)
+    return _HeadProducts.apply(query, key, neighbours)
+
+
+def head_sum(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
+    """out[i, h] = sum over the edges (j -> i) of weight[edge, h] * values[j, h], (num_nodes, H, C).
+
+    `values` (num_sources, H, C), or (num_sources, 1, C) where the heads share them; `weight` (E, H) in the order of
+    `neighbours.col`. Both may want gradients.
+
+    Raises:
+        GnnlabError: they do not belong to the prepared graph.
+    """
+    _require_heads(weight, values, neighbours, "weight")
+    if torch.compiler.is_compiling():
+        return _composed_sum(values, neighbours, weight)
+    return _HeadSum.apply(values, weight, neighbours)
+
+
+def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor | None = None) -> Tensor:
+    """out[i, h] = sum over the edges (j -> i) of softmax(scores)[edge, h] * values[j, h], (num_nodes, H, C).
+
+    `scores` (E, H) in the order of `neighbours.col`; `values` (num_sources, H, C), or (num_sources, 1, C) where the
+    heads share them; `keep` (E, H): what the softmax is multiplied with, as dropout does. 0 for targets without edges.
+
+    Raises:
+        GnnlabError: they do not belong to the prepared graph.
+    """
+    _require_heads(scores, values, neighbours, "scores")
+    if keep is not None:
+        _require_heads(keep, values, neighbours, "keep")
+    if torch.compiler.is_compiling():
+        weight = _composed(scores, neighbours)
+        return _composed_sum(values, neighbours, weight if keep is None else weight * keep)
+    return _Attend.apply(scores, values, keep, neighbours)
+
+
+def _exponentials(scores: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
+    """(exp of the scores, shifted where need be; their sums over the edges of each target)."""
+    if _needs_no_shift(scores):
+        weights = scores.exp()
+    else:
+        weights = (scores - segment_max(scores, neighbours).index_select(0, neighbours.row)).exp_()
+    return weights, segment_sum(weights, neighbours).clamp_(min=torch.finfo(scores.dtype).tiny)
+
+
+def _needs_no_shift(scores: Tensor) -> bool:
+    if scores.device.type != "cpu" or scores.dtype is torch.float16:  # looking costs a wait; fp16 ends at 65,504
+        return scores.numel() == 0
+    return scores.numel() == 0 or max(map(abs, torch.stack(scores.aminmax()).tolist())) <= SAFE_SCORE
+
+
+class _PairScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
+        scores = source.index_select(0, neighbours.col).add_(target.index_select(0, neighbours.row))
+        ctx.neighbours, ctx.slope = neighbours, slope
+        if slope == 1:
+            return scores
+        ctx.save_for_backward(scores)
+        return F.leaky_relu(scores, slope)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if ctx.slope != 1:
+            grad = torch.ops.aten.leaky_relu_backward(grad, *ctx.saved_tensors, ctx.slope, False)
+        back = ctx.neighbours.transposed
+        return segment_sum(grad, back, back.order), segment_sum(grad, ctx.neighbours), None, None
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
+        weights, total = _exponentials(scores, neighbours)
+        weights.mul_(total.reciprocal_().index_select(0, neighbours.row))
+        ctx.neighbours = neighbours
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        grad = grad * weights
+        expected = segment_sum(grad, ctx.neighbours).index_select(0, ctx.neighbours.row)
+        return grad.addcmul_(weights, expected, value=-1), None
+
+
+class _HeadProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
+        ctx.neighbours = neighbours
+        ctx.save_for_backward(query, key)
+        return products(query, key, neighbours)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (query, key), neighbours = ctx.saved_tensors, ctx.neighbours
+        grad_query = sums_by_head(key, neighbours, grad) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return grad_query, None, None
+        back = neighbours.transposed
+        return grad_query, sums_by_head(query, back, grad.index_select(0, back.order)), None
+
+
+class _HeadSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: Tensor, weight: Tensor, neighbours: Neighbours) -> Tensor:
+        ctx.neighbours = neighbours
+        ctx.save_for_backward(values, weight)
+        return sums_by_head(values, neighbours, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        values, weight = ctx.saved_tensors
+        grad_values = _sent_back(grad, weight, values, ctx.neighbours) if ctx.needs_input_grad[0] else None
+        grad_weight = products(grad, values, ctx.neighbours) if ctx.needs_input_grad[1] else None
+        return grad_values, grad_weight, None
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores: Tensor, values: Tensor, keep: Tensor | None, neighbours: Neighbours) -> Tensor:
+        weights, total = _exponentials(scores, neighbours)
+        out = sums_by_head(values, neighbours, weights if keep is None else weights * keep, total)
+        ctx.neighbours = neighbours
+        ctx.save_for_backward(values, keep, weights, total, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (values, keep, weights, total, out), neighbours = ctx.saved_tensors, ctx.neighbours
+        grad = grad / total.unsqueeze(-1)
+        grad_scores = grad_values = None
+        if ctx.needs_input_grad[0]:
+            grad_scores = products(grad, values, neighbours)
+            grad_scores = grad_scores if keep is None else grad_scores.mul_(keep)
+            expected = (grad * out).sum(-1)
+            grad_scores.sub_(expected.index_select(0, neighbours.row)).mul_(weights)
+        if ctx.needs_input_grad[1]:
+            grad_values = _sent_back(grad, weights if keep is None else weights * keep, values, neighbours)
+        return grad_scores, grad_values, None, None
+
+
+def _sent_back(grad: Tensor, weight: Tensor, values: Tensor, neighbours: Neighbours) -> Tensor:
+    """The gradient of the values from that of their sums."""
+    back = neighbours.transposed
+    sent = sums_by_head(grad, back, weight.index_select(0, back.order))
+    return sent if values.shape[1] == sent.shape[1] else sent.sum(1, keepdim=True)
+
+
+def _composed(scores: Tensor, neighbours: Neighbours) -> Tensor:
+    """`segment_softmax` of operators that compile and export; autograd differentiates it by itself."""
+    row = neighbours.row.long()
+    floor = scores.new_full((neighbours.num_nodes, *scores.shape[1:]), -torch.inf)
+    places = row.view(-1, *[1] * (scores.dim() - 1)).expand_as(scores)
+    largest = floor.scatter_reduce(0, places, scores.detach(), "amax")
+    weights = (scores - largest.index_select(0, row)).exp()
+    if neighbours.present is not None:
+        weights = weights * neighbours.present.view(-1, *[1] * (scores.dim() - 1))
+    total = torch.zeros_like(floor).index_add(0, row, weights)
+    return weights / total.index_select(0, row)
+
+
+def _composed_sum(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
+    heads = zip(values.expand(-1, weight.shape[1], -1).unbind(1), weight.unbind(1), strict=True)
+    return torch.stack([bag(value, neighbours, one.contiguous()) for value, one in heads], dim=1)
+
+
+def _require_pair(source: Tensor, target: Tensor, neighbours: Neighbours) -> None:
+    for name, tensor, count in (("source", source, neighbours.num_sources), ("target", target, neighbours.num_nodes)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
+            given = f"{tuple(tensor.shape)}, {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise GnnlabError(f"{name} must be floating, (nodes,) or (nodes, heads), not {given}")
+        if tensor.shape[0] != count or tensor.device != neighbours.device:
+            raise GnnlabError(
+                f"{name} has {tensor.shape[0]} rows on {tensor.device}, the graph {count} nodes on {neighbours.device}"
+            )
+    if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
+        given = f"{tuple(source.shape)}, {source.dtype} and {tuple(target.shape)}, {target.dtype}"
+        raise GnnlabError(f"source and target need equal heads and types, not {given}")
+
+
+def _require_values(values: Tensor, nodes: int, neighbours: Neighbours, name: str) -> None:
+    if not isinstance(values, Tensor) or values.dim() != 3 or not values.is_floating_point():
+        given = f"{tuple(values.shape)}, {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
+        raise GnnlabError(f"{name} must be floating, (nodes, heads, channels), not {given}")
+    if values.shape[0] != nodes or values.device != neighbours.device:
+        raise GnnlabError(
+            f"{name} has {values.shape[0]} rows on {values.device}, the graph {nodes} nodes on {neighbours.device}"
+        )
+
+
+def _require_heads(weight: Tensor, values: Tensor, neighbours: Neighbours, name: str) -> None:
+    require_edges(weight, neighbours, name)
+    _require_values(values, neighbours.num_sources, neighbours, "values")
+    if weight.dim() != 2 or values.shape[1] not in (1, weight.shape[1]) or weight.dtype != values.dtype:
+        raise GnnlabError(
+            f"{name} must be (edges, heads) for values {tuple(values.shape)}, {values.dtype}, "
+            f"not {tuple(weight.shape)}, {weight.dtype}"
+        )

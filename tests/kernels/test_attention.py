@@ -1,0 +1,177 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch_geometric.utils import softmax
+
+from gnnlab.errors import GnnlabError
+from gnnlab.kernels import aggregation, products
+from gnnlab.kernels.attention import (
+    additive_scores,
+    attend,
+    edge_softmax,
+    head_products,
+    head_sum,
+    pair_scores,
+    segment_softmax,
+)
+from gnnlab.kernels.neighbours import Neighbours
+
+
+@st.composite
+def graphs(draw, most_nodes=7, most_edges=20):
+    """(neighbours, sources, targets in the order of their edges): isolated nodes, loops, repeated and no edges."""
+    nodes, sources = draw(st.integers(1, most_nodes)), draw(st.integers(1, most_nodes))
+    pairs = st.tuples(st.integers(0, sources - 1), st.integers(0, nodes - 1))
+    edges = draw(st.lists(pairs, max_size=most_edges))
+    edge_index = torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous()
+    prepared = Neighbours.prepare(edge_index, nodes, num_sources=sources)
+    return prepared, prepared.col.long(), prepared.row.long()
+
+
+def doubles(*shapes):
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def agree(fast, plain, inputs):
+    """Equal results and equal gradients of every input."""
+    got, expected = fast(*inputs), plain(*inputs)
+    torch.testing.assert_close(got, expected)
+    upstream = torch.randn_like(expected)
+    pairs = zip(
+        torch.autograd.grad(got, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
+    )
+    for number, (ours, theirs) in enumerate(pairs):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, number=number: f"gradient {number}: {text}")
+
+
+def summed(messages, row, nodes):
+    return messages.new_zeros(nodes, *messages.shape[1:]).index_add(0, row, messages)
+
+
+@settings(max_examples=50, deadline=None)
+@given(graphs(), st.integers(1, 3), st.sampled_from([1.0, 40.0]))
+def test_the_softmax_over_edges_is_that_of_pyg(graph, heads, scale):
+    prepared, _, row = graph
+    (scores,) = doubles((prepared.num_edges, heads))
+    plain = lambda scores: softmax(scores * scale, row, num_nodes=prepared.num_nodes)  # noqa: E731
+    agree(lambda scores: segment_softmax(scores * scale, prepared), plain, [scores])
+
+
+@settings(max_examples=50, deadline=None)
+@given(graphs(), st.integers(1, 3), st.sampled_from([1.0, 0.2, -0.5]))
+def test_pair_scores_are_those_of_gat(graph, heads, slope):
+    prepared, col, row = graph
+    inputs = doubles((prepared.num_sources, heads), (prepared.num_nodes, heads))
+    plain = lambda source, target: F.leaky_relu(source[col] + target[row], slope)  # noqa: E731
+    agree(lambda source, target: pair_scores(source, target, prepared, slope), plain, inputs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(), st.integers(1, 3), st.sampled_from([1, 3, 33]), st.booleans(), st.booleans())
+def test_attention_is_softmax_times_values(graph, heads, width, shared, drops):
+    prepared, col, row = graph
+    keep = torch.rand(prepared.num_edges, heads, dtype=torch.float64).round() * 2 if drops else None
+    inputs = doubles((prepared.num_edges, heads), (prepared.num_sources, 1 if shared else heads, width))
+
+    def plain(scores, values):
+        weight = softmax(scores, row, num_nodes=prepared.num_nodes)
+        weight = weight if keep is None else weight * keep
+        return summed(values[col].expand(-1, heads, -1) * weight.unsqueeze(-1), row, prepared.num_nodes)
+
+    agree(lambda scores, values: attend(scores, values, prepared, keep), plain, inputs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(), st.integers(1, 3), st.sampled_from([1, 4, 33]))
+def test_products_and_sums_of_heads_are_those_of_gathered_rows(graph, heads, width):
+    prepared, col, row = graph
+    inputs = doubles((prepared.num_nodes, heads, width), (prepared.num_sources, heads, width))
+    plain = lambda query, key: (query[row] * key[col]).sum(-1)  # noqa: E731
+    agree(lambda query, key: head_products(query, key, prepared), plain, inputs)
+    inputs = doubles((prepared.num_sources, heads, width), (prepared.num_edges, heads))
+    plain = lambda values, weight: summed(values[col] * weight.unsqueeze(-1), row, prepared.num_nodes)  # noqa: E731
+    agree(lambda values, weight: head_sum(values, prepared, weight), plain, inputs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.sampled_from([1, 1 << 16]))
+def test_additive_scores_are_those_of_gatv2(graph, heads, width, with_edges, piece):
+    prepared, col, row = graph
+    shapes = [(prepared.num_sources, heads, width), (prepared.num_nodes, heads, width), (heads, width)]
+    inputs = doubles(*shapes, *[(prepared.num_edges, heads, width)] * with_edges)
+
+    def plain(source, target, vector, edge=0):
+        return (F.leaky_relu(source[col] + target[row] + edge, 0.2) * vector).sum(-1)
+
+    def fast(source, target, vector, edge=None):
+        return additive_scores(source, target, vector, prepared, 0.2, edge)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregation, "CHUNK_NUMBERS", piece)
+        agree(fast, plain, inputs)
+
+
+def test_all_pass_gradcheck():
+    prepared = Neighbours.prepare(torch.tensor([[0, 0, 1, 2, 2], [1, 1, 1, 0, 3]]), 5)
+    source, target, vector, scores = doubles((5, 2, 3), (5, 2, 3), (2, 3), (5, 2))
+    assert torch.autograd.gradcheck(lambda s, v: attend(s, v, prepared), (scores, source))
+    assert torch.autograd.gradcheck(lambda s: segment_softmax(s, prepared), (scores,))
+    assert torch.autograd.gradcheck(lambda s, t, v: additive_scores(s, t, v, prepared, 0.2), (source, target, vector))
+    assert torch.autograd.gradcheck(lambda q, k: head_products(q, k, prepared), (source, target))
+    assert torch.autograd.gradcheck(lambda v, w: head_sum(v, prepared, w), (source, scores))
+
+
+def test_only_gradients_that_are_wanted_are_made():
+    prepared = Neighbours.prepare(torch.tensor([[0, 1, 2], [1, 1, 0]]), 3)
+    source, target, vector, scores = doubles((3, 2, 3), (3, 2, 3), (2, 3), (3, 2))
+    calls = [
+        lambda: attend(scores.detach(), source, prepared),
+        lambda: head_products(source, target.detach(), prepared),
+        lambda: head_sum(source, prepared, scores.detach()),
+        lambda: additive_scores(source, target.detach(), vector.detach(), prepared, 0.2),
+    ]
+    for call in calls:
+        (grad,) = torch.autograd.grad(call().sum(), [source])
+        assert grad.shape == source.shape
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e3, 1e30])
+def test_the_softmax_holds_at_any_size_of_scores(scale):
+    prepared = Neighbours.prepare(torch.randint(20, (2, 200), generator=torch.Generator().manual_seed(0)), 20)
+    scores = torch.randn(200, 2) * scale
+    weights = segment_softmax(scores, prepared)
+    assert torch.isfinite(weights).all()
+    expected = softmax(scores.double(), prepared.row.long(), num_nodes=20)
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_many_channels_and_few_give_the_same(monkeypatch):
+    prepared = Neighbours.prepare(torch.randint(20, (2, 100), generator=torch.Generator().manual_seed(0)), 20)
+    scores, values = torch.randn(100, 3), torch.randn(20, 3, 8)
+    narrow = attend(scores, values, prepared)
+    monkeypatch.setattr(products, "NARROW", 0)
+    torch.testing.assert_close(attend(scores, values, prepared), narrow)
+
+
+def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
+    prepared = Neighbours.prepare(torch.tensor([[0, 1, 2], [1, 1, 0]]), 3)
+    scores, values = torch.randn(3, 2), torch.randn(3, 2, 4)
+    calls = [
+        (lambda: segment_softmax(torch.randn(4, 2), prepared), "for 4 edges on cpu, the graph has 3"),
+        (lambda: segment_softmax(torch.zeros(3, dtype=torch.int64), prepared), "scores must be floating"),
+        (lambda: edge_softmax(torch.randn(4), torch.randn(3), prepared, 0.2), "source has 4 rows on cpu, the graph 3"),
+        (lambda: edge_softmax(torch.randn(3), torch.randn(3, 2), prepared, 0.2), "equal heads and types"),
+        (lambda: edge_softmax("x", torch.randn(3), prepared, 0.2), "not str"),
+        (lambda: attend(scores, values[:2], prepared), "values has 2 rows"),
+        (lambda: attend(scores, torch.randn(3, 3, 4), prepared), r"scores must be \(edges, heads\)"),
+        (lambda: attend(scores, values.double(), prepared), "torch.float64"),
+        (lambda: attend(scores, values, prepared, torch.ones(2, 2)), "keep are for 2 edges"),
+        (lambda: head_products(values, values[:, :1], prepared), "equal heads and channels"),
+        (lambda: additive_scores(values, values, torch.ones(2, 3), prepared, 0.2), r"source must be \(3, 2, 3\)"),
+    ]
+    for call, message in calls:
+        with pytest.raises(GnnlabError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)
