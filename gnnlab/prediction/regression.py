@@ -178,10 +178,8 @@ def regress(found: BandwidthFindings, fit: Fitted) -> Lines:
         if lent(rate["unit"]) or part["diagnosis"].str.contains("no copies").any():
             no_rest = f"no copies through {rate['unit']} were measured"
         about = {"pu": rate["unit"], **{name: rate[name] for name in ("stage", "origin", *CONDITIONS)}}
-        copy, apart = (
-            (rate["gb_s"], rate["gb_s_low"], rate["gb_s_high"]),
-            indistinct(part["moved_bytes"], part["flops"]),
-        )
+        copy = (rate["gb_s"], rate["gb_s_low"], rate["gb_s_high"])
+        apart = indistinct(part["moved_bytes"], part["flops"])
         why = made.why if made else why
         stages.append(_Stage(about, made, why, apart, copy, rate["why"], rate["n"], rest, no_rest))
     return Lines(tuple(stages))

@@ -88,9 +88,8 @@ class _CopyWatch(OperatorWatch):
         if (found := check(bound, output)) is not None:
             why, size, source = found
             storages = (output.untyped_storage(), *([source.untyped_storage()] if source is not None else []))
-            module = max(self.modules.parents - {"Global"}, key=len, default="").partition(".")[
-                2
-            ]  # the innermost at work
+            innermost = max(self.modules.parents - {"Global"}, key=len, default="")
+            module = innermost.partition(".")[2]
             self.suspects.append(_Suspect(name_of(func), module, _line(), why, size, storages, source is None))
 
 

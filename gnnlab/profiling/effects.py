@@ -104,9 +104,7 @@ class Experiment:
             directions = [torch.randn(end.shape, generator=self._draw).to(end) for end in ends]
             try:
                 found = torch.autograd.grad(ends, list(named.values()), directions, allow_unused=True)
-            except (
-                RuntimeError
-            ):  # no backward pass here (CUDA's recurrent layers have none in eval mode): vary them all
+            except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
                 return set()
         return {name for name, gradient in zip(named, found, strict=True) if gradient is not None and gradient.any()}
 

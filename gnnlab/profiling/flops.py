@@ -85,10 +85,8 @@ _MPNN: dict[str, Callable[[int, int, int, int], int]] = {"gin": _gin, "gcn": _gc
 def estimate_ffn_flops(hidden_dim: int, ffn_dim: int, num_nodes: int) -> int:
     """lin(h, f) + 4 N f + lin(f, h): two linear layers with GELU between."""
     whole_numbers(1, hidden_dim=hidden_dim, ffn_dim=ffn_dim, num_nodes=num_nodes)
-    linear = estimate_linear_flops(hidden_dim, ffn_dim, num_nodes) + estimate_linear_flops(
-        ffn_dim, hidden_dim, num_nodes
-    )
-    return linear + GELU * num_nodes * ffn_dim
+    into, out_of = (estimate_linear_flops(*d, num_nodes) for d in ((hidden_dim, ffn_dim), (ffn_dim, hidden_dim)))
+    return into + GELU * num_nodes * ffn_dim + out_of
 
 
 def estimate_pe_flops(num_nodes: int, pe_dim: int, pe_type: str = "lap") -> int:

@@ -82,11 +82,6 @@ class HeldOut:
     def inside(self) -> bool:
         return self.interval_ms[0] <= self.measured.median <= self.interval_ms[1]
 
-    @property
-    def error(self) -> float:
-        """Relative error of the prediction."""
-        return self.predicted_ms / self.measured.median - 1
-
     def __str__(self) -> str:
         low, high = self.interval_ms
         word = "inside" if self.inside else "outside"

@@ -172,11 +172,7 @@ class Sweeps:
             row = {"parameter": parameter, "form": workload, **told}
             if fit.identified:
                 low, high = fit.exponent_ci
-                ends = {
-                    "low": min(low, fit.exponent),
-                    "high": max(high, fit.exponent),
-                    "interval": CONFIDENCE,
-                }
+                ends = {"low": min(low, fit.exponent), "high": max(high, fit.exponent), "interval": CONFIDENCE}
                 sizes = len(result.parameter_values) - (result.held_out is not None)
                 rows.append({**row, "value": fit.exponent, "n": sizes, **ends})
             else:

@@ -64,22 +64,34 @@ def test_rows_that_are_alike_although_something_goes_in():
     assert only(model, (X,)).evidence == {"rows": 5, "row_bytes": 32}
 
 
-def test_inputs_without_effect_make_the_output_a_constant():
-    model = module(lambda self, x, edges: self.bias * 2, bias=nn.Parameter(torch.arange(3.0)))
-    assert kinds(model, (X, EDGES)) == [
-        ("constant_output", "Toy"),
-        ("unused_argument", "x"),
-        ("unused_argument", "edges"),
-    ]
+def only_four(self, x, size):
+    if size != 4:
+        raise ValueError("size must be 4")
+    return x * 2
 
 
-def test_an_argument_without_effect_is_told_by_name():
-    model = module(lambda self, x, edge_weight=None, scale=1.0, flag=False: x * 2)
-    assert kinds(model, {"x": X, "edge_weight": torch.ones(900), "flag": True, "scale": 2.0}) == [
-        ("unused_argument", "edge_weight"),
-        ("unused_argument", "flag"),
-        ("unused_argument", "scale"),
-    ]
+ONES = nn.Parameter(torch.ones(8))
+TOLD = {
+    "inputs without effect make the output a constant": (
+        module(lambda self, x, edges: self.bias * 2, bias=nn.Parameter(torch.arange(3.0))),
+        (X, EDGES),
+        ["constant_output Toy", "unused_argument x", "unused_argument edges"],
+    ),
+    "an argument without effect is told by name": (
+        module(lambda self, x, edge_weight=None, scale=1.0, flag=False: x * 2),
+        {"x": X, "edge_weight": torch.ones(900), "flag": True, "scale": 2.0},
+        ["unused_argument edge_weight", "unused_argument flag", "unused_argument scale"],
+    ),
+    "a value that the model refuses has an effect": (module(only_four), (X, 4), []),
+    "no gradient, but an effect": (module(lambda self, x: (x > self.threshold).float(), threshold=ONES), (X,), []),
+    "a gradient stopped, but an effect": (module(lambda self, x: x * self.scale.detach(), scale=ONES), (X,), []),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_what_has_no_effect_is_told_and_nothing_else(case):
+    model, batch, told = TOLD[case]
+    assert [" ".join(each) for each in kinds(model, batch)] == told
 
 
 def test_fields_of_a_graph_are_arguments_but_targets_are_not():
@@ -87,15 +99,6 @@ def test_fields_of_a_graph_are_arguments_but_targets_are_not():
     data = Data(x=X, edge_index=EDGES, edge_weight=torch.rand(900), y=torch.zeros(300), train_mask=torch.ones(300) > 0)
     found = [each for each in kinds(model, data) if each[0] != "needless_copy"]
     assert found == [("unused_argument", "data.edge_weight")]
-
-
-def test_a_value_that_the_model_refuses_has_an_effect():
-    def forward(self, x, size):
-        if size != 4:
-            raise ValueError("size must be 4")
-        return x * 2
-
-    assert kinds(module(forward), (X, 4)) == []
 
 
 def test_buffers_and_parameters_without_effect():
@@ -116,13 +119,6 @@ def test_buffers_and_parameters_without_effect():
         ("unused_parameter", "never.weight"),
         ("unused_parameter", "never.bias"),
     ]
-
-
-def test_a_parameter_with_no_gradient_here_but_an_effect_is_not_told():
-    model = module(lambda self, x: (x > self.threshold).float(), threshold=nn.Parameter(torch.zeros(8)))
-    assert kinds(model, (X,)) == []
-    stopped = module(lambda self, x: x * self.scale.detach(), scale=nn.Parameter(torch.ones(8)))
-    assert kinds(stopped, (X,)) == []
 
 
 NEEDLESS = {

@@ -98,12 +98,6 @@ def test_training_compares_the_gradients_too():
     assert layer.weight.grad is None and x.grad is None
 
 
-def test_inference_needs_no_gradients():
-    seen = []
-    race({"base": lambda x: seen.append(torch.is_inference_mode_enabled()) or x})
-    assert all(seen)
-
-
 def test_a_form_runs_under_its_own_conditions_and_the_others_under_those_around():
     seen = {}
     before = Conditions.now()

@@ -75,43 +75,38 @@ def test_leftovers_of_a_killed_write_go_and_other_peoples_files_stay(tmp_path):
     assert "notes.txt" in names and len(names) == 3
 
 
-def damage_pointer(folder):
-    (folder / "checkpoint.json").write_text('{"format": "gnnlab training checkp')
+def pointer(folder):
+    return folder / "checkpoint.json"
 
 
-def damage_encoding(folder):
-    (folder / "checkpoint.json").write_bytes(b"\xff\xfe\x00")
-
-
-def damage_format(folder):
-    (folder / "checkpoint.json").write_text("[1, 2]")
-
-
-def damage_name(folder):
-    facts = json.loads((folder / "checkpoint.json").read_text())
-    (folder / "checkpoint.json").write_text(json.dumps({**facts, "tensors": "../elsewhere.safetensors"}))
-
-
-def damage_tensors(folder):
+def tensors(folder):
     (path,) = folder.glob("*.safetensors")
-    content = bytearray(path.read_bytes())
+    return path
+
+
+def elsewhere(folder):
+    facts = json.loads(pointer(folder).read_text())
+    pointer(folder).write_text(json.dumps({**facts, "tensors": "../elsewhere.safetensors"}))
+
+
+def a_bit_flips(folder):
+    content = bytearray(tensors(folder).read_bytes())
     content[-3] ^= 1
-    path.write_bytes(content)
+    tensors(folder).write_bytes(content)
 
 
-def damage_length(folder):
-    (path,) = folder.glob("*.safetensors")
-    path.write_bytes(path.read_bytes()[:40])
+DAMAGE = {
+    "torn pointer": lambda folder: pointer(folder).write_text('{"format": "gnnlab training checkp'),
+    "encoding": lambda folder: pointer(folder).write_bytes(b"\xff\xfe\x00"),
+    "format": lambda folder: pointer(folder).write_text("[1, 2]"),
+    "name": elsewhere,
+    "tensors": a_bit_flips,
+    "length": lambda folder: tensors(folder).write_bytes(tensors(folder).read_bytes()[:40]),
+    "absence": lambda folder: tensors(folder).unlink(),
+}
 
 
-def damage_absence(folder):
-    next(folder.glob("*.safetensors")).unlink()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [damage_pointer, damage_encoding, damage_format, damage_name, damage_tensors, damage_length, damage_absence],
-)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_checkpoint_is_said_to_be_so_and_left_as_it_is(tmp_path, damage):
     save(tmp_path, TENSORS, {"epoch": 1})
     damage(tmp_path)

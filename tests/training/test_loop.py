@@ -21,7 +21,7 @@ from gnnlab.training.recipe import TrainingRecipe, bf16_on_cpu
 from gnnlab.training.steps import READ_STEPS, LossRecord, Objective, Stepper, mixed, order
 from gnnlab.workloads import deepfm
 from gnnlab.workloads.planted_table import planted
-from gnnlab.workloads.tables import FeatureTable, Target
+from gnnlab.workloads.tables import Target
 
 SMALL = TrainingRecipe(batch_size=32, epochs=2, learning_rate=0.01)
 
@@ -341,9 +341,17 @@ def changed(table, **targets):
     return replace(table, targets={**table.targets, **targets})
 
 
-def narrow(model_):
-    del model_.log_variances
+def without(model_, name):
+    """The model with what it calls so under another name."""
+    setattr(model_, f"own_{name}", getattr(model_, name))
+    delattr(model_, name)
     return model_
+
+
+def cure(table):
+    """The table with one target that no model predicts."""
+    specs = (Target("cure", "classes", 2),)
+    return replace(table, targets={"cure": table.targets["outcome"] % 2}, specs=specs, truth=None)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +365,9 @@ def narrow(model_):
         (lambda m, t, v: (m, planted(99, cardinalities=(4,) * 5), v, SMALL), "4 fields, the training table"),
         (lambda m, t, v: (m, t, planted(99, cardinalities=(7, 5, 9, 6)), SMALL), "'gene' has 9 categories in the"),
         (lambda m, t, v: (torch.nn.Linear(2, 2), t, v, SMALL), "Linear has no targets, cardinalities, log_variances"),
-        (lambda m, t, v: (narrow(m), t, v, SMALL), "DeepFM has no log_variances"),
+        (lambda m, t, v: (without(m, "log_variances"), t, v, SMALL), "DeepFM has no log_variances"),
+        (lambda m, t, v: (without(m, "deep"), t, v, replace(SMALL, checkpointing=True)), "branch `deep`"),
+        (lambda m, t, v: (m, cure(t), v, SMALL), r"predicts outcome \(4 classes\).*table holds cure \(2 classes\)"),
         (lambda m, t, v: (m, t, v, replace(SMALL, sharded=True)), "here is one; start several by torchrun"),
     ],
 )  # fmt: skip
@@ -368,25 +378,6 @@ def test_what_does_not_go_together_is_said_in_one_line_before_anything_is_comput
     with pytest.raises(GnnlabError, match=words) as caught:
         train(made, *others)
     assert "\n" not in str(caught.value) and largest_difference(started, weights(made)) == 0
-
-
-def test_other_targets_than_the_models_are_named():
-    training, validation = tables()
-    specs = (Target("cure", "classes", 2),)
-    other = FeatureTable(
-        training.fields, {"cure": training.targets["outcome"] % 2}, specs, training.cardinalities, training.field_names
-    )
-    with pytest.raises(GnnlabError, match=r"predicts outcome \(4 classes\).*table holds cure \(2 classes\)"):
-        train(model(training), other, validation, SMALL)
-
-
-def test_activations_of_a_model_without_a_deep_branch_cannot_be_computed_again():
-    training, validation = tables()
-    made = model(training)
-    made.branch = made.deep
-    del made.deep
-    with pytest.raises(GnnlabError, match="branch `deep`"):
-        train(made, training, validation, replace(SMALL, checkpointing=True))
 
 
 # -- progress

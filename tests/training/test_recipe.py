@@ -38,21 +38,16 @@ def test_a_value_that_is_not_allowed_is_refused_in_one_line_with_its_name(name, 
     ("switches", "words"),
     [
         ({"precision": "fp16"}, "CUDA"),
+        ({"device": "cuda"}, "no CUDA device"),
         ({"compile": True, "sharded": True}, "choose one"),
         ({"precision": "fp16", "sharded": True}, "take bf16"),
     ],
 )
 @no_cuda
-def test_switches_that_do_not_go_together_are_refused_at_construction(switches, words):
+def test_switches_that_do_not_go_together_or_with_what_is_here_are_refused_at_construction(switches, words):
     with pytest.raises(GnnlabError, match=words) as caught:
         TrainingRecipe(**switches)
     assert "\n" not in str(caught.value)
-
-
-@no_cuda
-def test_a_missing_device_is_refused_with_what_there_is():
-    with pytest.raises(GnnlabError, match="no CUDA device"):
-        TrainingRecipe(device="cuda")
 
 
 def test_bf16_is_refused_where_the_probe_finds_it_emulated(monkeypatch):

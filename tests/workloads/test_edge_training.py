@@ -37,7 +37,8 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def gives_the_shipped_weights(model_type):
+@pytest.mark.parametrize("model_type", ["dqn", *(pytest.param(t, marks=pytest.mark.slow) for t in ("ppo", "hybrid"))])
+def test_the_recipe_gives_the_shipped_weights_again(model_type):
     written = recipe(model_type)
     assert json.loads(json.dumps(asdict(RECIPES[model_type]))) == written["recipe"]
     model, record = train(model_type, written["seed"])
@@ -50,16 +51,6 @@ def gives_the_shipped_weights(model_type):
     assert (chosen[0] == chosen[1]).float().mean() >= DECISIONS
     now, then = (r["results"][model_type]["mean_regret_ms"] for r in (record, written))
     assert now == pytest.approx(then, abs=REGRET_MS)
-
-
-def test_the_recipe_gives_the_shipped_dqn_again():
-    gives_the_shipped_weights("dqn")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["ppo", "hybrid"])
-def test_the_recipe_gives_the_shipped_weights_again(model_type):
-    gives_the_shipped_weights(model_type)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
