@@ -81,8 +81,19 @@ def test_the_interval_of_a_geometric_mean_holds_the_planted_gains_95_times_in_10
     assert np.mean(held) >= 0.95
 
 
-def test_a_cell_without_an_interval_leaves_the_mean_without_one():
-    assert estimates.geometric_mean([Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, None, None, 2)]).interval is None
+def test_the_half_widths_of_a_quotient_add_as_squares():
+    found = estimates.quotient(Estimate(8.0, 4.0, 16.0, 30), Estimate(2.0, 1.0, 4.0, 20))
+    assert (found.value, found.n) == (4.0, 20)
+    assert (found.low, found.high) == pytest.approx((4 / 2 ** math.sqrt(2), 4 * 2 ** math.sqrt(2)))
+    assert estimates.quotient(Estimate(8.0, 6.0, 9.0, 30), Estimate(2.0, 2.0, 2.0, 9)).interval == pytest.approx(
+        (3.0, 4.5)
+    )
+
+
+def test_a_cell_without_an_interval_leaves_what_is_made_of_it_without_one():
+    known, unknown = Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, None, None, 2)
+    assert estimates.geometric_mean([known, unknown]).interval is None
+    assert estimates.quotient(known, unknown).interval is estimates.quotient(unknown, known).interval is None
 
 
 def test_the_worst_cell_has_an_interval_that_holds_the_noise_of_all():

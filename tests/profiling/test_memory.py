@@ -12,6 +12,7 @@ from torch_geometric.nn import GATConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import memory
+from gnnlab.profiling.dispatch import span_bytes
 from gnnlab.profiling.memory import (
     MIB,
     MemoryProfiler,
@@ -96,7 +97,8 @@ def test_what_a_call_holds_is_known_to_the_byte(fn):
 def test_sparse_tensors_count_their_indices_and_values():
     indices, values = torch.zeros(1, 64, dtype=torch.long), torch.zeros(64, 3)
     tensor = torch.sparse_coo_tensor(indices, values, (9, 3), check_invariants=False)
-    assert sum(storages([tensor]).values()) == 64 * 8 + 64 * 3 * 4
+    assert sum(storages([tensor]).values()) == span_bytes(tensor) == 64 * 8 + 64 * 3 * 4
+    assert span_bytes(torch.zeros(9, 3).to_sparse()) == 0
 
 
 def test_what_a_backward_pass_keeps_and_frees_is_accounted():
