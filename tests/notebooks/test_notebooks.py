@@ -69,7 +69,7 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "sizes": [10],
         "states": 20,
         "nodes": [5, 20],
-        "batch_sizes": [16],
+        "batch_sizes": [1024],  # a goal is for it, and the contract names what is not judged
         "tuning_steps": 5,
         "callers": 4,
         "budget_s": 0.01,
