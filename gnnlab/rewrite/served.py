@@ -18,29 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.kernels.neighbours import GraphCache
-from gnnlab.rewrite import lazy, structure
-from gnnlab.rewrite.edges import SOURCE, TARGET, Edges, edges_of, total
-from gnnlab.rewrite.lazy import Rows
+from gnnlab.rewrite import lazy, messages, structure
+from gnnlab.rewrite.edges import Edges, edges_of
 
 EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
          for when in ("", "pre_")]  # fmt: skip
-SPECIAL = {
-    "index",
-    "ptr",
-    "size",
-    "size_i",
-    "size_j",
-    "dim_size",
-    "edge_index",
-    "edge_index_i",
-    "edge_index_j",
-    "adj_t",
-}
 
 
 def serve(layer: MessagePassing, graphs: GraphCache, form: type[nn.Module] | None = None) -> None:
@@ -142,17 +128,20 @@ def _arrange(given: dict[str, Any], edges: Edges) -> None:
 def _propagate(kind: type[MessagePassing]):
     def propagate(self, edge_index, size=None, **kwargs):
         edges = edges_of(edge_index)
-        if edges is None or not _fits(self, edges, kwargs, ["message", "aggregate", "update"]):
+        if edges is None or not messages.fits(self, edges, kwargs, ["message", "aggregate", "update"]):
             plain = kind._orig_propagate if self._explain else kind.propagate
             return plain(self, edge_index, size=size, **kwargs)
-        out = self.message(**_collected(self, "message", edges, kwargs))
+        out = messages.in_pieces(self, kind, "message", edges, kwargs)
+        if out is not None:
+            return out
+        out = self.message(**messages.collected(self, "message", edges, kwargs))
         if kind.aggregate is MessagePassing.aggregate:
-            out = _aggregated(self, out, edges)
+            out = messages.aggregated(self, out, edges)
         else:
-            out = self.aggregate(lazy.real(out), **_collected(self, "aggregate", edges, kwargs))
+            out = self.aggregate(lazy.real(out), **messages.collected(self, "aggregate", edges, kwargs))
         if kind.update is MessagePassing.update:
             return out
-        return self.update(out, **_collected(self, "update", edges, kwargs))
+        return self.update(out, **messages.collected(self, "update", edges, kwargs))
 
     return propagate
 
@@ -160,65 +149,9 @@ def _propagate(kind: type[MessagePassing]):
 def _edge_updater(kind: type[MessagePassing]):
     def edge_updater(self, edge_index, size=None, **kwargs):
         edges = edges_of(edge_index)
-        if edges is None or not _fits(self, edges, kwargs, ["edge_update"]):
+        if edges is None or not messages.fits(self, edges, kwargs, ["edge_update"]):
             return kind.edge_updater(self, edge_index, size=size, **kwargs)
-        return self.edge_update(**_collected(self, "edge_update", edges, kwargs))
+        out = messages.in_pieces(self, kind, "edge_update", edges, kwargs)
+        return out if out is not None else self.edge_update(**messages.collected(self, "edge_update", edges, kwargs))
 
     return edge_updater
-
-
-def _fits(layer: MessagePassing, edges: Edges, kwargs: dict[str, Any], methods: list[str]) -> bool:
-    """Whether all that is to be gathered has its nodes in the first dimension, as many as the graph has."""
-    counts = edges.neighbours.num_sources, edges.neighbours.num_nodes
-    for method in methods:
-        for name in layer.inspector.get_param_names(method):
-            if name[-2:] not in ("_i", "_j") or name in SPECIAL:
-                continue
-            side = SOURCE if name.endswith("_j") else TARGET
-            x = _end(kwargs.get(name[:-2]), side)
-            if x is None:
-                continue
-            first = layer.node_dim == 0 or layer.node_dim + x.dim() == 0
-            if not isinstance(x, Tensor) or not first or x.shape[0] != counts[side]:
-                return False
-    return True
-
-
-def _end(x: Any, side: int) -> Any:
-    return x[side] if isinstance(x, (tuple, list)) else x
-
-
-def _collected(layer: MessagePassing, method: str, edges: Edges, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What PyG would collect for this method, rows not gathered."""
-    graph = edges.neighbours
-    found: dict[str, Any] = {}
-    for name, parameter in layer.inspector.get_param_dict(method).items():
-        if name in SPECIAL:
-            found[name] = {
-                "index": edges.target, "edge_index_i": edges.target, "edge_index_j": edges.index[SOURCE],
-                "edge_index": edges.index, "size": [graph.num_sources, graph.num_nodes], "size_j": graph.num_sources,
-                "size_i": graph.num_nodes, "dim_size": graph.num_nodes,
-            }.get(name)  # fmt: skip
-        elif name[-2:] in ("_i", "_j"):
-            side = SOURCE if name.endswith("_j") else TARGET
-            x = _end(kwargs.get(name[:-2]), side)
-            found[name] = None if x is None else Rows(x, edges, side)
-        elif name in kwargs:
-            found[name] = kwargs[name]
-        elif parameter.default is not inspect.Parameter.empty:
-            found[name] = parameter.default
-    return found
-
-
-def _aggregated(layer: MessagePassing, out: Any, edges: Edges) -> Tensor:
-    kind = type(layer.aggr_module)
-    name = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean"}.get(kind)
-    if isinstance(out, Rows):
-        found = lazy.summed(out, name)
-        if found is not NotImplemented:
-            return found
-    out = lazy.real(out)
-    if name is None or layer.node_dim + out.dim() not in (0, out.dim()):
-        return layer.aggr_module(out, edges.target, ptr=None, dim_size=edges.neighbours.num_nodes, dim=layer.node_dim)
-    out = total(out, edges)
-    return out if name == "sum" else out / edges.count(out.dtype).view(-1, *(1,) * (out.dim() - 1))
