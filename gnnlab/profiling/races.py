@@ -26,7 +26,7 @@ from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
 from . import estimates, timing
 from .conditions import Conditions, Under
 from .estimates import CONTROL, Estimate
-from .parity import RTOL_FLOAT32, relative_error
+from .parity import RTOL_FLOAT32, gradient_error, relative_error
 
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
 MODES = ("inference", "training", "plain")
@@ -134,7 +134,7 @@ def _error(expected: Any, got: Any, name: str) -> float:
         if lacking := sorted(expected.gradients.keys() - got.gradients.keys()):
             raise ParityError(f"{name}: it computes no gradient of {', '.join(lacking)}, the baseline does")
         pairs = [({n: step.gradients[n] for n in expected.gradients}) for step in (expected, got)]
-        return max(relative_error(expected.output, got.output, name), relative_error(*pairs, f"{name}, gradients"))
+        return max(relative_error(expected.output, got.output, name), gradient_error(*pairs, f"{name}, gradients"))
     return relative_error(expected, got, name)
 
 
