@@ -5,8 +5,8 @@
     scores = head_products(query, key, neighbours)                     # Transformer: query[i] . key[j]
     out = attend(scores, values, neighbours)                           # sum of softmax(scores) * values[j]
 
-Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. E x H x C numbers are never in memory
-at once: what is needed of them goes through the cache in pieces.
+Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. No forward pass writes E x H x C
+numbers: what is needed of them goes through the cache in pieces.
 """
 
 from __future__ import annotations
