@@ -97,6 +97,27 @@ def _segment_shape(values: Tensor, rowptr: Tensor) -> Tensor:
     return values.new_empty(rowptr.shape[0] - 1, *values.shape[1:])
 
 
+def segment_softmax(scores: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
+    """softmax of `scores` (E, ...) over the edges of each node; `row` (E) is the node of each edge."""
+    if scores.numel() == 0:
+        return scores.clone()
+    if float(scores.abs().max()) <= aggregation.SAFE_SCORE:
+        weights = scores.exp()
+    else:
+        weights = (scores - segment_max(scores, rowptr).index_select(0, row)).exp_()
+    return weights.mul_(segment_sum(weights, rowptr).reciprocal_().index_select(0, row))
+
+
+def segment_softmax_backward(grad: Tensor, weights: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
+    """The gradient of the scores of `segment_softmax`, from that of its weights."""
+    grad = grad * weights
+    return torch.addcmul(grad, weights, segment_sum(grad, rowptr).index_select(0, row), value=-1)
+
+
+def _same_shape(values: Tensor, *others: Tensor) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
 def edge_dot(a: Tensor, b: Tensor, row: Tensor, col: Tensor) -> Tensor:
     """sum over the last dimension of a[row[k]] * b[col[k]] for each edge k, (E, ...)."""
     leading, width = a.shape[1:-1], a.shape[-1]
@@ -131,6 +152,12 @@ for _schema, _function, _shape in (
     ),
     ("segment_sum(Tensor values, Tensor rowptr) -> Tensor", segment_sum, _segment_shape),
     ("segment_max(Tensor values, Tensor rowptr) -> Tensor", segment_max, _segment_shape),
+    ("segment_softmax(Tensor scores, Tensor rowptr, Tensor row) -> Tensor", segment_softmax, _same_shape),
+    (
+        "segment_softmax_backward(Tensor grad, Tensor weights, Tensor rowptr, Tensor row) -> Tensor",
+        segment_softmax_backward,
+        _same_shape,
+    ),
     ("edge_dot(Tensor a, Tensor b, Tensor row, Tensor col) -> Tensor", edge_dot, _edge_dot_shape),
 ):
     _name = "gnnlab::" + _schema.split("(")[0]

@@ -6,7 +6,7 @@ Each function looks at one node and says what it found, or None at the first thi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ SCATTERS = (
     aten._unsafe_index_put.default,
     aten.scatter_reduce.two,
 )
+POINTWISE = {  # and not tagged as such
+    aten.leaky_relu_backward.default, aten.elu_backward.default, aten.hardtanh_backward.default,
+    aten.softplus_backward.default, aten.hardswish.default, aten.hardswish_backward.default,
+    aten.mish_backward.default, aten.hardsigmoid_backward.default,
+}  # fmt: skip
 REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default)
 
 
@@ -248,9 +253,15 @@ def rows_of(node: Node) -> list[Node] | None:
     if node.target == aten.cat.default:
         parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
         return None if dim % value(node).dim() == 0 else list(parts)
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
-        return None
-    return None if node.target.overloadpacket in COMPARISONS else _aligned(node)
+    return _aligned(node) if is_pointwise(node.target) else None
+
+
+def is_pointwise(target: Any) -> bool:
+    """Is an operator one of each number by itself, the same in each call, and no comparison?"""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    known = torch.Tag.pointwise in target.tags or target in POINTWISE
+    return known and target.overloadpacket not in COMPARISONS
 
 
 def _aligned(node: Node) -> list[Node] | None:

@@ -25,6 +25,7 @@ from torch.fx.node import map_arg
 import gnnlab.rewrite.operators  # noqa: F401  (defines torch.ops.gnnlab)
 from gnnlab.rewrite import patterns
 from gnnlab.rewrite.patterns import Gather, Product, Scatter, dot_of, gather_of, product_of, rows_of, strip, value
+from gnnlab.rewrite.traced_softmax import Softmax, gradients_of, softmaxes_of
 from gnnlab.rewrite.traced_structure import structure_of
 
 aten, ours = torch.ops.aten, torch.ops.gnnlab
@@ -49,6 +50,7 @@ class EdgeSet:
     """Edges that are computed with together: the list of nodes they are sorted by, and what was sorted so far."""
 
     key: Node
+    rowptr: Node
     order: Node
     sorted: dict[Node, Node] = field(default_factory=dict)
 
@@ -65,6 +67,8 @@ class SortedEdges:
         self._indices: dict[Node, frozenset[Node]] = {}
         self._local: dict[Node, bool] = {}
         self._anchor: Node | None = None
+        self._softmaxes = softmaxes_of(graph)
+        self._gradients = gradients_of(graph, self._softmaxes)
 
     def run(self) -> None:
         """Replace what can be replaced, and take out what is no longer used."""
@@ -183,6 +187,8 @@ class SortedEdges:
             return self._emit(aten.index_select.default, found.x, 0, self._nodes(found.index, edges))
         if dot := dot_of(node):
             return self._dot(node, *dot, edges)
+        if node in self._softmaxes or node in self._gradients:
+            return self._softmax(node, edges)
         rows = rows_of(node)
         if rows is None:
             return self._emit(aten.index_select.default, node, 0, edges.order)
@@ -194,6 +200,17 @@ class SortedEdges:
         keeps = value(made).dim() < value(node).dim()
         return self._emit(aten.unsqueeze.default, made, -1) if keeps else made
 
+    def _softmax(self, node: Node, edges: EdgeSet) -> Node:
+        """A softmax over edges, or its gradient; one over other edges than these are sorted by is permuted."""
+        found = self._softmaxes.get(node) or self._gradients[node]
+        if found.index is not edges.key:
+            return self._emit(aten.index_select.default, node, 0, edges.order)
+        segments = edges.rowptr, self._nodes(found.index, edges)
+        if isinstance(found, Softmax):
+            return self._emit(ours.segment_softmax.default, self._sorted(found.scores, edges), *segments)
+        grad, weight = self._sorted(found.grad, edges), self._sorted(found.weight, edges)
+        return self._emit(ours.segment_softmax_backward.default, grad, weight, *segments)
+
     def _nodes(self, index: Node, edges: EdgeSet) -> Node:
         """A list of nodes in the order of the edges, int32."""
         made = self._emit(aten.index_select.default, index, 0, edges.order)
@@ -204,7 +221,7 @@ class SortedEdges:
         indices = {found.index, *self._indices_in(found.values)}
         edges = next((self._sets[index] for index in indices if index in self._sets), None)
         if edges is None:
-            edges = EdgeSet(found.index, self._sort(found.index, self._rows(found.base), None)[1])
+            edges = EdgeSet(found.index, *self._sort(found.index, self._rows(found.base), None))
         for index in indices:
             self._sets.setdefault(index, edges)
         return edges
