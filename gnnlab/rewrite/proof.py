@@ -22,7 +22,7 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling.context import call
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.parity import RTOL_FLOAT32
-from gnnlab.workloads import user_models
+from gnnlab.workloads import models
 
 YOURS = "your graph"
 ALLOWED = RTOL_FLOAT32  # of the largest magnitude of a tensor
@@ -127,7 +127,7 @@ def compare(model: nn.Module, data: Data, spec: str, train: bool, folder: Path, 
 
 def values(model: nn.Module, graph: Data, spec: str, train: bool) -> dict[str, np.ndarray]:
     """Every tensor that the model gives, and with `train` the gradient of each parameter under a fixed direction."""
-    batch = user_models.bind(model, graph, spec)
+    batch = models.bind(model, graph, spec)
     with torch.set_grad_enabled(train):
         outputs = list(tensors_in(call(model, batch)))
     found = {f"output {place}": output for place, output in enumerate(outputs)}

@@ -9,19 +9,23 @@ A function of a step is called with a model that may be changed, and with what i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch_geometric.data import Data
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.rewrite import around, engines, pooling
+from gnnlab.rewrite.backend import backend
 from gnnlab.rewrite.swap import swap
+from gnnlab.workloads import models
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,12 @@ class Step:
     exact: bool = True
 
 
+def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+    """The model that a factory of the user's makes, and what its forward takes of the graph `data`."""
+    _, model, batch = models.of_the_user(factory, data, options)
+    return model, batch
+
+
 # ---- what each does -------------------------------------------------------------------------------------------------
 
 
@@ -70,9 +80,14 @@ def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
     return swap(model).model
 
 
-def compiled(model: nn.Module, batch: Any, backend: str = "inductor") -> nn.Module:
-    """The forward through torch.compile."""
-    return around.compiled(model, backend)
+def compiled(model: nn.Module, batch: Any) -> nn.Module:
+    """The forward through torch.compile and its own backend."""
+    return around.compiled(model, "inductor")
+
+
+def compiled_sums(model: nn.Module, batch: Any, then: str = "eager") -> nn.Module:
+    """The forward through torch.compile and the lab's backend, which hands the rest to `then` (eager|inductor)."""
+    return around.compiled(model, functools.partial(backend, options={"then": then}))
 
 
 def openvino(model: nn.Module, batch: Any) -> nn.Module:
@@ -155,12 +170,6 @@ def _named(layers: Sequence[tuple[str, ...]]) -> str:
     """ "2 of GATConv, GCNConv": kinds of layers, and how many where there are several."""
     kinds = [kind for _, kind, *_ in layers]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-
-
-def _look_gnnlab_backend(model: nn.Module, batch: Any) -> Found:
-    if "gnnlab" in torch._dynamo.list_backends(exclude_tags=()):
-        return Found(True, "gathers and scatters of the traced graph become sums")
-    return Found(False, "the backend gnnlab is not registered with torch")
 
 
 def _look_installed(package: str) -> Look:
@@ -296,9 +305,18 @@ _ALL = (
     Step(
         "torch.compile, gnnlab",
         "makes sums of gathers and scatters",
-        _look_gnnlab_backend,
-        lambda model, batch: compiled(model, batch, "gnnlab"),
-        'steps.compiled(model, batch, "gnnlab")',
+        _always("gathers and scatters of the traced graph become sums"),
+        compiled_sums,
+        "steps.compiled_sums(model, batch)",
+        "engine",
+        _ALONE,
+    ),
+    Step(
+        "torch.compile, gnnlab, Inductor",
+        "makes sums of gathers and scatters and fuses the rest",
+        _always("the same, and the rest goes to Inductor"),
+        lambda model, batch: compiled_sums(model, batch, "inductor"),
+        'steps.compiled_sums(model, batch, "inductor")',
         "engine",
         _ALONE,
     ),

@@ -23,12 +23,11 @@ _MAKE = '''
 from {module} import {factory} as original
 
 from gnnlab.rewrite import steps
-from gnnlab.workloads import user_models
 
 
 def make(data, **options):
     """The fast model; `data` is the PyG graph that it is tried on once. Its state_dict is that of `original`."""
-    model, batch = user_models.build_by(original, data, options)
+    model, batch = steps.yours(original, data, options)
 {steps}
     return model
 '''
