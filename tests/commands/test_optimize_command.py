@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from planted_search import FINE, Planted
 
 from gnnlab import cli
+from gnnlab.rewrite import optimize as search
 from gnnlab.rewrite import steps
 
 
@@ -34,10 +36,6 @@ def test_a_model_goes_through_processes_of_its_own(optimize, tmp_path):
 
 
 def test_the_table_says_why_a_step_is_not_kept(optimize, monkeypatch):
-    from test_optimize import FINE, Planted
-
-    from gnnlab.rewrite import optimize as search
-
     found = {"inference mode": FINE | {"applies": False, "why": "no [reason] at all"}}
     monkeypatch.setattr(search, "Worker", Planted(lambda plan, process: 0.5, found))
     code, out, _ = optimize("own_models:gin", "--graph", "karate")
