@@ -48,8 +48,7 @@ SPECIAL = {
 NOTHING: Mapping[str, Tensor] = types.MappingProxyType({})
 # layers whose messages are rows an edge and no weighted rows, with the modules that make them
 PIECED = {
-    "CGConv": ("lin_f", "lin_s"), "EdgeConv": ("nn",), "FiLMConv": ("act",), "GATConv": ("lin_edge",),
-    "GATv2Conv": ("lin_edge",), "GENConv": ("lin_edge",), "GINEConv": ("lin",), "LEConv": (),
+    "GATConv": ("lin_edge",), "GATv2Conv": ("lin_edge",), "GENConv": ("lin_edge",), "GINEConv": ("lin",),
     "PNAConv": ("pre_nns", "edge_encoder"), "ResGatedGraphConv": ("lin_key", "lin_query", "lin_value", "act"),
 }  # fmt: skip
 

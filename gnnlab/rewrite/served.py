@@ -23,6 +23,7 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.rewrite import lazy, messages, structure
 from gnnlab.rewrite.edges import Edges, edges_of
+from gnnlab.rewrite.scores import SCORES
 
 EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
@@ -147,11 +148,14 @@ def _propagate(kind: type[MessagePassing]):
 
 
 def _edge_updater(kind: type[MessagePassing]):
+    own = SCORES.get(kind)
+
     def edge_updater(self, edge_index, size=None, **kwargs):
         edges = edges_of(edge_index)
         if edges is None or not messages.fits(self, edges, kwargs, ["edge_update"]):
             return kind.edge_updater(self, edge_index, size=size, **kwargs)
-        out = messages.in_pieces(self, kind, "edge_update", edges, kwargs)
-        return out if out is not None else self.edge_update(**messages.collected(self, "edge_update", edges, kwargs))
+        out = None if own is None else own(self, edges, **kwargs)
+        out = messages.in_pieces(self, kind, "edge_update", edges, kwargs) if out is None else out
+        return self.edge_update(**messages.collected(self, "edge_update", edges, kwargs)) if out is None else out
 
     return edge_updater
