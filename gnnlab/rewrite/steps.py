@@ -23,6 +23,7 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.rewrite import around, engines, pooling
+from gnnlab.rewrite import sparse_inputs as sparse
 from gnnlab.rewrite.backend import backend
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
@@ -73,6 +74,11 @@ def constant_output(model: nn.Module, batch: Any) -> nn.Module:
 def mean_first(model: nn.Module, batch: Any) -> nn.Module:
     """A mean over nodes before the linear layer that it follows."""
     return pooling.mean_first(model, batch)
+
+
+def sparse_inputs(model: nn.Module, batch: Any) -> nn.Module:
+    """Linear layers that leave out the zeros of the input."""
+    return sparse.sparse_inputs(model, batch)
 
 
 def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
@@ -155,6 +161,14 @@ def _look_mean(model: nn.Module, batch: Any) -> Found:
     return Found(True, f"a mean over nodes follows {', '.join(found)}", found)
 
 
+def _look_sparse(model: nn.Module, batch: Any) -> Found:
+    try:
+        found = sparse.places(model, batch)
+    except GnnlabError as error:
+        return Found(False, str(error))
+    return Found(True, f"{', '.join(found)}: {min(found.values()):.1%} of the input is not zero", tuple(found))
+
+
 def _look_layers(model: nn.Module, batch: Any) -> Found:
     try:
         report = swap(model)
@@ -234,6 +248,14 @@ _ALL = (
         _look_mean,
         mean_first,
         "steps.mean_first(model, batch)",
+        "rewrite",
+    ),
+    Step(
+        "sparse inputs",
+        "leaves out the zeros of an input that comes again",
+        _look_sparse,
+        sparse_inputs,
+        "steps.sparse_inputs(model, batch)",
         "rewrite",
     ),
     Step(
