@@ -15,7 +15,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 from zoo_cases import CASES, GRAPHS, IN, arguments, build, edges_of, results
 
-from gnnlab.rewrite import messages, pieces, scores, zoo
+from gnnlab.rewrite import messages, pieces, scores, served, zoo
 from gnnlab.rewrite.swap import swap
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -33,6 +33,11 @@ def assert_same(found, expected):
         assert (one is None) == (other is None), f"tensor {at} gets a gradient in one of them only"
         if one is not None:
             torch.testing.assert_close(one, other, **CLOSE, msg=lambda text, at=at: f"tensor {at}: {text}")
+
+
+@pytest.fixture(autouse=True)
+def no_graph_is_small(monkeypatch):
+    monkeypatch.setattr(served, "SMALL_NUMBERS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +193,14 @@ def test_copies_and_saved_models_are_served_as_well():
     loaded = torch.load(file, weights_only=False)
     assert type(loaded) is type(layer)
     assert_same(results(loaded, inputs, called), expected)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("GINE", 0), ("Graph", 1)])
+def test_on_small_graphs_layers_that_gather_run_the_code_of_pyg(name, kept, monkeypatch):
+    monkeypatch.undo()
+    layer = swapped(build(name))
+    layer(*arguments(name, edges_of("many edges"), 13)[1])
+    assert len(layer.graphs) == kept
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
