@@ -239,7 +239,8 @@ def _composed(scores: Tensor, neighbours: Neighbours) -> Tensor:
     weights = (scores - largest.index_select(0, row)).exp()
     if neighbours.present is not None:
         weights = weights * neighbours.present.view(-1, *[1] * (scores.dim() - 1))
-    total = torch.zeros_like(floor).index_add(0, row, weights)
+    kind = torch.promote_types(scores.dtype, torch.float32)  # where bf16 and fp16 are added
+    total = torch.zeros_like(floor, dtype=kind).index_add(0, row, weights.to(kind)).to(scores.dtype)
     return weights / total.index_select(0, row)
 
 

@@ -20,6 +20,8 @@ GATS = [
     {"heads": 2, "add_self_loops": False},
     {"heads": 3, "concat": False, "add_self_loops": False, "bias": False},
     {"negative_slope": -0.5},
+    {"heads": 2, "residual": True},
+    {"heads": 2, "residual": True, "concat": False, "bias": False},
 ]
 SAGES = [
     {},
@@ -30,7 +32,7 @@ SAGES = [
     {"aggr": "add", "root_weight": False, "bias": False},
     {"aggr": "sum", "project": True, "normalize": True},
 ]
-WIDTHS = [(3, 5), (5, 3), (4, 4)]
+WIDTHS = [(3, 5), (5, 3), (4, 4), (9, 2)]
 
 
 @st.composite
@@ -221,7 +223,6 @@ def cut():
     ("conv", "message"),
     [
         (GATConv(4, 4, edge_dim=2), "edge_dim=2"),
-        (GATConv(4, 4, residual=True), "residual=True"),
         (GATConv((4, 4), 4), "bipartite"),
         (GATConv(-1, 4), "call it once"),
         (GATConv(4, 4, aggr="max"), "aggr='max'"),
