@@ -44,7 +44,8 @@ Apply = Callable[[nn.Module, Any], nn.Module]
 
 @dataclass(frozen=True)
 class Step:
-    """`apart`: kinds of steps that it does not go with. `code`: how the written module calls it."""
+    """`apart`: kinds of steps that it does not go with. `code`: how the written module calls it. `slow`: it is made
+    anew for a new size, so that the proof asks it on fewer graphs."""
 
     name: str
     does: str
@@ -55,6 +56,7 @@ class Step:
     apart: frozenset[str] = frozenset()
     training: bool = True
     exact: bool = True
+    slow: bool = False
 
 
 def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]) -> tuple[nn.Module, Any]:
@@ -332,6 +334,7 @@ _ALL = (
         "steps.compiled_sums(model, batch)",
         "engine",
         _ALONE,
+        slow=True,
     ),
     Step(
         "torch.compile, gnnlab, Inductor",
@@ -341,6 +344,7 @@ _ALL = (
         'steps.compiled_sums(model, batch, "inductor")',
         "engine",
         _ALONE,
+        slow=True,
     ),
     Step(
         "torch.compile",
@@ -350,6 +354,7 @@ _ALL = (
         "steps.compiled(model, batch)",
         "engine",
         _ALONE,
+        slow=True,
     ),
     Step(
         GUARD,
