@@ -240,18 +240,9 @@ def median_interval(samples: Sequence[float], seed: int = 0) -> tuple[float, flo
         raise ValueError("no samples: an interval needs at least one")
     if x[0] == x[-1]:
         return float(x[0]), float(x[0])
-    low, high = np.percentile(_medians(x, seed), [2.5, 97.5]).tolist()
+    low, high = statistic_interval(np.median, x, seed=seed)
     order_low, order_high = order_interval(x)
     return max(min(low, order_low), float(x[0])), min(max(high, order_high), float(x[-1]))
-
-
-def _medians(x: np.ndarray, seed: int) -> np.ndarray:
-    """The medians (resamples,) of resamples of `x` (n,), which is sorted: it is enough to order the places that were
-    drawn, which takes a quarter of the time of ordering what stands there."""
-    places, half = np.random.default_rng(seed).integers(0, x.size, (_RESAMPLES, x.size)).astype(np.int32), x.size // 2
-    places.partition(half, axis=1)
-    above = x[places[:, half]]
-    return above if x.size % 2 else (x[places[:, :half].max(axis=1)] + above) / 2
 
 
 def order_interval(samples: Sequence[float]) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 from scipy.special import fdtri, stdtrit
 from torch import nn
 from torch_geometric.data import Data
@@ -166,8 +167,13 @@ def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit
         raise ValueError(f"{len(n)} sizes: a power law with an offset needs at least four")
     freedom = max(1, len(n) - 3)
     centre = float(np.exp(np.log(n).mean()))  # keeps the columns of the same magnitude
-    offsets, scales, squares = _least_squares((n / centre) ** _EXPONENTS[:, None] / t, 1 / t)
-    table = np.stack([offsets, scales / centre**_EXPONENTS, _EXPONENTS], axis=1)
+    curves, squares = [], []
+    for exponent in _EXPONENTS:
+        columns = np.stack([1 / t, (n / centre) ** exponent / t], axis=1)
+        (offset, scale), distance = nnls(columns, np.ones_like(t))
+        curves.append((offset, scale / centre**exponent, exponent))
+        squares.append(distance**2)
+    table, squares = np.asarray(curves), np.asarray(squares)
     best = int(squares.argmin())
     limit = squares[best] * (1 + fdtri(1, freedom, 0.95) / freedom) + 1e-12
     plausible = table[squares <= limit]
@@ -180,23 +186,6 @@ def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit
         degrees_of_freedom=freedom,
         plausible=plausible,
     )
-
-
-def _least_squares(powers: np.ndarray, constant: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each row of `powers` (X, S) the a, b >= 0 for which a * constant + b * row is nearest to 1, and how near:
-    (X,) a, (X,) b, (X,) sums of squares. Where the nearest a and b are not both >= 0, one of them is 0."""
-    cc, cp, pp = constant @ constant, powers @ constant, (powers**2).sum(axis=1)
-    c1, p1 = constant.sum(), powers.sum(axis=1)
-    determinant = cc * pp - cp**2
-    told_apart = determinant > 1e-12 * cc * pp  # not so for the exponent 0
-    divisor = np.where(told_apart, determinant, 1.0)
-    a, b = (c1 * pp - p1 * cp) / divisor, (cc * p1 - cp * c1) / divisor
-    nothing, inside = np.zeros_like(pp), told_apart & (a >= 0) & (b >= 0)
-    a, b = (np.stack(forms) for forms in ((a, nothing + c1 / cc, nothing), (b, nothing, p1 / pp)))
-    squares = ((a[..., None] * constant + b[..., None] * powers - 1) ** 2).sum(axis=-1)
-    squares[0, ~inside] = np.inf
-    chosen = squares.argmin(axis=0), np.arange(len(powers))
-    return a[chosen], b[chosen], squares[chosen]
 
 
 def _time(build: Build, value: Any, budget_s: float) -> RuntimeStats:

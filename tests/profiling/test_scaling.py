@@ -3,7 +3,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import nnls
 from torch import nn
 
 from gnnlab.profiling import scaling
@@ -18,16 +17,6 @@ def test_the_exponent_of_an_exact_power_law_is_found(exponent, offset, scale):
     fit = fit_power_law(n, offset + scale * (n / 100) ** exponent)
     assert fit.exponent == pytest.approx(exponent, rel=0.05)
     assert fit.predict(6400)[0] == pytest.approx(offset + scale * 64**exponent, rel=0.05)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.floats(0.01, 100), min_size=4, max_size=8))
-def test_offset_and_scale_are_those_of_non_negative_least_squares(times):
-    t = np.array(times)
-    powers = np.arange(1.0, len(t) + 1) ** np.array([[0.0], [0.5], [1.0], [3.0]]) / t
-    for row, a, b, squares in zip(powers, *scaling._least_squares(powers, 1 / t), strict=True):
-        _, distance = nnls(np.stack([1 / t, row], axis=1), np.ones_like(t))
-        assert a >= 0 and b >= 0 and squares == pytest.approx(distance**2, rel=1e-6, abs=1e-12)
 
 
 def test_the_interval_of_the_exponent_holds_the_truth_95_times_in_100():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads.tables import FeatureTable, Target, scores
@@ -54,21 +53,6 @@ def test_a_split_follows_its_seed():
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(GnnlabError, match="validation must be a share of the rows"):
         numbered(10).split(share, 0)
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=40))
-def test_the_area_under_the_curve_is_that_of_scikit_learn(rows):
-    found, yes = torch.tensor([[f / 2, -f] for f, _ in rows]), torch.tensor([[y, not y] for _, y in rows]).float()
-    got = scores({"phenotypes": found}, {"phenotypes": yes}, SPECS[1:])
-    if len({y for _, y in rows}) == 1:
-        assert got.by_target == {} and got.left_out == 2
-    else:
-        assert got.by_target["phenotypes"] == pytest.approx(roc_auc_score(yes.numpy(), found.numpy()))
-
-
-def test_outputs_that_are_nan_have_no_score():
-    with pytest.raises(GnnlabError, match="target phenotypes: outputs are nan"):
-        scores({"phenotypes": torch.tensor([[0.5], [float("nan")]])}, {"phenotypes": torch.eye(2)[:, :1]}, SPECS[1:])
 
 
 def test_the_best_score_is_accuracy_for_classes_and_the_area_under_the_curve_for_labels():
@@ -154,3 +138,9 @@ def test_labels_with_one_answer_are_left_out_and_counted_in_low_precision_too():
     logits = {"l": torch.tensor([[1.0, 9], [2, 9], [3, 1]]).bfloat16()}
     found = scores(logits, {"l": torch.tensor([[0.0, 1], [0, 1], [1, 1]])}, [LABELS])
     assert found.by_target == {"l": 1.0} and found.left_out == 1
+
+
+def test_outputs_that_are_nan_have_no_score():
+    spoiled = {"outcome": torch.tensor([[0.1, torch.nan, 0.3]])}
+    with pytest.raises(GnnlabError, match="outcome: outputs are nan"):
+        scores(spoiled, {"outcome": torch.tensor([1])}, SPECS[:1])
