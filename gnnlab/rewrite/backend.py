@@ -105,11 +105,11 @@ def _then(options: dict[str, Any] | None) -> str:
 
 def _compiled(module: GraphModule, inputs: list[Any], then: str, report: Report) -> Callable:
     def partition(joint: GraphModule, given: Any, *, num_fwd_outputs: int, **kept: Any) -> tuple:
-        _rewrite(joint, num_fwd_outputs, report)
+        _rewrite(joint, num_fwd_outputs, then, report)
         return default_partition(joint, given, num_fwd_outputs=num_fwd_outputs, **kept)
 
     def alone(graph: GraphModule, given: Any) -> Callable:
-        _rewrite(graph, None, report)
+        _rewrite(graph, None, then, report)
         return forward(graph, given)
 
     def forward(graph: GraphModule, given: Any) -> Callable:
@@ -122,12 +122,12 @@ def _compiled(module: GraphModule, inputs: list[Any], then: str, report: Report)
     return compiler(module, inputs)
 
 
-def _rewrite(module: GraphModule, outputs: int | None, report: Report) -> None:
+def _rewrite(module: GraphModule, outputs: int | None, then: str, report: Report) -> None:
     """Rewrite the sums of a graph in place; the first `outputs` of its results, or all, belong to the caller."""
     given, graph = module.graph, fx_graph_cse(module.graph)
     free_constants(graph)
     share_sizes(graph)
-    edges = SortedEdges(graph)
+    edges = SortedEdges(graph, fused=then == "inductor")
     edges.run()
     report.changes += edges.changes
     for change in edges.changes:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels import aggregation
 from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.products import products
 
 _INT32 = 2**31 - 1
 _LIBRARY = torch.library.Library("gnnlab", "DEF")
@@ -118,22 +119,15 @@ def _same_shape(values: Tensor, *others: Tensor) -> Tensor:
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
-def edge_dot(a: Tensor, b: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    """sum over the last dimension of a[row[k]] * b[col[k]] for each edge k, (E, ...)."""
-    leading, width = a.shape[1:-1], a.shape[-1]
-    per_edge = max(1, a[0].numel()) if a.shape[0] else 1
-    step = max(1, aggregation.CHUNK_NUMBERS // per_edge)
-    out = a.new_empty(row.shape[0], *leading)
-    if width == 0 or a.shape[0] == 0:
-        return out.zero_()
-    for start in range(0, row.shape[0], step):
-        piece = slice(start, start + step)
-        product = a.index_select(0, row[piece]).mul_(b.index_select(0, col[piece]))
-        torch.sum(product, dim=-1, out=out[piece])
-    return out
+def edge_dot(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    """sum over the last dimension of a[row[k]] * b[col[k]] for each edge k, (E) or (E, heads); `row` (E) sorted."""
+    if a.numel() == 0 or row.numel() == 0:
+        return _edge_dot_shape(a, b, rowptr, row, col).zero_()
+    graph = Neighbours(rowptr, col, row, None, b.shape[0])
+    return products(a, b, graph) if a.dim() == 3 else aggregation.edge_products(a, b, graph)
 
 
-def _edge_dot_shape(a: Tensor, b: Tensor, row: Tensor, col: Tensor) -> Tensor:
+def _edge_dot_shape(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> Tensor:
     return a.new_empty(row.shape[0], *a.shape[1:-1])
 
 
@@ -158,7 +152,7 @@ for _schema, _function, _shape in (
         segment_softmax_backward,
         _same_shape,
     ),
-    ("edge_dot(Tensor a, Tensor b, Tensor row, Tensor col) -> Tensor", edge_dot, _edge_dot_shape),
+    ("edge_dot(Tensor a, Tensor b, Tensor rowptr, Tensor row, Tensor col) -> Tensor", edge_dot, _edge_dot_shape),
 ):
     _name = "gnnlab::" + _schema.split("(")[0]
     torch.library.define(_name, _schema.removeprefix(_schema.split("(")[0]), lib=_LIBRARY)

@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 
 import gnnlab.rewrite.operators  # noqa: F401  (defines torch.ops.gnnlab)
 from gnnlab.rewrite import patterns
-from gnnlab.rewrite.patterns import Gather, Product, Scatter, dot_of, gather_of, product_of, rows_of, strip, value
+from gnnlab.rewrite.patterns import Product, Scatter, dot_of, gather_of, product_of, rows_of, strip, value
 from gnnlab.rewrite.traced_softmax import Softmax, gradients_of, softmaxes_of
 from gnnlab.rewrite.traced_structure import structure_of
 
@@ -56,10 +56,13 @@ class EdgeSet:
 
 
 class SortedEdges:
-    """Rewrites `graph`, functional and with shapes, in place; `changes` says what became of each scatter."""
+    """Rewrites `graph`, functional and with shapes, in place; `changes` says what became of each scatter.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    `fused`: what runs the graph fuses gathers with what follows, so that products of rows need no operator of ours.
+    """
+
+    def __init__(self, graph: Graph, fused: bool = False) -> None:
+        self.graph, self.fused = graph, fused
         self.changes: list[Change] = []
         self.structure = structure_of(graph)
         self._sets: dict[Node, EdgeSet] = {}  # by list of nodes
@@ -185,8 +188,8 @@ class SortedEdges:
             return self._emit(aten.index_select.default, node, 0, edges.order)
         if found := gather_of(node):
             return self._emit(aten.index_select.default, found.x, 0, self._nodes(found.index, edges))
-        if dot := dot_of(node):
-            return self._dot(node, *dot, edges)
+        if dot := self._dot(node, edges):
+            return dot
         if node in self._softmaxes or node in self._gradients:
             return self._softmax(node, edges)
         rows = rows_of(node)
@@ -195,8 +198,16 @@ class SortedEdges:
         args = map_arg(node.args, lambda n: self._sorted(n, edges) if n in rows else n)
         return self._emit(node.target, *args, **node.kwargs)
 
-    def _dot(self, node: Node, a: Gather, b: Gather, edges: EdgeSet) -> Node:
-        made = self._emit(ours.edge_dot.default, a.x, b.x, self._nodes(a.index, edges), self._nodes(b.index, edges))
+    def _dot(self, node: Node, edges: EdgeSet) -> Node | None:
+        """Products of gathered rows where one of them is gathered by what the edges are sorted by."""
+        found = None if self.fused else dot_of(node)
+        if found is None or value(found[0].x).dim() not in (2, 3):
+            return None
+        a, b = found if found[0].index is edges.key else reversed(found)
+        if a.index is not edges.key:
+            return None
+        indices = self._nodes(a.index, edges), self._nodes(b.index, edges)
+        made = self._emit(ours.edge_dot.default, a.x, b.x, edges.rowptr, *indices)
         keeps = value(made).dim() < value(node).dim()
         return self._emit(aten.unsqueeze.default, made, -1) if keeps else made
 
