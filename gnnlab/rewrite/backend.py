@@ -11,8 +11,10 @@ edges alone, and the rest runs as it is. What is not known stays. AOTAutograd re
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import default_partition
+from torch._inductor.compile_fx import compile_fx
 from torch.fx import GraphModule
 
 from gnnlab.errors import GnnlabError
@@ -29,6 +32,7 @@ from gnnlab.rewrite.traced_edges import Change, SortedEdges
 from gnnlab.rewrite.traced_structure import copy_returned, free_constants, gather_first, share_sizes, split
 
 THEN = ("eager", "inductor")
+SIZES = 8  # of graphs that Inductor compiles for, each apart
 log = logging.getLogger(__name__)
 
 
@@ -143,6 +147,26 @@ def _rewrite(module: GraphModule, outputs: int | None, then: str, report: Report
 
 def _finished(module: GraphModule, then: str, report: Report) -> Callable:
     report.graphs.append(module.print_readable(print_output=False))
-    if then == "inductor":
-        return torch.compile(module, backend="inductor")
-    return module.forward
+    return _Inductor(module) if then == "inductor" else module.forward
+
+
+class _Inductor:
+    """A graph that Inductor compiles when it is run: sizes that the edges decide are known only then.
+
+    It is compiled for each set of sizes apart, and after `SIZES` of them runs as it is.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self._compiled: dict[tuple, Callable] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        key = tuple((i.shape, i.stride(), i.dtype) if isinstance(i, torch.Tensor) else i for i in inputs)
+        if key not in self._compiled and len(self._compiled) < SIZES:
+            with ThreadPoolExecutor(1) as clean:  # what runs here has settings of its thread that compiling cannot bear
+                self._compiled[key] = clean.submit(self._compile, list(inputs)).result()
+        return self._compiled.get(key, self.module.forward)(*inputs)
+
+    def _compile(self, inputs: list[Any]) -> Callable:
+        with torch.no_grad():
+            return compile_fx(copy.deepcopy(self.module), inputs)

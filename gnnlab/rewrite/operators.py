@@ -156,5 +156,6 @@ for _schema, _function, _shape in (
 ):
     _name = "gnnlab::" + _schema.split("(")[0]
     torch.library.define(_name, _schema.removeprefix(_schema.split("(")[0]), lib=_LIBRARY)
-    torch.library.impl(_name, "CompositeExplicitAutograd", _function, lib=_LIBRARY)
+    _run = torch.compiler.disable(_function)  # what Inductor's code calls, torch.compile would else compile again
+    torch.library.impl(_name, "CompositeExplicitAutograd", _run, lib=_LIBRARY)
     torch.library.register_fake(_name, _shape, lib=_LIBRARY)

@@ -17,7 +17,8 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 
-from gnnlab.rewrite.backend import backend, tracing_self_loops
+from gnnlab.errors import GnnlabError
+from gnnlab.rewrite.backend import backend, explain, tracing_self_loops
 
 WIDTH = 11  # sizes that never meet: two that are equal once are compiled for apart
 
@@ -121,3 +122,85 @@ def test_outputs_and_all_gradients_are_those_of_eager_on_random_graphs(name):
             if edge_index.shape[1] > 1:
                 edge_index[:, 0] = edge_index[:, 1].flip(0)
                 agree(reference, model, *arguments(name, x, edge_index))
+
+
+def test_inductor_gets_the_rest_and_gives_the_same_on_a_second_size():
+    reference, model = compiled("GATv2", options={"then": "inductor"})
+    with tracing_self_loops():
+        for seed in (0, 1):
+            agree(reference, model, *random_graph(seed))
+
+
+def test_dropped_edges_are_those_that_eager_draws():
+    torch.manual_seed(0)
+    reference = GATConv(WIDTH, 3, heads=2, dropout=0.5, add_self_loops=False).double()
+    model = torch.compile(copy.deepcopy(reference), backend=backend)
+    x, edge_index = random_graph(0)
+    torch.manual_seed(3)
+    expected = result_and_gradients(reference, x, edge_index)
+    torch.manual_seed(3)
+    for got, wanted in zip(result_and_gradients(model, x, edge_index), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+class Returns(nn.Module):
+    """Gives what is kept to its caller, who may write to it."""
+
+    def forward(self, x, edge_index):
+        source, target = edge_index
+        degree = torch.zeros(x.size(0), dtype=x.dtype).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
+        weight = 1 / (1 + degree[source])
+        return torch.zeros_like(x).index_add(0, target, x[source] * weight[:, None]), weight, weight[None]
+
+
+def test_what_a_model_returns_may_be_written_to():
+    x, edge_index = random_graph(0)
+    model, reference = torch.compile(Returns(), backend=backend), Returns()
+    for _ in range(2):
+        got = model(x, edge_index)
+        torch.testing.assert_close(got, reference(x, edge_index))
+        for result in got:
+            result.fill_(7)
+
+
+class Nearest(nn.Module):
+    """Edges computed from features: to the nearest other node."""
+
+    def forward(self, x, edge_index):
+        nearest = torch.cdist(x, x).fill_diagonal_(torch.inf).argmin(1)
+        return torch.zeros_like(x).index_add(0, nearest, x)
+
+
+def test_reports_say_what_was_replaced_what_stays_and_why():
+    x, edge_index = random_graph(0)
+    gcn = explain(GCNConv(WIDTH, 4).double(), x, edge_index)
+    assert [change.now for change in gcn.replaced] == ["weighted_sum"] * 2 and not gcn.kept  # forward and backward
+    assert "torch.ops.gnnlab.weighted_sum" in gcn.graphs[0] and "aten.scatter_add" not in gcn.graphs[0]
+    with torch.no_grad():
+        edge_conv = explain(EdgeConv(nn.Linear(2 * WIDTH, 4)).double(), x, edge_index)
+        nearest = explain(Nearest(), x, edge_index)
+    assert "a maximum is no sum" in str(edge_conv) and not edge_conv.replaced
+    assert "computed from features" in str(nearest) and not nearest.replaced
+    assert str(explain(nn.Linear(WIDTH, 2).double(), x)) == "no sums over edges found"
+
+
+def test_a_gradient_of_a_gradient_is_refused():
+    _, model = compiled("SAGE")
+    x, edge_index = random_graph(0)
+    x = x.requires_grad_()
+    with pytest.raises(RuntimeError, match="create_graph=False"):
+        torch.autograd.grad(model(x, edge_index).square().sum(), x, create_graph=True)
+
+
+def test_edges_of_nodes_that_there_are_not_are_an_error():
+    _, model = compiled("index_add")
+    x, edge_index = random_graph(0)
+    edge_index[0, 0] = -1  # eager counts from the end
+    with pytest.raises(GnnlabError, match="-1"):
+        result_and_gradients(model, x, edge_index)
+
+
+@pytest.mark.parametrize("options", [{"then": "tvm"}, {"fast": True}])
+def test_an_unknown_option_is_refused(options):
+    with pytest.raises(GnnlabError, match="eager, inductor"):
+        backend(None, [], options)
