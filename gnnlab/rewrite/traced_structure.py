@@ -19,6 +19,7 @@ from gnnlab.rewrite.patterns import INDEX_TYPES, is_tensor, value
 aten = torch.ops.aten
 
 KEPT_GRAPHS = 8
+HANDED_OUT = "gnnlab_handed_out"  # marks copies for the caller, which are made in each call
 FILLS = {aten.new_zeros.default: 0, aten.new_ones.default: 1}
 WHOLE_FILLS = {aten.zeros_like.default: 0, aten.ones_like.default: 1}
 
@@ -42,6 +43,8 @@ def _is_index_input(node: Node) -> bool:
 
 
 def _is_fixed(node: Node) -> bool:
+    if HANDED_OUT in node.meta:
+        return False
     if isinstance(node.target, torch._ops.OpOverload):
         tags = node.target.tags
         return torch.Tag.nondeterministic_seeded not in tags and not node.target._schema.is_mutable
@@ -122,7 +125,7 @@ def copy_returned(graph: Graph, outputs: int) -> None:
         if is_tensor(node) and _origin(node) in kept and _origin(node).op != "placeholder":
             with graph.inserting_before(output):
                 returned[place] = graph.call_function(aten.clone.default, (node,))
-            returned[place].meta = dict(node.meta)
+            returned[place].meta = {**node.meta, HANDED_OUT: True}
     output.args = (tuple(returned) if isinstance(output.args[0], tuple) else returned,)
 
 
