@@ -16,6 +16,7 @@ from torch import Tensor
 from gnnlab.kernels import aggregation
 from gnnlab.kernels.attention import head_products, head_sum
 from gnnlab.rewrite.edges import SOURCE, TARGET, Edges, gather
+from gnnlab.rewrite.largest import largest
 
 
 class Rows:
@@ -158,6 +159,14 @@ def summed(rows: Rows, aggr: str) -> Any:
     if aggr == "mean" and not mean_in:
         out = out / rows.edges.count(x.dtype).view(-1, *(1,) * (out.dim() - 1))
     return out
+
+
+def largest_of(rows: Rows) -> Any:
+    """The largest over the edges of each target, or NotImplemented where rows must be gathered for it."""
+    if rows._real is not None or rows.side != SOURCE or rows.weight is not None:
+        return NotImplemented
+    found = largest(rows.x, rows.edges)
+    return NotImplemented if found is None else found
 
 
 def _multiplied(first: Any, second: Any) -> Any:

@@ -125,7 +125,7 @@ def _whole_in_pieces(layer: MessagePassing, kind: type[MessagePassing]) -> bool:
     if (kind.update, kind.aggregate) != (MessagePassing.update, MessagePassing.aggregate):
         return False
     inner = [m for m in layer.aggr_module.modules() if isinstance(m, aggr.Aggregation)]
-    rows = kind.__name__ in PIECED or type(layer.aggr_module) not in SUMS
+    rows = kind.__name__ in PIECED or type(layer.aggr_module) not in (*SUMS, aggr.MaxAggregation)
     return rows and all(isinstance(m, BY_TARGET) for m in inner)
 
 
@@ -155,7 +155,7 @@ def aggregated(layer: MessagePassing, out: Any, edges: Edges) -> Tensor:
     kind = type(layer.aggr_module)
     name = SUMS.get(kind)
     if isinstance(out, Rows):
-        found = lazy.summed(out, name)
+        found = lazy.largest_of(out) if kind is aggr.MaxAggregation else lazy.summed(out, name)
         if found is not NotImplemented:
             return found
     out = lazy.real(out)

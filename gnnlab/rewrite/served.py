@@ -80,8 +80,9 @@ def _forward(kind: type[MessagePassing], code: types.FunctionType, form: type[nn
         if len(args) > len(names) or not _covered(self, given, graphs):
             return kind.forward(self, *args, **kwargs)
         x = given["x"]
-        if form is not None and isinstance(x, Tensor) and all(given.get(n) is None for n in names[2:]):
-            return form.forward(self, x, given["edge_index"])
+        # without edges, PyG gives the parameters of edge features no gradient, not even 0
+        if form is not None and isinstance(x, Tensor) and given.get("size") is None and given["edge_index"].numel():
+            return form.forward(self, **given)
         sizes = _sizes(x, given.get("size"))
         if sizes is None or (self.gathers and _small(x, given[graphs[0]])):
             return kind.forward(self, *args, **kwargs)

@@ -21,7 +21,7 @@ from gnnlab.kernels import layers
 LAYER, BAG, PART, SORTED, NONE = "layer", "bag", "bag in part", "sorted edges", "none"
 MEANING = {
     LAYER: "a hand-made layer of gnnlab.kernels",
-    BAG: "one sum over neighbours that gathers nothing",
+    BAG: "one sum or maximum over neighbours that gathers nothing",
     PART: "scores and softmax on sorted edges, their weighted sum as a bag",
     SORTED: "its own messages, on edges sorted by target, gathered and summed by segments",
     NONE: "as PyG computes it",
@@ -115,8 +115,8 @@ def mechanism(layer: MessagePassing) -> tuple[str, str]:
         return NONE, reason
     if form(layer) is not None:
         return LAYER, ""
-    if entry.mechanism == BAG and layer.aggr not in ("add", "sum", "mean"):
-        return SORTED, f"aggr={layer.aggr!r} is no sum"
+    if entry.mechanism == BAG and layer.aggr not in ("add", "sum", "mean", "max"):
+        return SORTED, f"aggr={layer.aggr!r} is no sum or maximum"
     return entry.mechanism, entry.why
 
 

@@ -233,6 +233,16 @@ def test_attention_weights_are_those_of_pyg_in_its_order():
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_several_sources_have_the_largest_number_its_gradient_is_shared_as_pyg_shares_it(dtype):
+    reference = pyg.SAGEConv(IN, 3, aggr="max").to(dtype)
+    layer = swapped(reference)
+    x = torch.randint(-1, 2, (13, IN), generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    called = (x, edges_of("many edges"))
+    for one, other in zip(results(layer, [x], called), results(reference, [x], called), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_gradients_of_gradients_are_refused():
     layer = swapped(build("GCN plain"))
     inputs, called = arguments("GCN plain", edges_of("many edges"), 13)
