@@ -60,6 +60,11 @@ def examine(spec: str, graph: str, train: bool, folder: str, thorough: bool) -> 
     }
 
 
+def ready(spec: str, graph: str, train: bool) -> None:
+    """Load the model and the graph, so that it is not counted as a trial's or a race's time."""
+    _subject(spec, graph, train)
+
+
 def attempt(spec: str, graph: str, train: bool, plan: Sequence[str], folder: str) -> dict[str, Any]:
     """Try a plan: does it apply, is it right, what does it take once, which share of the time can it touch?
 

@@ -92,10 +92,12 @@ def optimize(
     train: bool = False,
     budget_s: float = 90.0,
     processes: int = 3,
+    only: Sequence[str] | None = None,
     tell: Tell = lambda line: None,
 ) -> Report:
-    """Try every step on the model of `module:factory` on a graph; `tell` gets progress. Trying and measuring take about
-    `budget_s` seconds; the start of processes and the first look at the model are not counted.
+    """Try every step, or those named in `only`, on the model of `module:factory` on a graph; `tell` gets progress.
+    Trying and measuring take about `budget_s` seconds; the start of processes and the first look at
+    the model are not counted.
 
     Raises:
         GnnlabError: in one line: fewer than two processes, or whatever is wrong with the model or the graph.
@@ -108,7 +110,8 @@ def optimize(
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="gnnlab-optimize-"))
         bench = _Bench(spec, graph, train, folder, budget_s, tell, held)
-        return _Search(bench, processes).run()
+        names = [name for name in steps.tried(train) if only is None or name in only]
+        return _Search(bench, processes, names).run()
 
 
 class _Bench:
@@ -120,24 +123,27 @@ class _Bench:
         self.of = {"spec": spec, "graph": graph, "train": train}
         self.folder, self.budget_s, self.tell = folder, budget_s, tell
         self.left_s = budget_s
+        self.limit_s = max(_FIRST_LIMIT_S, budget_s)  # of a first look
         self.trial = held.enter_context(Worker())
 
     def call(self, worker: Worker, target: str, limit_s: float, **arguments: Any) -> Answer:
         answer = worker.call(f"gnnlab.rewrite.bench:{target}", {**self.of, **arguments}, timeout_s=limit_s)
-        if target != "examine":
+        if target in ("attempt", "race"):
             self.left_s -= limit_s if answer.status == "timeout" else answer.end_s - answer.start_s
         return answer
 
     def examine(self) -> dict[str, Any]:
         self.tell(f"{self.of['spec']} on {self.of['graph']}: looking at it")
         with Worker() as untouched:
-            limit_s, thorough = max(_FIRST_LIMIT_S, self.budget_s), self.budget_s >= 30
-            answer = self.call(untouched, "examine", limit_s, folder=self.folder, thorough=thorough)
+            thorough = self.budget_s >= 30
+            answer = self.call(untouched, "examine", self.limit_s, folder=self.folder, thorough=thorough)
         if answer.lost:
             raise GnnlabError(f"{self.of['spec']}: {answer.reason}")
         return answer.get()
 
     def attempt(self, plan: Plan, limit_s: float) -> dict[str, Any]:
+        if not self.trial.alive:  # at first, and after a step that cost it
+            self.call(self.trial, "ready", self.limit_s)
         answer = self.call(self.trial, "attempt", limit_s, plan=list(plan), folder=self.folder)
         if answer.status != "done":
             return {"applies": False, "why": answer.reason}
@@ -147,6 +153,8 @@ class _Bench:
         """ms of each round, by the names of the plans that ran."""
         limit_s = max(4 * self.budget_s, _FIRST_LIMIT_S)
         options = {"plans": [list(plan) for plan in plans], "budget_s": max(LEAST_S, sampling_s), "seed": seed}
+        if not worker.alive:
+            self.call(worker, "ready", self.limit_s)
         answer = self.call(worker, "race", limit_s, **options)
         if answer.status != "done":
             self.tell(f"a process was lost: {answer.reason}")
@@ -160,6 +168,7 @@ class _Search:
 
     bench: _Bench
     processes: int
+    names: Sequence[str]  # of the steps to try
     found: dict[str, dict[str, Any]] = field(default_factory=dict)  # by step
     proofs: dict[Plan, dict[str, Any]] = field(default_factory=dict)
     first: dict[str, np.ndarray] = field(default_factory=dict)  # times in the process of the trial
@@ -176,12 +185,11 @@ class _Search:
         return self.report(facts, plan, time.monotonic() - start)
 
     def try_each(self) -> None:
-        names = steps.tried(self.bench.of["train"])
-        for number, name in enumerate(names, start=1):
+        for number, name in enumerate(self.names, start=1):
             if self.bench.left_s < 0.25 * self.bench.budget_s:
                 self.found[name] = {"applies": False, "why": _spent(self.bench)}
                 continue
-            self.bench.tell(f"[{number}/{len(names)}] {name}")
+            self.bench.tell(f"[{number}/{len(self.names)}] {name}")
             self.found[name] = self.bench.attempt((name,), max(20.0, 0.6 * self.bench.left_s))
             self.proofs[(name,)] = self.found[name].get("proof", {})
 
@@ -248,16 +256,14 @@ class _Search:
         return estimates.ratio(times[over], times[plan], times[over] * times[CONTROL] / times[YOURS])
 
     def chosen(self, plans: Sequence[Plan]) -> Plan:
-        """The fastest plan, less every step without which it is not slower."""
-        gains = {plan: gain for plan in plans if (gain := self.gain(name_of(plan))) is not None and _above_1(gain)}
-        if not gains:
-            return ()
-        best = max(gains, key=lambda plan: gains[plan].value)
-        while smaller := [
-            p for p in gains if set(p) < set(best) and not _above_1(self.gain(name_of(best), name_of(p)))
-        ]:
-            best = max(smaller, key=lambda plan: gains[plan].value)
-        return best
+        """The fastest plan that is faster than yours and than each part of it that was raced; else none."""
+        gains = {plan: gain for plan in plans if _above_1(gain := self.gain(name_of(plan)))}
+
+        def needs_all(plan: Plan) -> bool:
+            return all(_above_1(self.gain(name_of(plan), name_of(p))) for p in plans if set(p) < set(plan))
+
+        fastest = sorted(gains, key=lambda plan: gains[plan].value, reverse=True)
+        return next(filter(needs_all, fastest), ())
 
     def report(self, facts: dict[str, Any], plan: Plan, seconds: float) -> Report:
         proof = self.proofs.get(plan, {})

@@ -74,6 +74,15 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "callers": 4,
         "budget_s": 0.01,
     },
+    "09": {
+        "models": ["my_models:gcn"],
+        "graph": "karate",
+        "layers": ["GCN"],
+        "graphs": ["karate"],
+        "sparse_size": "200/900",
+        "optimize_s": 2,
+        "budget_s": 0.01,
+    },
 }
 CHAIN = ("04", "05", "06", "07")  # each reads what the one before wrote; that takes longest, and is begun first
 RUN = [

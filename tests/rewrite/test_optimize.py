@@ -49,6 +49,12 @@ def test_a_step_that_pays_alone_and_not_beside_the_others_is_left_out(search):
     assert tried[MODE].gain.low > 1
 
 
+def test_a_step_whose_part_in_the_gain_was_not_seen_in_every_process_is_left_out(search):
+    shaky = {(LAYERS,): [0.5, 0.3, 0.8], (MODE,): [0.9, 0.9, 0.9], (LAYERS, MODE): [0.4, 0.4, 0.4]}
+    report, tried, _ = search([LAYERS, MODE], lambda plan, process: shaky[plan][max(process - 2, 0) % 3])
+    assert report.plan == (MODE,) and not tried[LAYERS].kept
+
+
 def test_no_step_is_taken_on_the_word_of_one_process(search):
     report, tried, planted = search([MODE], lambda plan, process: 0.8 if process < 4 else 1.3)
     assert report.plan == () and report.gain is None and tried[MODE].why == "does not pay"

@@ -47,6 +47,11 @@ class Process:
     def examine(self, **arguments):
         return FACTS
 
+    alive = False
+
+    def ready(self, **arguments):
+        pass
+
     def attempt(self, plan, **arguments):
         found = self.planted.found.get(plan[0], {}) if len(plan) == 1 else {}
         return found if isinstance(found, Answer) else FINE | found
