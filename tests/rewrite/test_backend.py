@@ -99,8 +99,9 @@ def agree(reference, model, *inputs):
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """What was compiled for one model is not met by the next."""
-    yield
+    """What was compiled for one model is not met by the next, and no graph runs uncompiled for being one too many."""
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
     torch._dynamo.reset()
 
 
