@@ -149,8 +149,8 @@ def _outputs(output: Any) -> list[torch.Tensor]:
 
 
 def _share(seen: Subject, paths: Sequence[str] | None) -> float | None:
-    """The share of a forward pass that is spent in the modules of these paths; None for the whole model, and in training,
-    where hooks do not see the backward pass."""
+    """The share of a forward pass that is spent in the modules of these paths; None for the whole model, and
+    in training, where hooks do not see the backward pass."""
     if not paths or seen.train:
         return None
     spent: list[float] = []
