@@ -1,0 +1,75 @@
+"""What comes in: read within its limits, and given up when the client does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from gnnlab.serving.problems import Problem
+
+T = TypeVar("T")
+
+
+async def json_of(request: Request, most_bytes: int) -> Any:
+    """The body, parsed.
+
+    Raises:
+        Problem: 415 it is not said to be JSON (a web page of elsewhere cannot say so unasked), 413 it is too long,
+            400 it is no JSON.
+        ClientDisconnect: the client hung up while it was sending.
+    """
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        raise Problem(415, f"content-type {kind[:80]!r} given, application/json is needed")
+    body = await _body(request, most_bytes)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem(400, f"the body is no JSON: {error}") from None
+
+
+async def _body(request: Request, most_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most_bytes:
+            raise Problem(413, f"the body is longer than the {most_bytes} bytes allowed", {"Connection": "close"})
+        parts.append(part)
+    return b"".join(parts)
+
+
+def limit_nodes(states: Sequence[Any], most: int) -> None:
+    """Raises `Problem` 422 where a state has more than `most` nodes; what is no state is none of this."""
+    for state in states:
+        nodes = state.get("nodes") if isinstance(state, dict) else None
+        if isinstance(nodes, list) and len(nodes) > most:
+            raise Problem(422, f"nodes: {len(nodes)} given, at most {most} are allowed")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client hangs up.
+
+    Raises:
+        ClientDisconnect: the client did.
+    """
+    answer, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        gone.cancel()
+        if answer.cancel():
+            await asyncio.wait((answer,))  # its place is free from here on
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
