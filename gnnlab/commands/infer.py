@@ -137,7 +137,7 @@ def _answer(number: int, found: Decision | GnnlabError) -> dict[str, Any]:
 
 def _lines_of(path: str) -> BinaryIO:
     if path == "-":
-        if sys.stdin.isatty():
+        if sys.stdin.buffer.isatty():
             raise GnnlabError(
                 "--batch without a file reads standard input, which is a terminal; "
                 "type gnnlab infer --batch states.jsonl, or gnnlab infer --batch < states.jsonl"

@@ -22,6 +22,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 MIGRATIONS = Path(__file__).parent / "migrations"
 MOST_ID = 200  # characters of a node's id that are kept; longer ones do not go into an index
 SQLITE_WAITS_S = 30
+# how one process at a time changes the tables; 7236001 is any number that no other program locks
+ALONE = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7236001)"}
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # the one type that counts up by itself in both
 
 metadata = sa.MetaData()
@@ -119,7 +121,9 @@ def _readers_beside_a_writer(connection: Any, _: Any) -> None:
 
 
 def _upgrade(connection: sa.Connection) -> None:
+    connection.execute(sa.text(ALONE[connection.dialect.name]))  # first: what Alembic works with is one for a process
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    connection.commit()
