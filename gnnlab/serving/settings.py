@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     max_requests: Count = 512  # in the service at once, bodies that are still coming included; more: 503
     deadline_s: Seconds = 10.0  # of a request, from its headers to its answer
     retry_after_s: int = Field(1, ge=1, le=3600)
-    gzip_from: Bytes | None = 1000  # bytes of an answer; None: never
+    gzip_from: Bytes | None = 1000  # bytes of an answer; none: never
     shutdown_s: Seconds = 30.0  # for what was accepted
 
     cache: bool = True
@@ -67,6 +67,11 @@ class Settings(BaseSettings):
     keep_days: float = Field(30.0, gt=0, le=36_500)
 
     otlp_endpoint: str = NONE  # none, or where spans go, as http://127.0.0.1:4318/v1/traces
+
+    @field_validator("gzip_from", mode="before")
+    @classmethod
+    def _perhaps(cls, value: object) -> object:
+        return None if value in (NONE, "null") else value
 
     @field_validator("redis")
     @classmethod
