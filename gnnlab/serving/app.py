@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import orjson
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.middleware.gzip import GZipMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
@@ -27,10 +27,6 @@ from gnnlab.serving.problems import Problem
 from gnnlab.serving.service import Answer, Service
 from gnnlab.serving.settings import Settings
 
-ModelType = Annotated[
-    Literal["dqn", "ppo", "hybrid"] | None, Query(description="which model decides; without it that of the service")
-]
-WithScores = Annotated[bool, Query(description="the scores of all nodes, too")]
 CLIENT_CLOSED = 499  # nobody reads it
 
 
@@ -64,11 +60,11 @@ def create(settings: Settings | None = None) -> FastAPI:
 
 def _add_predictions(app: FastAPI, settings: Settings) -> None:
     @app.post("/predict", responses=documents.ONE_ANSWER, openapi_extra=documents.ONE_STATE)
-    async def predict(request: Request, model_type: ModelType = None, scores: WithScores = False) -> Response:
+    async def predict(request: Request) -> Response:
         """Choose the node for the next task."""
-        kind = model_type or settings.model_type
 
         async def answered() -> Response:
+            kind, scores = requests.options_of(request, settings.model_type)
             state = await requests.json_of(request, settings.max_body_bytes)
             requests.limit_nodes([state], settings.max_nodes)
             found = await requests.unless_gone(request, request.app.state.service.answer(kind, [state]))
@@ -79,11 +75,11 @@ def _add_predictions(app: FastAPI, settings: Settings) -> None:
         return await _within_limits(request, settings, answered)
 
     @app.post("/predict_batch", responses=documents.MANY_ANSWERS, openapi_extra=documents.MANY_STATES)
-    async def predict_batch(request: Request, model_type: ModelType = None, scores: WithScores = False) -> Response:
+    async def predict_batch(request: Request) -> Response:
         """Choose a node for each of many networks; one that cannot be answered has its error in its place."""
-        kind = model_type or settings.model_type
 
         async def answered() -> Response:
+            kind, scores = requests.options_of(request, settings.model_type)
             states = await requests.json_of(request, settings.max_body_bytes)
             if not isinstance(states, list) or not 1 <= len(states) <= settings.max_states:
                 raise Problem(422, f"{shown(states)} given; a list of 1 to {settings.max_states} states is needed")

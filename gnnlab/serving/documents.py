@@ -8,6 +8,7 @@ from pydantic import BaseModel, RootModel
 
 from gnnlab.inference import state_checks
 from gnnlab.serving.problems import MEDIA_TYPE, as_json
+from gnnlab.serving.requests import OPTIONS
 from gnnlab.workloads.edge_networks import random_states
 
 
@@ -49,9 +50,19 @@ EXAMPLE = random_states(1, (3, 3), seed=0)[0]
 CHOSEN = {"node_id": "node_1", "node": 1, "confidence": 0.62, "score": 0.4, "model_type": "hybrid"}
 
 
+MEANINGS = {
+    "model_type": "which model decides; without it that of the service",
+    "scores": "whether the scores of all nodes are wanted, too",
+}
+
+
 def _body(schema: dict[str, Any], example: Any) -> dict[str, Any]:
     content = {"schema": schema, "examples": {"small": {"value": example}}}
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+    parameters = [
+        {"name": name, "in": "query", "description": MEANINGS[name], "schema": {"type": "string", "enum": list(values)}}
+        for name, values in OPTIONS.items()
+    ]
+    return {"parameters": parameters, "requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 STATE = state_checks.json_schema()

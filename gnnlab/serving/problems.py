@@ -7,7 +7,6 @@ from http import HTTPStatus
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -37,18 +36,12 @@ def response(status: int, detail: str, headers: Mapping[str, str] | None = None)
 def install(app: FastAPI) -> None:
     """Have every error of the application answered so; what nobody expected is logged whole."""
     app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unexpected)
 
 
 async def _problem(request: Request, error: Problem) -> Response:
     return response(error.status, error.detail, error.headers)
-
-
-async def _invalid(request: Request, error: RequestValidationError) -> Response:
-    first = error.errors()[0]
-    return response(422, f"{' '.join(map(str, first['loc']))}: {first['msg']}")
 
 
 async def _http(request: Request, error: HTTPException) -> Response:

@@ -51,6 +51,7 @@ def serve(settings: Settings) -> int:
             log_level="warning",
             access_log=False,  # who asked what is nobody's business here
             server_header=False,
+            proxy_headers=False,  # nothing here asks where a client is
             timeout_graceful_shutdown=int(settings.shutdown_s) or 1,
             timeout_worker_healthcheck=30,
             timeout_keep_alive=30,
