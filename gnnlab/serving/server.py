@@ -60,10 +60,13 @@ def serve(settings: Settings) -> int:
         host, port = listener.getsockname()[:2]
         print(f"{GREETING}http://{f'[{host}]' if ':' in host else host}:{port} (/openapi.json says what)", flush=True)
         if settings.workers == 1:
+            signal.signal(
+                signal.SIGTERM, lambda *_: None
+            )  # uvicorn has its own, and raises the signal again afterwards
             server = uvicorn.Server(config)
             server.run(sockets=[listener])
             return 0 if server.started else 1
-        Multiprocess(config, target=uvicorn.Server(config).run, sockets=[listener]).run()
+        Multiprocess(config, sockets=[listener]).run()
         return 0
 
 

@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     workers: int = Field(1, ge=1, le=64)  # processes
 
     model_type: Literal["dqn", "ppo", "hybrid"] = "hybrid"  # what answers a request that names none
-    engine: Literal["guide", "eager", "fast"] = "fast"  # guide: S2's one PyG pass a request
+    engine: Literal["guide", "fast"] = "fast"  # guide: S2's one PyG pass a request
     threads: int = Field(1, ge=1, le=256)  # of torch, in each worker
     batching: Literal["none", "window", "free"] = "free"  # none: in the event loop, as S2's /predict
     window_s: Seconds = 0.1

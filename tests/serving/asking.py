@@ -1,8 +1,8 @@
 """Clients of a service: many requests at once, each answer held to the predictor's."""
 
 import asyncio
+import json
 
-import httpx
 import numpy as np
 from edge_states import random_state
 
@@ -10,6 +10,7 @@ from gnnlab.inference.predictor import Predictor
 
 MODEL_TYPES = ("dqn", "ppo", "hybrid")
 STATES = [random_state(3 + seed % 17, seed) for seed in range(120)]
+BODIES = [json.dumps(state).encode() for state in STATES]
 JSON = {"content-type": "application/json"}
 
 
@@ -36,25 +37,63 @@ class Expected:
         )
 
 
-async def ask(client, url, kind, place, retries=0):
-    """(answer or problem, status) of one state; sent again where the connection broke."""
-    for left in range(retries, -1, -1):
+class Connection:
+    """One kept-alive connection to a service: HTTP/1.1 in few lines, as a library takes longer than the service."""
+
+    def __init__(self, url):
+        self.host, _, self.port = url.removeprefix("http://").partition(":")
+        self.reader = self.writer = None
+
+    async def post(self, path, body, length=None):
+        """(status, answer); `OSError` or `IncompleteReadError` where the connection breaks."""
+        await self.send(path, body, length)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+        answer = json.loads(await self.reader.readexactly(length))
+        if "connection: close" in head:
+            self.close()
+        return int(head.split()[1]), answer
+
+    async def send(self, path, body, length=None):
+        if self.writer is None:
+            self.reader, self.writer = await asyncio.open_connection(self.host, int(self.port))
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        self.writer.write(f"{head}content-length: {length or len(body)}\r\n\r\n".encode() + body)
+        await self.writer.drain()
+
+    def close(self):
+        if self.writer is not None:
+            self.writer.close()
+        self.reader = self.writer = None
+
+
+async def ask(connection, kind, place, tries=1):
+    """(status, answer) to one of `STATES`; sent again, up to `tries` times, where the connection broke or on 503."""
+    for left in range(tries - 1, -1, -1):
         try:
-            sent = await client.post(f"{url}/predict?scores=true&model_type={kind}", json=STATES[place])
-            if sent.status_code == 503 and left:
-                await asyncio.sleep(0.1)
-                continue
-            return sent.json(), sent.status_code
-        except httpx.TransportError:
+            status, answer = await connection.post(f"/predict?scores=true&model_type={kind}", BODIES[place])
+            if status != 503 or not left:
+                return status, answer
+        except (OSError, asyncio.IncompleteReadError):
+            connection.close()
             if not left:
                 raise
-            await asyncio.sleep(0.05)
-    raise AssertionError("there is no way here")
+        await asyncio.sleep(0.05)
 
 
-def client(**options):
-    limits = httpx.Limits(max_connections=100, max_keepalive_connections=100)
-    return httpx.AsyncClient(limits=limits, timeout=60, trust_env=False, **options)
+async def ask_all(url, wanted, *, clients=50, tries=1):
+    """(status, answer) to each (kind, place) of `wanted`, asked by so many clients at once."""
+    todo, found = list(enumerate(wanted)), {}
+
+    async def one():
+        connection = Connection(url)
+        while todo:
+            number, asked = todo.pop()
+            found[number] = await ask(connection, *asked, tries)
+        connection.close()
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    return [found[number] for number in range(len(wanted))]
 
 
 def value(text, name, **labels):

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 import schemathesis
-from asking import JSON, MODEL_TYPES, STATES, Expected, ask, client, value
+from asking import JSON, MODEL_TYPES, STATES, Expected, ask_all, value
 from edge_states import S2_STATE, random_state
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
@@ -91,13 +91,9 @@ def post(http, path, body, **headers):
 def test_many_clients_at_once_each_get_the_answer_to_their_own_state(url, expected):
     wanted = [(MODEL_TYPES[n % 3], n * 7 % len(STATES)) for n in range(600)]
 
-    async def body():
-        async with client() as own:
-            return await asyncio.gather(*(ask(own, url, kind, place) for kind, place in wanted))
-
-    found = asyncio.run(body())
-    assert all(status == 200 for _, status in found)
-    assert all(expected.holds(answer, *asked) for (answer, _), asked in zip(found, wanted, strict=True))
+    found = asyncio.run(ask_all(url, wanted))
+    assert all(status == 200 for status, _ in found)
+    assert all(expected.holds(answer, *asked) for (_, answer), asked in zip(found, wanted, strict=True))
 
 
 def test_a_batch_is_answered_in_order_with_errors_in_their_places(http, expected):

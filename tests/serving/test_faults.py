@@ -1,0 +1,138 @@
+"""No answer is wrong, lost or somebody else's, whatever dies meanwhile."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import urllib.request
+
+import pytest
+from asking import BODIES, MODEL_TYPES, STATES, Connection, Expected, ask, ask_all, value
+from servers import redis_server, until
+
+from gnnlab.serving.server import started, workers_of
+from gnnlab.serving.settings import made
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="these faults are signals")
+WINDOW_S = 1.5
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return Expected()
+
+
+def page(url):
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
+        return answer.read().decode()
+
+
+@pytest.fixture
+def slow():
+    """A service that answers at the end of a window, so that requests can be met while they wait."""
+    options = {"window_s": WINDOW_S, "deadline_s": 20, "max_waiting": 8, "max_states": 8, "max_requests": 12}
+    with started(made(port=0, batching="window", database="none", **options)) as (url, process):
+        yield url, process
+
+
+async def waits(url, states):
+    """Wait until so many states are in the queue, of which at least one came just now."""
+    while value(await asyncio.to_thread(page, url), "queue_depth") != states:
+        await asyncio.sleep(0.02)
+
+
+def test_full_late_and_abandoned_requests_and_a_shutdown_that_answers_what_it_accepted(slow, expected):
+    url, process = slow
+
+    async def overload():
+        statuses = [status for status, _ in await ask_all(url, [("ppo", n) for n in range(12)], clients=12)]
+        assert sorted(set(statuses)) == [200, 503] and statuses.count(200) >= 8
+
+    async def abandoned():
+        connections = [Connection(url) for _ in range(4)]
+        for connection in connections:
+            await connection.send("/predict?model_type=dqn", BODIES[0])
+        for connection in connections:
+            connection.close()
+        while value(await asyncio.to_thread(page, url), "requests_abandoned_total") < 4:
+            await asyncio.sleep(0.02)
+        await waits(url, 0)  # their places are free
+
+    async def stopped():
+        connections = [Connection(url) for _ in range(6)]
+        asked = [asyncio.create_task(ask(one, "hybrid", place)) for place, one in enumerate(connections)]
+        await waits(url, 6)
+        process.send_signal(signal.SIGTERM)
+        found = await asyncio.gather(*asked)
+        for connection in connections:
+            connection.close()
+        return found
+
+    asyncio.run(asyncio.wait_for(overload(), 60))
+    asyncio.run(asyncio.wait_for(abandoned(), 60))
+    found = asyncio.run(asyncio.wait_for(stopped(), 60))
+    assert all(
+        status == 200 and expected.holds(answer, "hybrid", place) for place, (status, answer) in enumerate(found)
+    )
+    assert process.wait(30) == 0
+
+
+def test_a_deadline_holds_for_what_waits_and_for_a_body_that_never_ends():
+    options = {"window_s": 20, "deadline_s": 0.5, "database": "none"}
+    with started(made(port=0, batching="window", **options)) as (url, _):
+
+        async def body():
+            connection, other = Connection(url), Connection(url)
+            found = await ask(connection, "dqn", 0), await other.post("/predict", b"{", length=9)
+            connection.close()
+            other.close()
+            return found
+
+        for status, problem in asyncio.run(asyncio.wait_for(body(), 60)):
+            assert status == 504 and problem["detail"] == "there was no answer within 0.5 s"
+
+
+def test_redis_killed_and_back_a_worker_killed_and_a_flood_of_bad_requests_change_no_answer(tmp_path, expected):
+    wanted = [(MODEL_TYPES[n % 3], n * 7 % len(STATES)) for n in range(3000)]
+    found = {}
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(redis_server(tmp_path))
+        options = {"redis": redis.url, "redis_retry_s": 0.1, "database": f"sqlite:///{tmp_path / 'kept.sqlite'}"}
+        url, process = stack.enter_context(started(made(port=0, workers=2, deadline_s=60, **options)))
+        until(lambda: len(workers_of(process)) == 2, 60)
+
+        async def clients():
+            for part in range(0, len(wanted), 500):
+                some = await ask_all(url, wanted[part : part + 500], clients=20, tries=200)
+                found.update(enumerate(some, start=part))
+
+        async def flood():
+            connection = Connection(url)
+            for number in range(400):
+                bad = (b"nope", b"[" * 5000, b'{"nodes": [{}]}', BODIES[0][:-1])[number % 4]
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    status, problem = await connection.post("/predict", bad)
+                    assert status in (400, 422) and "\n" not in problem["detail"]
+                    continue
+                connection.close()
+
+        async def faults():
+            while len(found) < 500:
+                await asyncio.sleep(0.02)
+            redis.stop()
+            while len(found) < 1000:
+                await asyncio.sleep(0.02)
+            os.kill(workers_of(process)[0], signal.SIGKILL)
+            while len(found) < 2000:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(redis.start)
+
+        async def body():
+            await asyncio.gather(clients(), flood(), faults())
+
+        asyncio.run(asyncio.wait_for(body(), 200))
+        until(lambda: len(workers_of(process)) == 2, 60)  # the one that died was replaced
+        counted = page(url)
+    assert len(found) == len(wanted) and all(status == 200 for status, _ in found.values())
+    assert all(expected.holds(found[number][1], *asked) for number, asked in enumerate(wanted))
+    assert value(counted, "predictions_total") >= len(wanted) - 20  # of all workers, the dead one's included
