@@ -111,8 +111,15 @@ def started(settings: Settings, *, start_s: float = START_S) -> Iterator[tuple[s
 
 
 def workers_of(process: psutil.Process) -> list[int]:
-    """Process ids of the workers of a service of several."""
-    return [child.pid for child in process.children() if any("spawn_main" in word for word in child.cmdline())]
+    """Process ids of the workers, alive, of a service of several."""
+    return [child.pid for child in process.children() if _works(child)]
+
+
+def _works(child: psutil.Process) -> bool:
+    try:
+        return any("spawn_main" in word for word in child.cmdline())
+    except psutil.NoSuchProcess:  # dead, and perhaps not yet replaced
+        return False
 
 
 def _until_ready(url: str, child: subprocess.Popen, within_s: float) -> None:
