@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import functools
 import re
 import sys
 
@@ -33,6 +34,16 @@ def result_file():
         return ResultFile(**(fields | changes))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def one_registry():
+    """torch collects what it can write as ONNX anew at every export, most of a second; here all exports share it."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 def pytest_collection_modifyitems(items):

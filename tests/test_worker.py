@@ -29,7 +29,7 @@ def call(worker, name, timeout_s=60, **arguments):
     return worker.call(f"misbehaving:{name}", arguments, timeout_s=timeout_s)
 
 
-def gone(pid, within_s=10):
+def gone(pid, within_s=100):
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -100,8 +100,8 @@ def test_what_a_driver_prints_gets_between_no_answers(worker):
 
 
 def test_processes_that_a_task_started_end_with_it(worker):
-    answer = call(worker, "start_a_process_and_hang", 2)
-    assert answer.reason.startswith("no answer within 2 s; it last said: started ")
+    answer = call(worker, "start_a_process_and_hang", 5)
+    assert answer.reason.startswith("no answer within 5 s; it last said: started ")
     assert gone(int(answer.reason.split("started ")[1]))
 
 
@@ -196,7 +196,7 @@ def test_the_process_ends_with_its_parent_even_while_it_hangs(tmp_path, name, li
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    assert gone(pid, within_s=15)
+    assert gone(pid)
 
 
 def test_ctrl_c_ends_the_process_that_nobody_waits_for_any_more(worker, monkeypatch):

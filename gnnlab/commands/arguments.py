@@ -1,4 +1,4 @@
-"""What the commands take, and those that work apart from notebooks: profile, units, stages, plan, infer, serve.
+"""What the commands take, and those that work apart from notebooks: profile, optimize, units, ..., infer, serve.
 
 What these do stands in modules of their names, which load heavy packages: when they are called, and no sooner.
 """
@@ -113,6 +113,32 @@ def profile(arguments) -> int:
       gnnlab profile --model symptom_gat --graph symptoms --json profile.json
     """
     return _apart("profile", arguments)
+
+
+@command(
+    takes(
+        "model", metavar="module:factory", help="a function that makes your model, given the graph if it asks for it"
+    ),
+    takes("--graph", default="digits", help="the graph (%(default)s)"),
+    takes("--train", action="store_true", help="forward and backward pass, and gradients in the proof"),
+    takes("--out", metavar="FILE", help="write the fast model as a module"),
+    takes("--budget", type=_count, default=90, metavar="S", help="seconds of trying and measuring (%(default)s)"),
+    takes("--processes", type=_count, default=3, metavar="N", help="fresh processes of the race, from 2 (%(default)s)"),
+    JSON,
+)
+def optimize(arguments) -> int:
+    """Find what makes your model faster, measure it, prove it equal, and write the fast model.
+
+    Each step is measured alone and with the others, in several fresh processes, and stays if the interval over
+    these lies above 1. The result is compared on your graph and on others: isolated nodes, repeated edges,
+    self-loops, no edges, other sizes. What changes results (bfloat16, int8) is measured, listed, and not applied.
+
+    examples:
+      gnnlab optimize my_models:make --graph digits
+      gnnlab optimize my_models:make --graph planetoid:Cora --train --out fast_model.py
+      gnnlab optimize my_models:make --graph my_graph.npz --budget 300 --processes 5 --json
+    """
+    return _apart("optimize", arguments)
 
 
 @command(

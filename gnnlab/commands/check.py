@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from gnnlab import files
 from gnnlab.lab import plot_style, plots
 from gnnlab.lab.claims import TOLERANCE, Claim, Rule, Verdict, verdict
-from gnnlab.lab.table import Origin
-from gnnlab.lab.text import estimate_text, number
+from gnnlab.lab.table import Origin, estimate_text, number
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import claim_file
 from gnnlab.rewrite.claim_file import Measured

@@ -92,12 +92,14 @@ def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = N
     """
     if values.shape[0] == 0 or values.numel() == 0:
         return values.new_zeros(neighbours.num_nodes, *values.shape[1:])
-    if values.dim() == 1 or values.shape[1] == 1:
+    precise = values.dtype in (torch.float32, torch.float64)  # in others segment_reduce adds in the type of the values
+    if precise and (values.dim() == 1 or values.shape[1] == 1):
         values = values if order is None else values.index_select(0, order)
         return torch.segment_reduce(values, "sum", offsets=neighbours.offsets, unsafe=True)
     order = neighbours.places if order is None else order
-    values = values.contiguous()
-    return torch.embedding_bag(values, order, neighbours.rowptr, False, 0, False, None, include_last_offset=True)[0]
+    rows = values.reshape(values.shape[0], -1)
+    summed = torch.embedding_bag(rows, order, neighbours.rowptr, False, 0, False, None, include_last_offset=True)[0]
+    return summed.view(-1, *values.shape[1:])
 
 
 def segment_max(values: Tensor, neighbours: Neighbours) -> Tensor:

@@ -5,9 +5,8 @@
     scores = head_products(query, key, neighbours)                     # Transformer: query[i] . key[j]
     out = attend(scores, values, neighbours)                           # sum of softmax(scores) * values[j]
 
-Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. E x H x C numbers are never in memory
-at once: what is needed of them goes through the cache in pieces. `attend` divides by the sum of the softmax at the end,
-and its backward pass takes the part of the softmax from out . grad (Dao et al. 2022, FlashAttention, appendix B).
+Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. No forward pass writes E x H x C
+numbers: what is needed of them goes through the cache in pieces.
 """
 
 from __future__ import annotations
@@ -113,13 +112,19 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
     return _Attend.apply(scores, values, keep, neighbours)
 
 
-def _exponentials(scores: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
-    """(exp of the scores, shifted where need be; their sums over the edges of each target)."""
+def _softmaxed(scores: Tensor, neighbours: Neighbours) -> Tensor:
     if _needs_no_shift(scores):
         weights = scores.exp()
     else:
         weights = (scores - segment_max(scores, neighbours).index_select(0, neighbours.row)).exp_()
-    return weights, segment_sum(weights, neighbours).clamp_(min=torch.finfo(scores.dtype).tiny)
+    return weights.mul_(segment_sum(weights, neighbours).reciprocal_().index_select(0, neighbours.row))
+
+
+def _softmaxed_back(grad: Tensor, weights: Tensor, neighbours: Neighbours) -> Tensor:
+    """The gradient of the scores from that of their softmax, which is overwritten."""
+    grad.mul_(weights)
+    expected = segment_sum(grad, neighbours).index_select(0, neighbours.row)
+    return grad.addcmul_(weights, expected, value=-1)
 
 
 def _needs_no_shift(scores: Tensor) -> bool:
@@ -150,8 +155,7 @@ class _PairScores(torch.autograd.Function):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
-        weights, total = _exponentials(scores, neighbours)
-        weights.mul_(total.reciprocal_().index_select(0, neighbours.row))
+        weights = _softmaxed(scores, neighbours)
         ctx.neighbours = neighbours
         ctx.save_for_backward(weights)
         return weights
@@ -160,9 +164,7 @@ class _Softmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         (weights,) = ctx.saved_tensors
-        grad = grad * weights
-        expected = segment_sum(grad, ctx.neighbours).index_select(0, ctx.neighbours.row)
-        return grad.addcmul_(weights, expected, value=-1), None
+        return _softmaxed_back(grad.clone(), weights, ctx.neighbours), None
 
 
 class _HeadProducts(torch.autograd.Function):
@@ -202,23 +204,20 @@ class _HeadSum(torch.autograd.Function):
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, values: Tensor, keep: Tensor | None, neighbours: Neighbours) -> Tensor:
-        weights, total = _exponentials(scores, neighbours)
-        out = sums_by_head(values, neighbours, weights if keep is None else weights * keep, total)
+        weights = _softmaxed(scores, neighbours)
         ctx.neighbours = neighbours
-        ctx.save_for_backward(values, keep, weights, total, out)
-        return out
+        ctx.save_for_backward(values, keep, weights)
+        return sums_by_head(values, neighbours, weights if keep is None else weights * keep)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (values, keep, weights, total, out), neighbours = ctx.saved_tensors, ctx.neighbours
-        grad = grad / total.unsqueeze(-1)
+        (values, keep, weights), neighbours = ctx.saved_tensors, ctx.neighbours
         grad_scores = grad_values = None
         if ctx.needs_input_grad[0]:
             grad_scores = products(grad, values, neighbours)
             grad_scores = grad_scores if keep is None else grad_scores.mul_(keep)
-            expected = (grad * out).sum(-1)
-            grad_scores.sub_(expected.index_select(0, neighbours.row)).mul_(weights)
+            grad_scores = _softmaxed_back(grad_scores, weights, neighbours)
         if ctx.needs_input_grad[1]:
             grad_values = _sent_back(grad, weights if keep is None else weights * keep, values, neighbours)
         return grad_scores, grad_values, None, None
@@ -240,7 +239,8 @@ def _composed(scores: Tensor, neighbours: Neighbours) -> Tensor:
     weights = (scores - largest.index_select(0, row)).exp()
     if neighbours.present is not None:
         weights = weights * neighbours.present.view(-1, *[1] * (scores.dim() - 1))
-    total = torch.zeros_like(floor).index_add(0, row, weights)
+    kind = torch.promote_types(scores.dtype, torch.float32)  # where bf16 and fp16 are added
+    total = torch.zeros_like(floor, dtype=kind).index_add(0, row, weights.to(kind)).to(scores.dtype)
     return weights / total.index_select(0, row)
 
 

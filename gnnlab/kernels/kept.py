@@ -42,6 +42,12 @@ class Kept:
     def __len__(self) -> int:
         return len(self._made)
 
+    def __deepcopy__(self, memo: dict) -> Kept:
+        return Kept(self.size)
+
+    def __reduce__(self) -> tuple:
+        return Kept, (self.size,)
+
     def _forget_the_dead(self) -> None:
         for key in [key for key, (seen, _, _) in self._made.items() if seen() is None]:
             del self._made[key]

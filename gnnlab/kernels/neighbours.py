@@ -85,17 +85,17 @@ class Neighbours:
     @property
     def row(self) -> Tensor:
         """The target of each edge, (E,)."""
-        return self._once("row", lambda: rows(self.rowptr, self.num_edges))
+        return self.once("row", lambda: rows(self.rowptr, self.num_edges))
 
     @property
     def place(self) -> Tensor:
         """Where each edge given stands among those sorted, (E,): the inverse of `order`."""
-        return self._once("place", self._place)
+        return self.once("place", self._place)
 
     @property
     def places(self) -> Tensor:
         """0 .. E - 1: what a bag over values that are sorted already reads."""
-        return self._once("places", self._places)
+        return self.once("places", self._places)
 
     @property
     def degree(self) -> Tensor:
@@ -105,26 +105,26 @@ class Neighbours:
     @property
     def offsets(self) -> Tensor:
         """`rowptr` as int64."""
-        return self._once("offsets", self.rowptr.long)
+        return self.once("offsets", self.rowptr.long)
 
     @property
     def edge_index(self) -> Tensor:
         """The edges as they were given, int64 (2, E), added self-loops behind; those of a traced graph sorted."""
-        return self._once("edge_index", self._edge_index)
+        return self.once("edge_index", self._edge_index)
 
     @property
     def transposed(self) -> Neighbours:
         """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
-        return self._once("transposed", self._transposed)
+        return self.once("transposed", self._transposed)
 
     @property
     def mean_weight(self) -> Tensor:
         """1 / degree of its target for each edge, float64 (E,)."""
-        return self._once("mean_weight", lambda: 1 / self.degree.double().index_select(0, self.row))
+        return self.once("mean_weight", lambda: 1 / self.degree.double().index_select(0, self.row))
 
     def looped(self) -> Neighbours:
         """The graph in which every node has exactly one self-loop."""
-        return self if self.self_loops else self._once("looped", self._looped)
+        return self if self.self_loops else self.once("looped", self._looped)
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
@@ -133,36 +133,36 @@ class Neighbours:
         shape (N, heads * C) seen as (N * heads, C). `shared`: the heads read the same sources, x of shape (N, F). Its
         `order` says where an edge of a head stands among weights (E, heads), flat, in the order of this graph's `col`.
         """
-        return self if heads == 1 else self._once((heads, shared), lambda: _heads(self, heads, shared))
+        return self if heads == 1 else self.once((heads, shared), lambda: _heads(self, heads, shared))
 
     @property
     def counts(self) -> Tensor:
         """How many edges go from j to i, float64 (targets, sources): dense, for small graphs."""
-        return self._once("counts", self._counts)
+        return self.once("counts", self._counts)
 
     @property
     def log_counts(self) -> Tensor:
         """log of `counts`, what a softmax over all nodes adds to its scores; 0 for targets without edges."""
-        return self._once("log_counts", lambda: self.counts.log().masked_fill(self.lonely, 0))
+        return self.once("log_counts", lambda: self.counts.log().masked_fill(self.lonely, 0))
 
     @property
     def lonely(self) -> Tensor:
         """Targets without edges, bool (N, 1)."""
-        return self._once("lonely", lambda: self.counts.sum(1, keepdim=True) == 0)
+        return self.once("lonely", lambda: self.counts.sum(1, keepdim=True) == 0)
 
     @property
     def mean_matrix(self) -> Tensor:
         """`counts` with rows of sum 1, or 0 where there are no edges."""
-        return self._once("mean_matrix", lambda: self.counts / self.counts.sum(1, keepdim=True).clamp(min=1))
+        return self.once("mean_matrix", lambda: self.counts / self.counts.sum(1, keepdim=True).clamp(min=1))
 
     @property
     def occupied(self) -> tuple[Tensor, Neighbours]:
         """(targets that have edges, int64 (K,); the neighbours of these alone)."""
-        return self._once("occupied", self._occupied)
+        return self.once("occupied", self._occupied)
 
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
-        return self._once((name, dtype), lambda: getattr(self, name).to(dtype))
+        return self.once((name, dtype), lambda: getattr(self, name).to(dtype))
 
     def to(self, device: torch.device | str) -> Neighbours:
         """The same graph on another device; itself where it is there already."""
@@ -216,9 +216,10 @@ class Neighbours:
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` derives from this graph, made when first asked for and kept with it."""
-        return self._once(key, make)
+        return self.once(key, make)
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make()` gives for this graph, made when first asked for."""
         if key not in self._derived:
             if torch.compiler.is_compiling():
                 return make()  # nothing of a trace may be kept

@@ -24,26 +24,19 @@ def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     return out
 
 
-def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor, total: Tensor | None = None) -> Tensor:
-    """Sums of weight[edge, h] * values[source, h] over the edges of each target, over `total` (N, H) if given.
+def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
+    """Sums of weight[edge, h] * values[source, h] over the edges of each target, (N, H, C).
 
-    `values` (num_sources, H or 1, C), `weight` (E, H) in the order of `neighbours.col`; (N, H, C).
+    `values` (num_sources, H or 1, C), `weight` (E, H) in the order of `neighbours.col`.
     """
     heads, width = weight.shape[1], values.shape[2]
-    if heads > 1 and width <= NARROW:
+    if heads > 1 and width <= NARROW:  # one bag over all heads, for a call costs as much as the sum of a narrow head
         many = neighbours.heads(heads, shared=values.shape[1] == 1)
         summed = bag(values.reshape(-1, width), many, weight.reshape(-1).index_select(0, many.order))
-        summed = summed.view(-1, heads, width)
-        return summed if total is None else summed.div_(total.unsqueeze(-1))
-    out = values.new_empty(neighbours.num_nodes, heads, width)
+        return summed.view(-1, heads, width)
     rows = [value.contiguous() for value in values.unbind(1)]
-    for head, one in enumerate(weight.t().contiguous()):
-        summed = bag(rows[head if len(rows) > 1 else 0], neighbours, one)
-        if total is None:
-            out[:, head] = summed
-        else:
-            torch.div(summed, total[:, head, None], out=out[:, head])
-    return out
+    sums = [bag(rows[h if len(rows) > 1 else 0], neighbours, one) for h, one in enumerate(weight.t().contiguous())]
+    return torch.stack(sums, dim=1)
 
 
 def _narrow(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:

@@ -65,14 +65,19 @@ class Rule(Strict):
     """Which rows of the table decide a claim, and by what statistic of them.
 
     `form` and `over` (the baseline, unless named) may be lists: of these the fastest counts, chosen in each cell on
-    every other round and judged on the rest. `where` keeps the rows whose keys have these values. `cells` is the number
-    of cells that the claim speaks of; with fewer there is no verdict. `equals` are counts by form; all must hold.
+    every other round and judged on the rest. With `peers` "right", one that failed in a cell is none there: it does not
+    take the inputs, or computes something else. `where` keeps the rows whose keys have these values. `cells` is the
+    number of cells that the claim speaks of; with fewer there is no verdict. `equals` are counts by form; all must
+    hold.
     """
 
     study: str
     form: str | list[str] | None = None
     over: str | list[str] | None = None
-    stat: Literal["value", "ratio", "throughput", "worst ratio", "geomean", "mean", "median", "share"] = "value"
+    peers: Literal["all", "right"] = "all"
+    stat: Literal["value", "ratio", "throughput", "worst ratio", "not slower", "geomean", "mean", "median", "share"] = (
+        "value"
+    )
     where: dict[str, Any] = Field(default_factory=dict)
     cells: int | None = None
     cluster: str | None = None  # key whose values share a graph or a fit
@@ -228,7 +233,7 @@ def evaluate(claim: Claim, table: Table) -> Found:
         raise Untestable(_nothing(claim, table))
     if rule.equals is not None:
         return _counts(rule, rows)
-    if rule.stat in ("ratio", "throughput", "worst ratio"):
+    if rule.stat in _OF_A_RACE:
         return _ratio(rule, rows, everywhere, table)
     chosen = _usable(rule, [row for row in rows if row.form == rule.form])
     if rule.stat == "value":
@@ -304,6 +309,28 @@ def _cells(rows: Sequence[Row]) -> str:
     return f"{len(rows)} cells by {' and '.join(keys)}"
 
 
+_OF_A_RACE = {
+    "ratio": "geometric mean",
+    "throughput": "geometric mean of throughputs",
+    "worst ratio": "worst",
+    "not slower": f"share that is not slower by more than {100 * (TOLERANCE - 1):.0f} %",
+}
+
+
+def _not_slower(cells: Sequence[Estimate]) -> Estimate:
+    """The share of cells that are not slower: from those that surely are not to those that might not be."""
+    least = 1 / TOLERANCE
+    value, sure, possible = (
+        float(np.mean([least <= (end if end is not None else other) for end, other in ends]))
+        for ends in (
+            [(cell.value, 0.0) for cell in cells],
+            [(cell.low, 0.0) for cell in cells],
+            [(cell.high, math.inf) for cell in cells],
+        )
+    )
+    return Estimate(value, sure, possible, len(cells))
+
+
 def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> Found:
     """The form over its baseline in each cell, from the samples of each round.
 
@@ -330,7 +357,7 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
         missing = f"needs {' or '.join(forms)} in {rule.study}; params/full measures it"
         raise Untestable(reasons[0] if reasons else missing)
     _enough(rule, found)
-    figure = estimates.worst(found) if rule.stat == "worst ratio" else estimates.geometric_mean(found)
+    figure = {"worst ratio": estimates.worst, "not slower": _not_slower}.get(rule.stat, estimates.geometric_mean)(found)
     n = min(estimate.n for estimate in found)
     return Found(figure, chosen, _compared(rule, chosen, picks, n, len(cells), split))
 
@@ -342,6 +369,8 @@ def _baselines(rule: Rule, peers: list[str], cell: Mapping[str, Row], ours: Sequ
     lacking = [name for name in peers if name not in cell]
     if lacking:
         raise Untestable(f"needs {', '.join(lacking)} in the same race ({rule.study}); params/full has all")
+    if rule.peers == "right":
+        peers = [name for name in peers if cell[name].status != "failed"]
     failed = [f"{name}: {cell[name].reason}" for name in peers if cell[name].status != "ok"]
     if failed:
         raise Untestable(f"a peer is not there to compare with; {failed[0]}")
@@ -377,7 +406,7 @@ def _compared(
     rule: Rule, chosen: Sequence[Row], picks: Sequence[tuple[str, str]], n: int, cells: int, split: bool
 ) -> str:
     """How the figure of a race was had: what over what, in how many cells, chosen how, of how many rounds."""
-    kind = {"ratio": "geometric mean", "throughput": "geometric mean of throughputs", "worst ratio": "worst"}[rule.stat]
+    kind = _OF_A_RACE[rule.stat]
     forms, peers = (list(dict.fromkeys(names)) for names in zip(*picks, strict=True))
     against = f"the fastest of {', '.join(rule.over)}" if isinstance(rule.over, list) else peers[0]
     what = f"{' or '.join(forms)} over {against}"

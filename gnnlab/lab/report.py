@@ -40,7 +40,7 @@ DAMAGED = Badge("unreadable", "!", "bad")
 
 
 @dataclass
-class Entry:
+class NotebookEntry:
     """A notebook on the front page: its last good result, the run that failed since, and what could not be read."""
 
     stem: str  # "01_profile_bottlenecks"
@@ -111,7 +111,7 @@ def build_site(out_dir: Path) -> Path:
     judged = ledger.judge(out_dir)
     files.write_json(out_dir / ledger.RECORD, judged.to_dict())
     stems = {path.name.removesuffix(".json").removesuffix(".failed") for path in out_dir.glob("[0-9][0-9]_*.json")}
-    entries = [Entry(stem, title=_spoken(stem)) for stem in sorted(stems)]
+    entries = [NotebookEntry(stem, title=_spoken(stem)) for stem in sorted(stems)]
     for entry in entries:
         of_notebook = [row for row in judged.rows if row.notebook == entry.number]
         entry.result, entry.page = _rendered(out_dir, entry.stem, entry, of_notebook)
@@ -154,7 +154,9 @@ def _counts(rows: Sequence[ledger_view.LedgerLine]) -> list[tuple[Badge, int]]:
     return [(badge, count) for badge, count in found if count]
 
 
-def _rendered(out_dir: Path, name: str, entry: Entry, judged: Sequence[Judged]) -> tuple[ResultFile | None, str | None]:
+def _rendered(
+    out_dir: Path, name: str, entry: NotebookEntry, judged: Sequence[Judged]
+) -> tuple[ResultFile | None, str | None]:
     """The result `name`.json and the name of its page, rendered when it is older than what it is made from."""
     from . import notebook_html
 
@@ -181,7 +183,7 @@ def _stale(page: Path, sources: list[Path]) -> bool:
     return page.stat().st_mtime < max(path.stat().st_mtime for path in [*sources, *code])
 
 
-def _figure_link(record: Judged, entries: list[Entry]) -> str | None:
+def _figure_link(record: Judged, entries: list[NotebookEntry]) -> str | None:
     """The place in a report that shows the claim: the figure of its study, else the report itself."""
     entry = next((e for e in entries if e.result and e.page and e.number == record.notebook), None)
     if entry is None:

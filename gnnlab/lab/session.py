@@ -186,7 +186,9 @@ class Lab:
             fields = self._conditions_for({**constant, **named})
             samples = given.get("samples")
             samples = None if samples is None or pd.api.types.is_scalar(samples) or not len(samples) else samples
-            if samples is not None and fields.get("status", "ok") == "ok":
+            if fields.get("status", "ok") != "ok":
+                samples = None  # a row without a number rests on none
+            if samples is not None:
                 fields = {**fields, **_fields(estimates.summary(samples, fields["statistic"]))}
             self.table.put(tables.row(study=study, keys={name: given[name] for name in keys}, **fields), samples)
         return self.study(study)

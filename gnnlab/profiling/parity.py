@@ -10,6 +10,7 @@ import numpy as np
 from gnnlab.errors import ParityError
 
 RTOL_FLOAT32 = 1e-5  # of the largest magnitude; lower precisions state their own bound
+_NEGLIGIBLE = 1e-3  # of the largest gradient
 
 
 def require_equal(expected: Any, got: Any, tolerance: float = RTOL_FLOAT32, name: str = "candidate") -> float:
@@ -43,6 +44,17 @@ def relative_error(expected: Any, got: Any, name: str = "candidate") -> float:
     return _array_error(_array(expected, name), _array(got, name), name)
 
 
+def gradient_error(expected: Mapping[str, Any], got: Mapping[str, Any], name: str = "candidate") -> float:
+    """Largest relative error over gradients by name, each against its own magnitude or a thousandth of the largest one.
+
+    Some gradients are zero but for rounding, as that of the bias of attention keys, which a softmax takes out again;
+    against their own magnitude the rounding of two right forms would differ by all of it.
+    """
+    floor = _NEGLIGIBLE * max((np.abs(_array(g, name)).max(initial=0.0) for g in expected.values()), default=0.0)
+    errors = [_array_error(_array(expected[k], name), _array(got[k], name), f"{name}[{k!r}]", floor) for k in expected]
+    return max(errors, default=0.0)
+
+
 def _array(value: Any, name: str) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().double().cpu().numpy() if value.is_floating_point() else value.detach().cpu().numpy()
@@ -52,7 +64,7 @@ def _array(value: Any, name: str) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def _array_error(expected: np.ndarray, got: np.ndarray, name: str) -> float:
+def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float = 0.0) -> float:
     if expected.shape != got.shape:
         raise ParityError(f"{name}: output has shape {got.shape}, the baseline's has {expected.shape}")
     if expected.size == 0:
@@ -63,7 +75,7 @@ def _array_error(expected: np.ndarray, got: np.ndarray, name: str) -> float:
     if not np.array_equal(expected[~finite], got[~finite], equal_nan=True):
         return float("inf")
     difference = np.abs(got[finite] - expected[finite]).max(initial=0.0)
-    scale = np.abs(expected[finite]).max(initial=0.0)
+    scale = max(np.abs(expected[finite]).max(initial=0.0), floor)
     if scale > 0:
         return float(difference / scale)
     return float("inf") if difference > 0 else 0.0

@@ -25,8 +25,9 @@ from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
 
 from . import estimates, timing
 from .conditions import Conditions, Under
+from .dispatch import tensors_in
 from .estimates import CONTROL, Estimate
-from .parity import RTOL_FLOAT32, relative_error
+from .parity import RTOL_FLOAT32, gradient_error, relative_error
 
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
 MODES = ("inference", "training", "plain")
@@ -134,7 +135,7 @@ def _error(expected: Any, got: Any, name: str) -> float:
         if lacking := sorted(expected.gradients.keys() - got.gradients.keys()):
             raise ParityError(f"{name}: it computes no gradient of {', '.join(lacking)}, the baseline does")
         pairs = [({n: step.gradients[n] for n in expected.gradients}) for step in (expected, got)]
-        return max(relative_error(expected.output, got.output, name), relative_error(*pairs, f"{name}, gradients"))
+        return max(relative_error(expected.output, got.output, name), gradient_error(*pairs, f"{name}, gradients"))
     return relative_error(expected, got, name)
 
 
@@ -166,7 +167,7 @@ def _named(form: Form, inputs: Mapping[str, Any]) -> set[str]:
 class _Step:
     """What a forward and backward pass gives."""
 
-    output: Any
+    output: Any  # a tensor, or several in tuples and mappings
     gradients: dict[str, torch.Tensor]
 
 
@@ -179,14 +180,15 @@ class _Training:
         self.leaves = {f"input {i}": tensor for i, tensor in enumerate(inputs)}
         self.leaves |= {name.removeprefix("_orig_mod."): p for name, p in named.items() if p.requires_grad}
         self.bound = bound
-        self.direction: torch.Tensor | None = None
+        self.directions: list[torch.Tensor] = []  # of the tensors that come out
 
     def __call__(self) -> _Step:
         output = self.bound()
-        if self.direction is None:
+        ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if not self.directions:
             draw = torch.Generator().manual_seed(0)
-            self.direction = torch.randn(output.shape, generator=draw).to(output)
-        found = torch.autograd.grad(output, list(self.leaves.values()), self.direction, allow_unused=True)
+            self.directions = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+        found = torch.autograd.grad(ends, list(self.leaves.values()), self.directions, allow_unused=True)
         given = {name: g for name, g in zip(self.leaves, found, strict=True) if g is not None}
         return _Step(output, given)
 

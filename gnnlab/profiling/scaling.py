@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import nnls
-from scipy.stats import f as f_distribution
-from scipy.stats import t as student_t
+from scipy.special import fdtri, stdtrit
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
@@ -57,7 +56,7 @@ class PowerFit:
         """Time at size n in ms, and its 95 % prediction interval: all plausible curves, widened by the scatter."""
         offset, scale, exponent = self.plausible.T
         curves = offset + scale * n**exponent
-        reach = 1 + student_t.ppf(0.975, self.degrees_of_freedom) * self.residual
+        reach = 1 + stdtrit(self.degrees_of_freedom, 0.975) * self.residual
         middle = self.offset_ms + self.scale_ms * n**self.exponent
         return middle, (float(curves.min() / reach), float(curves.max() * reach))
 
@@ -176,7 +175,7 @@ def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit
         squares.append(distance**2)
     table, squares = np.asarray(curves), np.asarray(squares)
     best = int(squares.argmin())
-    limit = squares[best] * (1 + f_distribution.ppf(0.95, 1, freedom) / freedom) + 1e-12
+    limit = squares[best] * (1 + fdtri(1, freedom, 0.95) / freedom) + 1e-12
     plausible = table[squares <= limit]
     return PowerFit(
         offset_ms=float(table[best, 0]),

@@ -12,6 +12,7 @@ neighbouring rows, and weights need no permutation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gnnlab.kernels.aggregation import segment_sum
 from gnnlab.kernels.kept import Kept
 from gnnlab.kernels.neighbours import Neighbours
 
@@ -88,42 +90,12 @@ def total(values: Tensor, edges: Edges) -> Tensor:
     """The sum over the edges of each target, (num_nodes, ...) of values (E, ...)."""
     if torch.is_grad_enabled() and values.requires_grad:
         return _Total.apply(values, edges)
-    return sums_at_targets(values, edges)
+    return _sums(values, edges.neighbours)
 
 
-def sums_at_targets(values: Tensor, edges: Edges) -> Tensor:
-    """`total`, outside of autograd."""
-    return _sums(values, *_segments(edges, TARGET))
-
-
-def _segments(edges: Edges, side: int) -> tuple[Tensor, Tensor]:
-    """(which edges, in order of the node on this side; where each node's begin)."""
-    graph = edges.neighbours
-    if side == SOURCE:
-        back = graph.transposed
-        return edges.once("by source", lambda: back.order.to(back.rowptr.dtype)), back.rowptr
-    count, kind = graph.num_edges, graph.rowptr.dtype
-    return edges.once("by target", lambda: torch.arange(count, dtype=kind, device=graph.device)), graph.rowptr
-
-
-def _sums(values: Tensor, which: Tensor, begins: Tensor) -> Tensor:
-    if values.numel() == 0:
-        return values.new_zeros(begins.shape[0] - 1, *values.shape[1:])
-    rows = values.reshape(values.shape[0], -1)
-    out = torch.embedding_bag(rows.contiguous(), which, begins, False, 0, False, None, include_last_offset=True)[0]
-    return out.view(-1, *values.shape[1:])
-
-
-class Permute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.inverse = inverse
-        return values.index_select(0, order)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(0, ctx.inverse), None, None
+def _sums(values: Tensor, neighbours: Neighbours, order: Tensor | None = None) -> Tensor:
+    flat = values.reshape(values.shape[0], math.prod(values.shape[1:]))
+    return segment_sum(flat, neighbours, order).view(neighbours.num_nodes, *values.shape[1:])
 
 
 class _Gather(torch.autograd.Function):
@@ -135,14 +107,17 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _sums(grad, *_segments(ctx.edges, ctx.side)), None, None
+        graph = ctx.edges.neighbours
+        if ctx.side == TARGET:
+            return _sums(grad, graph), None, None
+        return _sums(grad, graph.transposed, graph.transposed.order), None, None
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values: Tensor, edges: Edges) -> Tensor:
         ctx.edges = edges
-        return sums_at_targets(values, edges)
+        return _sums(values, edges.neighbours)
 
     @staticmethod
     @once_differentiable

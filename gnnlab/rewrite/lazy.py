@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gnnlab.kernels import aggregation
-from gnnlab.rewrite.edges import SOURCE, TARGET, Edges, Permute, gather
+from gnnlab.kernels.attention import head_products, head_sum
+from gnnlab.rewrite.edges import SOURCE, TARGET, Edges, gather
+from gnnlab.rewrite.largest import largest
 
 
 class Rows:
@@ -114,7 +115,10 @@ class Pairs:
         """The inner product of each edge (and head): (E,) or (E, H)."""
         if dim not in (-1, self.sources.dim() - 1):
             return self.real().sum(dim)
-        return _Products.apply(self.targets.x, self.sources.x, self.sources.edges)
+        query, key = self.targets.x, self.sources.x
+        if key.dim() == 3:
+            return head_products(query, key, self.sources.edges.neighbours)
+        return head_products(query[:, None], key[:, None], self.sources.edges.neighbours)[:, 0]
 
     def real(self) -> Tensor:
         return self.targets.real() * self.sources.real()
@@ -145,38 +149,24 @@ def summed(rows: Rows, aggr: str) -> Any:
     if not rows.x.is_floating_point():
         return NotImplemented
     graph, x, weight = rows.edges.neighbours, rows.x, rows.weight
-    if weight is None or weight.dim() == 1:
-        mean_in = aggr == "mean" and weight is None
-        weight = graph.cast("mean_weight", x.dtype) if mean_in else weight
-        out = aggregation.weighted_sum_sorted(x.flatten(1) if x.dim() > 1 else x[:, None], graph, weight)
+    mean_in = aggr == "mean" and weight is None
+    if weight is not None and weight.dim() == 2:
+        out = head_sum(x, graph, weight)
     else:
-        mean_in = False
-        heads = weight.shape[1]
-        many = graph.heads(heads)
-        at_heads = by_heads(rows.edges, weight)
-        out = aggregation.weighted_sum_sorted(x.reshape(x.shape[0] * heads, -1), many, at_heads)
+        weight = graph.cast("mean_weight", x.dtype) if mean_in else weight
+        out = aggregation.weighted_sum_sorted(x.reshape(x.shape[0], math.prod(x.shape[1:])), graph, weight)
     out = out.view(graph.num_nodes, *rows.tail)
     if aggr == "mean" and not mean_in:
         out = out / rows.edges.count(x.dtype).view(-1, *(1,) * (out.dim() - 1))
     return out
 
 
-def by_heads(edges: Edges, weight: Tensor) -> Tensor:
-    """Weights (E, H) in the order of the edges of `neighbours.heads(H)`, (E * H,)."""
-    heads = weight.shape[1]
-    if heads == 1:
-        return weight.reshape(-1)
-    order, inverse = edges.once(("head order", heads), lambda: _head_order(edges, heads))
-    return Permute.apply(weight.reshape(-1), order, inverse)
-
-
-def _head_order(edges: Edges, heads: int) -> tuple[Tensor, Tensor]:
-    row = edges.index[TARGET]
-    count = row.shape[0]
-    flat = (row[:, None] * heads + torch.arange(heads, device=row.device)).view(-1)
-    order = flat.argsort(stable=True)
-    inverse = torch.empty_like(order).index_copy_(0, order, torch.arange(count * heads, device=row.device))
-    return order, inverse
+def largest_of(rows: Rows) -> Any:
+    """The largest over the edges of each target, or NotImplemented where rows must be gathered for it."""
+    if rows._real is not None or rows.side != SOURCE or rows.weight is not None:
+        return NotImplemented
+    found = largest(rows.x, rows.edges)
+    return NotImplemented if found is None else found
 
 
 def _multiplied(first: Any, second: Any) -> Any:
@@ -224,39 +214,6 @@ def _viewed(rows: Rows, shape: tuple[int, ...]) -> Any:
     if rows.weight is None or rows.weight.dim() == 1:
         return Rows(rows.x.reshape(-1, *tail), rows.edges, rows.side, rows.weight)
     return Rows(rows.x, rows.edges, rows.side, rows.weight, tail) if len(tail) == 1 else NotImplemented
-
-
-class _Products(torch.autograd.Function):
-    """The inner products of targets (nodes, F) or (nodes, H, C) with sources over the edges."""
-
-    @staticmethod
-    def forward(ctx, targets: Tensor, sources: Tensor, edges: Edges) -> Tensor:
-        ctx.edges = edges
-        ctx.save_for_backward(targets, sources)
-        out = sources.new_empty(edges.neighbours.num_edges, *sources.shape[1:-1])
-        step = max(1, aggregation.CHUNK_NUMBERS // max(1, math.prod(sources.shape[1:])))
-        for at in range(0, out.shape[0], step):
-            source, target = edges.index[:, at : at + step]
-            product = targets.index_select(0, target).mul_(sources.index_select(0, source))
-            torch.sum(product, dim=-1, out=out[at : at + step])
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        targets, sources = ctx.saved_tensors
-        heads = grad.shape[1] if grad.dim() == 2 else 1
-        graph = ctx.edges.neighbours.heads(heads)
-        weight = by_heads(ctx.edges, grad) if grad.dim() == 2 else grad.contiguous()
-        width = sources.shape[-1]
-        grad_targets = grad_sources = None
-        if ctx.needs_input_grad[0]:
-            grad_targets = aggregation.bag(sources.reshape(-1, width), graph, weight).view_as(targets)
-        if ctx.needs_input_grad[1]:
-            back = graph.transposed
-            weight = weight.index_select(0, back.order)
-            grad_sources = aggregation.bag(targets.reshape(-1, width), back, weight).view_as(sources)
-        return grad_targets, grad_sources, None
 
 
 HANDLERS = {

@@ -63,19 +63,19 @@ def swap(model: nn.Module, example: Any = None, *, tolerance: float = RTOL_FLOAT
     kept = tuple((path, type(layer).__name__, why) for path, layer, how, why in found if how == zoo.NONE)
     if not replaced:
         return SwapReport(model, replaced, kept)
-    fast = _replaced(model, [path for path, _, _ in replaced])
+    fast = _replaced(model, {path: how for path, _, how in replaced})
     return SwapReport(fast, replaced, kept, None if example is None else _verified(model, fast, example, tolerance))
 
 
-def _replaced(model: nn.Module, paths: list[str]) -> nn.Module:
+def _replaced(model: nn.Module, mechanisms: dict[str, str]) -> nn.Module:
     try:
         copied = copy.deepcopy(model)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         raise GnnlabError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
     graphs = GraphCache()
-    for path in paths:
+    for path, how in mechanisms.items():
         layer = copied.get_submodule(path)
-        serve(layer, graphs, zoo.form(layer))
+        serve(layer, graphs, zoo.form(layer), gathers=how in (zoo.PART, zoo.SORTED))
     return copied
 
 

@@ -21,7 +21,7 @@ from gnnlab.kernels import layers
 LAYER, BAG, PART, SORTED, NONE = "layer", "bag", "bag in part", "sorted edges", "none"
 MEANING = {
     LAYER: "a hand-made layer of gnnlab.kernels",
-    BAG: "one sum over neighbours that gathers nothing",
+    BAG: "one sum or maximum over neighbours that gathers nothing",
     PART: "scores and softmax on sorted edges, their weighted sum as a bag",
     SORTED: "its own messages, on edges sorted by target, gathered and summed by segments",
     NONE: "as PyG computes it",
@@ -41,17 +41,17 @@ ZOO = {
     "AGNNConv": Entry(PART, "the softmax needs all scores of a target first", "8bdc6a35c589a26d"),
     "APPNP": Entry(BAG, "", "d63f5992028b543a"),
     "ARMAConv": Entry(NONE, "its nodes stand in the second dimension"),
-    "CGConv": Entry(SORTED, "a gate and a softplus of both ends", "2f8afb04e80a56b3"),
+    "CGConv": Entry(NONE, "a gate and a softplus of both ends; sorted edges were no faster"),
     "ChebConv": Entry(BAG, "", "86c1b67c387804d8"),
     "ClusterGCNConv": Entry(BAG, "", "d315639310c249b1"),
     "DNAConv": Entry(NONE, "attention over layers within each message"),
     "DynamicEdgeConv": Entry(NONE, "a new graph in each call"),
     "EGConv": Entry(SORTED, "several aggregations of each row", "5405b00b1074fc39"),
-    "EdgeConv": Entry(SORTED, "a network of both ends of each edge", "0a6df5b2c2e48c8e"),
+    "EdgeConv": Entry(NONE, "a network of both ends of each edge; sorted edges were no faster"),
     "FAConv": Entry(PART, "the scores need both ends", "a6baae73edf30232"),
     "FastRGCNConv": Entry(NONE, "a matrix for each relation and edge"),
-    "FeaStConv": Entry(SORTED, "a softmax over heads of both ends", "7e42e59acfee32ab"),
-    "FiLMConv": Entry(SORTED, "ReLU of each message", "31bbb93c6b04226a"),
+    "FeaStConv": Entry(NONE, "a softmax over heads of both ends; sorted edges were no faster"),
+    "FiLMConv": Entry(NONE, "ReLU of each message; sorted edges were no faster"),
     "FusedGATConv": Entry(NONE, "it needs CUDA and a package of its own"),
     "GATConv": Entry(PART, "the softmax needs all scores of a target first", "107156a34042e9b8"),
     "GATv2Conv": Entry(PART, "the softmax needs all scores of a target first", "e816be7b628c1092"),
@@ -60,22 +60,22 @@ ZOO = {
     "GENConv": Entry(SORTED, "ReLU of each message, a softmax over them", "acb11a428588a38d"),
     "GINConv": Entry(BAG, "", "9114982bdd76010b"),
     "GINEConv": Entry(SORTED, "ReLU of x_j + edge_attr", "689795f659b89fe9"),
-    "GMMConv": Entry(SORTED, "Gaussians of edge features weight each row", "9740cbe65d8ca1a9"),
+    "GMMConv": Entry(NONE, "Gaussians of edge features weight each row; sorted edges were no faster"),
     "GatedGraphConv": Entry(BAG, "", "08b4e2782db9c499"),
-    "GeneralConv": Entry(SORTED, "options that are no weighted sum", "1fa255d03fdd091b"),
+    "GeneralConv": Entry(NONE, "options that are no weighted sum; sorted edges were no faster"),
     "GraphConv": Entry(BAG, "", "9df5d5f64406fe7c"),
     "GravNetConv": Entry(NONE, "a new graph in each call"),
     "HANConv": Entry(NONE, "several kinds of nodes and edges in one call"),
     "HEATConv": Entry(NONE, "a network of both ends of each edge"),
     "HGTConv": Entry(NONE, "several kinds of nodes and edges in one call"),
     "HypergraphConv": Entry(NONE, "its edges join any number of nodes"),
-    "LEConv": Entry(SORTED, "a difference of both ends", "f23bb05d9068920e"),
+    "LEConv": Entry(NONE, "a difference of both ends; sorted edges were no faster"),
     "LGConv": Entry(BAG, "", "74e47fa4222fc648"),
     "LabelPropagation": Entry(NONE, "no layer with parameters; it runs once"),
     "MFConv": Entry(BAG, "", "3ec91c650dfaf722"),
     "MeshCNNConv": Entry(NONE, "four neighbours in fixed places, no sum"),
     "MixHopConv": Entry(BAG, "", "05e85a4b971c795e"),
-    "NNConv": Entry(SORTED, "a matrix of its own for each edge", "f70ce7b3a8a76b0c"),
+    "NNConv": Entry(NONE, "a matrix of its own for each edge; sorted edges were no faster"),
     "PANConv": Entry(NONE, "it takes a sparse adjacency only"),
     "PDNConv": Entry(BAG, "", "01c82c89eef91b33"),
     "PNAConv": Entry(SORTED, "a network of both ends, and maxima", "a88c6fbee7d1d4aa"),
@@ -115,8 +115,8 @@ def mechanism(layer: MessagePassing) -> tuple[str, str]:
         return NONE, reason
     if form(layer) is not None:
         return LAYER, ""
-    if entry.mechanism == BAG and layer.aggr not in ("add", "sum", "mean"):
-        return SORTED, f"aggr={layer.aggr!r} is no sum"
+    if entry.mechanism == BAG and layer.aggr not in ("add", "sum", "mean", "max"):
+        return SORTED, f"aggr={layer.aggr!r} is no sum or maximum"
     return entry.mechanism, entry.why
 
 

@@ -89,7 +89,7 @@ def build(
         if not callable(model_spec) and model_spec in BUILT_IN:
             name, (model, batch) = model_spec, BUILT_IN[model_spec](graph, batch_size, options)
         else:
-            name, model, batch = _of_the_user(model_spec, graph, options)
+            name, model, batch = of_the_user(model_spec, graph, options)
     return Workload(name, graph.name, graph, model, batch)
 
 
@@ -136,7 +136,7 @@ def _known(name: str, constructor: Callable[..., None], options: dict[str, Any])
 # ---- the user's own -------------------------------------------------------------------------------------------------
 
 
-def _of_the_user(
+def of_the_user(
     spec: str | Callable[..., nn.Module], data: Data, options: dict[str, Any]
 ) -> tuple[str, nn.Module, Any]:
     """The name, the module that `factory(data, **options)` returns, and the batch that its forward takes.
@@ -149,12 +149,12 @@ def _of_the_user(
     name = getattr(spec, "__name__", "factory") if callable(spec) else spec
     with user_code.importable():
         model = _made(name, spec if callable(spec) else user_code.load(spec), data, options)
-    batch = _bind(model, data, name)
+    batch = bind(model, data, name)
     _try(name, model, batch)
     return name, model, batch
 
 
-def _bind(model: nn.Module, data: Data, spec: str) -> Any:
+def bind(model: nn.Module, data: Data, spec: str) -> Any:
     """What to pass to `model.forward`: a mapping of its arguments to the fields of `data` that have their names.
 
     A forward takes the whole graph where the only argument that it needs is named data or graph (or batch, if it has

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError, shown
@@ -53,10 +52,17 @@ class Scores:
 
 
 def scores(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]) -> Scores:
-    """Logits or probabilities (R, size) against (R,) classes or (R, size) labels, each by target name."""
+    """Logits or probabilities (R, size) against (R,) classes or (R, size) labels, each by target name.
+
+    Raises `GnnlabError` where one of them is nan.
+    """
+    from sklearn.metrics import roc_auc_score  # over a second to load, and classes need none
+
     by_target, left_out = {}, 0
     for spec in specs:
         found, wanted = outputs[spec.name].detach().float().cpu(), targets[spec.name].cpu()
+        if found.isnan().any():
+            raise GnnlabError(f"target {spec.name}: outputs are nan, which have no score; lower the learning rate")
         if spec.kind == "classes":
             by_target[spec.name] = float((found.argmax(dim=1) == wanted).double().mean())
             continue

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from planted_campaign import PlantedUnits
 
 from gnnlab import cli
 from gnnlab.campaign import (
@@ -163,8 +164,9 @@ def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_p
     assert (tmp_path / "profiling_report.txt").read_text().startswith("GNN stage profile")
 
 
-def test_what_is_known_is_measured_again_only_when_asked_to(tmp_path):
-    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["1", "2"], "names": [NPU]}
+def test_what_is_known_is_measured_again_only_when_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_study, "LocalUnits", PlantedUnits)
+    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["1", "2"], "names": [TORCH]}
     known = []
     for anew in (False, False, True, True):
         known.append(campaign_study.measure(tmp_path, **asked, features=8, budget_s=0.01, anew=anew).done.known)

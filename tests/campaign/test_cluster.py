@@ -20,7 +20,7 @@ CELLS = [
     for nodes in (10, 11, 12)
     for unit in ("simulated:NPU", "simulated:GPU", "torch:CPU")
 ]
-_busy = threading.Lock()  # the workers are threads of this process
+_busy, _noticed = threading.Lock(), threading.Event()  # the workers are threads of this process
 
 
 def fake_ask(cell, settings, timeout_s):
@@ -99,13 +99,14 @@ def test_a_worker_that_is_lost_costs_its_cell(client, monkeypatch):
     with units_of(client, CELLS) as remote:
         looks = iter([remote._workers()])
         remote._workers = lambda: next(looks, [])  # both are gone at the second look
-        remote._ask = slow_ask
+        remote._ask = ask_without_end
         found = [answer.outcome for answer in remote(CELLS[:2])]
+        _noticed.set()
     assert [outcome.status for outcome in found] == ["unavailable", "failed"] and "was lost" in found[1].reason
 
 
-def slow_ask(cell, settings, timeout_s):
-    time.sleep(0.5)
+def ask_without_end(cell, settings, timeout_s):
+    _noticed.wait(60)
     return CellResult("failed", "nobody waits for this")
 
 

@@ -17,6 +17,7 @@ from gnnlab.export.export import export as export_block
 from gnnlab.openvino_core import openvino_core
 from gnnlab.workloads.graphsage import gat, sage
 
+pytestmark = pytest.mark.usefixtures("one_registry")
 LAYER = sage(6)
 SIZES = [(20, 40), (20, 60)]
 

@@ -16,6 +16,7 @@ from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.network_arrays import NetworkArrays
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load
 
+pytestmark = pytest.mark.usefixtures("one_registry")
 EXACT = ["fast", "onnx", "openvino"]
 ALONE = {"nodes": [node()], "links": []}
 LAST_IS_ISOLATED = {"nodes": [node("a"), node("b"), node("c")], "links": [["a", "b"]]}

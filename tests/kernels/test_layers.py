@@ -20,6 +20,8 @@ GATS = [
     {"heads": 2, "add_self_loops": False},
     {"heads": 3, "concat": False, "add_self_loops": False, "bias": False},
     {"negative_slope": -0.5},
+    {"heads": 2, "residual": True},
+    {"heads": 2, "residual": True, "concat": False, "bias": False},
 ]
 SAGES = [
     {},
@@ -30,7 +32,7 @@ SAGES = [
     {"aggr": "add", "root_weight": False, "bias": False},
     {"aggr": "sum", "project": True, "normalize": True},
 ]
-WIDTHS = [(3, 5), (5, 3), (4, 4)]
+WIDTHS = [(3, 5), (5, 3), (4, 4), (9, 2)]
 
 
 @st.composite
@@ -74,6 +76,27 @@ def agree(conv, fast, edge_index, nodes, graph=None):
 @given(graphs(), st.sampled_from(WIDTHS))
 def test_gat_gives_outputs_and_gradients_of_pyg(options, form, graph, widths):
     agree(*both(GATConv(*widths, **options), form), *graph)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"heads": 2}, {"heads": 2, "add_self_loops": False, "residual": True}], ids=str
+)
+@settings(max_examples=12, deadline=None)
+@given(graphs(), st.sampled_from(WIDTHS), st.sampled_from([1, 3]), st.booleans())
+def test_gat_takes_edge_features_as_pyg_does(options, graph, widths, edge_dim, given_edges):
+    (edge_index, nodes), (conv, fast) = graph, both(GATConv(*widths, edge_dim=edge_dim, **options))
+    attributes = torch.randn(edge_index.shape[1], edge_dim, dtype=torch.float64)
+    attributes = attributes.squeeze(1) if edge_dim == 1 else attributes
+    x = torch.randn(nodes, widths[0], dtype=torch.float64)
+    outs, grads = [], []
+    for layer in (conv, fast):
+        values, edges = x.clone().requires_grad_(), attributes.clone().requires_grad_()
+        outs.append(layer(values, edge_index, edges if given_edges else None))
+        wanted = [values, edges, *(p for _, p in sorted(layer.named_parameters()))]
+        grads.append(torch.autograd.grad(outs[-1].sin().sum(), wanted, allow_unused=True, materialize_grads=True))
+    torch.testing.assert_close(outs[1], outs[0])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -186,6 +209,14 @@ def test_layers_export_with_plain_edges(kind):
     torch.testing.assert_close(program(x, other), conv(x, other))
 
 
+def test_a_gat_with_edge_features_exports_with_plain_edges():
+    conv = GATConv(8, 4, heads=2, edge_dim=3).eval()
+    edge_index, x, attributes = random_graph(30, 90), torch.randn(30, 8), torch.randn(90, 3)
+    program = torch.export.export(FastGATConv.from_pyg(conv).eval(), (x, edge_index, attributes)).module()
+    for edges in (edge_index, random_graph(30, 90, seed=1)):
+        torch.testing.assert_close(program(x, edges, attributes), conv(x, edges, attributes))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "prepared"), [("gat", True), ("sage", False)])
 def test_layers_compile_and_train_compiled(kind, prepared):
@@ -220,8 +251,7 @@ def cut():
 @pytest.mark.parametrize(
     ("conv", "message"),
     [
-        (GATConv(4, 4, edge_dim=2), "edge_dim=2"),
-        (GATConv(4, 4, residual=True), "residual=True"),
+        (GATConv(4, 4, edge_dim=2, fill_value="max"), "fill_value='max'"),
         (GATConv((4, 4), 4), "bipartite"),
         (GATConv(-1, 4), "call it once"),
         (GATConv(4, 4, aggr="max"), "aggr='max'"),
@@ -260,11 +290,13 @@ def test_a_sage_that_has_no_fast_form_is_refused_in_one_line(conv, message):
 def test_wrong_arguments_are_refused_in_one_line():
     edge_index, x = random_graph(), torch.randn(200, 6)
     gat, sage = FastGATConv.from_pyg(GATConv(6, 4)), FastSAGEConv.from_pyg(SAGEConv(6, 4))
+    edged = FastGATConv.from_pyg(GATConv(6, 4, edge_dim=2))
     calls = [
         (lambda: gat(x[:, :5], edge_index), r"x must be a tensor \(nodes, 6\), not \(200, 5\)"),
         (lambda: sage((x, x), edge_index), "not tuple"),
         (lambda: gat(x, Neighbours.prepare(edge_index, 201)), "x has 200 rows"),
         (lambda: gat(x[:100], edge_index), "allowed are 0..99"),
+        (lambda: edged(x, edge_index, torch.zeros(900, 3)), r"edge_attr must have shape \(900, 2\), not \(900, 3\)"),
         (lambda: gat(x, edge_index, return_attention_weights=True), "returns no attention weights"),
         (lambda: sage(x, edge_index, size=(200, 200)), "takes no size"),
         (lambda: FastGATConv.from_pyg(GATConv(6, 4), "fast"), "form 'fast': one of auto, bag, dense"),

@@ -57,6 +57,25 @@ def test_the_best_peer_counts_and_none_may_be_left_out():
         claims.evaluate(claim(form="fast", over=["EdgeIndex", "torch.compile"]), table)
 
 
+def test_a_peer_that_is_not_right_is_none_and_one_that_is_not_here_is_missed():
+    of = claim(form="fast", over=["EdgeIndex", "CSR"], peers="right")
+    for status, known in (("failed", True), ("unavailable", False)):
+        table = raced({"fast": 3.0, "EdgeIndex": 2.0})
+        table.put(row(**TORCH, study="s", keys={"size": "a"}, form="CSR", status=status, reason="other result", **UNIT))
+        if known:
+            assert claims.evaluate(of, table).estimate.value == pytest.approx(1.5, rel=0.05)
+        else:
+            with pytest.raises(Untestable, match="CSR: other result"):
+                claims.evaluate(of, table)
+
+
+def test_a_cell_whose_interval_reaches_both_sides_leaves_the_share_that_is_not_slower_open():
+    of = claim(form="fast", stat="not slower", metric="share", at_least=0.95)
+    for gain, noise, expected in ((1.5, 0.02, (1, 1)), (0.8, 0.02, (0, 0)), (0.98, 0.001, (1, 1)), (0.95, 0.2, (0, 1))):
+        found = claims.evaluate(of, raced({"fast": gain}, cells=("a", "b"), noise=noise)).estimate
+        assert (found.low, found.high) == expected and found.low <= found.value <= found.high
+
+
 def test_what_a_control_shows_is_in_every_ratio():
     quiet = raced({"fast": 2.0}, noise=0.001)
     samples = {r.form: quiet.samples_of(r) for r in quiet}

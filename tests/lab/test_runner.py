@@ -300,7 +300,7 @@ def slow_run(repository):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen([sys.executable, "-c", main], cwd=repository, **pipes)
     try:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 200
         while not (pid.exists() and pid.read_text()):
             assert process.poll() is None and time.monotonic() < limit, "the notebook did not start"
             time.sleep(0.05)
@@ -319,8 +319,8 @@ def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, 
     with pytest.raises(GnnlabError, match=f"process {process.pid}, .* runs notebooks into"):
         start(repository, "01")
     process.send_signal(getattr(signal, sent))
-    printed = process.communicate(timeout=60)[0]
-    kernel.wait(timeout=30)
+    printed = process.communicate(timeout=100)[0]
+    kernel.wait(timeout=100)
 
     assert process.returncode == code and "Traceback" not in printed
     if sent == "SIGINT":

@@ -1,6 +1,7 @@
-"""Every notebook runs from top to bottom with its quick parameters, and what must not change does not change.
+"""Every notebook runs from top to bottom with small parameters, and what must not change does not change.
 
-nbval runs a copy with the parameters put in; of its cells those tagged `nbval-check-output` are compared.
+nbval runs a copy with the parameters put in; of its cells those tagged `nbval-check-output` are compared. How wide an
+interval is, nobody asks here: parameters are those of `params/quick`, made smaller where all code still runs.
 """
 
 import json
@@ -17,6 +18,72 @@ from gnnlab.lab import claims, discovery, ledger, parameters, results
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+STAGES = {"features": 64, "sizes": ["200/500", "300/2000"]}  # of notebooks 04 to 06, which read each other's
+SMALL = {  # beside the quick parameters, by number; forms that claims name stay
+    "01": {
+        "graphs": ["symptoms"],
+        "budget_s": 0.01,
+        "scaling_nodes": [20, 40, 80, 160],
+        "scaling_edges": [200, 400, 800, 1600],
+        "scaling_layers": [1, 2, 3, 4],
+    },
+    "02": {
+        "batch_sizes": [1, 32],
+        "sizes": ["1000/1000"],
+        "features": [64],
+        "gat_sizes": ["58/776"],
+        "crossover_nodes": [16, 48],
+        "layers": 1,
+        "budget_s": 0.01,
+        "graph": "random:nodes=200,edges=2000,features=16",
+    },
+    "03": {
+        "rows": 2000,
+        "epochs": 1,
+        "seeds": 2,
+        "fm_batches": [64],
+        "many_batches": [64],
+        "pass_rows": 256,
+        "budget_s": 0.01,
+    },
+    "04": {**STAGES, "budget_s": 0.01},
+    "05": {
+        **STAGES,
+        "units": [  # torch-compiled:CPU compiles every block anew; test_units.py runs it
+            *("openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU"),
+            *("openvino:GPU", "simulated:GPU", "simulated:NPU"),
+        ],
+        "budget_s": 0.01,
+        "race_budget_s": 0.01,
+    },
+    "06": {"grid": ["250/1000"], "copies_mib": [0.1], "off_grid": 1, "points": 3, "budget_s": 0.01},
+    "07": {
+        "sizes": ["250/1100"],
+        "stream_graphs": 2,
+        "top": 1,
+        "budget_s": 0.1,
+        "runtime_size": "250/1050",
+        "parts": 2,
+    },
+    "08": {
+        "sizes": [10],
+        "states": 20,
+        "nodes": [5, 20],
+        "batch_sizes": [1024],  # a goal is for it, and the contract names what is not judged
+        "tuning_steps": 5,
+        "callers": 4,
+        "budget_s": 0.01,
+    },
+    "09": {
+        "models": ["my_models:gcn"],
+        "graph": "karate",
+        "layers": ["GCN"],
+        "graphs": ["karate"],
+        "sparse_size": "200/900",
+        "optimize_s": 2,
+        "budget_s": 0.01,
+    },
+}
 CHAIN = ("04", "05", "06", "07")  # each reads what the one before wrote; that takes longest, and is begun first
 RUN = [
     pytest.param(path, id=path.stem) for path in sorted(NOTEBOOKS, key=lambda path: (path.stem[:2] not in CHAIN, path))
@@ -30,8 +97,10 @@ def folder(tmp_path_factory):
 
 
 def prepared(notebook, folder):
-    """A copy with the quick parameters, whose outputs go to `folder/out`."""
-    values = parameters.load_yaml(ROOT / "params" / "quick" / f"{notebook.stem}.yaml")
+    """A copy with small parameters, whose outputs go to `folder/out`."""
+    values = parameters.load_yaml(ROOT / "params" / "quick" / f"{notebook.stem}.yaml") | SMALL.get(
+        notebook.stem[:2], {}
+    )
     values["output_dir"] = str(folder / "out")
     copy = folder / notebook.name
     papermill.execute_notebook(notebook, copy, values, prepare_only=True, progress_bar=False)
@@ -39,8 +108,11 @@ def prepared(notebook, folder):
 
 
 def nbval(notebook):
-    command = [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "-q", "-p", "no:cacheprovider"]
-    command += ["-o", "filterwarnings=", "-o", "addopts=", "-o", "timeout=600", "--nbval-cell-timeout=300"]
+    """A pytest of its own, without what it would load for seconds and not use (see conftest.py)."""
+    started = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
+    command = [sys.executable, "-c", started, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "-q"]
+    command += ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    command += ["-o", "filterwarnings=", "-o", "addopts=", "-o", "timeout=600"]
     return subprocess.run(
         [*command, str(notebook)], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTEST_ADDOPTS": ""}
     )

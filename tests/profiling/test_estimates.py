@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
@@ -33,6 +34,18 @@ def test_a_95th_percentile_needs_130_samples():
 def test_a_share_has_wilsons_interval_and_never_certainty():
     found = estimates.summary([1.0] * 20, "share")
     assert found.value == found.high == 1 and found.low == pytest.approx(0.839, abs=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 24, 130, 2000])
+def test_ranks_wilsons_interval_and_the_bootstrap_are_those_of_scipy(n):
+    assert estimates._rank(n) == stats.binom.ppf(0.01, n, 0.5)
+    for hits in {0, n // 3, n}:
+        expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
+        assert estimates.wilson_interval(hits / n, n) == pytest.approx((expected.low, expected.high), abs=1e-14)
+    if n > 1:
+        x, rng = np.random.default_rng(n).exponential(size=n), np.random.default_rng(7)
+        expected = stats.bootstrap((x,), np.median, n_resamples=999, method="percentile", rng=rng).confidence_interval
+        assert estimates.statistic_interval(np.median, x, seed=7) == pytest.approx((expected.low, expected.high))
 
 
 def test_an_estimate_whose_value_lies_outside_of_its_interval_is_refused():

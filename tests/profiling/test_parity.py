@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gnnlab.errors import ParityError
-from gnnlab.profiling.parity import relative_error, require_equal
+from gnnlab.profiling.parity import gradient_error, relative_error, require_equal
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,11 @@ def test_outputs_that_cannot_be_the_same_are_refused_in_one_line(expected, got, 
 
 def test_an_error_within_the_tolerance_is_returned():
     assert require_equal(torch.ones(2), torch.ones(2) + 5e-6) == pytest.approx(5e-6, rel=0.05)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_compared_with_the_others():
+    expected = {"weight": torch.ones(3), "bias": torch.tensor([2e-9])}
+    assert gradient_error(expected, {"weight": torch.ones(3), "bias": torch.tensor([-3e-9])}) == pytest.approx(5e-6)
+    assert gradient_error(expected, {"weight": torch.tensor([1.0, 1, 1.1]), "bias": expected["bias"]}) > 0.09
+    assert gradient_error(expected, {"weight": torch.ones(3), "bias": torch.tensor([0.01])}) > 1
+    assert gradient_error({}, {}) == 0

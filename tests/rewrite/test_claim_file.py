@@ -14,16 +14,20 @@ from gnnlab.rewrite.claim_words import read_claim
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "claims").glob("*.py"))
 PLANTED = """
-import time
 import torch
+from gnnlab.profiling import timing
 
-def waits(seconds):
+now = 0.0
+timing.race.__kwdefaults__["clock"] = lambda: now  # a busy machine's would add what is not planted
+
+def takes(seconds):
     def form(x):
-        time.sleep(seconds)
+        global now
+        now += seconds
         return torch.cat([x, x])
     return form
 
-before, after = waits({before}), waits({after})
+before, after = takes({before}), takes({after})
 inputs = (torch.ones(1000),)
 claim = "{claim}"
 """

@@ -47,7 +47,7 @@ def test_known_layers_are_replaced_the_others_kept_with_the_reason_and_outputs_v
     assert report.replaced == (
         ("first", "SAGEConv", "layer"),
         ("blocks.0", "GATConv", "layer"),
-        ("blocks.1", "GATConv", "bag in part"),
+        ("blocks.1", "GATConv", "layer"),
         ("shared", "SAGEConv", "layer"),
         ("last", "GCNConv", "bag"),
     )

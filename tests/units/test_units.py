@@ -26,7 +26,7 @@ RUNS = {"threads": 1, "precision": "float32"}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory, one_registry):
     """Stage 3 and the block 1-5 by all exporters, and stages 1, 3 and 6 of static sizes."""
     folder, layer = tmp_path_factory.mktemp("models"), sage(FEATURES)
     for block in ((3, 3), (1, 5)):

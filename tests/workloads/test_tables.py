@@ -138,3 +138,9 @@ def test_labels_with_one_answer_are_left_out_and_counted_in_low_precision_too():
     logits = {"l": torch.tensor([[1.0, 9], [2, 9], [3, 1]]).bfloat16()}
     found = scores(logits, {"l": torch.tensor([[0.0, 1], [0, 1], [1, 1]])}, [LABELS])
     assert found.by_target == {"l": 1.0} and found.left_out == 1
+
+
+def test_outputs_that_are_nan_have_no_score():
+    spoiled = {"outcome": torch.tensor([[0.1, torch.nan, 0.3]])}
+    with pytest.raises(GnnlabError, match="outcome: outputs are nan"):
+        scores(spoiled, {"outcome": torch.tensor([1])}, SPECS[:1])

@@ -1,0 +1,88 @@
+"""`gnnlab optimize`: what makes a model of one's own faster, measured and proven, as a table and as a module."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from gnnlab.commands import tables
+from gnnlab.lab.table import duration, estimate_text
+from gnnlab.rewrite import written
+from gnnlab.rewrite.optimize import Report, Tried, optimize
+from gnnlab.rewrite.proof import ALLOWED
+
+
+def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+    """Optimize what the parsed options name; `show` prints. Progress goes to standard error."""
+    report = optimize(
+        arguments.model,
+        arguments.graph,
+        train=arguments.train,
+        budget_s=float(arguments.budget),
+        processes=arguments.processes,
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    show(json.dumps(as_json(report), indent=2) if arguments.json else table(report))
+    if not arguments.json:
+        for line in sentences(report):
+            show(line)
+    if arguments.out and report.plan:
+        written.write(report, Path(arguments.out))
+        print(f"wrote {arguments.out}: use it as {Path(arguments.out).stem}:make", file=sys.stderr)
+    return 0
+
+
+def table(report: Report) -> Table:
+    """A line for each step."""
+    facts = report.facts
+    what = "forward and backward" if report.train else "forward"
+    title = f"{report.spec} on {report.graph}: {facts['nodes']:,} nodes, {facts['edges']:,} edges; {what}"
+    columns = ("", "step", "times as fast, alone", "processes", "at most", "once", "why")
+    rows = sorted(report.tried, key=lambda tried: (not tried.kept, tried.gain is None))
+    return tables.table(title, columns, map(_cells, rows), right=("processes", "at most", "once"), whole=("step",))
+
+
+def _cells(tried: Tried) -> tuple[str, ...]:
+    why = tried.why if tried.error is None else f"{tried.why}; error {tried.error:.1e}"
+    why += "; wrong on graphs of other sizes, so for this size alone" if tried.only_this_size and tried.kept else ""
+    return (
+        "kept" if tried.kept else "",
+        tried.name,
+        estimate_text(tried.gain) if tried.gain else "",
+        str(tried.processes or ""),
+        f"{tried.most:.3g}" if tried.most else "",
+        duration(tried.once_s) if tried.once_s and tried.once_s >= 1 else "",
+        why,
+    )
+
+
+def sentences(report: Report) -> list[str]:
+    """What was found, for a reader."""
+    lines = [f"Found, and yours to change: {sentence}" for sentence in report.facts["told"]]
+    if not report.plan:
+        return [*lines, f"Nothing that was tried makes it faster in every one of {report.processes} processes."]
+    lines.append(
+        f"Together, {' + '.join(report.plan)}: {estimate_text(report.gain)} times as fast, "
+        f"{report.ms['yours']:.3g} ms before and {report.ms['fast']:.3g} ms now, over {report.processes} processes."
+    )
+    lines.append(
+        f"Proven equal on {len(report.proof['held'])} graphs ({'; '.join(report.proof['held'])}), "
+        f"to {report.proof['error']:.1e}, where {ALLOWED:.0e} is allowed."
+    )
+    lines += [f"It refuses {graph}: {why}" for graph, why in report.proof["refused"].items()]
+    lines += [f"Yours does not take {graph}: {why}" for graph, why in report.proof["skipped"].items()]
+    if limit := report.facts["limit_ms"]:
+        lines.append(f"The operators of yours take {limit:.3g} ms at least on this machine (roofline).")
+    return lines
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain values."""
+    return asdict(report)

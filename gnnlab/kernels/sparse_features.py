@@ -1,0 +1,148 @@
+"""A linear layer whose input is mostly zeros, such as bags of words: one sum over the words of each node.
+
+layer = SparseLinear(conv.lin)     # the same weight and bias, under the same names
+layer(x)                           # from the second call with the same x on, its zeros are left out
+
+features = SparseFeatures.prepare(x)
+features.product(weight)           # x @ weight.T, and the gradient of weight, by hand
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from gnnlab.errors import GnnlabError
+from gnnlab.kernels.aggregation import bag
+from gnnlab.kernels.kept import Kept
+from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.sorting import index_type
+
+# up to this share of nonzeros the sum is taken; measured with one AVX-512 core at 64 columns of weight: 10 to 17 times
+# as fast as the dense product at 1.3 %, 3 to 4 times at 10 %, 2 times at 20 %, less where the weights are wide
+MOST_NONZEROS = 0.1
+FEWEST_NUMBERS = 1 << 14  # smaller inputs are multiplied before the nonzeros are found
+SAMPLED_ROWS = 64
+
+
+class SparseFeatures:
+    """The nonzeros of a matrix (N, K): rows are targets and columns sources of a graph, values its weights."""
+
+    def __init__(self, entries: Neighbours, values: Tensor) -> None:
+        self.entries, self.values = entries, values
+        self._sent: Tensor | None = None
+
+    @classmethod
+    def prepare(cls, x: Tensor) -> SparseFeatures:
+        """The nonzeros of `x` (N, K), floating.
+
+        Raises:
+            GnnlabError: x has another shape or type, or wants a gradient, which is not sparse.
+        """
+        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+            given = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise GnnlabError(f"x must be a floating-point tensor (rows, columns), not {given}")
+        if x.requires_grad:
+            raise GnnlabError("x wants a gradient, and that of its zeros is not zero; use torch.nn.functional.linear")
+        with torch.inference_mode(False):  # what is kept must serve training, too
+            row, col = x.nonzero().unbind(1)
+            kind = index_type(max(x.shape), row.shape[0])
+            places = torch.arange(x.shape[0] + 1, device=x.device)
+            rowptr = torch.searchsorted(row.contiguous(), places).to(kind)
+            entries = Neighbours(rowptr, col.to(kind), None, None, x.shape[1])
+            return cls(entries, x[row, col].clone())
+
+    @property
+    def density(self) -> float:
+        """The share of numbers that are not zero."""
+        return self.values.shape[0] / max(self.entries.num_nodes * self.entries.num_sources, 1)
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias as `F.linear(x, weight, bias)` gives it, (N, out); `weight` (out, K) may want a gradient.
+
+        Raises:
+            GnnlabError: `weight` has another number of columns or another type.
+        """
+        if weight.dim() != 2 or weight.shape[1] != self.entries.num_sources or weight.dtype != self.values.dtype:
+            raise GnnlabError(
+                f"weight must be (outputs, {self.entries.num_sources}), {self.values.dtype}, "
+                f"not {tuple(weight.shape)}, {weight.dtype}"
+            )
+        out = _Product.apply(weight, self)
+        return out if bias is None else out + bias
+
+    @property
+    def sent(self) -> Tensor:
+        """The values in the order of the transposed entries."""
+        if self._sent is None:
+            with torch.inference_mode(False):
+                self._sent = self.values.index_select(0, self.entries.transposed.order)
+        return self._sent
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight: Tensor, features: SparseFeatures) -> Tensor:
+        ctx.features = features
+        return bag(weight.t(), features.entries, features.values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        features: SparseFeatures = ctx.features
+        return bag(grad, features.entries.transposed, features.sent).t().contiguous(), None
+
+
+class SparseLinear(nn.Module):
+    """`linear` with its own weight and bias, that leaves out the zeros of an input which comes again and again.
+
+    An input is looked at when it comes a second time, the same tensor and unchanged: finding its nonzeros takes as long
+    as two to three dense products. Inputs that are new in each call, that want gradients or have more nonzeros than
+    `MOST_NONZEROS` are multiplied as before.
+    """
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+        self._inputs = Kept()
+        self.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self._features(x)
+        return F.linear(x, self.weight, self.bias) if features is None else features.product(self.weight, self.bias)
+
+    def _features(self, x: Tensor) -> SparseFeatures | None:
+        if torch.compiler.is_compiling() or x.requires_grad or x.device.type != "cpu" or x.is_inference():
+            return None
+        if x.dim() != 2 or x.numel() < FEWEST_NUMBERS or x.layout is not torch.strided or x.dtype != self.weight.dtype:
+            return None
+        seen = self._inputs.get(x, lambda: _Seen(_looks_sparse(x)))
+        if not seen.sparse or seen.calls == 0:
+            seen.calls += 1
+            return None
+        if seen.features is None:
+            seen.features = SparseFeatures.prepare(x)
+            seen.sparse = seen.features.density <= MOST_NONZEROS
+        return seen.features if seen.sparse else None
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]}, {self.weight.shape[0]}, bias={self.bias is not None}"
+
+
+@dataclass
+class _Seen:
+    """What is known of an input."""
+
+    sparse: bool
+    calls: int = 0
+    features: SparseFeatures | None = None
+
+
+def _looks_sparse(x: Tensor) -> bool:
+    some = x[:: max(1, x.shape[0] // SAMPLED_ROWS)]
+    return int(some.count_nonzero()) <= MOST_NONZEROS * some.numel()

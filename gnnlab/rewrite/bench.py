@@ -1,0 +1,176 @@
+"""What the processes of `gnnlab optimize` do: look at the user's model, try a plan of steps, time plans in turns.
+
+Targets for `gnnlab.worker`: plain values in, plain values out. A process keeps the model and the forms that it made.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+
+from gnnlab import machine
+from gnnlab.errors import GnnlabError, one_line
+from gnnlab.profiling import roofline
+from gnnlab.profiling.context import call
+from gnnlab.profiling.counting import count
+from gnnlab.profiling.dispatch import tensors_in
+from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import race_forms
+from gnnlab.rewrite import proof, steps, subject
+from gnnlab.rewrite.subject import Subject
+
+YOURS = "yours"
+# beyond its limit of versions torch.compile goes on without compiling, in silence; here several forms share one code
+torch._dynamo.config.recompile_limit = 64
+torch._dynamo.config.fail_on_recompile_limit_hit = True
+_CALLS = 5  # for a first look at a time
+
+
+def examine(spec: str, graph: str, train: bool, folder: str, thorough: bool) -> dict[str, Any]:
+    """Check the user's model, write the reference of the proof; what is told of it. Raises `GnnlabError`.
+
+    `limit_ms`: the roofline time of the forward pass, with `thorough` and not in training.
+    """
+    seen = _subject(spec, graph, train)
+    subject.check(seen)
+    proof.write_reference(seen.model, seen.data, spec, train, Path(folder), seen.keeps_its_graph)
+    limit_ms = None
+    if thorough and not train:
+        limit_ms = roofline.bound_ms(count(seen.model, seen.batch), roofline.ceilings(budget_s=1.0))
+    return {
+        "nodes": seen.data.num_nodes,
+        "edges": seen.data.num_edges,
+        "parameters": sum(parameter.numel() for parameter in seen.model.parameters()),
+        "threads": torch.get_num_threads(),
+        "versions": machine.versions(),
+        "processor": machine.processor(),
+        "cores": machine.cores(),
+        "limit_ms": limit_ms,
+        "told": steps.told(seen.model, seen.batch) if thorough else [],
+    }
+
+
+def ready(spec: str, graph: str, train: bool) -> None:
+    """Load the model and the graph, so that it is not counted as a trial's or a race's time."""
+    _subject(spec, graph, train)
+
+
+def attempt(spec: str, graph: str, train: bool, plan: Sequence[str], folder: str) -> dict[str, Any]:
+    """Try a plan: does it apply, is it right, what does it take once, which share of the time can it touch?
+
+    Of steps that are not exact, `error` is that of the outputs, relative to their largest magnitude.
+    """
+    seen, found = _subject(spec, graph, train), {"applies": True, "why": "", "share": None}
+    if len(plan) == 1:
+        look = steps.STEPS[plan[0]].look(copy.deepcopy(seen.model), seen.batch)
+        found |= {"applies": look.applies, "why": look.why}
+        if not look.applies:
+            return found
+        found["share"] = _share(seen, look.modules)
+    start = time.perf_counter()
+    try:
+        form = _form(spec, graph, train, tuple(plan))
+        first = _step(form, seen)
+    except Exception as error:  # whatever a step or a runtime raises is why it does not apply
+        return found | {"applies": False, "why": f"{found['why']}; {one_line(error)}".lstrip("; ")}
+    found["once_s"] = time.perf_counter() - start
+    if all(steps.STEPS[name].exact for name in plan):
+        few = any(steps.STEPS[name].slow for name in plan)
+        proven = proof.compare(form, seen.data, spec, train, Path(folder), seen.keeps_its_graph, few)
+        found |= {"proof": asdict(proven), "right": proven.holds_on_yours}
+    else:
+        found |= {"error": relative_error(_outputs(_step(seen.model, seen)), _outputs(first))}
+    return found
+
+
+def race(
+    spec: str, graph: str, train: bool, plans: Sequence[Sequence[str]], budget_s: float, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Times in ms of the user's model, of itself again (A/A) and of each plan, one a round, or why there are none.
+
+    What is exact was proven before, tensor by tensor; the others are timed for what they would bring.
+    """
+    seen = _subject(spec, graph, train)
+    forms: dict[str, nn.Module] = {YOURS: seen.model}
+    failed = {}
+    for plan in plans:
+        try:
+            forms[name_of(plan)] = _form(spec, graph, train, tuple(plan))
+        except Exception as error:  # it was built in another process, and may fail here
+            failed[name_of(plan)] = {"times_ms": None, "reason": one_line(error)}
+    mode = "training" if train else "plain"
+    found = race_forms(forms, seen.batch, mode=mode, tolerance=float("inf"), budget_s=budget_s, seed=seed)
+    return failed | {
+        name: {"times_ms": None if raced.times_ms is None else raced.times_ms.tolist(), "reason": raced.reason}
+        for name, raced in found.items()
+    }
+
+
+def name_of(plan: Sequence[str]) -> str:
+    """A plan in words: "fast layers + inference mode"."""
+    return " + ".join(plan)
+
+
+@cache
+def _subject(spec: str, graph: str, train: bool) -> Subject:
+    return subject.load(spec, graph, train)
+
+
+@cache
+def _form(spec: str, graph: str, train: bool, plan: tuple[str, ...]) -> nn.Module:
+    seen = _subject(spec, graph, train)
+    try:
+        model = copy.deepcopy(seen.model)
+    except Exception as error:  # modules may refuse in any way
+        raise GnnlabError(f"{spec} makes a model that cannot be copied: {one_line(error)}") from error
+    return steps.apply(plan, model, seen.batch)
+
+
+def _step(model: nn.Module, seen: Subject) -> Any:
+    """A forward pass, in training with the backward pass."""
+    output = call(model, seen.batch)
+    if seen.train:
+        proof.gradients(model, list(tensors_in(output)))
+    return output
+
+
+def _outputs(output: Any) -> list[torch.Tensor]:
+    return [tensor.float() for tensor in tensors_in(output)]
+
+
+def _share(seen: Subject, paths: Sequence[str] | None) -> float | None:
+    """The share of a forward pass that is spent in the modules of these paths; None for the whole model."""
+    if not paths:
+        return None
+    spent: list[float] = []
+
+    def begin(module: nn.Module, inputs: Any) -> None:
+        spent.append(-time.perf_counter())
+
+    def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        spent[-1] += time.perf_counter()
+
+    outermost = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+    modules = [seen.model.get_submodule(path) for path in outermost]
+    hooks = [hook for m in modules for hook in (m.register_forward_pre_hook(begin), m.register_forward_hook(end))]
+    shares = []
+    try:
+        for _ in range(_CALLS + 1):
+            spent.clear()
+            start = time.perf_counter()
+            call(seen.model, seen.batch)
+            shares.append(sum(spent) / (time.perf_counter() - start))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return min(1.0, median(shares[1:]))

@@ -1,0 +1,161 @@
+"""The operators that a rewritten graph calls: `torch.ops.gnnlab.*`, each with what a trace needs to know of its result.
+
+They read edges that are sorted by the node where they end: `rowptr` (N + 1) says where the edges of each node begin, as
+in `gnnlab.kernels.neighbours`. They have no gradients of their own: backward passes are rewritten as graphs, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnlab.errors import GnnlabError
+from gnnlab.kernels import aggregation
+from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.products import products
+
+_INT32 = 2**31 - 1
+_LIBRARY = torch.library.Library("gnnlab", "DEF")
+
+
+def sort_edges(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """(rowptr (nodes + 1), order (E)) of the edges that end at `index` (E), both int32: edge order[k] is the k-th.
+
+    Raises:
+        GnnlabError: `index` names a node that there is not, or there are more than 2^31 edges or nodes.
+    """
+    edges = index.shape[0]
+    if max(edges, nodes) >= _INT32:
+        raise GnnlabError(f"{nodes} nodes and {edges} edges; a rewritten graph takes fewer than {_INT32} of each")
+    places = torch.arange(edges, dtype=index.dtype, device=index.device)
+    found = Neighbours.prepare(torch.stack([places, index]), nodes, num_sources=edges)
+    return found.rowptr.int(), found.col.int()
+
+
+def _sort_edges_shape(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    kind = {"dtype": torch.int32}
+    return index.new_empty(nodes + 1, **kind), index.new_empty(index.shape[0], **kind)
+
+
+def sort_heads(rowptr: Tensor, col: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(rowptr, col, place) of the graph in which node i of head h is number i * heads + h.
+
+    `place` (E * heads) says where the weight of each edge stands in weights (E, heads) that are read row by row.
+    """
+    edges = col.shape[0]
+    row = torch.arange(rowptr.shape[0] - 1, dtype=torch.int32).repeat_interleave(rowptr.diff())
+    found = Neighbours(rowptr, torch.arange(edges, dtype=torch.int32), row, None, edges).heads(heads)
+    place = found.col.long()
+    return found.rowptr.int(), (col[place // heads] * heads + place % heads).int(), place
+
+
+def _sort_heads_shape(rowptr: Tensor, col: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    edges = col.shape[0] * heads
+    place = col.new_empty(edges, dtype=torch.int64)
+    return rowptr.new_empty((rowptr.shape[0] - 1) * heads + 1), col.new_empty(edges), place
+
+
+def weighted_sum(x: Tensor, rowptr: Tensor, col: Tensor, weight: Tensor | None) -> Tensor:
+    """out[i] = sum over the edges k of i of weight[k] * x[col[k]], (N, ...) for x (sources, ...), weight E numbers."""
+    graph = Neighbours(rowptr, col, None, None, x.shape[0])
+    weight = None if weight is None else weight.reshape(-1)
+    return aggregation.bag(_rows(x), graph, weight).view(graph.num_nodes, *x.shape[1:])
+
+
+def _weighted_sum_shape(x: Tensor, rowptr: Tensor, col: Tensor, weight: Tensor | None) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, *x.shape[1:])
+
+
+def weighted_sum_heads(x: Tensor, rowptr: Tensor, col: Tensor, place: Tensor, weight: Tensor) -> Tensor:
+    """The same for each head: x (sources, heads, C), weight (E, heads, 1); the others as `sort_heads` makes them."""
+    heads, width = x.shape[1:]
+    weight = weight.reshape(-1).index_select(0, place)
+    graph = Neighbours(rowptr, col, None, None, x.shape[0] * heads)
+    return aggregation.bag(x.reshape(-1, width), graph, weight).view(-1, heads, width)
+
+
+def _weighted_sum_heads_shape(x: Tensor, rowptr: Tensor, col: Tensor, place: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty((rowptr.shape[0] - 1) // x.shape[1], *x.shape[1:])
+
+
+def segment_sum(values: Tensor, rowptr: Tensor) -> Tensor:
+    """out[i] = sum of values[k] over the edges k of i; `values` (E, ...), sorted."""
+    places = torch.arange(values.shape[0], dtype=rowptr.dtype, device=rowptr.device)
+    return weighted_sum(values, rowptr, places, None)
+
+
+def segment_max(values: Tensor, rowptr: Tensor) -> Tensor:
+    """out[i] = the largest of values[k] over the edges k of i, 0 where there are none; `values` (E, ...), sorted."""
+    nodes = rowptr.shape[0] - 1
+    if values.numel() == 0:
+        return values.new_zeros(nodes, *values.shape[1:])
+    largest = torch.segment_reduce(_rows(values), "max", offsets=rowptr.long(), axis=0, unsafe=True)
+    lonely = (rowptr.diff() == 0).unsqueeze(1)
+    return largest.masked_fill_(lonely, 0).view(nodes, *values.shape[1:])
+
+
+def _segment_shape(values: Tensor, rowptr: Tensor) -> Tensor:
+    return values.new_empty(rowptr.shape[0] - 1, *values.shape[1:])
+
+
+def segment_softmax(scores: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
+    """softmax of `scores` (E, ...) over the edges of each node; `row` (E) is the node of each edge."""
+    if scores.numel() == 0:
+        return scores.clone()
+    if float(scores.abs().max()) <= aggregation.SAFE_SCORE:
+        weights = scores.exp()
+    else:
+        weights = (scores - segment_max(scores, rowptr).index_select(0, row)).exp_()
+    return weights.mul_(segment_sum(weights, rowptr).reciprocal_().index_select(0, row))
+
+
+def segment_softmax_backward(grad: Tensor, weights: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
+    """The gradient of the scores of `segment_softmax`, from that of its weights."""
+    grad = grad * weights
+    return torch.addcmul(grad, weights, segment_sum(grad, rowptr).index_select(0, row), value=-1)
+
+
+def _same_shape(values: Tensor, *others: Tensor) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def edge_dot(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    """sum over the last dimension of a[row[k]] * b[col[k]] for each edge k, (E) or (E, heads); `row` (E) sorted."""
+    if a.numel() == 0 or row.numel() == 0:
+        return _edge_dot_shape(a, b, rowptr, row, col).zero_()
+    graph = Neighbours(rowptr, col, row, None, b.shape[0])
+    return products(a, b, graph) if a.dim() == 3 else aggregation.edge_products(a, b, graph)
+
+
+def _edge_dot_shape(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    return a.new_empty(row.shape[0], *a.shape[1:-1])
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
+
+
+for _schema, _function, _shape in (
+    ("sort_edges(Tensor index, SymInt nodes) -> (Tensor, Tensor)", sort_edges, _sort_edges_shape),
+    ("sort_heads(Tensor rowptr, Tensor col, SymInt heads) -> (Tensor, Tensor, Tensor)", sort_heads, _sort_heads_shape),
+    ("weighted_sum(Tensor x, Tensor rowptr, Tensor col, Tensor? weight) -> Tensor", weighted_sum, _weighted_sum_shape),
+    (
+        "weighted_sum_heads(Tensor x, Tensor rowptr, Tensor col, Tensor place, Tensor weight) -> Tensor",
+        weighted_sum_heads,
+        _weighted_sum_heads_shape,
+    ),
+    ("segment_sum(Tensor values, Tensor rowptr) -> Tensor", segment_sum, _segment_shape),
+    ("segment_max(Tensor values, Tensor rowptr) -> Tensor", segment_max, _segment_shape),
+    ("segment_softmax(Tensor scores, Tensor rowptr, Tensor row) -> Tensor", segment_softmax, _same_shape),
+    (
+        "segment_softmax_backward(Tensor grad, Tensor weights, Tensor rowptr, Tensor row) -> Tensor",
+        segment_softmax_backward,
+        _same_shape,
+    ),
+    ("edge_dot(Tensor a, Tensor b, Tensor rowptr, Tensor row, Tensor col) -> Tensor", edge_dot, _edge_dot_shape),
+):
+    _name = "gnnlab::" + _schema.split("(")[0]
+    torch.library.define(_name, _schema.removeprefix(_schema.split("(")[0]), lib=_LIBRARY)
+    _run = torch.compiler.disable(_function)  # what Inductor's code calls, torch.compile would else compile again
+    torch.library.impl(_name, "CompositeExplicitAutograd", _run, lib=_LIBRARY)
+    torch.library.register_fake(_name, _shape, lib=_LIBRARY)

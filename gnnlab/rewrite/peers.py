@@ -1,0 +1,54 @@
+"""What others would write today for a layer or model of PyG on one graph: the forms that the lab's own is raced with.
+
+forms = peers(GCNConv(64, 64), edge_index, num_nodes, ["EdgeIndex", "sparse CSR", "torch.compile"])
+forms["PyG, EdgeIndex"](x)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import EdgeIndex
+from torch_geometric.utils import to_torch_csr_tensor
+
+from gnnlab.errors import GnnlabError
+from gnnlab.rewrite.swap import swap
+
+PEERS = ("EdgeIndex", "sparse CSR", "torch.compile")
+
+
+class OnGraph(nn.Module):
+    """A layer on one graph: takes the features x (N, F) alone."""
+
+    def __init__(self, layer: nn.Module, edges: object) -> None:
+        super().__init__()
+        self.layer, self.edges = layer, edges
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.edges)
+
+
+def peers(layer: nn.Module, edge_index: Tensor, num_nodes: int, which: Sequence[str] = PEERS) -> dict[str, nn.Module]:
+    """ "PyG" on `edge_index` (2, E), then those of `which`, then "gnnlab" with its fast layers; all have one's weights.
+
+    Structure is prepared here, not in the calls: `EdgeIndex` is sorted by target, and a row of the CSR adjacency holds
+    the sources of a target. An adjacency has no repeated edges; where the layer sees them, results differ.
+
+    Raises:
+        GnnlabError: `which` names another peer.
+    """
+    if unknown := set(which) - set(PEERS):
+        raise GnnlabError(f"{', '.join(sorted(unknown))}: no such peer; there are {', '.join(PEERS)}")
+    shape = (num_nodes, num_nodes)
+    forms: dict[str, nn.Module] = {"PyG": OnGraph(layer, edge_index)}
+    if "EdgeIndex" in which:
+        forms["PyG, EdgeIndex"] = OnGraph(layer, EdgeIndex(edge_index, sparse_size=shape).sort_by("col")[0])
+    if "sparse CSR" in which:
+        forms["PyG, sparse CSR"] = OnGraph(layer, to_torch_csr_tensor(edge_index.flip(0), size=shape))
+    if "torch.compile" in which:
+        forms["torch.compile"] = torch.compile(OnGraph(layer, edge_index), dynamic=False)
+    fast = swap(layer).model
+    return forms | {"gnnlab": OnGraph(fast if fast is not layer else copy.copy(layer), edge_index)}

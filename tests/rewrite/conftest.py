@@ -1,0 +1,21 @@
+"""The search of `gnnlab optimize` in this process, for several test modules."""
+
+import pytest
+import torch
+from planted_search import Here, Planted
+
+from gnnlab.rewrite import optimize, steps
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Runs the search on a real model, with steps that pay if they are right."""
+    monkeypatch.setattr(torch, "dropout", torch.dropout)
+    monkeypatch.setattr(torch.nn.functional, "dropout", torch.nn.functional.dropout)
+    monkeypatch.setattr(optimize, "Worker", lambda: Here(Planted(lambda plan, process: 0.5 ** len(plan)), 1))
+
+    def run(factory, names=("fast layers", "inference mode"), graph="karate", train=False):
+        monkeypatch.setattr(steps, "tried", lambda train: list(names))
+        return optimize.optimize(f"own_models:{factory}", graph, train=train, budget_s=20, processes=2)
+
+    return run

@@ -1,0 +1,98 @@
+"""What is done around a forward holds in eval mode, and leaves class, names, signature and training alone."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from own_models import Pooled, WithEdges
+from torch import nn
+
+from gnnlab.errors import GnnlabError
+from gnnlab.rewrite import around
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile, between graphs
+X, EDGES = torch.randn(5, 4), torch.tensor([[0, 1, 2, 2], [1, 2, 3, 3]])
+BATCH = torch.zeros(5, dtype=torch.int64)
+
+
+def model():
+    torch.manual_seed(0)
+    return Pooled(4)
+
+
+WAYS = {
+    "inference": around.inference,
+    "threads": lambda m: around.threads(m, 1),
+    "products": lambda m: around.products(m, "highest"),
+    "constant": around.constant,
+    "this size": lambda m: around.this_size_only(m, (X, EDGES, BATCH)),
+    "compiled": lambda m: around.compiled(m, "eager"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_results_names_and_signature_stay(way):
+    before = model().eval()
+    after = way(copy.deepcopy(before))
+    assert torch.allclose(after(X, EDGES, BATCH), before(X, EDGES, BATCH))
+    assert isinstance(after, Pooled) and after.state_dict().keys() == before.state_dict().keys()
+    assert inspect.signature(after.forward) == inspect.signature(before.forward)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_copy_has_weights_of_its_own(way):
+    after = way(model())
+    after.eval()(X, EDGES, BATCH)
+    copied = copy.deepcopy(after)
+    with torch.no_grad():
+        copied.lin.bias.add_(1)
+    assert torch.allclose(copied(X, EDGES, BATCH), after(X, EDGES, BATCH) + 1)
+
+
+def test_inference_records_nothing_in_eval_and_trains_as_before():
+    fast = around.inference(model())
+    assert not fast(X, EDGES, BATCH).requires_grad
+    assert fast.train()(X, EDGES, BATCH).requires_grad
+
+
+def test_threads_are_those_of_the_call_alone():
+    class Counting(nn.Module):
+        def forward(self):
+            return torch.tensor(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    assert around.threads(Counting().eval(), before + 1)() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_constant_is_computed_once_and_again_after_a_change():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.calls = nn.Parameter(torch.ones(3)), 0
+
+        def forward(self, rows=1):
+            self.calls += 1
+            return self.weight.expand(rows, -1) * 2
+
+    fast = around.constant(Constant())
+    assert fast(2).tolist() == fast(2).tolist() == [[2, 2, 2]] * 2 and fast.calls == 1
+    assert fast(1).shape == (1, 3) and fast.calls == 2
+    with torch.no_grad():
+        fast.weight.add_(1)
+    assert fast(2).tolist() == [[4, 4, 4]] * 2 and fast.calls == 3
+
+
+def test_a_constant_does_not_keep_what_a_tensor_goes_into():
+    fast = around.constant(model())
+    assert not torch.allclose(fast(X, EDGES, BATCH), fast(X + 1, EDGES, BATCH))
+
+
+def test_a_guard_refuses_other_shapes_and_says_which():
+    torch.manual_seed(0)
+    batch = {"x": X, "edge_index": EDGES, "edge_weight": torch.ones(4)}
+    fast = around.this_size_only(WithEdges(4).eval(), batch)
+    fast(**batch)
+    with pytest.raises(GnnlabError, match=r"\(2, 3\)"):
+        fast(X, EDGES[:, :3], edge_weight=torch.ones(3))

@@ -1,0 +1,319 @@
+import copy
+import io
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import zoo_cases
+from safetensors.torch import load_file
+from torch import nn
+from torch_geometric import EdgeIndex
+from torch_geometric import nn as pyg
+from torch_geometric.nn.conv import MessagePassing
+from zoo_cases import CASES, GRAPHS, IN, arguments, build, edges_of, results
+
+from gnnlab.rewrite import messages, pieces, scores, served, zoo
+from gnnlab.rewrite.swap import swap
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def swapped(layer):
+    report = swap(layer)
+    assert report.replaced, report
+    return report.model
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for at, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert (one is None) == (other is None), f"tensor {at} gets a gradient in one of them only"
+        if one is not None:
+            torch.testing.assert_close(one, other, **CLOSE, msg=lambda text, at=at: f"tensor {at}: {text}")
+
+
+@pytest.fixture(autouse=True)
+def no_graph_is_small(monkeypatch):
+    monkeypatch.setattr(served, "SMALL_NUMBERS", 0)
+
+
+@pytest.fixture(scope="module")
+def of_pyg_alone(tmp_path_factory):
+    """What PyG gives in a process that never saw gnnlab."""
+    file = tmp_path_factory.mktemp("zoo") / "pyg.safetensors"
+    subprocess.run(
+        [sys.executable, "-W", "ignore", zoo_cases.__file__, str(file)], check=True, cwd=Path(__file__).parent
+    )
+    return load_file(file)
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_each_gradient_are_those_of_pyg_alone(name, small, of_pyg_alone, monkeypatch):
+    if small:
+        monkeypatch.setattr(scores, "KEPT_NUMBERS", 0)
+        monkeypatch.setattr(pieces, "PIECE_NUMBERS", 40)
+        monkeypatch.setattr(messages, "PIECE_NUMBERS", 40)
+    layer = swapped(build(name))
+    for graph, (nodes, _) in GRAPHS.items():
+        edge_index = edges_of(graph)
+        inputs, called = arguments(name, edge_index, nodes)
+        found = results(layer, inputs, called)
+        expected = [of_pyg_alone.get(f"{name}/{graph}/{at}") for at in range(len(found))]
+        assert_same(found, expected)
+        assert_same(results(layer, inputs, called), expected)  # what is kept serves the second call
+        for mode in (torch.no_grad(), torch.inference_mode()):
+            with mode:
+                torch.testing.assert_close(layer(*called), expected[0], **CLOSE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_changed_graph_and_changed_values_are_seen(name):
+    reference, layer = build(name), swapped(build(name))
+    nodes, _ = GRAPHS["many edges"]
+    edge_index = edges_of("many edges")
+    inputs, called = arguments(name, edge_index, nodes)
+    held = [value.detach() for value in inputs]  # values that want no gradient are kept
+    swap_in = {id(value): plain for value, plain in zip(inputs, held, strict=True)}
+
+    def plain(value):
+        return tuple(plain(v) for v in value) if isinstance(value, tuple) else swap_in.get(id(value), value)
+
+    def check():
+        given = plain(called)
+        torch.testing.assert_close(layer(*given), reference(*given), **CLOSE)
+
+    check()
+    edge_index.copy_(edges_of("many edges", seed=1))
+    check()
+    for value in held:
+        value.mul_(1.5)
+        check()
+    inputs, called = arguments(name, edges_of("few edges", seed=2), nodes, seed=3)
+    assert_same(results(layer, inputs, called), results(reference, inputs, called))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_checkpoints_load_both_ways(name):
+    reference, layer = build(name), swapped(build(name))
+    states = [
+        {key: value.clone() for key, value in m.state_dict().items() if isinstance(value, torch.Tensor)}
+        for m in (reference, layer)
+    ]
+    assert list(states[0]) == list(states[1])
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    layer.load_state_dict(reference.state_dict())
+    inputs, called = arguments(name, edges_of("many edges"), GRAPHS["many edges"][0])
+    assert_same(results(layer, inputs, called), results(reference, inputs, called))
+    reference.load_state_dict(layer.state_dict())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pyg.GATConv(IN, 4, heads=2, dropout=0.5, residual=True),
+        lambda: pyg.GATv2Conv(IN, 4, heads=2, dropout=0.5),
+        lambda: pyg.TransformerConv(IN, 4, heads=2, dropout=0.5),
+        lambda: pyg.APPNP(3, 0.1, dropout=0.5),
+    ],
+)
+def test_dropout_of_edges_in_their_order_draws_what_pyg_draws(make):
+    reference = make().double().train()
+    layer = swapped(reference)
+    x = torch.randn(9, IN, dtype=torch.double)
+    edge_index = torch.combinations(torch.arange(9)).t().flip(0)
+    edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+    if not isinstance(reference, pyg.TransformerConv):  # the other layers add loops behind, out of order
+        reference.add_self_loops = layer.add_self_loops = False
+    found = []
+    for model in (reference, layer):
+        torch.manual_seed(3)
+        found.append(model(x, edge_index))
+    torch.testing.assert_close(found[1], found[0], **CLOSE)
+    assert not torch.equal(layer(x, edge_index), found[1])
+
+
+def test_every_layer_of_pyg_is_listed_with_its_mechanism_or_why_there_is_none():
+    kinds = {k.__name__: k for k in vars(pyg).values() if isinstance(k, type) and issubclass(k, MessagePassing)}
+    assert set(zoo.ZOO) == set(kinds) - {"MessagePassing"}
+    for name, entry in zoo.ZOO.items():
+        assert entry.mechanism in zoo.MEANING
+        if entry.mechanism == zoo.NONE:
+            assert entry.why and not entry.digest
+        else:
+            assert entry.digest == zoo.digest(kinds[name]), name
+            assert entry.mechanism == zoo.BAG or entry.why, name
+
+
+def test_every_layer_that_is_served_is_proven_here():
+    proven = {type(module).__name__ for name in CASES for module in build(name).modules()}
+    assert {name for name, entry in zoo.ZOO.items() if entry.mechanism != zoo.NONE} <= proven
+
+
+def test_subclasses_and_changed_code_are_left_alone(monkeypatch):
+    class Mine(pyg.GCNConv):
+        pass
+
+    assert "a subclass of GCNConv" in zoo.mechanism(Mine(3, 3))[1]
+    changed = pyg.GCNConv(3, 3)
+    changed.message = lambda x_j, edge_weight: x_j
+    assert zoo.mechanism(changed) == (zoo.NONE, "this instance has its own message")
+    assert zoo.mechanism(pyg.GCNConv(3, 3))[0] == zoo.BAG
+
+    def message(self, x_j, edge_weight):
+        return x_j.mul_(2)
+
+    monkeypatch.setattr(pyg.GCNConv, "message", message)
+    assert zoo.mechanism(pyg.GCNConv(3, 3)) == (zoo.NONE, "its code is not the code that was proven equal")
+
+
+def test_the_class_and_other_instances_stay_as_they_are():
+    before = dict(vars(pyg.GCNConv))
+    one, other = pyg.GCNConv(IN, 3), pyg.GCNConv(IN, 3)
+    layer = swapped(one)
+    assert dict(vars(pyg.GCNConv)) == before
+    assert type(one) is type(other) is pyg.GCNConv and type(layer) is not pyg.GCNConv
+    assert isinstance(layer, pyg.GCNConv)
+
+
+def test_copies_and_saved_models_are_served_as_well():
+    layer = swapped(build("GATv2"))
+    inputs, called = arguments("GATv2", edges_of("many edges"), 13)
+    expected = results(layer, inputs, called)
+    assert_same(results(copy.deepcopy(layer), inputs, called), expected)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is type(layer)
+    assert_same(results(loaded, inputs, called), expected)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("GINE", 0), ("Graph", 1)])
+def test_on_small_graphs_layers_that_gather_run_the_code_of_pyg(name, kept, monkeypatch):
+    monkeypatch.undo()
+    layer = swapped(build(name))
+    layer(*arguments(name, edges_of("many edges"), 13)[1])
+    assert len(layer.graphs) == kept
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_what_is_not_covered_runs_the_code_of_pyg():
+    reference = build("GCN plain")
+    layer = swapped(reference)
+    x, edge_index = torch.randn(13, IN, dtype=torch.double), edges_of("many edges")
+    adjacency = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(60).double(), (13, 13)).to_sparse_csr()
+    sorted_edges = EdgeIndex(edge_index, sparse_size=(13, 13)).sort_by("col").values
+    for edges in (adjacency, sorted_edges):
+        torch.testing.assert_close(layer(x, edges), reference(x, edges), **CLOSE)
+    batch = torch.randn(2, 13, IN, dtype=torch.double)
+    torch.testing.assert_close(layer(batch, edge_index), reference(batch, edge_index), **CLOSE)
+    called = []
+    layer.register_message_forward_hook(lambda module, inputs, out: called.append(out.shape))
+    torch.testing.assert_close(layer(x, edge_index), reference(x, edge_index), **CLOSE)
+    assert len(called) == 1
+
+
+def test_attention_weights_are_those_of_pyg_in_its_order():
+    for name in ("GATv2", "Transformer", "GAT with edges"):
+        reference = build(name)
+        layer = swapped(reference)
+        _, called = arguments(name, edges_of("many edges"), 13)
+        for one, other in zip(
+            layer(*called, return_attention_weights=True)[1],
+            reference(*called, return_attention_weights=True)[1],
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_several_sources_have_the_largest_number_its_gradient_is_shared_as_pyg_shares_it(dtype):
+    reference = pyg.SAGEConv(IN, 3, aggr="max").to(dtype)
+    layer = swapped(reference)
+    x = torch.randint(-1, 2, (13, IN), generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    called = (x, edges_of("many edges"))
+    for one, other in zip(results(layer, [x], called), results(reference, [x], called), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_of_gradients_are_refused():
+    layer = swapped(build("GCN plain"))
+    inputs, called = arguments("GCN plain", edges_of("many edges"), 13)
+    (grad,) = torch.autograd.grad(layer(*called).square().sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_a_swapped_layer_compiles_to_the_same():
+    torch._dynamo.reset()
+    layer = swapped(build("GCN plain"))
+    _, called = arguments("GCN plain", edges_of("many edges"), 13)
+    compiled = torch.compile(layer, backend="eager")
+    torch.testing.assert_close(compiled(*called), layer(*called), **CLOSE)
+
+
+class Stack(nn.Module):
+    """Layers drawn at random, one behind the other; values of edges go where a layer takes them."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+        self.layers = nn.ModuleList(CASES[name][0]() for name in names)
+        out = [layer(*arguments(name, edges_of("many edges"), 13)[1]) for name, layer in
+               zip(names, self.layers.double(), strict=True)]  # fmt: skip
+        self.between = nn.ModuleList(nn.Linear(o.shape[1], IN) for o in out)
+
+    def forward(self, x, edge_index, weight, attr):
+        for name, layer, between in zip(self.names, self.layers, self.between, strict=True):
+            kind = CASES[name][1]
+            given = {"weight": (x, edge_index, weight), "attr": (x, edge_index, attr), "x_0": (x, x, edge_index),
+                     "bipartite": ((x, x), edge_index), "signed": (x, edge_index, edge_index.flip(0))}  # fmt: skip
+            x = between(layer(*given.get(kind, (x, edge_index)))).tanh()
+        return x
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_models_are_equal_on_random_graphs(seed):
+    generator = torch.Generator().manual_seed(seed)
+    names = [list(CASES)[at] for at in torch.randint(len(CASES), (4,), generator=generator)]
+    reference = Stack(names).double().eval()
+    layer = swapped(reference)
+    for graph, other in pairwise([*GRAPHS, "many edges"]):
+        for name in (graph, other):
+            nodes, edges = GRAPHS[name]
+            kind = {"dtype": torch.double, "generator": generator}
+            x = torch.randn(nodes, IN, **kind, requires_grad=True)
+            weight = torch.rand(edges, **kind).requires_grad_()
+            attr = torch.randn(edges, zoo_cases.EDGE, **kind, requires_grad=True)
+            called = (x, edges_of(name, seed), weight, attr)
+            assert_same(results(layer, [x, weight, attr], called), results(reference, [x, weight, attr], called))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pyg.models.GCN(IN, 8, 2, 3),
+        lambda: pyg.models.GIN(IN, 8, 2, 3),
+        lambda: pyg.models.GAT(IN, 8, 2, 3, heads=2),
+        lambda: pyg.models.GAT(IN, 8, 2, 3, heads=2, v2=True, jk="cat"),
+        lambda: pyg.models.GraphSAGE(IN, 8, 2, 3),
+        lambda: pyg.models.PNA(IN, 8, 2, 3, aggregators=["mean", "max"], scalers=["identity"], deg=zoo_cases.DEGREES),
+        lambda: pyg.models.LightGCN(13, IN, 2),
+    ],
+)
+def test_models_of_pyg_are_equal_and_train(make):
+    reference = make().double().eval()
+    layer = swapped(reference)
+    edge_index = edges_of("many edges")
+    if isinstance(reference, pyg.models.LightGCN):
+        inputs, called = [], (edge_index,)
+    else:
+        inputs, called = arguments("GCN plain", edge_index, 13)
+    assert_same(results(layer, inputs, called), results(reference, inputs, called))

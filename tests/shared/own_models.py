@@ -1,0 +1,175 @@
+"""Models as a user writes them, for what takes `module:factory`: of PyG, by hand, with mistakes."""
+
+import os
+import time
+
+import torch
+from torch import nn
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
+from torch_geometric.nn.models import GAT, GCN, GIN, PNA, GraphSAGE
+
+
+def gcn(data):
+    return GCN(data.num_features, 8, 2, 3)
+
+
+def gin(data):
+    return GIN(data.num_features, 8, 2, 3)
+
+
+def gat(data):
+    return GAT(data.num_features, 8, 2, 3, heads=2)
+
+
+def gatv2(data):
+    return GAT(data.num_features, 8, 2, 3, heads=2, v2=True)
+
+
+def sage(data):
+    return GraphSAGE(data.num_features, 8, 2, 3)
+
+
+def pna(data):
+    scale = {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"]}
+    return PNA(data.num_features, 8, 2, 3, deg=torch.tensor([0, 1, 4, 2]), **scale)
+
+
+class WithEdges(nn.Module):
+    """Edge features, a norm, dropout in training, two outputs."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.conv = GATConv(features, 8, edge_dim=1)
+        self.norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x, edge_index, edge_weight):
+        h = self.norm(self.conv(x, edge_index, edge_weight.view(-1, 1)).relu())
+        h = nn.functional.dropout(h, 0.5, self.training)
+        return {"classes": self.out(h), "hidden": (h,)}
+
+
+class Bipartite(nn.Module):
+    """Sources and targets each with an encoder of their own; the whole graph goes in."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.source, self.target = nn.Linear(features, 6), nn.Linear(features, 4)
+        self.conv = SAGEConv((6, 4), 3)
+
+    def forward(self, data):
+        return self.conv((self.source(data.x), self.target(data.x)), data.edge_index)
+
+
+class Pooled(nn.Module):
+    """A linear layer, then a mean over the nodes of each graph."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.conv, self.lin = GCNConv(features, 8), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index, batch):
+        return global_mean_pool(self.lin(self.conv(x, edge_index).relu()), batch)
+
+
+class Altered(nn.Module):
+    """`mistake` is what its forward does to a linear layer's output, or besides."""
+
+    def __init__(self, features, mistake):
+        super().__init__()
+        self.lin, self.mistake = nn.Linear(features, 3), mistake
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x, edge_index):
+        return self.mistake(self, x, self.lin(x))
+
+
+def with_edges(data):
+    return WithEdges(data.num_features)
+
+
+def bipartite(data):
+    return Bipartite(data.num_features)
+
+
+def pooled(data):
+    return Pooled(data.num_features)
+
+
+def own_sum(data):
+    """Edges that come twice are counted twice, by `index_add`."""
+
+    class Sum(nn.Module):
+        def forward(self, x, edge_index):
+            return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+    return Sum()
+
+
+def fails(data):
+    raise RuntimeError("no such file")
+
+
+def ends(data):
+    raise SystemExit(3)
+
+
+def exits(data):
+    os._exit(7)
+
+
+def no_module(data):
+    return lambda x: x
+
+
+def hangs(data):
+    def sleep(model, x, y):
+        time.sleep(60)
+        return y
+
+    return Altered(data.num_features, sleep)
+
+
+def always_drops(data):
+    return Altered(data.num_features, lambda model, x, y: nn.functional.dropout(y, 0.5))
+
+
+def counts_its_calls(data):
+    return Altered(data.num_features, lambda model, x, y: y + model.calls.add_(1))
+
+
+def scales_its_weight(data):
+    def scaled(model, x, y):
+        with torch.no_grad():
+            model.lin.weight.mul_(0.9)
+        return y
+
+    return Altered(data.num_features, scaled)
+
+
+def writes_to_x(data):
+    return Altered(data.num_features, lambda model, x, y: y + x.clamp_(max=0.5).sum())
+
+
+def gives_a_number(data):
+    return Altered(data.num_features, lambda model, x, y: (y, 3.0))
+
+
+def gives_nothing(data):
+    return Altered(data.num_features, lambda model, x, y: None)
+
+
+def gives_nan(data):
+    return Altered(data.num_features, lambda model, x, y: y / 0 - y / 0)
+
+
+def wants_more(data):
+    class More(nn.Module):
+        def forward(self, x, edge_index, positions):
+            return x
+
+    return More()
+
+
+def wants_other_sizes(data):
+    return nn.Linear(data.num_features + 1, 3)
