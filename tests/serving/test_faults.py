@@ -6,6 +6,7 @@ import os
 import signal
 import urllib.request
 
+import asyncpg
 import pytest
 from asking import BODIES, MODEL_TYPES, STATES, Connection, Expected, ask, ask_all, served_here, value
 from servers import redis_server, until
@@ -92,19 +93,44 @@ def test_a_deadline_holds_for_what_waits_and_for_a_body_that_never_ends():
             assert status == 504 and problem["detail"] == "there was no answer within 0.5 s"
 
 
-def test_redis_killed_and_back_a_worker_killed_and_a_flood_of_bad_requests_change_no_answer(tmp_path, expected):
-    wanted = [(MODEL_TYPES[n % 3], n * 7 % len(STATES)) for n in range(2000)]
+@pytest.fixture
+def kept(request, tmp_path):
+    """(its URL, the PostgreSQL that it is of or None)"""
+    try:
+        server = request.getfixturevalue("postgres_there")
+    except pytest.skip.Exception:
+        return f"sqlite:///{tmp_path / 'kept.sqlite'}", None
+    return server.url, server
+
+
+async def slow_database(url, until_then):
+    """Hold the table of predictions, so that every insert waits."""
+    connection = await asyncpg.connect(url)
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE predictions IN ACCESS EXCLUSIVE MODE")
+        await until_then()
+    await connection.close()
+
+
+def test_redis_killed_a_database_slow_and_gone_a_worker_killed_and_a_flood_of_bad_requests_change_no_answer(
+    tmp_path, expected, kept
+):
+    wanted = [(MODEL_TYPES[n % 3], n * 7 % len(STATES)) for n in range(2400)]
     found = {}
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(redis_server(tmp_path))
-        options = {"redis": redis.url, "redis_retry_s": 0.1, "database": f"sqlite:///{tmp_path / 'kept.sqlite'}"}
-        url, process = stack.enter_context(started(made(port=0, workers=2, deadline_s=60, **options)))
+        options = {"redis": redis.url, "redis_retry_s": 0.1, "database": kept[0], "deadline_s": 60}
+        url, process = stack.enter_context(started(made(port=0, workers=2, **options)))
         until(lambda: len(workers_of(process)) == 2, 60)
 
         async def clients():
-            for part in range(0, len(wanted), 500):
-                some = await ask_all(url, wanted[part : part + 500], clients=20, tries=200)
+            for part in range(0, len(wanted), 400):
+                some = await ask_all(url, wanted[part : part + 400], clients=20, tries=200)
                 found.update(enumerate(some, start=part))
+
+        async def answered(count):
+            while len(found) < count:
+                await asyncio.sleep(0.02)
 
         async def flood():
             connection = Connection(url)
@@ -117,15 +143,17 @@ def test_redis_killed_and_back_a_worker_killed_and_a_flood_of_bad_requests_chang
                 connection.close()
 
         async def faults():
-            while len(found) < 500:
-                await asyncio.sleep(0.02)
+            await answered(400)
             redis.stop()
-            while len(found) < 1000:
-                await asyncio.sleep(0.02)
+            if kept[1] is not None:
+                await slow_database(kept[0], lambda: answered(800))
+                await asyncio.to_thread(kept[1].stop)
+            await answered(1200)
             os.kill(workers_of(process)[0], signal.SIGKILL)
-            while len(found) < 1500:
-                await asyncio.sleep(0.02)
+            await answered(2000)
             await asyncio.to_thread(redis.start)
+            if kept[1] is not None:
+                await asyncio.to_thread(kept[1].start)
 
         async def body():
             await asyncio.gather(clients(), flood(), faults())
@@ -136,3 +164,4 @@ def test_redis_killed_and_back_a_worker_killed_and_a_flood_of_bad_requests_chang
     assert len(found) == len(wanted) and all(status == 200 for status, _ in found.values())
     assert all(expected.holds(found[number][1], *asked) for number, asked in enumerate(wanted))
     assert value(counted, "predictions_total") >= len(wanted) - 20  # of all workers, the dead one's included
+    assert value(counted, "unrecorded_total") == 0

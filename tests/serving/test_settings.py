@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gnnlab.errors import GnnlabError
-from gnnlab.serving.settings import environment, made
+from gnnlab.serving.settings import PREFIX, Settings, environment, made
 
 
 def test_the_default_is_the_loopback_and_needs_no_server():
@@ -49,6 +51,14 @@ def test_a_wrong_setting_is_named_in_one_line_that_shows_no_secret(given, part):
         made(**given)
     text = str(caught.value)
     assert part in text and "\n" not in text and "secret" not in text and "gnnlab serve --help" in text
+
+
+def test_the_example_of_several_hosts_sets_what_there_is_and_opens_the_loopback_alone():
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples/compose.yaml").read_text(encoding="utf-8"))
+    services = example["services"]
+    names = {name.removeprefix(PREFIX).lower() for name in services["service"]["environment"]}
+    assert names <= set(Settings.model_fields) and services["service"]["deploy"]["replicas"] == 2
+    assert all(port.startswith("127.0.0.1:") for one in services.values() for port in one.get("ports", []))
 
 
 def test_secrets_are_not_shown():
