@@ -11,6 +11,6 @@ def redis_there(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def postgres_there(tmp_path_factory):
-    with postgres_server(tmp_path_factory.mktemp("postgres") / "cluster") as server:
+def postgres_there():
+    with postgres_server() as server:
         yield server

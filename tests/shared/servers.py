@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,11 +68,8 @@ class PostgresServer:
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def create(self):
-        self.folder.mkdir()
         if self.as_user:
             shutil.chown(self.folder, "postgres", "postgres")
-            for parent in self.folder.parents[:3]:  # pytest's own folders are for their owner alone
-                parent.chmod(parent.stat().st_mode | 0o011)
         self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--pgdata", str(self.folder / "data"))
 
     def start(self):
@@ -105,11 +103,12 @@ def redis_server(folder):
 
 
 @contextmanager
-def postgres_server(folder):
-    server = PostgresServer(folder)
-    server.create()
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+def postgres_server():
+    with tempfile.TemporaryDirectory(prefix="gnnlab-") as folder:  # pytest's own are for their owner alone
+        server = PostgresServer(Path(folder))
+        server.create()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
