@@ -41,6 +41,7 @@ class AsyncBatcher:
         self._predict_batch = predict_batch
         self._max_batch, self._max_queue, self._window_s = max_batch, max_queue, window_s
         self._unanswered: set[asyncio.Future] = set()
+        self._running = False
         self._worker: asyncio.Task | None = None
         self._open = False
 
@@ -61,7 +62,7 @@ class AsyncBatcher:
             raise GnnlabError("the batcher runs already; stop it first")
         self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue()
         self._room = asyncio.Semaphore(self._max_queue)
-        self._unanswered = set()
+        self._unanswered, self._running = set(), False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gnnlab-batch")
         self._worker = asyncio.create_task(self._work(), name="gnnlab-batch")
         self._open = True
@@ -83,6 +84,11 @@ class AsyncBatcher:
     def unanswered(self) -> int:
         """How many requests have no answer yet: held up, waiting, or in the batch that runs."""
         return len(self._unanswered)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits and no batch runs, be it one whose callers have all gone."""
+        return not self._unanswered and not self._running
 
     async def predict(self, state: Any) -> Any:
         """The answer to one state, or its error raised.
@@ -134,7 +140,9 @@ class AsyncBatcher:
         if not batch:
             return
         loop = asyncio.get_running_loop()
+        self._running = True
         values = await loop.run_in_executor(self._thread, self._values, [state for state, _ in batch])
+        self._running = False
         for (_, answer), value in zip(batch, values, strict=True):
             _settle(answer, value)
 

@@ -49,7 +49,6 @@ def create(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.state.requests = 0
     problems.install(app)
     if settings.gzip_from is not None:
         app.add_middleware(GZipMiddleware, minimum_size=settings.gzip_from, compresslevel=5)
@@ -112,10 +111,10 @@ def _add_observation(app: FastAPI) -> None:
 
 async def _within_limits(request: Request, settings: Settings, answered: Callable[[], Awaitable[Response]]) -> Response:
     """The answer, if there is room for the request, in time, and as long as the client waits for it."""
-    state, service = request.app.state, request.app.state.service
-    if state.requests >= settings.max_requests:
-        raise _counted(service, service.busy(f"{state.requests} requests are in the service already"))
-    state.requests += 1
+    service: Service = request.app.state.service
+    if service.requests >= settings.max_requests:
+        raise _counted(service, service.busy(f"{service.requests} requests are in the service already"))
+    service.requests += 1
     try:
         async with asyncio.timeout(settings.deadline_s):
             return await answered()
@@ -129,7 +128,7 @@ async def _within_limits(request: Request, settings: Settings, answered: Callabl
         service.metrics.gone.inc()
         return Response(status_code=CLIENT_CLOSED)
     finally:
-        state.requests -= 1
+        service.requests -= 1
 
 
 def _counted(service: Service, problem: Problem) -> Problem:

@@ -33,6 +33,7 @@ from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import State, random_states
 
 log = logging.getLogger("gnnlab.serving")
+ALONE_NODES = 200  # of a network that may be computed in the event loop
 
 
 class Answer(NamedTuple):
@@ -53,6 +54,7 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.ready = False
+        self.requests = 0  # in the service now
         self._shared: SharedCache | None = None
         self._recorder: Recorder | None = None
 
@@ -123,6 +125,8 @@ class Service:
         batcher = self._batchers.get(model_type)
         if batcher is None:
             return self._pass(model_type, states)
+        if await self._alone(batcher, states):
+            return self._pass(model_type, states)
         if batcher.unanswered + len(states) > self.settings.max_waiting:
             raise self.busy(f"{batcher.unanswered} states wait for {model_type} already")
         depth = self.metrics.waiting.labels(model_type)
@@ -133,6 +137,19 @@ class Service:
             return await asyncio.gather(*(_settled(batcher.predict(state)) for state in states))
         finally:
             depth.dec(len(states))
+
+    async def _alone(self, batcher: AsyncBatcher, states: Sequence[State]) -> bool:
+        """Whether this is the one request there is, and so small that the way to a thread and back takes as long as it.
+
+        Those that came together with it have been begun after one turn of the event loop.
+        """
+        if self.requests != 1 or self.settings.batching != "free" or self._shared is not None:
+            return False
+        nodes = states[0].get("nodes") if len(states) == 1 and isinstance(states[0], dict) else None
+        if not isinstance(nodes, list) or len(nodes) > ALONE_NODES:
+            return False
+        await asyncio.sleep(0)
+        return self.requests == 1 and batcher.idle
 
     def busy(self, why: str) -> Problem:
         """What a client gets that should come again later."""

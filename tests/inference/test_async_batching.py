@@ -289,6 +289,24 @@ def test_a_window_that_is_stopped_answers_what_is_in_it():
     assert isinstance(gone, asyncio.CancelledError) and answered == 4
 
 
+def test_it_is_idle_when_nothing_waits_and_nothing_runs_even_for_a_caller_that_has_gone():
+    doubler = Doubler()
+
+    async def body():
+        async with AsyncBatcher(doubler) as batcher:
+            seen = [batcher.idle]
+            first = await held(doubler, batcher)
+            seen.append(batcher.idle)
+            first.cancel()
+            await settled([first])
+            seen += [batcher.unanswered, batcher.idle]
+            doubler.gate.set()
+            await until(lambda: batcher.idle)
+            return seen, await batcher.predict(2)
+
+    assert run(body) == ([True, False, 0, False], 4)
+
+
 @pytest.mark.parametrize("sizes", [{"max_batch": 0}, {"max_queue": 0}, {"max_batch": 1.5}, {"max_queue": True}])
 def test_sizes_that_are_none_are_refused(sizes):
     with pytest.raises(GnnlabError, match="must be an integer of 1 or more"):

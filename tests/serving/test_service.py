@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from asking import STATES, Expected
-from edge_states import S2_STATE
+from edge_states import S2_STATE, random_state
 
 from gnnlab.errors import GnnlabError
 from gnnlab.serving.problems import Problem
@@ -81,6 +81,41 @@ def test_the_same_state_asked_at_once_is_computed_once():
 
     networks, (first, *others, again) = served(body)
     assert networks == [1, 1] and len(set(others)) == 1 and first == again
+
+
+@pytest.mark.parametrize(
+    ("requests", "states", "here"),
+    [(1, STATES[:1], True), (2, STATES[:1], False), (1, STATES[:2], False), (1, [random_state(201, 0)], False)],
+)
+def test_a_lone_small_request_is_computed_in_the_event_loop_and_no_other(requests, states, here):
+    async def body(service):
+        threads = []
+        original = service._pass
+        service._pass = lambda *asked: threads.append(threading.current_thread()) or original(*asked)
+        service.requests = requests
+        assert len(await service.answer("hybrid", states)) == len(states)
+        return [thread is threading.current_thread() for thread in threads]
+
+    assert served(body) == [here]
+
+
+def test_requests_that_come_together_make_a_batch():
+    async def one(service, state):
+        service.requests += 1
+        try:
+            return await service.answer("ppo", [state])
+        finally:
+            service.requests -= 1
+
+    async def body(service):
+        sizes = []
+        original = service._pass
+        service._pass = lambda kind, states: sizes.append(len(states)) or original(kind, states)
+        await asyncio.gather(*(one(service, state) for state in STATES[:20]))
+        return sizes
+
+    sizes = served(body)
+    assert sum(sizes) == 20 and len(sizes) <= 3
 
 
 def test_more_than_may_wait_is_refused_and_leaves_room_again():
