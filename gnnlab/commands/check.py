@@ -19,8 +19,8 @@ from gnnlab.lab.claims import TOLERANCE, Claim, Rule, Verdict, verdict
 from gnnlab.lab.table import Origin, estimate_text, number
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import claim_file
-from gnnlab.rewrite.claim_file import Measured
-from gnnlab.rewrite.claim_words import Part, read_claim
+from gnnlab.rewrite.claim_file import CheckedClaim
+from gnnlab.rewrite.claim_words import ClaimPart, read_claim
 
 OK, REFUTED, INCONCLUSIVE = 0, 1, 3
 
@@ -56,7 +56,7 @@ def exit_code(verdicts: list[Verdict]) -> int:
 # ---- what is shown --------------------------------------------------------------------------------------------------
 
 
-def as_json(path: Path, parts: list[Part], found: Measured) -> dict[str, Any]:
+def as_json(path: Path, parts: list[ClaimPart], found: CheckedClaim) -> dict[str, Any]:
     """The whole result, for JSON: each part with its interval and verdict, the times, the conditions."""
     rows = []
     for part in parts:
@@ -103,7 +103,7 @@ def _sentence(report: dict[str, Any]) -> str:
     return f"**{report['file']}**: {said}"
 
 
-def _figure(report: dict[str, Any], parts: list[Part], found: Measured) -> Figure:
+def _figure(report: dict[str, Any], parts: list[ClaimPart], found: CheckedClaim) -> Figure:
     """The speed in each process and of all together, with the claimed ranges."""
     rows = [{"process": f"process {i + 1}", **each} for i, each in enumerate(report["processes"])]
     frame = pd.DataFrame([*rows, {"process": "all", **_numbers(found.speed)}]).assign(origin=Origin.MEASURED)
@@ -116,7 +116,7 @@ def _figure(report: dict[str, Any], parts: list[Part], found: Measured) -> Figur
     return fig
 
 
-def _claim(part: Part) -> Claim:
+def _claim(part: ClaimPart) -> Claim:
     metric = "memory_ratio" if part.memory else "ratio"
     fields = {"id": part.text, "notebook": "09", "statement": part.text, "of": Rule(study="check"), "source": "file"}
     return Claim(**fields, metric=metric, claimed=part.claimed, margin=part.margin)

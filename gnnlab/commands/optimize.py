@@ -15,7 +15,7 @@ from rich.table import Table
 from gnnlab.commands import tables
 from gnnlab.lab.table import duration, estimate_text
 from gnnlab.rewrite import written
-from gnnlab.rewrite.optimize import Report, Tried, optimize
+from gnnlab.rewrite.optimize import Optimized, Tried, optimize
 from gnnlab.rewrite.proof import ALLOWED
 
 
@@ -39,7 +39,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     return 0
 
 
-def table(report: Report) -> Table:
+def table(report: Optimized) -> Table:
     """A line for each step."""
     facts = report.facts
     what = "forward and backward" if report.train else "forward"
@@ -63,7 +63,7 @@ def _cells(tried: Tried) -> tuple[str, ...]:
     )
 
 
-def sentences(report: Report) -> list[str]:
+def sentences(report: Optimized) -> list[str]:
     """What was found, for a reader."""
     lines = [f"Found, and yours to change: {sentence}" for sentence in report.facts["told"]]
     if not report.plan:
@@ -83,6 +83,6 @@ def sentences(report: Report) -> list[str]:
     return lines
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: Optimized) -> dict[str, Any]:
     """The report as plain values."""
     return asdict(report)

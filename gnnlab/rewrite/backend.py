@@ -28,7 +28,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.fx import GraphModule
 
 from gnnlab.errors import GnnlabError
-from gnnlab.rewrite.traced_edges import Change, SortedEdges
+from gnnlab.rewrite.traced_edges import SortedEdges, TracedChange
 from gnnlab.rewrite.traced_structure import copy_returned, free_constants, gather_first, share_sizes, split
 
 THEN = ("eager", "inductor")
@@ -37,18 +37,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Report:
+class Rewritten:
     """What became of a model: its changes, and its graphs behind them as Python, backward passes apart."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[TracedChange] = field(default_factory=list)
     graphs: list[str] = field(default_factory=list)
 
     @property
-    def replaced(self) -> list[Change]:
+    def replaced(self) -> list[TracedChange]:
         return [change for change in self.changes if change.now]
 
     @property
-    def kept(self) -> list[Change]:
+    def kept(self) -> list[TracedChange]:
         return [change for change in self.changes if not change.now]
 
     def __str__(self) -> str:
@@ -62,10 +62,10 @@ def backend(module: GraphModule, inputs: list[Any], options: dict[str, Any] | No
     Raises:
         GnnlabError: another option, or another value.
     """
-    return _compiled(module, inputs, _then(options), Report())
+    return _compiled(module, inputs, _then(options), Rewritten())
 
 
-def explain(model: nn.Module, *inputs: Any, then: str = "eager", **named: Any) -> Report:
+def explain(model: nn.Module, *inputs: Any, then: str = "eager", **named: Any) -> Rewritten:
     """What the backend makes of `model(*inputs, **named)`; gradients count where they are enabled and wanted.
 
     The model runs once, in the mode that it is in. `print(report)` says what was replaced; `report.graphs` show it.
@@ -73,7 +73,7 @@ def explain(model: nn.Module, *inputs: Any, then: str = "eager", **named: Any) -
     Raises:
         GnnlabError: `then` is not known.
     """
-    report, then = Report(), _then({"then": then})
+    report, then = Rewritten(), _then({"then": then})
     with tracing_self_loops():
         torch.compile(_Called(model), backend=lambda gm, given: _compiled(gm, given, then, report))(*inputs, **named)
     return report
@@ -107,7 +107,7 @@ def _then(options: dict[str, Any] | None) -> str:
     return then
 
 
-def _compiled(module: GraphModule, inputs: list[Any], then: str, report: Report) -> Callable:
+def _compiled(module: GraphModule, inputs: list[Any], then: str, report: Rewritten) -> Callable:
     def partition(joint: GraphModule, given: Any, *, num_fwd_outputs: int, **kept: Any) -> tuple:
         _rewrite(joint, num_fwd_outputs, then, report)
         return default_partition(joint, given, num_fwd_outputs=num_fwd_outputs, **kept)
@@ -126,7 +126,7 @@ def _compiled(module: GraphModule, inputs: list[Any], then: str, report: Report)
     return compiler(module, inputs)
 
 
-def _rewrite(module: GraphModule, outputs: int | None, then: str, report: Report) -> None:
+def _rewrite(module: GraphModule, outputs: int | None, then: str, report: Rewritten) -> None:
     """Rewrite the sums of a graph in place; the first `outputs` of its results, or all, belong to the caller."""
     given, graph = module.graph, fx_graph_cse(module.graph)
     free_constants(graph)
@@ -145,7 +145,7 @@ def _rewrite(module: GraphModule, outputs: int | None, then: str, report: Report
     module.graph = graph
 
 
-def _finished(module: GraphModule, then: str, report: Report) -> Callable:
+def _finished(module: GraphModule, then: str, report: Rewritten) -> Callable:
     report.graphs.append(module.print_readable(print_output=False))
     return _Inductor(module) if then == "inductor" else module.forward
 

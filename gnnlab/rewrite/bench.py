@@ -27,7 +27,7 @@ from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.parity import relative_error
 from gnnlab.profiling.races import race_forms
 from gnnlab.rewrite import proof, steps, subject
-from gnnlab.rewrite.subject import Subject
+from gnnlab.rewrite.subject import UserModel
 
 YOURS = "yours"
 # beyond its limit of versions torch.compile goes on without compiling, in silence; here several forms share one code
@@ -122,7 +122,7 @@ def name_of(plan: Sequence[str]) -> str:
 
 
 @cache
-def _subject(spec: str, graph: str, train: bool) -> Subject:
+def _subject(spec: str, graph: str, train: bool) -> UserModel:
     return subject.load(spec, graph, train)
 
 
@@ -136,7 +136,7 @@ def _form(spec: str, graph: str, train: bool, plan: tuple[str, ...]) -> nn.Modul
     return steps.apply(plan, model, seen.batch)
 
 
-def _step(model: nn.Module, seen: Subject) -> Any:
+def _step(model: nn.Module, seen: UserModel) -> Any:
     """A forward pass, in training with the backward pass."""
     output = call(model, seen.batch)
     if seen.train:
@@ -148,9 +148,10 @@ def _outputs(output: Any) -> list[torch.Tensor]:
     return [tensor.float() for tensor in tensors_in(output)]
 
 
-def _share(seen: Subject, paths: Sequence[str] | None) -> float | None:
-    """The share of a forward pass that is spent in the modules of these paths; None for the whole model."""
-    if not paths:
+def _share(seen: UserModel, paths: Sequence[str] | None) -> float | None:
+    """The share of a forward pass that is spent in the modules of these paths; None for the whole model, and
+    in training, where hooks do not see the backward pass."""
+    if not paths or seen.train:
         return None
     spent: list[float] = []
 

@@ -51,7 +51,7 @@ class ClaimFile:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CheckedClaim:
     """What several processes found of one file.
 
     `claim` is what the file claims. `speed` is the time of `before` over that of `after`; `memory` the same of the
@@ -121,7 +121,7 @@ def measure(
     processes: int = 5,
     budget_s: float = 2.0,
     say: Callable[[str], None] = lambda line: None,
-) -> Measured:
+) -> CheckedClaim:
     """Race the forms of a file in so many fresh processes, `budget_s` seconds of sampling each; `say` hears of each.
 
     Raises:
@@ -138,7 +138,7 @@ def measure(
         found.append(answer.value)
         say(f"process {number + 1} of {processes}: {_speed(found[-1]).value:.3g}x")
     speeds = tuple(map(_speed, found))
-    return Measured(
+    return CheckedClaim(
         claim=found[0]["claim"],
         speed=estimates.pooled(speeds, log=True),
         memory=_memory(found) if found[0]["held_mib"] else None,

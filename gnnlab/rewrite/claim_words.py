@@ -25,7 +25,7 @@ _SPEEDS_UP = ("faster", "speed", "speedup", "more throughput")  # of which a per
 
 
 @dataclass(frozen=True)
-class Part:
+class ClaimPart:
     """One part of a claim: `claimed` is the range of the ratio before over after, of memory or of time.
 
     `claimed` is None where a gain is claimed without a number; `margin` is how far from it still is no difference,
@@ -39,7 +39,7 @@ class Part:
     margin: float | None = None
 
 
-def read_claim(words: str) -> list[Part]:
+def read_claim(words: str) -> list[ClaimPart]:
     """What a claim says, part by part; parts are separated by commas or "and".
 
     A percentage is of the time or memory saved ("10 %" is 1 / 0.9 times as fast) unless it says faster or more
@@ -54,12 +54,12 @@ def read_claim(words: str) -> list[Part]:
     return [_part(part, words) for part in parts]
 
 
-def _part(text: str, words: str) -> Part:
+def _part(text: str, words: str) -> ClaimPart:
     if text in ("faster", "less memory"):
-        return Part(text, text != "faster", None, "some gain, of any size")
+        return ClaimPart(text, text != "faster", None, "some gain, of any size")
     if same := re.fullmatch(_SAME, text):
         margin = float(same["margin"]) / 100 if same["margin"] else SAME
-        return Part(text, same["what"] == "memory", (1.0, 1.0), f"no change beyond {100 * margin:g} %", margin)
+        return ClaimPart(text, same["what"] == "memory", (1.0, 1.0), f"no change beyond {100 * margin:g} %", margin)
     memory = re.fullmatch(_AMOUNT + _MEMORY, text)
     found = memory or re.fullmatch(_AMOUNT + _SPEED, text)
     if not found or not (effects := _effects(found, None if memory else found["how"])):
@@ -68,7 +68,7 @@ def _part(text: str, words: str) -> Part:
     what, least = "memory" if memory else "time", found["least"] is not None
     size = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     reading = f"{what} before over {what} after is {'at least ' * least}{size}"
-    return Part(text, bool(memory), (low, math.inf if least else high), reading)
+    return ClaimPart(text, bool(memory), (low, math.inf if least else high), reading)
 
 
 def _effects(found: re.Match[str], how: str | None) -> tuple[float, float] | None:

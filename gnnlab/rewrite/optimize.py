@@ -65,7 +65,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Report:
+class Optimized:
     """`ms`: medians of a call of yours and of the fast model. `held`, `skipped`, `refused`: graphs of the proof."""
 
     spec: str
@@ -94,7 +94,7 @@ def optimize(
     processes: int = 3,
     only: Sequence[str] | None = None,
     tell: Tell = lambda line: None,
-) -> Report:
+) -> Optimized:
     """Try every step, or those named in `only`, on the model of `module:factory` on a graph; `tell` gets progress.
     Trying and measuring take about `budget_s` seconds; the start of processes and the first look at
     the model are not counted.
@@ -174,7 +174,7 @@ class _Search:
     first: dict[str, np.ndarray] = field(default_factory=dict)  # times in the process of the trial
     raced: list[dict[str, np.ndarray]] = field(default_factory=list)  # times, one a process
 
-    def run(self) -> Report:
+    def run(self) -> Optimized:
         start = time.monotonic()
         facts = self.bench.examine()
         self.try_each()
@@ -265,13 +265,13 @@ class _Search:
         fastest = sorted(gains, key=lambda plan: gains[plan].value, reverse=True)
         return next(filter(needs_all, fastest), ())
 
-    def report(self, facts: dict[str, Any], plan: Plan, seconds: float) -> Report:
+    def report(self, facts: dict[str, Any], plan: Plan, seconds: float) -> Optimized:
         proof = self.proofs.get(plan, {})
         name = name_of(plan)
         times = {YOURS: [t[YOURS] for t in self.raced], "fast": [t[name] for t in self.raced if name in t]}
         ms = {key: float(np.median(np.concatenate(found))) for key, found in times.items() if found}
         tried = tuple(self.outcome(step, plan) for step in self.found)
-        return Report(
+        return Optimized(
             **self.bench.of,
             plan=(*plan, GUARD) if proof.get("wrong") else plan,
             gain=self.gain(name) if plan else None,

@@ -35,7 +35,7 @@ POINTWISE = {  # and not tagged as such
 REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default)
 
 
-class Gather(NamedTuple):
+class GatherNode(NamedTuple):
     """x[index], rows of `x` by a list of nodes (E)."""
 
     x: Node
@@ -54,7 +54,7 @@ class Scatter(NamedTuple):
 class Product(NamedTuple):
     """A gather times weights that are alike along all or all but the first dimension of a row; `heads` 1 or more."""
 
-    gather: Gather
+    gather: GatherNode
     weights: tuple[tuple[Node, bool], ...]  # node, divides
     heads: int | torch.SymInt
 
@@ -113,7 +113,7 @@ def _single(node: Node) -> bool:
     return all(same_size(size, 1) for size in value(node).shape[1:])
 
 
-def gather_of(node: Node) -> Gather | None:
+def gather_of(node: Node) -> GatherNode | None:
     """The gather that a node is."""
     node = strip(node)
     if node.op != "call_function":
@@ -130,10 +130,10 @@ def gather_of(node: Node) -> Gather | None:
     return None
 
 
-def _gather(x: Node, index: Node | None) -> Gather | None:
+def _gather(x: Node, index: Node | None) -> GatherNode | None:
     if index is None or value(index).dim() != 1 or value(index).dtype not in INDEX_TYPES or value(x).dim() == 0:
         return None
-    return Gather(x, strip(index))
+    return GatherNode(x, strip(index))
 
 
 def _first(dim: int, node: Node) -> bool:
@@ -203,7 +203,7 @@ def _factors(node: Node, divides: bool) -> Iterator[tuple[Node, bool]]:
         yield node, divides
 
 
-def _whole(factor: Node, product: Node) -> tuple[Gather, Node] | None:
+def _whole(factor: Node, product: Node) -> tuple[GatherNode, Node] | None:
     found = gather_of(factor)
     fits = found is not None and same_sizes(value(factor).shape, value(product).shape)
     return (found, factor) if fits and value(factor).dtype == value(product).dtype else None
@@ -224,7 +224,7 @@ def _heads(weights: tuple[tuple[Node, bool], ...], product: Node) -> int | torch
     return heads
 
 
-def dot_of(node: Node) -> tuple[Gather, Gather] | None:
+def dot_of(node: Node) -> tuple[GatherNode, GatherNode] | None:
     """The two gathers whose rows' scalar products a node is."""
     if node.target != aten.sum.dim_IntList or not is_tensor(node.args[0]):
         return None

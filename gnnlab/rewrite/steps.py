@@ -1,4 +1,4 @@
-"""What can make a user's model faster, one `Step` each: does it apply, what it changes, how to apply it.
+"""What can make a user's model faster, one `RewriteStep` each: does it apply, what it changes, how to apply it.
 
     found = STEPS["fast layers"].look(model, batch)      # applies or not, and why
     model = fast_layers(model, batch)                    # a new model, or the same one changed
@@ -30,7 +30,7 @@ from gnnlab.workloads import models
 
 
 @dataclass(frozen=True)
-class Found:
+class Applicability:
     """Does a step apply to a model, and why or why not. `modules`: paths of those that it touches, None for all."""
 
     applies: bool
@@ -38,12 +38,12 @@ class Found:
     modules: tuple[str, ...] | None = None
 
 
-Look = Callable[[nn.Module, Any], Found]
+Look = Callable[[nn.Module, Any], Applicability]
 Apply = Callable[[nn.Module, Any], nn.Module]
 
 
 @dataclass(frozen=True)
-class Step:
+class RewriteStep:
     """`apart`: kinds of steps that it does not go with. `code`: how the written module calls it. `slow`: it is made
     anew for a new size, so that the proof asks it on fewer graphs."""
 
@@ -144,42 +144,44 @@ def int8_weights(model: nn.Module, batch: Any) -> nn.Module:
 
 
 def _always(why: str) -> Look:
-    return lambda model, batch: Found(True, why)
+    return lambda model, batch: Applicability(True, why)
 
 
-def _look_constant(model: nn.Module, batch: Any) -> Found:
+def _look_constant(model: nn.Module, batch: Any) -> Applicability:
     if any(True for _ in tensors_in(batch)):
-        return Found(False, "tensors go in")
-    return Found(True, "no tensor goes in: in eval the output follows from the weights")
+        return Applicability(False, "tensors go in")
+    return Applicability(True, "no tensor goes in: in eval the output follows from the weights")
 
 
-def _look_mean(model: nn.Module, batch: Any) -> Found:
+def _look_mean(model: nn.Module, batch: Any) -> Applicability:
     try:
         found = pooling.places(model, batch)
     except GnnlabError as error:
-        return Found(False, str(error))
+        return Applicability(False, str(error))
     if not found:
-        return Found(False, "no linear layer is followed by nothing but a mean over nodes")
-    return Found(True, f"a mean over nodes follows {', '.join(found)}", found)
+        return Applicability(False, "no linear layer is followed by nothing but a mean over nodes")
+    return Applicability(True, f"a mean over nodes follows {', '.join(found)}", found)
 
 
-def _look_sparse(model: nn.Module, batch: Any) -> Found:
+def _look_sparse(model: nn.Module, batch: Any) -> Applicability:
     try:
         found = sparse.places(model, batch)
     except GnnlabError as error:
-        return Found(False, str(error))
-    return Found(True, f"{', '.join(found)}: {min(found.values()):.1%} of the input is not zero", tuple(found))
+        return Applicability(False, str(error))
+    return Applicability(True, f"{', '.join(found)}: {min(found.values()):.1%} of the input is not zero", tuple(found))
 
 
-def _look_layers(model: nn.Module, batch: Any) -> Found:
+def _look_layers(model: nn.Module, batch: Any) -> Applicability:
     try:
         report = swap(model)
     except GnnlabError as error:
-        return Found(False, str(error))
+        return Applicability(False, str(error))
     if not report.replaced:
-        return Found(False, "; ".join(f"{kind}: {why}" for _, kind, why in report.kept) or "it has no layers of PyG")
+        return Applicability(
+            False, "; ".join(f"{kind}: {why}" for _, kind, why in report.kept) or "it has no layers of PyG"
+        )
     kept = f"; not {_named(report.kept)}" if report.kept else ""
-    return Found(True, f"{_named(report.replaced)}{kept}", tuple(path for path, *_ in report.replaced))
+    return Applicability(True, f"{_named(report.replaced)}{kept}", tuple(path for path, *_ in report.replaced))
 
 
 def _named(layers: Sequence[tuple[str, ...]]) -> str:
@@ -189,18 +191,18 @@ def _named(layers: Sequence[tuple[str, ...]]) -> str:
 
 
 def _look_installed(package: str) -> Look:
-    def look(model: nn.Module, batch: Any) -> Found:
+    def look(model: nn.Module, batch: Any) -> Applicability:
         version = machine.version(package)
-        return Found(version is not None, f"{package} {version}" if version else f"{package} is not installed")
+        return Applicability(version is not None, f"{package} {version}" if version else f"{package} is not installed")
 
     return look
 
 
-def _look_int8(model: nn.Module, batch: Any) -> Found:
+def _look_int8(model: nn.Module, batch: Any) -> Applicability:
     paths = tuple(path for path, layer in model.named_modules() if type(layer) is nn.Linear)
     if not paths:
-        return Found(False, "it has no nn.Linear; PyG's own linear layers are none")
-    return Found(True, f"{len(paths)} nn.Linear", paths)
+        return Applicability(False, "it has no nn.Linear; PyG's own linear layers are none")
+    return Applicability(True, f"{len(paths)} nn.Linear", paths)
 
 
 # ---- the registry ---------------------------------------------------------------------------------------------------
@@ -216,12 +218,12 @@ def _thread_counts() -> list[int]:
     return counts if counts[-1] == most else [*counts, most]
 
 
-def _threads_step(count: int) -> Step:
-    def look(model: nn.Module, batch: Any) -> Found:
+def _threads_step(count: int) -> RewriteStep:
+    def look(model: nn.Module, batch: Any) -> Applicability:
         now = torch.get_num_threads()
-        return Found(count != now, f"torch has {now}" if count != now else "torch has as many already")
+        return Applicability(count != now, f"torch has {now}" if count != now else "torch has as many already")
 
-    return Step(
+    return RewriteStep(
         f"{count} thread{'s' * (count > 1)}",
         f"runs each call on {count} of the machine's cores",
         look,
@@ -234,7 +236,7 @@ def _threads_step(count: int) -> Step:
 
 
 _ALL = (
-    Step(
+    RewriteStep(
         "constant output",
         "keeps an output that no input changes",
         _look_constant,
@@ -244,7 +246,7 @@ _ALL = (
         frozenset({"rewrite", "layers", "engine", "mode", "condition"}),
         training=False,
     ),
-    Step(
+    RewriteStep(
         "mean before linear",
         "pools before a linear layer in place of after it",
         _look_mean,
@@ -252,7 +254,7 @@ _ALL = (
         "steps.mean_first(model, batch)",
         "rewrite",
     ),
-    Step(
+    RewriteStep(
         "sparse inputs",
         "leaves out the zeros of an input that comes again",
         _look_sparse,
@@ -260,7 +262,7 @@ _ALL = (
         "steps.sparse_inputs(model, batch)",
         "rewrite",
     ),
-    Step(
+    RewriteStep(
         "fast layers",
         "sums over neighbours without a row an edge",
         _look_layers,
@@ -268,7 +270,7 @@ _ALL = (
         "steps.fast_layers(model, batch)",
         "layers",
     ),
-    Step(
+    RewriteStep(
         "inference mode",
         "records nothing for gradients",
         _always("eval mode, torch.no_grad"),
@@ -278,7 +280,7 @@ _ALL = (
         training=False,
     ),
     *map(_threads_step, _thread_counts()),
-    Step(
+    RewriteStep(
         "OpenVINO",
         "runs the whole model in OpenVINO",
         _look_installed("openvino"),
@@ -288,7 +290,7 @@ _ALL = (
         _ALONE | {"mode"},
         training=False,
     ),
-    Step(
+    RewriteStep(
         "ONNX Runtime",
         "runs the whole model in ONNX Runtime",
         _look_installed("onnxruntime"),
@@ -298,7 +300,7 @@ _ALL = (
         _ALONE | {"mode"},
         training=False,
     ),
-    Step(
+    RewriteStep(
         "medium products",
         "lets torch compute float32 products in bfloat16",
         _always("a setting of torch"),
@@ -307,7 +309,7 @@ _ALL = (
         "precision",
         exact=False,
     ),
-    Step(
+    RewriteStep(
         "bfloat16",
         "products and sums in bfloat16",
         _always("torch.autocast"),
@@ -316,7 +318,7 @@ _ALL = (
         "precision",
         exact=False,
     ),
-    Step(
+    RewriteStep(
         "int8",
         "linear layers in int8",
         _look_int8,
@@ -326,7 +328,7 @@ _ALL = (
         training=False,
         exact=False,
     ),
-    Step(
+    RewriteStep(
         "torch.compile, gnnlab",
         "makes sums of gathers and scatters",
         _always("gathers and scatters of the traced graph become sums"),
@@ -336,7 +338,7 @@ _ALL = (
         _ALONE,
         slow=True,
     ),
-    Step(
+    RewriteStep(
         "torch.compile, gnnlab, Inductor",
         "makes sums of gathers and scatters and fuses the rest",
         _always("the same, and the rest goes to Inductor"),
@@ -346,7 +348,7 @@ _ALL = (
         _ALONE,
         slow=True,
     ),
-    Step(
+    RewriteStep(
         "torch.compile",
         "fuses operators by Inductor",
         _always("its default backend"),
@@ -356,16 +358,16 @@ _ALL = (
         _ALONE,
         slow=True,
     ),
-    Step(
+    RewriteStep(
         GUARD,
         "refuses tensors of other shapes, on which the form is wrong",
-        lambda model, batch: Found(False, "it guards other steps"),
+        lambda model, batch: Applicability(False, "it guards other steps"),
         this_size_only,
         "steps.this_size_only(model, batch)",
         "guard",
     ),
 )
-STEPS: Mapping[str, Step] = {step.name: step for step in _ALL}
+STEPS: Mapping[str, RewriteStep] = {step.name: step for step in _ALL}
 _KINDS = ("constant", "rewrite", "layers", "engine", "mode", "condition", "precision", "guard")  # as they are applied
 
 

@@ -1,4 +1,4 @@
-"""PyG's functions of a graph's structure, for edges that are sorted: computed once a graph and kept with it.
+"""PyG's functions for edges that are sorted: what depends on the graph alone is computed once and kept with it.
 
     code = rebound(GCNConv.forward)     # the same code; where it says `gcn_norm` it finds the one that keeps
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch_geometric import utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from gnnlab.kernels.attention import segment_softmax
 from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.rewrite.edges import Edges, edges_of
-from gnnlab.rewrite.softmax import softmax
+from gnnlab.rewrite.edges import Edges, edges_of, segment_of
 
 
 def keeping(function: Callable) -> Callable:
@@ -44,6 +44,16 @@ def keeping(function: Callable) -> Callable:
 
 def _edges(graph: Neighbours, result: tuple[Tensor, Tensor | None]) -> Edges:
     return Edges.of(Neighbours.prepare(result[0], graph.num_nodes, num_sources=graph.num_sources))
+
+
+def softmax(
+    src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
+) -> Tensor:
+    """As `torch_geometric.utils.softmax`; `src` (E,) or (E, H) with the targets of sorted edges takes the fast way."""
+    edges = None if index is None else segment_of(index)
+    if edges is None or dim != 0 or src.dim() not in (1, 2):
+        return utils.softmax(src, index, ptr, num_nodes, dim)
+    return segment_softmax(src, edges.neighbours)
 
 
 REPLACED = {

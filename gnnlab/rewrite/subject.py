@@ -22,7 +22,7 @@ RANDOM = 1e-3  # relative; threads that add in another order differ by less
 
 
 @dataclass(frozen=True)
-class Subject:
+class UserModel:
     """A model of the user's, on a graph. With `train` it is in training mode with every dropout rate at 0, so that two
     passes can be compared; else it is in eval mode."""
 
@@ -38,7 +38,7 @@ class Subject:
         return any(getattr(module, "cached", False) is True for module in self.model.modules())
 
 
-def load(spec: str, graph: str, train: bool) -> Subject:
+def load(spec: str, graph: str, train: bool) -> UserModel:
     """The subject of `module:factory` on a graph that `workloads.graphs` takes.
 
     Raises:
@@ -53,7 +53,7 @@ def load(spec: str, graph: str, train: bool) -> Subject:
     made = models.build(spec, graph)
     context = ProfilingContext(made.model.train(train), disable_dropout=train, eval_mode=not train)
     context.__enter__()  # for good as well
-    return Subject(spec, made.graph, made.model, made.batch, train)
+    return UserModel(spec, made.graph, made.model, made.batch, train)
 
 
 def _kept(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -63,7 +63,7 @@ def _kept(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = 
     return input
 
 
-def check(subject: Subject) -> None:
+def check(subject: UserModel) -> None:
     """Can the model be measured and compared? Raises `GnnlabError`: its output is no tensor or not finite, it is random
     in eval mode (to be trained, also beyond dropout), it changes its weights or inputs in eval mode."""
     tensors = _state(subject)
@@ -78,7 +78,7 @@ def check(subject: Subject) -> None:
             _not_random(subject, first, call(subject.model, subject.batch))
 
 
-def _not_random(subject: Subject, first: Any, second: Any) -> None:
+def _not_random(subject: UserModel, first: Any, second: Any) -> None:
     if (apart := relative_error(first, second)) > RANDOM:
         mode = "training mode, with dropout at 0" if subject.model.training else "eval mode"
         raise GnnlabError(
@@ -87,14 +87,14 @@ def _not_random(subject: Subject, first: Any, second: Any) -> None:
         )
 
 
-def _state(subject: Subject) -> dict[str, Tensor]:
+def _state(subject: UserModel) -> dict[str, Tensor]:
     held = dict(subject.model.named_parameters()) | dict(subject.model.named_buffers())
     fields = subject.batch if isinstance(subject.batch, Mapping) else subject.data.to_dict()
     inputs = {f"its argument {name}": value for name, value in fields.items() if isinstance(value, Tensor)}
     return {f"its weight {name}": value for name, value in held.items()} | inputs
 
 
-def _unchanged(subject: Subject, before: Mapping[str, tuple[int, Tensor]]) -> None:
+def _unchanged(subject: UserModel, before: Mapping[str, tuple[int, Tensor]]) -> None:
     """A write that leaves the same numbers counts, too: the forward before this one has changed them."""
     now = _state(subject)
     for name, (version, value) in before.items():

@@ -25,7 +25,7 @@ from torch.fx.node import map_arg
 import gnnlab.rewrite.operators  # noqa: F401  (defines torch.ops.gnnlab)
 from gnnlab.rewrite import patterns
 from gnnlab.rewrite.patterns import Product, Scatter, dot_of, gather_of, product_of, rows_of, strip, value
-from gnnlab.rewrite.traced_softmax import Softmax, gradients_of, softmaxes_of
+from gnnlab.rewrite.traced_softmax import SoftmaxNode, gradients_of, softmaxes_of
 from gnnlab.rewrite.traced_structure import structure_of
 
 aten, ours = torch.ops.aten, torch.ops.gnnlab
@@ -34,7 +34,7 @@ NARROW = 32  # numbers a row that are sorted at every call rather than summed in
 
 
 @dataclass(frozen=True)
-class Change:
+class TracedChange:
     """One operator of a graph: what it is now, or why it stayed."""
 
     where: str  # operator, and the line of the model that called it
@@ -63,7 +63,7 @@ class SortedEdges:
 
     def __init__(self, graph: Graph, fused: bool = False) -> None:
         self.graph, self.fused = graph, fused
-        self.changes: list[Change] = []
+        self.changes: list[TracedChange] = []
         self.structure = structure_of(graph)
         self._sets: dict[Node, EdgeSet] = {}  # by list of nodes
         self._known: dict[tuple, Node] = {}  # structure that was made here
@@ -87,7 +87,7 @@ class SortedEdges:
     def _replacement(self, node: Node) -> Node | None:
         if node.target in patterns.SCATTERS:
             new, why = self._scattered(node)
-            self.changes.append(Change(_where(node), _name(new) if new else "", why))
+            self.changes.append(TracedChange(_where(node), _name(new) if new else "", why))
             return new
         if node.target == aten.sum.dim_IntList and self._sums_edges(node):
             terms = self._sorted(node.args[0], self._set_of(node.args[0]))
@@ -217,7 +217,7 @@ class SortedEdges:
         if found.index is not edges.key:
             return self._emit(aten.index_select.default, node, 0, edges.order)
         segments = edges.rowptr, self._nodes(found.index, edges)
-        if isinstance(found, Softmax):
+        if isinstance(found, SoftmaxNode):
             return self._emit(ours.segment_softmax.default, self._sorted(found.scores, edges), *segments)
         grad, weight = self._sorted(found.grad, edges), self._sorted(found.weight, edges)
         return self._emit(ours.segment_softmax_backward.default, grad, weight, *segments)

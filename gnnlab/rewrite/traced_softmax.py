@@ -1,4 +1,4 @@
-"""Softmax over the edges of each node, found in a functional ATen graph: forward, and what autograd makes of it.
+"""SoftmaxNode over the edges of each node, found in a functional ATen graph: forward, and what autograd makes of it.
 
 weight = exp(s - max[i]) / (sum[i] + eps)        where max and sum are scattered over the edges of i
 grad_s = weight * (grad - sum_i(grad * weight))  which autograd writes with three divisions
@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from gnnlab.rewrite.patterns import Gather, gather_of, is_tensor, is_zero, scatter_of, strip
+from gnnlab.rewrite.patterns import GatherNode, gather_of, is_tensor, is_zero, scatter_of, strip
 
 aten = torch.ops.aten
 
 
-class Softmax(NamedTuple):
+class SoftmaxNode(NamedTuple):
     """The softmax of `scores` (E, ...) over the edges that end at the same node of `index` (E)."""
 
     scores: Node
@@ -33,14 +33,14 @@ class SoftmaxGradient(NamedTuple):
     index: Node
 
 
-def softmaxes_of(graph: Graph) -> dict[Node, Softmax]:
+def softmaxes_of(graph: Graph) -> dict[Node, SoftmaxNode]:
     """Each node that is a softmax over edges."""
     divisions = graph.find_nodes(op="call_function", target=aten.div.Tensor)
     found = {node: softmax_of(node) for node in divisions}
     return {node: softmax for node, softmax in found.items() if softmax is not None}
 
 
-def softmax_of(node: Node) -> Softmax | None:
+def softmax_of(node: Node) -> SoftmaxNode | None:
     """The softmax that a division is."""
     if not all(map(is_tensor, node.args)):
         return None
@@ -53,7 +53,7 @@ def softmax_of(node: Node) -> Softmax | None:
     fits = scattered is not None and scattered.kind == "sum" and is_zero(scattered.base)
     if not fits or strip(scattered.values) is not terms or {scattered.index, sums.index} != {index}:
         return None
-    return Softmax(scores, index, terms, total)
+    return SoftmaxNode(scores, index, terms, total)
 
 
 def _shift_of(terms: Node) -> tuple[Node, Node] | None:
@@ -73,7 +73,7 @@ def _without_eps(node: Node) -> Node:
     return strip(node.args[0]) if tiny else node
 
 
-def gradients_of(graph: Graph, found: dict[Node, Softmax]) -> dict[Node, SoftmaxGradient]:
+def gradients_of(graph: Graph, found: dict[Node, SoftmaxNode]) -> dict[Node, SoftmaxGradient]:
     """Each node that is the gradient of the scores of one of these softmaxes."""
     by_terms = {softmax.terms: (node, softmax) for node, softmax in found.items()}
     made = {}
@@ -84,7 +84,7 @@ def gradients_of(graph: Graph, found: dict[Node, Softmax]) -> dict[Node, Softmax
     return made
 
 
-def _gradient_of(node: Node, by_terms: dict[Node, tuple[Node, Softmax]]) -> SoftmaxGradient | None:
+def _gradient_of(node: Node, by_terms: dict[Node, tuple[Node, SoftmaxNode]]) -> SoftmaxGradient | None:
     """`node` as ((grad / total) + sum_i(-grad * (weight / total))) * terms."""
     if not all(map(is_tensor, node.args)):
         return None
@@ -105,7 +105,7 @@ def _divided(node: Node, by: Node) -> Node | None:
     return strip(node.args[0]) if fits else None
 
 
-def _is_expected(sums: Gather, grad: Node, weight: Node, softmax: Softmax) -> bool:
+def _is_expected(sums: GatherNode, grad: Node, weight: Node, softmax: SoftmaxNode) -> bool:
     """Is `sums` the sum over edges of -grad * (weight / total)?"""
     scattered = scatter_of(strip(sums.x))
     if scattered is None or scattered.kind != "sum" or not is_zero(scattered.base):

@@ -13,7 +13,7 @@ from pathlib import Path
 from gnnlab.errors import GnnlabError
 from gnnlab.files import write_atomically
 from gnnlab.profiling.estimates import Estimate
-from gnnlab.rewrite.optimize import Report, Tried
+from gnnlab.rewrite.optimize import Optimized, Tried
 from gnnlab.rewrite.proof import ALLOWED
 from gnnlab.rewrite.steps import GUARD, STEPS
 
@@ -33,7 +33,7 @@ def make(data, **options):
 '''
 
 
-def write(report: Report, path: Path) -> None:
+def write(report: Optimized, path: Path) -> None:
     """Write the module of a report whole or not at all.
 
     Raises:
@@ -50,7 +50,7 @@ def write(report: Report, path: Path) -> None:
     write_atomically(path, lambda file: file.write(text))
 
 
-def module_text(report: Report) -> str:
+def module_text(report: Optimized) -> str:
     """The source of the module."""
     module, _, factory = report.spec.rpartition(":")
     lines = [line for name in report.plan for line in _step(report, name)]
@@ -68,7 +68,7 @@ def gain_text(gain: Estimate | None) -> str:
     return f"{gain.value:.3g}{interval} times"
 
 
-def _head(report: Report) -> Iterator[str]:
+def _head(report: Optimized) -> Iterator[str]:
     facts, what = report.facts, "forward and backward pass" if report.train else "forward pass in eval mode"
     yield f"{report.spec} made faster, and proven equal: written by `gnnlab optimize`, {date.today().isoformat()}."
     yield ""
@@ -88,7 +88,7 @@ def _head(report: Report) -> Iterator[str]:
             yield from _folded(f"{what:11}", "; ".join(f"{graph}: {why}" for graph, why in report.proof[name].items()))
 
 
-def _step(report: Report, name: str) -> Iterator[str]:
+def _step(report: Optimized, name: str) -> Iterator[str]:
     if name == GUARD:
         yield from _comment("this size only: of other sizes the form is wrong")
     else:
@@ -110,7 +110,7 @@ def _brought(found: Tried) -> str:
     return "; ".join(parts)
 
 
-def _left_out(report: Report) -> Iterator[str]:
+def _left_out(report: Optimized) -> Iterator[str]:
     """What changes results, and is for the reader to decide."""
     measured = [tried for tried in report.tried if not tried.exact and tried.gain is not None]
     if measured:

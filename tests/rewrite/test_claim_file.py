@@ -132,5 +132,5 @@ def test_words_of_a_seed_claim_what_the_catalogue_does(words, id):
 
 def test_an_effect_that_could_be_seen_is_wider_than_the_interval():
     one = claim_file.Estimate(1.0, 0.9, 1.1, 12)
-    found = claim_file.Measured("2x", one, None, (one,), one, one, 0.0, "", "")
+    found = claim_file.CheckedClaim("2x", one, None, (one,), one, one, 0.0, "", "")
     assert found.detectable > (1.1 / 0.9) ** 0.5

@@ -1,0 +1,33 @@
+"""What others would write gives what PyG gives, or differs where an adjacency cannot hold the graph."""
+
+import pytest
+import torch
+from torch_geometric.nn import GCNConv, GINConv
+
+from gnnlab.errors import GnnlabError
+from gnnlab.profiling.races import race_forms
+from gnnlab.rewrite.peers import peers
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # torch, of its own adjacency
+EDGES = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 1, 4, 3]])
+
+
+@pytest.mark.parametrize("mode", ["plain", "training"])
+def test_peers_have_the_weights_of_the_layer_and_give_its_results_and_gradients(mode):
+    forms = peers(GCNConv(4, 3).eval(), EDGES, 6, ["EdgeIndex", "sparse CSR"])
+    assert list(forms) == ["PyG", "PyG, EdgeIndex", "PyG, sparse CSR", "gnnlab"]
+    found = race_forms(forms, {"x": torch.randn(6, 4)}, mode=mode, tolerance=1e-4, control=False, budget_s=0.01)
+    assert {name: raced.reason for name, raced in found.items()} == dict.fromkeys(forms)
+
+
+def test_an_adjacency_loses_repeated_edges_and_the_race_notices():
+    repeated = torch.cat([EDGES, EDGES[:, :2]], dim=1)
+    forms = peers(GINConv(torch.nn.Linear(4, 3)).eval(), repeated, 6, ["sparse CSR"])
+    found = race_forms(forms, {"x": torch.randn(6, 4)}, mode="plain", control=False, budget_s=0.01)
+    assert found["gnnlab"].reason is None
+    assert "differs" in found["PyG, sparse CSR"].reason
+
+
+def test_a_peer_that_is_not_known_is_named():
+    with pytest.raises(GnnlabError, match="DGL: no such peer"):
+        peers(GCNConv(4, 3), EDGES, 6, ["DGL"])
