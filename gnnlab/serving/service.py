@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.guide import GuidePredictor
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, Predictor
+from gnnlab.profiling.conditions import Conditions
 from gnnlab.serving.database import Database
 from gnnlab.serving.metrics import CountedCache, Metrics
 from gnnlab.serving.problems import Problem
@@ -60,7 +60,7 @@ class Service:
 
     async def __aenter__(self) -> Service:
         own = self.settings
-        torch.set_num_threads(own.threads)
+        Conditions(own.threads, "highest").set()
         self._tracing = Tracing(None if own.otlp_endpoint == "none" else own.otlp_endpoint)
         cache = self._make_cache()
         self._predictors = {kind: self._load(kind, cache) for kind in MODEL_TYPES}

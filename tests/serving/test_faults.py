@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import urllib.request
@@ -9,7 +10,7 @@ import urllib.request
 import asyncpg
 import pytest
 from asking import BODIES, MODEL_TYPES, STATES, Connection, Expected, ask, ask_all, served_here, value
-from servers import redis_server, until
+from servers import free_port, redis_server, until
 
 from gnnlab.serving.server import started, workers_of
 from gnnlab.serving.settings import made
@@ -26,6 +27,11 @@ def expected():
 def page(url):
     with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
         return answer.read().decode()
+
+
+def health(url):
+    with urllib.request.urlopen(f"{url}/health/ready", timeout=20) as answer:
+        return json.load(answer)
 
 
 @pytest.fixture
@@ -91,6 +97,18 @@ def test_a_deadline_holds_for_what_waits_and_for_a_body_that_never_ends():
 
         for status, problem in asyncio.run(asyncio.wait_for(body(), 60)):
             assert status == 504 and problem["detail"] == "there was no answer within 0.5 s"
+
+
+def test_without_the_redis_and_the_database_that_it_was_told_of_everything_is_answered(expected):
+    nowhere = f"127.0.0.1:{free_port()}"
+    beside = {"redis": f"redis://{nowhere}/0", "database": f"postgresql://nobody@{nowhere}/nothing"}
+    with served_here(made(**beside)) as url:
+        wanted = [("hybrid", place) for place in range(60)]
+        found = asyncio.run(asyncio.wait_for(ask_all(url, wanted), 60))
+        until(lambda: health(url) == {"status": "ready", "redis": "away", "database": "away"})
+    assert all(
+        status == 200 and expected.holds(answer, *asked) for asked, (status, answer) in zip(wanted, found, strict=True)
+    )
 
 
 @pytest.fixture
