@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_geometric.nn import GCNConv, GINConv
+from torch_geometric.nn import GCNConv, GINConv, GINEConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.races import race_forms
@@ -26,6 +26,14 @@ def test_an_adjacency_loses_repeated_edges_and_the_race_notices():
     found = race_forms(forms, {"x": torch.randn(6, 4)}, mode="plain", control=False, budget_s=0.01)
     assert found["gnnlab"].reason is None
     assert "differs" in found["PyG, sparse CSR"].reason
+
+
+def test_edge_features_go_where_their_edges_go():
+    layer = GINEConv(torch.nn.Linear(4, 3), edge_dim=2).eval()
+    forms = peers(layer, EDGES, 6, ["EdgeIndex", "sparse CSR"], torch.rand(EDGES.shape[1], 2))
+    found = race_forms(forms, {"x": torch.randn(6, 4)}, mode="plain", control=False, budget_s=0.01)
+    assert found["gnnlab"].reason is None and found["PyG, EdgeIndex"].reason is None
+    assert found["PyG, sparse CSR"].reason is not None
 
 
 def test_a_peer_that_is_not_known_is_named():
