@@ -26,6 +26,7 @@ ALLOWED = {
     "prediction": {"prediction", "campaign", "units", "export", *SHARED},
     "planning": {"planning", "prediction", "campaign", "units", "export", *SHARED},
     "inference": {"inference", *SHARED},
+    "serving": {"serving", "inference", *SHARED},
     "rewrite": {"rewrite", *SHARED},
     "lab": {"lab", "profiling"},
 }

@@ -1,4 +1,4 @@
-"""What the commands take, and those that work apart from notebooks: profile, optimize, units, stages, plan, infer.
+"""What the commands take, and those that work apart from notebooks: profile, optimize, units, ..., infer, serve.
 
 What these do stands in modules of their names, which load heavy packages: when they are called, and no sooner.
 """
@@ -225,7 +225,9 @@ def plan(arguments) -> int:
     takes("--device", default="auto", help="auto, cuda, mps or cpu (%(default)s)"),
     takes("--quantize", action="store_true", help="weights and activations in int8, on the CPU"),
     [
-        takes("--batch", metavar="FILE", help="answer all lines of FILE together"),
+        takes(
+            "--batch", nargs="?", const="-", metavar="FILE", help="answer all lines of FILE, or of the input, together"
+        ),
         takes("--benchmark", action="store_true", help="measure this predictor against the original path"),
     ],
 )
@@ -243,6 +245,35 @@ def infer(arguments) -> int:
       gnnlab infer --benchmark
     """
     return _apart("infer", arguments)
+
+
+@command(
+    takes("--host", help="address to bind (127.0.0.1); any other makes it reachable from elsewhere, without a login"),
+    takes("--port", type=int, metavar="N", help="port (8000); 0: any that is free"),
+    takes("--model-type", choices=("dqn", "ppo", "hybrid"), help="what answers a request that names none (hybrid)"),
+    takes("--workers", type=_count, metavar="N", help="processes that answer (1)"),
+    takes("--redis", metavar="URL", help="cache of all workers and hosts: redis://HOST:6379/0, or none (none)"),
+    takes(
+        "--database",
+        metavar="URL",
+        help="what keeps the decisions: sqlite:///FILE, postgresql://USER@HOST/NAME or none "
+        "(sqlite:///outputs/serving.sqlite)",
+    ),
+)
+def serve(arguments) -> int:
+    """Serve the decisions of `gnnlab infer` over HTTP, in batches, with a cache, a record and metrics.
+
+    POST /predict takes one network, POST /predict_batch a list of them; /openapi.json describes both.
+    Every further setting is a variable GNNLAB_SERVE_... (docs/serving.md); a URL with a password belongs
+    there, too: what is typed here, every user of this machine can read. Ctrl-C answers what was accepted, and ends.
+
+    examples:
+      gnnlab serve
+      gnnlab serve --model-type dqn --port 8080 --workers 2
+      gnnlab serve --redis redis://127.0.0.1:6379/0 --database postgresql://gnnlab@127.0.0.1/gnnlab
+      curl -H 'content-type: application/json' -d @state.json http://127.0.0.1:8000/predict
+    """
+    return _apart("serve", arguments)
 
 
 @command(

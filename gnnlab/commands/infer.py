@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from rich.table import Table
-from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError
+from gnnlab.inference import guide
 from gnnlab.inference.decisions import SCORES_WITHIN
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, Predictor
@@ -24,8 +23,7 @@ from gnnlab.lab.table import estimate_text
 from gnnlab.profiling import estimates
 from gnnlab.profiling.races import Raced, race_forms
 from gnnlab.workloads import edge_allocator, edge_networks
-from gnnlab.workloads.edge_allocator import EdgeAllocator
-from gnnlab.workloads.edge_networks import FEATURES, State
+from gnnlab.workloads.edge_networks import State
 
 from .tables import table
 
@@ -80,23 +78,11 @@ def answer_together(predictor: Predictor, lines: Iterable[bytes]) -> Iterator[di
         yield _answer(number, found.get(number, state))
 
 
-def decide_as_the_guide(model: EdgeAllocator, state: State) -> Decision:
-    """A decision as S2's first script makes it: parse in Python, build a PyG graph, run with gradients on."""
-    row_of = {node["node_id"]: row for row, node in enumerate(state["nodes"])}
-    links = [(row_of[a], row_of[b]) for a, b in state["links"]]
-    edges = [ends for a, b in links for ends in ([a, b], [b, a])]
-    x = torch.tensor([[float(node[name]) for name in FEATURES] for node in state["nodes"]])
-    data = Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous())
-    scores = model(data.x, data.edge_index)
-    node = int(scores.argmax())
-    return Decision(state["nodes"][node]["node_id"], node, scores[node].item())
-
-
 def benchmark(model_type: str, predictor: Predictor) -> dict[str, tuple[Raced, float]]:
     """S2's benchmark, so many predictions: each form's race over the original path, whose answers are of
     `BENCHMARK_BATCH` states, and the share of `BENCHMARK_STATES` decisions that are the original's."""
     states = edge_networks.random_states(BENCHMARK_STATES, (BENCHMARK_NODES, BENCHMARK_NODES), seed=1)
-    original = partial(decide_as_the_guide, edge_allocator.load(model_type))
+    original = partial(guide.decide, edge_allocator.load(model_type))
     cached = Predictor(model_type, "cpu", cache=PredictionCache(1000, 3600))
     forms = {
         "original": lambda states: [original(state) for state in states],
@@ -150,6 +136,13 @@ def _answer(number: int, found: Decision | GnnlabError) -> dict[str, Any]:
 
 
 def _lines_of(path: str) -> BinaryIO:
+    if path == "-":
+        if sys.stdin.buffer.isatty():
+            raise GnnlabError(
+                "--batch without a file reads standard input, which is a terminal; "
+                "type gnnlab infer --batch states.jsonl, or gnnlab infer --batch < states.jsonl"
+            )
+        return sys.stdin.buffer
     try:
         return Path(path).open("rb")
     except OSError as error:

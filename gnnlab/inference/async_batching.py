@@ -5,7 +5,8 @@
 
 Nothing waits for company: a request that finds the worker idle goes at once, alone; those that come while a batch runs
 make the next one. So a lone caller pays no waiting time, and the batches grow by themselves as the load does. The
-predictions run in one thread, which leaves the event loop free.
+predictions run in one thread, which leaves the event loop free. `window_s` is S2's way instead, for comparison: windows
+of a fixed length, one after the other, and what came in one of them is a batch, or `max_batch` if those come sooner.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from gnnlab.errors import GnnlabError, one_line, whole_numbers
@@ -32,10 +34,14 @@ class AsyncBatcher:
         GnnlabError: `max_batch` or `max_queue` is no integer of 1 or more.
     """
 
-    def __init__(self, predict_batch: PredictBatch, *, max_batch: int = 64, max_queue: int = 1024) -> None:
+    def __init__(
+        self, predict_batch: PredictBatch, *, max_batch: int = 64, max_queue: int = 1024, window_s: float | None = None
+    ) -> None:
         whole_numbers(1, max_batch=max_batch, max_queue=max_queue)
         self._predict_batch = predict_batch
-        self._max_batch, self._max_queue = max_batch, max_queue
+        self._max_batch, self._max_queue, self._window_s = max_batch, max_queue, window_s
+        self._unanswered: set[asyncio.Future] = set()
+        self._running = False
         self._worker: asyncio.Task | None = None
         self._open = False
 
@@ -56,7 +62,7 @@ class AsyncBatcher:
             raise GnnlabError("the batcher runs already; stop it first")
         self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue()
         self._room = asyncio.Semaphore(self._max_queue)
-        self._unanswered: set[asyncio.Future] = set()
+        self._unanswered, self._running = set(), False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gnnlab-batch")
         self._worker = asyncio.create_task(self._work(), name="gnnlab-batch")
         self._open = True
@@ -73,6 +79,16 @@ class AsyncBatcher:
         finally:
             worker.cancel()
             await asyncio.wait([worker])
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests have no answer yet: held up, waiting, or in the batch that runs."""
+        return len(self._unanswered)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits and no batch runs, be it one whose callers have all gone."""
+        return not self._unanswered and not self._running
 
     async def predict(self, state: Any) -> Any:
         """The answer to one state, or its error raised.
@@ -104,19 +120,29 @@ class AsyncBatcher:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _next_batch(self) -> list[tuple[Any, asyncio.Future]]:
-        """The first request as soon as there is one, and what else waits by then; none that was cancelled."""
-        waiting = [await self._queue.get()]
+        """What is there, at least one or, in a window, perhaps none; without those that were cancelled."""
+        waiting = [await self._queue.get()] if self._window_s is None else await self._in_window(self._window_s)
         while len(waiting) < self._max_batch and not self._queue.empty():
             waiting.append(self._queue.get_nowait())
         for _ in waiting:
             self._room.release()
         return [(state, answer) for state, answer in waiting if not answer.done()]
 
+    async def _in_window(self, seconds: float) -> list[tuple[Any, asyncio.Future]]:
+        waiting: list[tuple[Any, asyncio.Future]] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while len(waiting) < self._max_batch:
+                    waiting.append(await self._queue.get())
+        return waiting
+
     async def _answer(self, batch: list[tuple[Any, asyncio.Future]]) -> None:
         if not batch:
             return
         loop = asyncio.get_running_loop()
+        self._running = True
         values = await loop.run_in_executor(self._thread, self._values, [state for state, _ in batch])
+        self._running = False
         for (_, answer), value in zip(batch, values, strict=True):
             _settle(answer, value)
 

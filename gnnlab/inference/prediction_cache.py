@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -74,6 +74,15 @@ class PredictionCache:
         prediction = _fixed(prediction)
         with self._lock:
             self._entries[key] = prediction
+
+    def get_many(self, keys: Sequence[bytes]) -> list[Any]:
+        """The prediction under each key, or None: what a `Predictor` asks for, and `put_many` what it leaves."""
+        return [self.get(key) for key in keys]
+
+    def put_many(self, predictions: Mapping[bytes, Any]) -> None:
+        """Store each prediction under its key."""
+        for key, prediction in predictions.items():
+            self.put(key, prediction)
 
     def __len__(self) -> int:
         with self._lock:

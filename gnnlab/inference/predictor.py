@@ -11,9 +11,9 @@ that. int8 and bfloat16 change scores, and `decisions.count` says how many decis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ import torch
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.inference import engines, state_checks
 from gnnlab.inference.network_arrays import NetworkArrays, Topologies
-from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 from gnnlab.workloads.edge_networks import State
@@ -29,6 +28,16 @@ from gnnlab.workloads.edge_networks import State
 DEVICES = ("auto", "cuda", "mps", "cpu")
 KEPT_TOPOLOGIES = 256
 NETWORKS_A_PASS = 128
+
+
+class Cache(Protocol):
+    """What a predictor asks of a cache; `PredictionCache` is one. Scores of another length are none of its answers."""
+
+    def key(self, x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes: ...
+
+    def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]: ...
+
+    def put_many(self, predictions: Mapping[bytes, np.ndarray]) -> None: ...
 
 
 class Decision(NamedTuple):
@@ -59,7 +68,7 @@ class Predictor:
         engine: str = "fast",
         *,
         folder: str | Path | None = None,
-        cache: PredictionCache | None = None,
+        cache: Cache | None = None,
         model: EdgeAllocator | None = None,
         missing_ok: bool = False,
     ) -> None:
@@ -125,17 +134,18 @@ class Predictor:
         return [Decision(ids[r], r - s, b, part) for r, s, b, part in rows_of]
 
     def _through_cache(self, networks: NetworkArrays) -> np.ndarray:
-        """(N,) scores: those that the cache has, and the others computed in one pass and kept."""
+        """(N,) scores: those that the cache has, and the others computed in one pass, each once, and kept."""
         keys = [self.cache.key(x, edges, self._fingerprint) for x, edges in networks.parts()]
-        found = [self.cache.get(key) for key in keys]
-        missing = [place for place, scores in enumerate(found) if scores is None]
+        sizes = np.diff(networks.ptr).tolist()
+        stored = zip(keys, self.cache.get_many(keys), sizes, strict=True)
+        known = {key: scores for key, scores, size in stored if scores is not None and len(scores) == size}
+        missing = {key: place for place, key in enumerate(keys) if key not in known}
         if missing:
-            asked = networks if len(missing) == len(keys) else networks.take(missing)
-            fresh = _split(self.engine(asked), asked)
-            for place, scores in zip(missing, fresh, strict=True):
-                found[place] = scores
-                self.cache.put(keys[place], scores)  # a copy
-        return found[0] if len(found) == 1 else np.concatenate(found)
+            asked = networks if len(missing) == len(keys) else networks.take(list(missing.values()))
+            fresh = dict(zip(missing, _split(self.engine(asked), asked), strict=True))
+            self.cache.put_many(fresh)  # a copy
+            known |= fresh
+        return known[keys[0]] if len(keys) == 1 else np.concatenate([known[key] for key in keys])
 
 
 def _split(scores: np.ndarray, networks: NetworkArrays) -> list[np.ndarray]:

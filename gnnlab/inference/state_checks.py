@@ -77,6 +77,13 @@ def check(state: Any) -> CheckedState:
     return CheckedState(node_ids, features(plain), edges(plain))
 
 
+def json_schema() -> dict[str, Any]:
+    """What a state is, as JSON Schema without references; that ids differ and links join them, it cannot say."""
+    schema = _State.model_json_schema()
+    schema["properties"]["nodes"]["items"] = schema.pop("$defs")["_Node"]
+    return schema
+
+
 def check_batch(states: Sequence[Any]) -> tuple[dict[int, CheckedState], dict[int, GnnlabError]]:
     """The good states and the errors of the others, each under its place in `states`."""
     good: dict[int, CheckedState] = {}

@@ -3,9 +3,7 @@ import json
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 from edge_states import random_state
 
 from gnnlab import cli
@@ -48,6 +46,14 @@ def test_a_bad_line_is_answered_by_an_error_line_and_stops_no_other(infer, tmp_p
     again = infer([], "--batch", str(tmp_path / "states.jsonl"))
     assert again[0] == 1 and [a.get("node_id") for a in again[1]] == [a.get("node_id") for a in answers]
     assert again[1][1] == answers[1]
+
+
+def test_batch_without_a_file_reads_standard_input_or_says_what_to_type(infer, monkeypatch, capsys):
+    code, answers, _ = infer(GOOD, "--batch")
+    assert code == 0 and [a["node_id"] for a in answers] == [a["node_id"] for a in infer(GOOD)[1]]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: True)))
+    assert cli.main(["infer", "--device", "cpu", "--batch"]) == 2
+    assert "type gnnlab infer --batch states.jsonl" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_message_names_node_and_field(infer):
@@ -93,15 +99,3 @@ def test_the_benchmark_shows_each_form_with_interval_and_decisions(monkeypatch, 
     assert set(found) == {"original", "A/A", "predictor", "predictor, cached", "predictor, batch of 4"}
     assert infer_command._table(found).row_count == len(found)
     assert all(raced.times_ms is not None for raced, _ in found.values()) and found["predictor, cached"][1] == 1
-
-
-def test_the_original_path_of_the_benchmark_has_gradients_on_and_chooses_the_best():
-    seen = []
-
-    def model(x, edge_index):
-        seen.append(torch.is_grad_enabled())
-        assert edge_index.shape[1] == 2 * len(STATES[2]["links"])
-        return x[:, 0]
-
-    decision = infer_command.decide_as_the_guide(model, STATES[2])
-    assert seen == [True] and decision.score == max(np.float32(node["cpu_util"]) for node in STATES[2]["nodes"])

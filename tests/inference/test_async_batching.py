@@ -259,6 +259,54 @@ def test_the_event_loop_stays_free_while_a_batch_runs():
     assert run(body) == 0
 
 
+def test_a_window_gathers_what_comes_in_it_and_answers_the_lone_one_at_its_end():
+    doubler = Doubler()
+
+    async def body():
+        async with AsyncBatcher(doubler, max_batch=3, window_s=0.2) as batcher:
+            alone = await batcher.predict(7)
+            assert batcher.unanswered == 0
+            others = [asyncio.create_task(batcher.predict(n)) for n in range(4)]
+            await asyncio.sleep(0)
+            assert batcher.unanswered == 4
+            return alone, await asyncio.gather(*others)
+
+    assert run(body) == (14, [0, 2, 4, 6])
+    assert doubler.batches == [[7], [0, 1, 2], [3]]
+
+
+def test_a_window_that_is_stopped_answers_what_is_in_it():
+    async def body():
+        batcher = AsyncBatcher(Doubler(), window_s=0.05)
+        await batcher.start()
+        asked = [asyncio.create_task(batcher.predict(n)) for n in (1, 2)]
+        await asyncio.sleep(0.01)
+        asked[0].cancel()
+        await batcher.stop()
+        return await settled(asked)
+
+    gone, answered = run(body)
+    assert isinstance(gone, asyncio.CancelledError) and answered == 4
+
+
+def test_it_is_idle_when_nothing_waits_and_nothing_runs_even_for_a_caller_that_has_gone():
+    doubler = Doubler()
+
+    async def body():
+        async with AsyncBatcher(doubler) as batcher:
+            seen = [batcher.idle]
+            first = await held(doubler, batcher)
+            seen.append(batcher.idle)
+            first.cancel()
+            await settled([first])
+            seen += [batcher.unanswered, batcher.idle]
+            doubler.gate.set()
+            await until(lambda: batcher.idle)
+            return seen, await batcher.predict(2)
+
+    assert run(body) == ([True, False, 0, False], 4)
+
+
 @pytest.mark.parametrize("sizes", [{"max_batch": 0}, {"max_queue": 0}, {"max_batch": 1.5}, {"max_queue": True}])
 def test_sizes_that_are_none_are_refused(sizes):
     with pytest.raises(GnnlabError, match="must be an integer of 1 or more"):

@@ -1,0 +1,1 @@
+"""The edge allocator as a service: decisions over HTTP, in batches, from a shared cache, recorded, observed."""

@@ -1,0 +1,129 @@
+"""The tables of the service, and the connections to them: SQLite by default, PostgreSQL by its URL.
+
+database = Database(settings.database_url)
+await database.migrate()
+await database.insert(predictions, rows)                     # in bulk
+await database.of_node("node_3", since=yesterday)            # by idx_node_timestamp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import create_async_engine
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+MOST_ID = 200  # characters of a node's id that are kept; longer ones do not go into an index
+SQLITE_WAITS_S = 30
+# how one process at a time changes the tables; 7236001 is any number that no other program locks
+ALONE = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7236001)"}
+NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # the one type that counts up by itself in both
+
+metadata = sa.MetaData()
+predictions = sa.Table(
+    "predictions",
+    metadata,
+    sa.Column("id", NUMBER, primary_key=True),
+    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("model_type", sa.String(16), nullable=False),
+    sa.Column("nodes", sa.Integer, nullable=False),
+    sa.Column("node_id", sa.String(MOST_ID), nullable=False),
+    sa.Column("node", sa.Integer, nullable=False),
+    sa.Column("score", sa.Double, nullable=False),
+    sa.Column("confidence", sa.Double, nullable=False),
+    sa.Index("idx_prediction_time", "created_at"),
+)
+network_metrics = sa.Table(
+    "network_metrics",
+    metadata,
+    sa.Column("id", NUMBER, primary_key=True),
+    sa.Column("node_id", sa.String(MOST_ID), nullable=False),
+    sa.Column("timestamp", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("cpu_util", sa.Double, nullable=False),
+    sa.Column("mem_util", sa.Double, nullable=False),
+    sa.Column("energy", sa.Double, nullable=False),
+    sa.Column("latency", sa.Double, nullable=False),
+    sa.Column("bandwidth", sa.Double, nullable=False),
+    sa.Column("queue_len", sa.Integer, nullable=False),
+    sa.Column("node_type", sa.Integer, nullable=False),
+    sa.Index("idx_node_timestamp", "node_id", "timestamp"),
+)
+
+
+class Database:
+    """Connections from a pool; each is tried before it is used, and replaced where it has died."""
+
+    def __init__(self, url: URL, *, pool_size: int = 20, pool_overflow: int = 40, timeout_s: float = 10) -> None:
+        local = url.get_backend_name() == "sqlite"
+        if local:
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        waits = {"timeout": SQLITE_WAITS_S} if local else {"timeout": timeout_s, "command_timeout": timeout_s}
+        self.engine = create_async_engine(
+            url, pool_size=pool_size, max_overflow=pool_overflow, pool_pre_ping=True, connect_args=waits
+        )
+        if local:
+            sa.event.listen(self.engine.sync_engine, "connect", _readers_beside_a_writer)
+
+    async def migrate(self) -> None:
+        """Bring the tables to the version of this package; of several processes one does it, the others wait."""
+        async with self.engine.connect() as connection:
+            await connection.run_sync(_upgrade)
+
+    async def insert(self, *bulks: tuple[sa.Table, Sequence[dict[str, Any]]]) -> None:
+        """All rows of all tables, or none."""
+        async with self.engine.begin() as connection:
+            for table, rows in bulks:
+                if rows:
+                    await connection.execute(sa.insert(table), rows)
+
+    async def ping(self) -> None:
+        """Raises where the database is not there."""
+        async with self.engine.connect() as connection:
+            await connection.execute(sa.text("SELECT 1"))
+
+    async def delete_before(self, time: datetime) -> None:
+        """What is older than `time`, in both tables."""
+        async with self.engine.begin() as connection:
+            await connection.execute(sa.delete(predictions).where(predictions.c.created_at < time))
+            await connection.execute(sa.delete(network_metrics).where(network_metrics.c.timestamp < time))
+
+    async def since(self, time: datetime, most: int = 1000) -> list[dict[str, Any]]:
+        """The predictions from `time` on, the latest first."""
+        made = predictions.c.created_at
+        return await self._rows(sa.select(predictions).where(made >= time).order_by(made.desc()).limit(most))
+
+    async def of_node(self, node_id: str, since: datetime, most: int = 1000) -> list[dict[str, Any]]:
+        """What a node reported from a time on, the latest first."""
+        table, seen = network_metrics, network_metrics.c.timestamp
+        asked = sa.select(table).where(table.c.node_id == node_id, seen >= since).order_by(seen.desc()).limit(most)
+        return await self._rows(asked)
+
+    async def _rows(self, query: sa.Select) -> list[dict[str, Any]]:
+        async with self.engine.connect() as connection:
+            return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def _readers_beside_a_writer(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    connection.execute(sa.text(ALONE[connection.dialect.name]))  # first: what Alembic works with is one for a process
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    connection.commit()

@@ -1,0 +1,78 @@
+"""What the service counts, in Prometheus's words; one page for all workers of a host.
+
+Several workers write into files of one folder, which the launcher names in PROMETHEUS_MULTIPROC_DIR before the library
+is loaded; each worker then answers for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+LATENCIES_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+disable_created_metrics()  # a counter that starts anew is seen by its value
+
+
+class Metrics:
+    """The counters of one worker."""
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        kind, live = ["model_type"], {"multiprocess_mode": "livesum", "registry": own}
+        self.predictions = Counter("predictions_total", "Decisions given.", kind, registry=own)
+        self.latency = Histogram(
+            "prediction_latency_seconds",
+            "From the body of a request to its answer.",
+            kind,
+            buckets=LATENCIES_S,
+            registry=own,
+        )
+        self.memory = Gauge("model_memory_bytes", "Weights of the loaded models.", kind, **live)
+        self.waiting = Gauge("queue_depth", "States without an answer yet.", kind, **live)
+        self.batch = Histogram("batch_size", "States of a pass.", kind, buckets=BATCHES, registry=own)
+        self.cache = Counter("cache_requests_total", "Looked up in the cache.", ["result"], registry=own)
+        self.refused = Counter("requests_refused_total", "Answered by a problem.", ["status"], registry=own)
+        self.gone = Counter("requests_abandoned_total", "Clients that hung up before their answer.", registry=own)
+        self.recorded = Counter("recorded_total", "Decisions that the database has.", registry=own)
+        self.unrecorded = Counter("unrecorded_total", "Decisions that the database lost.", registry=own)
+
+    def page(self) -> bytes:
+        """The text that a server of Prometheus reads."""
+        if FOLDER not in os.environ:
+            return generate_latest(self.registry)
+        everyone = CollectorRegistry()
+        MultiProcessCollector(everyone)
+        return generate_latest(everyone)
+
+
+def forget_the_dead() -> None:
+    """Leave out what workers that have ended say of the present; what they counted stays."""
+    if FOLDER in os.environ:
+        for file in Path(os.environ[FOLDER]).glob("gauge_live*_*.db"):
+            if not psutil.pid_exists(int(file.stem.rpartition("_")[2])):
+                file.unlink(missing_ok=True)
+
+
+class CountedCache:
+    """A cache of a `Predictor` whose hits and misses are counted."""
+
+    def __init__(self, cache, metrics: Metrics) -> None:
+        self._cache, self.key, self.put_many = cache, cache.key, cache.put_many
+        self._hits, self._misses = (metrics.cache.labels(result) for result in ("hit", "miss"))
+
+    def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
+        found = self._cache.get_many(keys)
+        hits = sum(scores is not None for scores in found)
+        self._hits.inc(hits)
+        self._misses.inc(len(found) - hits)
+        return found

@@ -1,0 +1,213 @@
+"""What answers, apart from HTTP: models loaded once, their batches, the cache before them, the database behind them.
+
+async with Service(settings) as service:
+    answers = await service.answer("hybrid", [state, other])      # in their order, errors in their places
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gnnlab.errors import GnnlabError
+from gnnlab.inference.async_batching import AsyncBatcher
+from gnnlab.inference.guide import GuidePredictor
+from gnnlab.inference.prediction_cache import PredictionCache
+from gnnlab.inference.predictor import Decision, Predictor
+from gnnlab.profiling.conditions import Conditions
+from gnnlab.serving.database import Database
+from gnnlab.serving.metrics import CountedCache, Metrics
+from gnnlab.serving.problems import Problem
+from gnnlab.serving.recorder import Answered, Recorder
+from gnnlab.serving.settings import Settings
+from gnnlab.serving.shared_cache import SharedCache
+from gnnlab.serving.tracing import Tracing
+from gnnlab.workloads import edge_allocator
+from gnnlab.workloads.edge_allocator import MODEL_TYPES
+from gnnlab.workloads.edge_networks import State, random_states
+
+log = logging.getLogger("gnnlab.serving")
+ALONE_NODES = 200  # of a network that may be computed in the event loop
+
+
+class Answer(NamedTuple):
+    """A decision, and how sure the model is: the chosen node's share of the softmax of all scores.
+
+    Of ppo that is the probability that its policy gives the node, of dqn the inverse of its expected cost over the sum
+    of all inverses, of hybrid the product of both over the sum of all products.
+    """
+
+    decision: Decision
+    confidence: float
+
+
+class Service:
+    """Answers states by the models of `settings`; entered, it is ready, and left, it has answered what it accepted."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.ready = False
+        self.requests = 0  # in the service now
+        self._shared: SharedCache | None = None
+        self._recorder: Recorder | None = None
+
+    async def __aenter__(self) -> Service:
+        own = self.settings
+        Conditions(own.threads, "highest").set()
+        self._tracing = Tracing(None if own.otlp_endpoint == "none" else own.otlp_endpoint)
+        cache = self._make_cache()
+        self._predictors = {kind: self._load(kind, cache) for kind in MODEL_TYPES}
+        self._batchers: dict[str, AsyncBatcher] = {}
+        if own.batching != "none":
+            window_s = own.window_s if own.batching == "window" else None
+            sizes = {"max_batch": own.max_batch, "max_queue": own.max_waiting, "window_s": window_s}
+            for kind in MODEL_TYPES:
+                self._batchers[kind] = AsyncBatcher(lambda states, kind=kind: self._pass(kind, states), **sizes)
+                await self._batchers[kind].start()
+        if (url := own.database_url) is not None:
+            kept = Database(
+                url, pool_size=own.pool_size, pool_overflow=own.pool_overflow, timeout_s=own.database_timeout_s
+            )
+            options = {"most": own.max_unrecorded, "nodes": own.record_nodes, "keep_days": own.keep_days}
+            self._recorder = Recorder(kept, self.metrics, **options)
+            self._recorder.start()
+        self.ready = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.ready = False
+        await asyncio.gather(*(batcher.stop() for batcher in self._batchers.values()))
+        if self._recorder is not None:
+            await self._recorder.stop(self.settings.shutdown_s)
+        if self._shared is not None:
+            await asyncio.to_thread(self._shared.close)
+        await asyncio.to_thread(self._tracing.close)
+        self._predictors.clear()
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What stands beside the models, and whether it is there: its absence costs speed or records, no answer."""
+        shared = "off" if self._shared is None else "away" if self._shared.away else "here"
+        kept = "off" if self._recorder is None else "away" if self._recorder.away else "here"
+        return {"redis": shared, "database": kept}
+
+    async def answer(self, model_type: str, states: Sequence[State]) -> list[Answer | GnnlabError]:
+        """An answer or an error for each state, in their order.
+
+        Raises:
+            Problem: 503 where too many states wait already, 504 where the deadline has passed.
+        """
+        began = time.perf_counter()
+        with self._tracing.span(model_type) as span:
+            found = await self._answers(model_type, states)
+            good = [one for one in found if isinstance(one, Answer)]
+            if good:
+                span.answered(min(one.confidence for one in good))
+        self.metrics.latency.labels(model_type).observe(time.perf_counter() - began)
+        self.metrics.predictions.labels(model_type).inc(len(good))
+        if self._recorder is not None:
+            now = datetime.now(UTC)
+            for state, one in zip(states, found, strict=True):
+                if isinstance(one, Answer):
+                    self._recorder.record(Answered(now, model_type, state, *one.decision[:3], one.confidence))
+        return found
+
+    async def _answers(self, model_type: str, states: Sequence[State]) -> list[Answer | GnnlabError]:
+        if not self.ready:
+            raise self.busy("the service is stopping")
+        batcher = self._batchers.get(model_type)
+        if batcher is None:
+            return self._pass(model_type, states)
+        if await self._alone(batcher, states):
+            return self._pass(model_type, states)
+        if batcher.unanswered + len(states) > self.settings.max_waiting:
+            raise self.busy(f"{batcher.unanswered} states wait for {model_type} already")
+        depth = self.metrics.waiting.labels(model_type)
+        depth.inc(len(states))
+        try:
+            if len(states) == 1:
+                return [await _settled(batcher.predict(states[0]))]
+            return await asyncio.gather(*(_settled(batcher.predict(state)) for state in states))
+        finally:
+            depth.dec(len(states))
+
+    async def _alone(self, batcher: AsyncBatcher, states: Sequence[State]) -> bool:
+        """Whether this is the one request there is, and so small that the way to a thread and back takes as long as it.
+
+        Those that came together with it have been begun after one turn of the event loop.
+        """
+        if self.requests != 1 or self.settings.batching != "free" or self._shared is not None:
+            return False
+        nodes = states[0].get("nodes") if len(states) == 1 and isinstance(states[0], dict) else None
+        if not isinstance(nodes, list) or len(nodes) > ALONE_NODES:
+            return False
+        await asyncio.sleep(0)
+        return self.requests == 1 and batcher.idle
+
+    def busy(self, why: str) -> Problem:
+        """What a client gets that should come again later."""
+        after = self.settings.retry_after_s
+        return Problem(503, f"{why}; send it again after {after} s", {"Retry-After": str(after)})
+
+    def _pass(self, model_type: str, states: Sequence[State]) -> list[Answer | GnnlabError]:
+        """One batch; runs in the thread of the batcher. What fails besides the states themselves is nobody's input."""
+        self.metrics.batch.labels(model_type).observe(len(states))
+        try:
+            found = self._decisions(self._predictors[model_type], states)
+        except Exception:
+            log.exception("a batch of %d states failed", len(states))
+            raise Problem(500, "the model failed on this batch; the log of the service says how") from None
+        return [one if isinstance(one, GnnlabError) else Answer(one, _confidence(one.scores)) for one in found]
+
+    def _decisions(self, predictor: Predictor | GuidePredictor, states: Sequence[State]) -> list[Any]:
+        if len(states) > 1:
+            return predictor.predict_batch(states, return_scores=True)
+        try:
+            return [predictor.predict(states[0], return_scores=True)]  # whose links may be known from the last time
+        except GnnlabError as error:
+            return [error]
+
+    def _make_cache(self) -> CountedCache | None:
+        own = self.settings
+        if not own.cache:
+            return None
+        local = PredictionCache(own.cache_entries, own.cache_ttl_s)
+        if own.redis_url is None:
+            return CountedCache(local, self.metrics)
+        times = {"ttl_s": own.redis_ttl_s, "timeout_s": own.redis_timeout_s, "retry_s": own.redis_retry_s}
+        self._shared = SharedCache(own.redis_url, local, **times)
+        return CountedCache(self._shared, self.metrics)
+
+    def _load(self, model_type: str, cache: CountedCache | None) -> Predictor | GuidePredictor:
+        """A model that has answered once: the first call of an engine takes longer."""
+        model = edge_allocator.load(model_type)
+        weights = [*model.parameters(), *model.buffers()]
+        self.metrics.memory.labels(model_type).set(sum(tensor.nbytes for tensor in weights))
+        if self.settings.engine == "guide":
+            predictor = GuidePredictor(model_type)
+        else:
+            predictor = Predictor(model_type, "cpu", engine=self.settings.engine, model=model)
+        predictor.predict_batch(random_states(2, (10, 10), seed=0))
+        predictor.cache = cache
+        return predictor
+
+
+async def _settled(answer: Any) -> Answer | GnnlabError:
+    try:
+        return await answer
+    except GnnlabError as error:
+        if isinstance(error.__cause__, Problem):  # of the batch, not of this state
+            raise error.__cause__ from None
+        return error
+
+
+def _confidence(scores: np.ndarray) -> float:
+    """The largest share of the softmax of `scores` (N,)."""
+    return float(1 / np.exp((scores - scores.max()).astype(np.float64)).sum())

@@ -1,0 +1,253 @@
+"""What a client sees of a real service on the loopback, with Redis where it is installed."""
+
+import asyncio
+import gzip
+import json
+import shutil
+import sqlite3
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+import schemathesis
+from asking import JSON, MODEL_TYPES, STATES, Expected, ask_all, served_here, value
+from edge_states import S2_STATE, random_state
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+from servers import until
+
+from gnnlab.serving.settings import made
+
+LIMITS = {"max_body_bytes": 100_000, "max_nodes": 50, "max_states": 40}
+
+
+@pytest.fixture(scope="module")
+def spans():
+    """(where spans go, those that came)"""
+    came = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in resource.scope_spans:
+                    came.extend(scope.spans)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/traces", came
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "kept.sqlite"
+
+
+@pytest.fixture(scope="module")
+def url(request, kept, spans):
+    redis = request.getfixturevalue("redis_there").url if shutil.which("redis-server") else "none"
+    beside = {"redis": redis, "redis_timeout_s": 5, "database": f"sqlite:///{kept}", "otlp_endpoint": spans[0]}
+    with served_here(made(deadline_s=60, **beside, **LIMITS)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return Expected()
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        yield client
+
+
+def post(http, path, body, **headers):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return http.post(path, content=content, headers={**JSON, **headers})
+
+
+# ---- answers
+
+
+def test_many_clients_at_once_each_get_the_answer_to_their_own_state(url, expected):
+    wanted = [(MODEL_TYPES[n % 3], n * 7 % len(STATES)) for n in range(600)]
+
+    found = asyncio.run(ask_all(url, wanted))
+    assert all(status == 200 for status, _ in found)
+    assert all(expected.holds(answer, *asked) for (_, answer), asked in zip(found, wanted, strict=True))
+
+
+def test_a_batch_is_answered_in_order_with_errors_in_their_places(http, expected):
+    states = [*STATES[:5], {"nodes": []}, *STATES[5:20], 3]
+    found = post(http, "/predict_batch?scores=true&model_type=ppo", states).json()
+    assert [one["status"] for one in (found.pop(20 + 1), found.pop(5))] == [422, 422]
+    assert all(expected.holds(answer, "ppo", place) for place, answer in enumerate(found))
+
+
+def test_the_state_of_the_guides_benchmark_is_answered_and_scores_come_on_request_alone(http):
+    answer = post(http, "/predict", S2_STATE)
+    assert answer.status_code == 200 and answer.json()["model_type"] == "hybrid"
+    assert set(answer.json()) == {"node_id", "node", "confidence", "score", "model_type"}
+    assert answer.json()["confidence"] == pytest.approx(0.1)
+
+
+def test_long_answers_are_compressed_where_the_client_takes_it(http):
+    long, short = [S2_STATE] * 20, [S2_STATE]
+    assert post(http, "/predict_batch", long).headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in post(http, "/predict_batch", short).headers
+    plain = post(http, "/predict_batch", long, **{"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers and len(plain.content) > 1000
+    assert plain.json() == post(http, "/predict_batch", long).json()
+
+
+# ---- what is refused
+
+
+GOOD = json.dumps(STATES[0]).encode()
+BAD_FIELD = {"nodes": [{**STATES[0]["nodes"][0], "cpu_util": 1.5}]}
+REFUSED = [
+    ("/predict", b"", 400, "no JSON"),
+    ("/predict", b"nope", 400, "no JSON"),
+    ("/predict", b"\xff\xfe", 400, "no JSON"),
+    ("/predict", b"[" * 90_000, 400, "no JSON"),
+    ("/predict", b'{"nodes": NaN}', 400, "no JSON"),
+    ("/predict", b'{"nodes": [1e999]}', 400, "no JSON"),
+    ("/predict", b"3", 422, "an object with nodes and links"),
+    ("/predict", b"9" * 5000, (400, 422), ""),
+    ("/predict", BAD_FIELD, 422, "node 'node_0', field cpu_util: 1.5 given, a number 0..1 is needed"),
+    ("/predict", {"nodes": [{**STATES[0]["nodes"][0], "a\n\nb": "c\nd"}]}, 422, "not known"),
+    ("/predict", {"nodes": []}, 422, "one node or more"),
+    ("/predict", {**STATES[0], "links": [["x", "y"]]}, 422, "there is no node 'x'"),
+    ("/predict", {"nodes": [S2_STATE["nodes"][0]] * 51}, 422, "51 given, at most 50"),
+    ("/predict", b" " * 100_001, 413, "longer than the 100000 bytes"),
+    ("/predict?model_type=a2c", GOOD, 422, "model_type"),
+    ("/predict?scores=perhaps", GOOD, 422, "scores"),
+    ("/predict_batch", GOOD, 422, "a list of 1 to 40 states"),
+    ("/predict_batch", b"[]", 422, "a list of 1 to 40 states"),
+    ("/predict_batch", [3] * 41, 422, "a list of 1 to 40 states"),
+    ("/predict_batch", [{"nodes": [0] * 51}], 422, "51 given, at most 50"),
+    ("/nope", GOOD, 404, "there is no '/nope'"),
+    ("/health/live", GOOD, 405, "POST is not allowed"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "part"), REFUSED)
+def test_a_bad_request_is_answered_by_a_problem_of_one_line(http, path, body, status, part):
+    answer = post(http, path, body)
+    assert answer.status_code in (status if isinstance(status, tuple) else [status])
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert part in problem["detail"] and "\n" not in problem["detail"] and len(problem["detail"]) < 400
+    assert "Traceback" not in answer.text and problem["status"] == answer.status_code
+
+
+def test_a_body_without_a_length_is_cut_off_at_the_limit(http):
+    answer = http.post("/predict", content=(b" " * 10_000 for _ in range(20)), headers=JSON)
+    assert answer.status_code == 413 and answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x" * 1000])
+def test_what_a_web_page_of_elsewhere_can_send_unasked_is_refused(http, kind):
+    answer = http.post("/predict", content=GOOD, headers={"content-type": kind})
+    assert answer.status_code == 415 and len(answer.json()["detail"]) < 200
+
+
+# ---- beside the answers
+
+
+def test_health_says_what_is_there(http):
+    assert http.get("/health/live").json() == {"status": "live"}
+    ready = http.get("/health/ready").json()
+    assert ready["status"] == "ready" and ready["database"] == "here" and ready["redis"] in ("here", "off")
+
+
+def test_metrics_count_what_was_answered(http):
+    before = http.get("/metrics").text
+    for _ in range(3):
+        post(http, "/predict?model_type=dqn", random_state(6, 987))
+    post(http, "/predict?model_type=dqn", {"nodes": []})
+    after = http.get("/metrics").text
+
+    def grew(name, **labels):
+        return value(after, name, **labels) - value(before, name, **labels)
+
+    assert grew("predictions_total", model_type="dqn") == 3
+    assert grew("prediction_latency_seconds_count", model_type="dqn") == 4
+    assert grew("batch_size_sum", model_type="dqn") == 4
+    assert grew("requests_refused_total", status="422") == 1
+    assert grew("cache_requests_total") == 3 and grew("cache_requests_total", result="hit") >= 1
+    assert value(after, "queue_depth") == 0 and value(after, "model_memory_bytes", model_type="hybrid") > 10_000
+
+
+def test_decisions_and_nodes_reach_the_database(http, kept):
+    node_id = "a node of this test alone"
+    state = {"nodes": [{**S2_STATE["nodes"][0], "node_id": node_id}]}
+    post(http, "/predict?model_type=ppo", state)
+
+    def rows(table):
+        with sqlite3.connect(kept) as connection:
+            return connection.execute(f"SELECT * FROM {table} WHERE node_id = ?", [node_id]).fetchall()
+
+    until(lambda: rows("predictions"))
+    assert rows("predictions")[0][2:6] == ("ppo", 1, node_id, 0) and len(rows("network_metrics")) == 1
+
+
+def test_a_span_is_sent_with_model_type_and_confidence(http, spans):
+    answer = post(http, "/predict?model_type=dqn", random_state(4, 555)).json()
+
+    def found():
+        every = [{a.key: a.value for a in span.attributes} for span in list(spans[1]) if span.name == "predict"]
+        sure = {
+            a["confidence"].double_value for a in every if a["model_type"].string_value == "dqn" and "confidence" in a
+        }
+        return answer["confidence"] in sure
+
+    until(found)
+
+
+def test_the_examples_of_the_description_are_answered(http):
+    paths = http.get("/openapi.json").json()["paths"]
+    for path in ("/predict", "/predict_batch"):
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        for example in content["examples"].values():
+            assert post(http, path, example["value"]).status_code == 200
+
+
+CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
+FEW = settings(max_examples=20, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None)
+
+
+@pytest.mark.filterwarnings("ignore:Do not use the .random. module inside strategies")  # the service does, beside them
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_nothing_that_its_description_allows_or_forbids_makes_it_fail(url, mode):
+    asked = set()
+    for operation in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
+        operation = operation.ok()
+
+        @FEW
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def check(case):
+            asked.add(case.path)
+            case.call_and_validate(checks=CHECKS)
+
+        with suppress(Unsatisfiable):  # nothing that a GET without parameters could be asked wrongly
+            check()
+    assert {"/predict", "/predict_batch"} <= asked

@@ -1,0 +1,83 @@
+"""Settings come from what is given, then the environment, then the defaults; a wrong one is a line without secrets."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gnnlab.errors import GnnlabError
+from gnnlab.serving.settings import PREFIX, Settings, environment, made
+
+
+def test_the_default_is_the_loopback_and_needs_no_server():
+    own = made()
+    assert (own.host, own.redis_url, own.database_url.drivername) == ("127.0.0.1", None, "sqlite+aiosqlite")
+
+
+def test_what_is_given_goes_before_the_environment(monkeypatch):
+    monkeypatch.setenv("GNNLAB_SERVE_PORT", "9000")
+    monkeypatch.setenv("GNNLAB_SERVE_MAX_BATCH", "8")
+    assert (made().port, made(port=9001).port, made().max_batch) == (9000, 9001, 8)
+
+
+def test_a_process_gets_all_of_it_by_its_environment(monkeypatch):
+    own = made(port=0, redis="redis://:secret@host:1/2", gzip_from=None, window_s=0.25, record_nodes=False)
+    for name, text in environment(own).items():
+        monkeypatch.setenv(name, text)
+    assert made() == own
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"port": 99999}, "port: 99999 given"),
+        ({"workers": 0}, "workers: 0 given"),
+        ({"model_type": "a2c"}, "model_type: 'a2c' given"),
+        ({"deadline_s": float("nan")}, "deadline_s: nan given"),
+        ({"max_states": 10, "max_waiting": 5}, "max_states 10 is above max_waiting 5"),
+        ({"otlp_endpoint": "localhost"}, "otlp_endpoint: 'localhost' given"),
+        ({"nonsense": 1}, "nonsense: 1 given"),
+        ({"redis": "http://:secret@x"}, "redis: none, or a URL redis://"),
+        ({"database": "mysql://user:secret@x/y"}, "database: none, sqlite:///FILE or postgresql://"),
+        ({"database": "postgresql+psycopg2://user:secret@x/y"}, "database: none, sqlite:///FILE or postgresql://"),
+        ({"database": "sqlite:///:memory:"}, "database: a file is needed"),
+        ({"database": "secret"}, "database: none, sqlite:///FILE or postgresql://"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line_that_shows_no_secret(given, part):
+    with pytest.raises(GnnlabError) as caught:
+        made(**given)
+    text = str(caught.value)
+    assert part in text and "\n" not in text and "secret" not in text and "gnnlab serve --help" in text
+
+
+def test_the_example_of_several_hosts_sets_what_there_is_and_opens_the_loopback_alone():
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples/compose.yaml").read_text(encoding="utf-8"))
+    services = example["services"]
+    names = {name.removeprefix(PREFIX).lower() for name in services["service"]["environment"]}
+    assert names <= set(Settings.model_fields) and services["service"]["deploy"]["replicas"] == 2
+    assert all(port.startswith("127.0.0.1:") for one in services.values() for port in one.get("ports", []))
+
+
+def test_secrets_are_not_shown():
+    own = made(redis="redis://:secret@x:1/0", database="postgresql://me:secret@x/y")
+    assert "secret" not in repr(own) + str(own) + own.model_dump_json()
+
+
+def test_the_command_names_a_wrong_option_and_a_port_that_is_taken(monkeypatch):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for words, part in (
+            (["--port", port], f"cannot listen on 127.0.0.1:{port}"),
+            (["--port", "-1"], "port: -1 given"),
+        ):
+            command = [sys.executable, "-m", "gnnlab", "serve", *words]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            assert ended.returncode == 2 and part in ended.stderr.splitlines()[-1]
+            assert "Traceback" not in ended.stderr
