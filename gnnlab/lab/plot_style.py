@@ -83,9 +83,12 @@ class LabFigure(Figure):
         return _png(self)
 
 
-def save(fig: Figure, name: str, *, title: str, alt: str, folder: Path, key: bool = False) -> FigureRecord:
+def save(
+    fig: Figure, name: str, *, title: str, alt: str, folder: Path, key: bool = False, notebook: str = ""
+) -> FigureRecord:
     """Write `figures/<name>.png` (2x) and `.svg` under `folder`, each whole or not at all.
 
+    With a `notebook` its number stands before the name, as the figures of all notebooks lie in one folder.
     `alt` describes the figure to who does not see it, in at least 20 characters; `title` states the finding. Both are
     written into the SVG too. `key` marks the figure that the front page shows. Raises `GnnlabError`.
     """
@@ -97,7 +100,8 @@ def save(fig: Figure, name: str, *, title: str, alt: str, folder: Path, key: boo
         raise GnnlabError(
             f"figure {name!r}: alternative text {alt!r} is too short; describe it in 20 characters or more"
         )
-    png, svg = f"figures/{name}.png", f"figures/{name}.svg"
+    file = f"{notebook[:2]}_{name}" if notebook else name
+    png, svg = (f"figures/{file}.{kind}" for kind in ("png", "svg"))
     data, markup = _png(fig), _svg(fig, title, alt)
     write_atomically(Path(folder) / png, lambda file: file.write(data), mode="wb")
     write_atomically(Path(folder) / svg, lambda file: file.write(markup))

@@ -237,7 +237,8 @@ class Lab:
         """
         first = fig.axes[0] if fig.axes else None
         own = fig.get_suptitle() or (first and (first.get_title(loc="left") or first.get_title())) or ""
-        record = plot_style.save(fig, name, title=" ".join(own.split()), alt=alt, folder=self._place, key=key)
+        where = {"folder": self._place, "notebook": self.notebook}
+        record = plot_style.save(fig, name, title=" ".join(own.split()), alt=alt, key=key, **where)
         self.figures = [other for other in self.figures if other.name != name] + [record]
         saved = Image(filename=self._place / record.png)  # the figure itself would be drawn once more
         display(saved, metadata={"image/png": {"alt": alt, "name": name}})

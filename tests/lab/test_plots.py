@@ -180,6 +180,8 @@ def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_se
 ) -> None:
     record = plot_style.save(bars(operators), "operators", title=TITLE, alt=f"{ALT} <&>", folder=tmp_path, key=True)
     assert (record.png, record.svg, record.key) == ("figures/operators.png", "figures/operators.svg", True)
+    of_09 = plot_style.save(bars(operators), "operators", title=TITLE, alt=ALT, folder=tmp_path, notebook="09_mine")
+    assert (of_09.name, of_09.png) == ("operators", "figures/09_operators.png")
     with Image.open(tmp_path / record.png) as picture:
         assert picture.width == 1440
         assert picture.getpixel((2, 2))[:3] == tuple(round(255 * c) for c in to_rgb(plot_style.SURFACE))

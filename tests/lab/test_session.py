@@ -83,7 +83,7 @@ def test_who_runs_cells_by_hand_writes_beside_the_results_of_a_run(lab, monkeypa
     mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
     written = mine.finish()
     assert written == lab.folder / "by_hand/01_profile_bottlenecks.json" and results.read(written).figures
-    assert (lab.folder / "by_hand/figures/times.png").exists() and not (lab.folder / "figures").exists()
+    assert (lab.folder / "by_hand/figures/01_times.png").exists() and not (lab.folder / "figures").exists()
     assert lab.path.read_bytes() == before and mine.need("01").run == mine.run and lab.need("01").run == lab.run
     shutil.rmtree(lab.folder / "figures", ignore_errors=True)
     for path in lab.folder.glob("01_*"):
