@@ -165,3 +165,8 @@ def test_no_pickle_is_ever_loaded():
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"pickle\.loads?\(|allow_pickle=True|weights_only=False", text), path
+
+
+def test_test_files_have_names_of_their_own():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)  # pytest imports them by name

@@ -36,6 +36,7 @@ def test_a_model_goes_through_processes_of_its_own(optimize, tmp_path):
 
 
 def test_the_table_says_why_a_step_is_not_kept(optimize, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")  # nothing is wrapped
     found = {"inference mode": FINE | {"applies": False, "why": "no [reason] at all"}}
     monkeypatch.setattr(search, "Worker", Planted(lambda plan, process: 0.5, found))
     code, out, _ = optimize("own_models:gin", "--graph", "karate")
