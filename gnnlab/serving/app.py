@@ -24,15 +24,15 @@ from gnnlab.errors import GnnlabError, shown
 from gnnlab.serving import documents, problems, requests
 from gnnlab.serving.metrics import forget_the_dead
 from gnnlab.serving.problems import Problem
-from gnnlab.serving.service import Answer, Service
-from gnnlab.serving.settings import Settings
+from gnnlab.serving.service import Service, ServiceAnswer
+from gnnlab.serving.settings import ServiceSettings
 
 CLIENT_CLOSED = 499  # nobody reads it
 
 
-def create(settings: Settings | None = None) -> FastAPI:
+def create(settings: ServiceSettings | None = None) -> FastAPI:
     """The application; without settings, those of the environment."""
-    settings = settings or Settings()
+    settings = settings or ServiceSettings()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -57,7 +57,7 @@ def create(settings: Settings | None = None) -> FastAPI:
     return app
 
 
-def _add_predictions(app: FastAPI, settings: Settings) -> None:
+def _add_predictions(app: FastAPI, settings: ServiceSettings) -> None:
     @app.post("/predict", responses=documents.ONE_ANSWER, openapi_extra=documents.ONE_STATE)
     async def predict(request: Request) -> Response:
         """Choose the node for the next task."""
@@ -109,7 +109,9 @@ def _add_observation(app: FastAPI) -> None:
         return Response(request.app.state.service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _within_limits(request: Request, settings: Settings, answered: Callable[[], Awaitable[Response]]) -> Response:
+async def _within_limits(
+    request: Request, settings: ServiceSettings, answered: Callable[[], Awaitable[Response]]
+) -> Response:
     """The answer, if there is room for the request, in time, and as long as the client waits for it."""
     service: Service = request.app.state.service
     if service.requests >= settings.max_requests:
@@ -136,7 +138,7 @@ def _counted(service: Service, problem: Problem) -> Problem:
     return problem
 
 
-def _shown(found: Answer | GnnlabError, model_type: str, with_scores: bool) -> dict[str, Any]:
+def _shown(found: ServiceAnswer | GnnlabError, model_type: str, with_scores: bool) -> dict[str, Any]:
     """A member of an answer."""
     if isinstance(found, GnnlabError):
         return problems.as_json(422, str(found))

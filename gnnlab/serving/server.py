@@ -22,14 +22,14 @@ from contextlib import contextmanager
 import psutil
 
 from gnnlab.errors import GnnlabError
-from gnnlab.serving.settings import Settings, environment
+from gnnlab.serving.settings import ServiceSettings, environment
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 START_S = 120.0
 GREETING = "gnnlab: serving at "
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: ServiceSettings) -> int:
     """Serve until a signal ends it; the exit code.
 
     Raises:
@@ -80,7 +80,7 @@ def _listen(config):
 
 
 @contextmanager
-def running(settings: Settings, *, start_s: float = START_S) -> Iterator[str]:
+def running(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[str]:
     """The URL of a service of these settings in a process of its own, which ends, gracefully, with the block.
 
     `port=0` takes any port that is free. What it logs goes to this process's standard error.
@@ -93,7 +93,7 @@ def running(settings: Settings, *, start_s: float = START_S) -> Iterator[str]:
 
 
 @contextmanager
-def started(settings: Settings, *, start_s: float = START_S) -> Iterator[tuple[str, psutil.Process]]:
+def started(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[tuple[str, psutil.Process]]:
     """The same, with the process: what a test of faults stops, or looks for the workers in (`workers_of`)."""
     command = [sys.executable, "-m", "gnnlab", "serve"]
     own = {**os.environ, **environment(settings), "PYTHONUNBUFFERED": "1"}

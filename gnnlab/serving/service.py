@@ -25,7 +25,7 @@ from gnnlab.serving.database import Database
 from gnnlab.serving.metrics import CountedCache, Metrics
 from gnnlab.serving.problems import Problem
 from gnnlab.serving.recorder import Answered, Recorder
-from gnnlab.serving.settings import Settings
+from gnnlab.serving.settings import ServiceSettings
 from gnnlab.serving.shared_cache import SharedCache
 from gnnlab.serving.tracing import Tracing
 from gnnlab.workloads import edge_allocator
@@ -36,7 +36,7 @@ log = logging.getLogger("gnnlab.serving")
 ALONE_NODES = 200  # of a network that may be computed in the event loop
 
 
-class Answer(NamedTuple):
+class ServiceAnswer(NamedTuple):
     """A decision, and how sure the model is: the chosen node's share of the softmax of all scores.
 
     Of ppo that is the probability that its policy gives the node, of dqn the inverse of its expected cost over the sum
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 class Service:
     """Answers states by the models of `settings`; entered, it is ready, and left, it has answered what it accepted."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.ready = False
@@ -98,7 +98,7 @@ class Service:
         kept = "off" if self._recorder is None else "away" if self._recorder.away else "here"
         return {"redis": shared, "database": kept}
 
-    async def answer(self, model_type: str, states: Sequence[State]) -> list[Answer | GnnlabError]:
+    async def answer(self, model_type: str, states: Sequence[State]) -> list[ServiceAnswer | GnnlabError]:
         """An answer or an error for each state, in their order.
 
         Raises:
@@ -107,7 +107,7 @@ class Service:
         began = time.perf_counter()
         with self._tracing.span(model_type) as span:
             found = await self._answers(model_type, states)
-            good = [one for one in found if isinstance(one, Answer)]
+            good = [one for one in found if isinstance(one, ServiceAnswer)]
             if good:
                 span.answered(min(one.confidence for one in good))
         self.metrics.latency.labels(model_type).observe(time.perf_counter() - began)
@@ -115,11 +115,11 @@ class Service:
         if self._recorder is not None:
             now = datetime.now(UTC)
             for state, one in zip(states, found, strict=True):
-                if isinstance(one, Answer):
+                if isinstance(one, ServiceAnswer):
                     self._recorder.record(Answered(now, model_type, state, *one.decision[:3], one.confidence))
         return found
 
-    async def _answers(self, model_type: str, states: Sequence[State]) -> list[Answer | GnnlabError]:
+    async def _answers(self, model_type: str, states: Sequence[State]) -> list[ServiceAnswer | GnnlabError]:
         if not self.ready:
             raise self.busy("the service is stopping")
         batcher = self._batchers.get(model_type)
@@ -156,7 +156,7 @@ class Service:
         after = self.settings.retry_after_s
         return Problem(503, f"{why}; send it again after {after} s", {"Retry-After": str(after)})
 
-    def _pass(self, model_type: str, states: Sequence[State]) -> list[Answer | GnnlabError]:
+    def _pass(self, model_type: str, states: Sequence[State]) -> list[ServiceAnswer | GnnlabError]:
         """One batch; runs in the thread of the batcher. What fails besides the states themselves is nobody's input."""
         self.metrics.batch.labels(model_type).observe(len(states))
         try:
@@ -164,7 +164,7 @@ class Service:
         except Exception:
             log.exception("a batch of %d states failed", len(states))
             raise Problem(500, "the model failed on this batch; the log of the service says how") from None
-        return [one if isinstance(one, GnnlabError) else Answer(one, _confidence(one.scores)) for one in found]
+        return [one if isinstance(one, GnnlabError) else ServiceAnswer(one, _confidence(one.scores)) for one in found]
 
     def _decisions(self, predictor: Predictor | GuidePredictor, states: Sequence[State]) -> list[Any]:
         if len(states) > 1:
@@ -199,7 +199,7 @@ class Service:
         return predictor
 
 
-async def _settled(answer: Any) -> Answer | GnnlabError:
+async def _settled(answer: Any) -> ServiceAnswer | GnnlabError:
     try:
         return await answer
     except GnnlabError as error:

@@ -24,7 +24,7 @@ Bytes = Annotated[int, Field(ge=0, le=1 << 30)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Settings(BaseSettings):
+class ServiceSettings(BaseSettings):
     """The options of a service; those of `window_s`, `max_batch`, `gzip_from`, the pool and the caches are S2's."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -94,7 +94,7 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _batches_fit(self) -> Settings:
+    def _batches_fit(self) -> ServiceSettings:
         if self.max_states > self.max_waiting:
             raise ValueError(f"max_states {self.max_states} is above max_waiting {self.max_waiting}")
         return self
@@ -125,18 +125,18 @@ def _database(text: str) -> URL | None:
     return url.set(drivername=DRIVERS[kind])
 
 
-def made(**given: Any) -> Settings:
+def made(**given: Any) -> ServiceSettings:
     """Settings from what is given, then from the environment, then from the defaults.
 
     Raises:
         GnnlabError: one of them is not what it has to be; the line names it, and no value of a secret.
     """
     try:
-        return Settings(**given)
+        return ServiceSettings(**given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(map(str, first["loc"])) or "settings"
-        known = Settings.model_fields.get(name)
+        known = ServiceSettings.model_fields.get(name)
         secret = known is not None and known.annotation is SecretStr
         text = "" if secret else f" {shown(first['input'])} given,"
         raise GnnlabError(
@@ -144,8 +144,8 @@ def made(**given: Any) -> Settings:
         ) from None
 
 
-def environment(settings: Settings) -> dict[str, str]:
+def environment(settings: ServiceSettings) -> dict[str, str]:
     """The settings as variables of a process, every one of them."""
-    values = {name: getattr(settings, name) for name in Settings.model_fields}
+    values = {name: getattr(settings, name) for name in ServiceSettings.model_fields}
     plain = {n: v.get_secret_value() if isinstance(v, SecretStr) else v for n, v in values.items()}
     return {PREFIX + n.upper(): v if isinstance(v, str) else json.dumps(v) for n, v in plain.items()}

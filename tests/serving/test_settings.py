@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gnnlab.errors import GnnlabError
-from gnnlab.serving.settings import PREFIX, Settings, environment, made
+from gnnlab.serving.settings import PREFIX, ServiceSettings, environment, made
 
 
 def test_the_default_is_the_loopback_and_needs_no_server():
@@ -57,7 +57,7 @@ def test_the_example_of_several_hosts_sets_what_there_is_and_opens_the_loopback_
     example = yaml.safe_load((Path(__file__).parents[2] / "examples/compose.yaml").read_text(encoding="utf-8"))
     services = example["services"]
     names = {name.removeprefix(PREFIX).lower() for name in services["service"]["environment"]}
-    assert names <= set(Settings.model_fields) and services["service"]["deploy"]["replicas"] == 2
+    assert names <= set(ServiceSettings.model_fields) and services["service"]["deploy"]["replicas"] == 2
     assert all(port.startswith("127.0.0.1:") for one in services.values() for port in one.get("ports", []))
 
 
