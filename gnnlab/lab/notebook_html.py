@@ -38,6 +38,8 @@ MAX_STREAM = 200_000  # characters of one printed output; beyond it the page say
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
 _LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json"]
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
+_LINKED = re.compile(r"\]\(([^)\s#]+\.md)")
+_DOCUMENT, _REPORTED = re.compile(r"docs/[\w/-]+\.md"), re.compile(r"notebooks/\d\d_\w+\.ipynb")
 _TITLE = re.compile(r"^#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
 
@@ -69,18 +71,15 @@ def title(notebook: nbformat.NotebookNode) -> str | None:
     return next((found[1] for found in texts if found), None)
 
 
-def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord], base: str | None = None) -> Cells:
-    """The cells as HTML. `figures` are those of the result file, by name: they get links to their PNG and SVG.
-
-    `base` is where the notebooks lie as seen from the page ("../../notebooks"): relative links start there.
-    """
+def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord]) -> Cells:
+    """The cells as HTML. `figures` are those of the result file, by name: they get links to their PNG and SVG."""
     headings: list[tuple[str, str, int]] = []
     exporter = HTMLExporter(
         template_name="cells",
         extra_template_basedirs=[str(TEMPLATES)],
         filters={
             "clean": clean,
-            "markdown": lambda source, attachments: _markdown(source, _Renderer(headings, attachments, base)),
+            "markdown": lambda source, attachments: _markdown(source, _Renderer(headings, attachments, "notebooks")),
             "code": code,
             "ansi": lambda text: Markup(ansi2html(_shortened(text))),
         },
@@ -89,6 +88,38 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord],
     exporter.environment.autoescape = True
     html, _ = exporter.from_notebook_node(_prepared(notebook), resources={"figures": figures})
     return Cells(Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
+
+
+def document(source: str, place: str) -> Cells:
+    """A page of the documentation, Markdown that lies at `place` in the repository: "docs/measuring.md"."""
+    headings: list[tuple[str, str, int]] = []
+    html = _markdown(source, _Renderer(headings, {}, posixpath.dirname(place)))
+    return Cells(html, [(anchor, text) for anchor, text, level in headings if level == 2])
+
+
+def documents_linked(source: str, folder: str) -> list[str]:
+    """The pages of the documentation that Markdown in `folder` links to, as their places in the repository."""
+    targets = (posixpath.normpath(posixpath.join(folder, url)) for url in _LINKED.findall(source))
+    return [target for target in targets if _DOCUMENT.fullmatch(target)]
+
+
+def _address(url: str, folder: str) -> str | None:
+    """Where a link of a text in `folder` of the repository leads on the site; None where the site has no such page.
+
+    Reports lie on top of the site, the documentation in `docs` below it.
+    """
+    if re.match(r"[\w+.-]+:|[/#]", url):
+        return url
+    path, mark, anchor = url.partition("#")
+    target = posixpath.normpath(posixpath.join(folder, path))
+    if _REPORTED.fullmatch(target):
+        page = target.removeprefix("notebooks/").removesuffix(".ipynb")
+    elif _DOCUMENT.fullmatch(target):
+        page = target.removesuffix(".md")
+    else:
+        return None
+    own = "." if folder == "notebooks" else folder
+    return posixpath.relpath(f"{page}.html", own) + mark + (f"s-{anchor}" if anchor else "")
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -110,21 +141,18 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 class _Renderer(IPythonRenderer):
-    """Markdown with headings to link to and links that lead where they did from the notebook's own folder.
+    """Markdown with headings to link to and links to pages of the site; a link to any other file is plain text.
 
     Formulas stay the TeX they are: typesetting them needs a fetched script.
     """
 
-    def __init__(self, headings: list[tuple[str, str, int]], attachments: Mapping[str, Any], base: str | None) -> None:
+    def __init__(self, headings: list[tuple[str, str, int]], attachments: Mapping[str, Any], folder: str) -> None:
         super().__init__(escape=False, exclude_anchor_links=True, attachments=dict(attachments))
-        self.headings, self.base = headings, base
+        self.headings, self.folder = headings, folder
 
     def link(self, text: str, url: str, title: str | None = None) -> str:
-        if re.fullmatch(r"\d\d_\w+\.ipynb(#.*)?", url):  # another notebook: its report lies beside this one
-            url = url.replace(".ipynb", ".html", 1)
-        elif self.base and not re.match(r"[\w+.-]+:|[/#]", url):
-            url = posixpath.normpath(posixpath.join(self.base, url))
-        return super().link(text, url, title)
+        address = _address(url, self.folder)
+        return text if address is None else super().link(text, address, title)
 
     def heading(self, text: str, level: int, **attributes: Any) -> str:
         plain = Markup(text).striptags()
@@ -224,5 +252,6 @@ def clean(html: str) -> Markup:
             if not head.get_text(strip=True):  # heads nothing, and is announced as if it did
                 head.name = "td"
     safe = _CLEANER.clean(str(soup))
-    safe = re.sub(r"<table\b", '<div class="wide" tabindex="0"><table', safe)
+    safe = re.sub(r"<table\b", '<div class="wide" role="group" aria-label="Table" tabindex="0"><table', safe)
+    safe = re.sub(r"<pre\b", '<pre tabindex="0"', safe)
     return Markup(safe.replace("</table>", "</table></div>"))

@@ -78,12 +78,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
     executed_ipynb, result = Path(executed_ipynb), results.read(result_json)
     notebook = notebook_html.read(executed_ipynb)
     figures = {figure.name: figure for figure in result.figures}
-    folder = executed_ipynb.parent
-    try:  # the repository's notebooks as a relative address
-        base = Path(os.path.relpath(discovery.root(folder) / "notebooks", folder.resolve())).as_posix()
-    except ValueError:  # no repository (GnnlabError), or on another drive
-        base = None
-    cells = notebook_html.render(notebook, figures, base)
+    cells = notebook_html.render(notebook, figures)
     html = _page(
         "report.html.j2",
         title=notebook_html.title(notebook) or _spoken(executed_ipynb.stem),
@@ -116,6 +111,7 @@ def build_site(out_dir: Path) -> Path:
         of_notebook = [row for row in judged.rows if row.notebook == entry.number]
         entry.result, entry.page = _rendered(out_dir, entry.stem, entry, of_notebook)
         entry.failure, entry.failure_page = _rendered(out_dir, f"{entry.stem}.failed", entry, [])
+    _write_documents(out_dir)
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
     rows = [ledger_view.line(record, lambda r: _figure_link(r, entries), older) for record in judged.rows]
     newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
@@ -139,6 +135,31 @@ def build_site(out_dir: Path) -> Path:
     path = out_dir / "index.html"
     files.write_atomically(path, lambda file: file.write(html))
     return path
+
+
+def _write_documents(out_dir: Path) -> None:
+    """The pages of the documentation that notebooks link to, and those that these link to, below `out_dir`/docs."""
+    from . import notebook_html
+
+    root = discovery.root(out_dir)
+    waiting = ["docs/glossary.md"]
+    for path in (root / "notebooks").glob("*.ipynb"):
+        waiting += notebook_html.documents_linked(path.read_text(encoding="utf-8"), "notebooks")
+    written: set[str] = set()
+    while waiting:
+        place = waiting.pop()
+        if place in written or not (root / place).is_file():
+            continue
+        written.add(place)
+        source = (root / place).read_text(encoding="utf-8")
+        waiting += notebook_html.documents_linked(source, place.rpartition("/")[0])
+        page = (out_dir / place).with_suffix(".html")
+        if _stale(page, [root / place]):
+            shown = notebook_html.document(source, place)
+            home = "../" * place.count("/") + "index.html"
+            title = source.lstrip("# ").splitlines()[0]
+            html = _page("document.html.j2", title=title, cells=shown, home=home)
+            files.write_atomically(page, lambda file, html=html: file.write(html))
 
 
 def _pays(rows: Sequence[ledger_view.LedgerLine]) -> list[ledger_view.LedgerLine]:

@@ -10,149 +10,24 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import nbformat
 import pandas as pd
 import pytest
+import small_site
 from nbformat import v4
+from small_site import ENVIRONMENT, HOSTILE, result
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import claims, ledger_view, plot_style, plots, report, results
+from gnnlab.lab import claims, ledger_view, notebook_html, report, results
 from gnnlab.lab.claims import Verdict
-from gnnlab.lab.ledger import Judged, Ledger
 from gnnlab.lab.notebook_html import clean
-from gnnlab.lab.results import FigureRecord, ResultFile
-
-HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "</style><script>alert(3)</script>"]
-ENVIRONMENT = {
-    "commit": "abc1234567",
-    "dirty": True,
-    "host": "bench",
-    "os": "Linux-6.1",
-    "python": "3.11.7",
-    "cpu": {"model": "AMD EPYC 9R14", "cores": 2, "logical": 4, "flags": ["avx2", "fma"], "l3_cache_bytes": 33554432},
-    "memory_gb": 24.0,
-    "devices": [{"name": "AMD EPYC 9R14", "kind": "CPU", "driver": None}],
-    "versions": {"torch": "2.13.0", "openvino": None},
-    "threads": 2,
-    "load": [0.1, 0.2, 0.3],
-    "steal_percent": 0.1,
-    "clock_mhz": 2250.0,
-}
-PARAMETERS_CELL = 'output_dir: str = "outputs/quick"  # where results go\nruns: int = 5  # timed runs; 1..100'
-
-
-def judged(id: str, value: float | None, interval: tuple[float, float] | None, n: int, why: str) -> Judged:
-    """A row of the ledger, its verdict by the interval."""
-    claim = claims.catalogue()[id]
-    named = {name: getattr(claim, name) for name in ("id", "source", "notebook", "statement", "metric", "unit")}
-    low, high = interval or (None, None)
-    if value is None:
-        said = Verdict.UNTESTABLE
-    elif claim.of.equals:
-        said = Verdict.REPRODUCED
-    else:
-        said = claims.verdict(claim, interval)
-    numbers = {"value": value, "low": low, "high": high, "n": n, "runs": min(n, 1)}
-    study = "operators" if claim.notebook == "01" else "rungs"
-    return Judged(**named, **numbers, claimed=claim.bounds, verdict=said, study=study, conditions="CPU", why=why)
-
-
-def records() -> list[Judged]:
-    """A row for each verdict, open and missing ranges among them."""
-    why = "Interleaved pairs on equal weights; the interval says it."
-    return [
-        judged("gat.parameters", 169856, (169856, 169856), 1, f"Counted. {HOSTILE[1]}"),
-        judged("gat.optimized", 0.972, (0.958, 0.988), 240, why),
-        judged("gat.compile", 1.27, (1.25, 1.30), 120, why),
-        judged("gat.expand", 1.04, (0.97, 1.12), 40, "Too noisy here."),
-        judged("gat.throughput", 1.2, (1.17, 1.23), 90, why),
-        judged("gat.compile_cuda", None, None, 0, "Needs a CUDA device; none is usable here."),
-        judged("gat.cached_ids", 1.031, (1.02, 1.04), 120, why),
-        judged("goal.gat_hoisted", 214.0, (205.0, 222.0), 60, why),
-        judged("goal.gat_layer", 4.0, (3.9, 4.2), 60, why),
-        judged("goal.gat_computed", 4.9, (4.0, 5.2), 60, why),
-    ]
-
-
-def figure(folder: Path, name: str, *, key: bool = True) -> tuple[FigureRecord, str]:
-    """A small real figure in `folder`, and its PNG in base64 as a notebook stores it."""
-    frame = pd.DataFrame({"operator": ["mm", "scatter_add"], "value": [31.2, 22.1], "low": [29, 20], "high": [33, 24]})
-    finding = "mm and scatter_add take half of the forward pass"
-    drawn = plots.bars(frame, y="operator", label="share", unit="%", title=finding)
-    alt = "Bars of the share of CPU time by operator: mm 31 %, scatter_add 22 %."
-    record = plot_style.save(drawn, name, title=finding, alt=alt, folder=folder, key=key)
-    return record, base64.b64encode((folder / record.png).read_bytes()).decode()
-
-
-def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
-    """An executed notebook with a figure, a table, stderr, an error, formulas and hostile strings in each of them."""
-    table = pd.DataFrame({"operator": ["mm", HOSTILE[0]], "ms": [0.31, 0.22]})
-    parameters = v4.new_code_cell(PARAMETERS_CELL, metadata={"tags": ["parameters"]})
-    injected = v4.new_code_cell("# Parameters\nruns = 7\n", metadata={"tags": ["injected-parameters"]})
-    card = v4.new_code_cell("session", metadata={"tags": ["remove-output"]})
-    card.outputs = [v4.new_output("stream", text="CARD")]
-    drawing = v4.new_code_cell("figure", execution_count=3)
-    drawing.outputs = [
-        v4.new_output("display_data", {"image/png": picture}, metadata={"image/png": {"alt": alt, "name": name}}),
-        v4.new_output(
-            "execute_result", {"text/html": table.to_html(escape=False), "text/plain": "table"}, execution_count=3
-        ),
-        v4.new_output("display_data", {"text/markdown": f"**0.97** of it {HOSTILE[1]}"}),
-        v4.new_output("display_data", {"text/plain": HOSTILE[0]}, metadata={}),
-        v4.new_output(
-            "display_data", {"image/png": picture}, metadata={"image/png": {"alt": HOSTILE[1], "name": HOSTILE[1]}}
-        ),
-        v4.new_output("stream", name="stderr", text=f"warning: {HOSTILE[2]} \x1b[31mred\x1b[0m"),
-        v4.new_output(
-            "error", ename="ValueError", evalue=HOSTILE[0], traceback=[f"\x1b[31mError\x1b[0m: {HOSTILE[0]}"]
-        ),
-    ]
-    texts = [
-        "# Where does the time go?\n\nOne **question**.\n\n| needs | minutes |\n|---|---|\n| nothing | 1 |",
-        f"## Operators\n\nFormula $2 N^2 h$ and a [link](https://example.org/paper). {HOSTILE[1]}",
-        "## What to read next\n\n- ![far](https://example.org/pixel.png) and [bad](javascript:alert(4))",
-    ]
-    raw = v4.new_raw_cell(HOSTILE[2])
-    first, second, last = (v4.new_markdown_cell(text) for text in texts)
-    return v4.new_notebook(cells=[first, parameters, injected, card, second, drawing, last, raw])
-
-
-def result(number_name: str, folder: Path, **changes: object) -> ResultFile:
-    content = {
-        "run": "0" * 32,
-        "notebook": number_name,
-        "params_set": "quick",
-        "status": "passed",
-        "parameters": {"output_dir": "outputs/quick", "runs": 7, "graph": HOSTILE[0]},
-        "environment": ENVIRONMENT,
-        "started": "2026-11-20T16:40:00+00:00",
-        "seconds": 41.2,
-    }
-    written = ResultFile.model_validate(content | changes)
-    suffix = ".failed" if written.status in ("failed", "timeout") else ""
-    results.write(folder / f"{number_name}{suffix}.json", written)
-    return written
+from gnnlab.lab.results import FigureRecord
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An output folder: 01 passed, 02 passed once and then failed, 03 damaged, 04 skipped without a notebook file."""
     folder = tmp_path_factory.mktemp("outputs") / "quick"
-    record, picture = figure(folder, "operators")
-    rungs, picture_2 = figure(folder, "rungs", key=False)
-    nbformat.write(executed(picture, "operators", record.alt), folder / "01_profile_bottlenecks.ipynb")
-    nbformat.write(executed(picture_2, "rungs", rungs.alt), folder / "02_optimize_gnn.ipynb")
-    nbformat.write(executed(picture_2, "rungs", rungs.alt), folder / "02_optimize_gnn.failed.ipynb")
-    result("01_profile_bottlenecks", folder, figures=[record])
-    result("02_optimize_gnn", folder, figures=[rungs])
-    result("02_optimize_gnn", folder, status="failed", reason=f"cell 3: {HOSTILE[0]}", seconds=3)
-    (folder / "03_fm_amp_training.json").write_text("{not json")
-    result("04_stage_export", folder, status="skipped", reason="run 03 first: gnnlab run 03 --params quick", seconds=1)
-    known = {row.id for row in records()}
-    missing = [claim for id, claim in claims.catalogue().items() if id not in known]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report.ledger, "judge", lambda _: Ledger(records(), missing))
-        report.build_site(folder)
+    small_site.write(folder)
     return folder
 
 
@@ -386,15 +261,32 @@ def test_every_verdict_and_status_has_a_word_and_a_symbol_of_its_own() -> None:
     assert len(set(words)) == len(words)
 
 
-def test_links_lead_where_they_did_from_the_notebooks_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "outputs" / "quick"
-    for name in ("notebooks", "params", "outputs/quick"):
-        (tmp_path / name).mkdir(parents=True)
-    links = ["../docs/measuring.md", "02_optimize_gnn.ipynb", "#here", "https://example.org/a", "mailto:a@example.org"]
-    cell = v4.new_markdown_cell(" ".join(f"[x]({link})" for link in links))
-    nbformat.write(v4.new_notebook(cells=[cell]), folder / "01_profile_bottlenecks.ipynb")
-    result("01_profile_bottlenecks", folder)
-    page = report.render_notebook(folder / "01_profile_bottlenecks.ipynb", folder / "01_profile_bottlenecks.json")
-    article = page.read_text(encoding="utf-8").split("<article>")[1].split("</article>")[0]
-    found = [attributes["href"] for tag, attributes in Tags(article).found if tag == "a"]
-    assert found == ["../../docs/measuring.md", "02_optimize_gnn.html", *links[2:]]
+def test_links_lead_to_pages_of_the_site_and_what_it_does_not_hold_is_plain_text() -> None:
+    links = [
+        "../docs/measuring.md#rules",
+        "02_optimize_gnn.ipynb",
+        "../gnnlab/cli.py",
+        "#here",
+        "https://example.org/a",
+    ]
+    cell = v4.new_markdown_cell(" ".join(f"[{link[-4:]}]({link})" for link in links))
+    html = notebook_html.render(v4.new_notebook(cells=[cell]), {}).html
+    found = [attributes["href"] for tag, attributes in Tags(html).found if tag == "a"]
+    assert found == ["docs/measuring.html#s-rules", "02_optimize_gnn.html", "#here", "https://example.org/a"]
+    assert "i.py" in html
+
+
+def test_a_page_of_the_documentation_links_to_its_neighbours() -> None:
+    source = "# A choice\n\n[rules](../measuring.md) [next](0002-next.md) [code](../../gnnlab/cli.py)"
+    html = notebook_html.document(source, "docs/decisions/0001-choice.md").html
+    assert [a["href"] for tag, a in Tags(html).found if tag == "a"] == ["../measuring.html", "0002-next.html"]
+
+
+def test_every_relative_link_of_the_site_leads_to_a_file(finished: Path) -> None:
+    pages = list(finished.rglob("*.html"))
+    assert finished / "docs" / "glossary.html" in pages and finished / "docs" / "measuring.html" in pages
+    for page in pages:
+        for tag, attributes in Tags(page.read_text(encoding="utf-8")).found:
+            target = (attributes.get("href") or "").partition("#")[0]
+            if tag == "a" and target and ":" not in target:
+                assert (page.parent / target).is_file(), f"{page.name}: {target}"
