@@ -162,7 +162,7 @@ def units(arguments) -> int:
     PARAMS,
     takes("--export", action="store_true", help="export the models that are missing or stale"),
     takes("--measure", action="store_true", help="measure what is not known yet"),
-    takes("--analyze", action="store_true", help="merge the checkpoints that are there, and print the report"),
+    takes("--analyze", action="store_true", help="merge the checkpoints, print the report, write both tables"),
     takes("--all", action="store_true", help="all three"),
     takes("--sizes", nargs="+", metavar="SIZE", help="nodes/edges, study, a JSON file, or graph:NAME"),
     takes("--units", nargs="+", metavar="UNIT", help="units, as openvino:CPU or module:factory (default: all)"),
@@ -177,12 +177,13 @@ def units(arguments) -> int:
 def stages(arguments) -> int:
     """Export one GNN layer stage by stage and measure the stages on every processing unit.
 
-    The same as notebooks 04 and 05, into the same folders: exported_models and stages of outputs/SET.
+    The same as notebooks 04 and 05, into the same folders: exported_models and stages of outputs/SET. --analyze
+    ends with S4's lookup_table.json and bandwidth_table.json in outputs/SET/tables, for which it measures copies.
     A campaign that was stopped, or killed, goes on where it was. Delete outputs/SET/stages to measure all anew.
 
     examples:
       gnnlab stages --all
-      gnnlab stages --measure --params full
+      gnnlab stages --all --params npu      the whole of S4 where there is an NPU
       gnnlab stages --all --sizes 1000/10000 my_sizes.json graph:digits --units openvino:CPU torch:CPU
       gnnlab stages --measure --blocks 1-5 6 7      a fused block and two stages
       gnnlab stages --measure --cluster tcp://10.0.0.1:8786      on machines that hold the devices
@@ -199,6 +200,8 @@ def stages(arguments) -> int:
     takes("--parts", type=_count, default=1, metavar="N", help="cut the graph into parts (%(default)s)"),
     takes("--plan", metavar="PLAN", help="in words or as [[units, stages, ratios], ...]; default: best"),
     takes("--units", nargs="+", metavar="UNIT", help="units to plan with (default: this CPU's runtimes)"),
+    takes("--lookup", metavar="FILE", help="a lookup table in S4's format, of any machine, instead of notebook 06's"),
+    takes("--bandwidth", metavar="FILE", help="the bandwidth table that belongs to it"),
     takes(
         "--objective",
         choices=("throughput", "latency"),
@@ -216,6 +219,7 @@ def plan(arguments) -> int:
       gnnlab plan --graph digits --execute
       gnnlab plan --graph my_graph.npz --execute --parts 8       cut by METIS, its parts streamed
       gnnlab plan --nodes 1000 --edges 9000 --plan "1-5 on fast:CPU, 6-7 on openvino:CPU"
+      gnnlab plan --nodes 1000 --edges 5000 --lookup lookup_table.json --bandwidth bandwidth_table.json
     """
     return _apart("plan", arguments)
 

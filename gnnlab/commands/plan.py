@@ -18,6 +18,7 @@ from gnnlab.planning.execution import Executed, carry_out
 from gnnlab.planning.partition import Graph, by_ranges
 from gnnlab.planning.planning import planner_of
 from gnnlab.planning.plans import Plan, parse
+from gnnlab.planning.read_costs import ReadCosts, read_costs
 from gnnlab.planning.store import Choice, Compiled
 from gnnlab.planning.table_costs import TableCosts
 from gnnlab.planning.unit_workers import UnitWorkers
@@ -38,13 +39,19 @@ def run(arguments: Namespace, show: Show) -> int:
         raise GnnlabError("which graph? give --nodes and --edges, or --graph, not both")
     if arguments.execute and arguments.graph is None:
         raise GnnlabError("nothing to execute: give a graph, as --graph digits")
-    folder = runner.output_folder(arguments.params)
-    costs = table_costs.load_costs(folder / TABLES, arguments.units or ())
+    read = _read(arguments)
+    folder = None if read else runner.output_folder(arguments.params)
+    costs = read or table_costs.load_costs(folder / TABLES, arguments.units or ())
     if arguments.graph is not None:
         graph = Graph.of(graphs.load(arguments.graph), costs.layer.features)
         nodes, edges = graph.size
     plan = None if arguments.plan is None else parse(arguments.plan)
-    plans = _plans(folder, costs, (nodes, edges), arguments.objective, plan, _shares(graph))
+    size = (nodes, edges)
+    if read:
+        plans = _planned(read, size, arguments.objective, plan, _shares(graph))
+        show(_whose(read, arguments.lookup))
+    else:
+        plans = _plans(folder, costs, size, arguments.objective, plan, _shares(graph))
     choice = plans.choose(nodes, edges, plan)
     show(f"{nodes} nodes, {edges} edges: {choice.plan.words()}")
     show(f"  {choice.plan}")
@@ -71,9 +78,43 @@ def _plans(
             return found
     except GnnlabError as error:
         print(f"planned for this size alone: {error}", file=sys.stderr, flush=True)
+    return _planned(costs, size, objective, plan, shares, slowdown)
+
+
+def _planned(
+    costs: TableCosts | ReadCosts,
+    size: tuple[int, int],
+    objective: str,
+    plan: Plan | None,
+    shares: Shares | None,
+    slowdown: float = 1.0,
+) -> Compiled:
+    """Plans for this size alone: all, or the given one beside those of one unit."""
     planner = planner_of(costs, objective=objective, slowdown=slowdown)
     plans = None if plan is None else [plan, *(p for p in planner.candidates if len(p.units) == 1 and p != plan)]
     return plan_store.compile(planner, [size], plans=plans, shares=shares)
+
+
+def _read(arguments: Namespace) -> ReadCosts | None:
+    """The costs of two files in S4's format, where they are given."""
+    if arguments.lookup is None and arguments.bandwidth is None:
+        return None
+    if arguments.lookup is None or arguments.bandwidth is None:
+        raise GnnlabError("plans from tables need both of them: --lookup FILE and --bandwidth FILE")
+    if arguments.execute or arguments.units:
+        named = "--execute" if arguments.execute else "--units"
+        raise GnnlabError(f"{named} names units of this machine, --lookup tables of processors; give one of the two")
+    return read_costs(Path(arguments.lookup), Path(arguments.bandwidth))
+
+
+def _whose(costs: ReadCosts, lookup: str) -> str:
+    text = (
+        f"Times of {', '.join(costs.units)} read from {lookup}, of the machine that it was made on; none was measured "
+        "here. Stages run one by one, as the table has them."
+    )
+    if not costs.noise_known:
+        text += " Some entries have no std_ms: their noise is unknown and in no interval below."
+    return text
 
 
 def _why(choice: Choice, plans: Compiled) -> str:

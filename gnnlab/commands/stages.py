@@ -1,4 +1,7 @@
-"""`gnnlab stages`: the stage campaign from the shell, to the same folders and by the same calls as notebooks 04, 05."""
+"""`gnnlab stages`: the stage campaign from the shell, to the same folders and by the same calls as notebooks 04 to 06.
+
+It ends as S4's script does, with `lookup_table.json` and `bandwidth_table.json`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gnnlab.campaign import checkpoints, measure, sizes
+from gnnlab.campaign import checkpoints, measure, sizes, table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery, parameters
 from gnnlab.lab.outputs import only_run
+from gnnlab.prediction import bandwidth, tables
 
-NOTEBOOKS = ("04", "05")
+CAMPAIGN, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
 
 
 def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
@@ -65,25 +69,38 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
 
 
 def _analyze(given: SimpleNamespace, folder: Path) -> None:
-    measure.analyze(folder / "stages")
-    print((folder / "stages" / checkpoints.REPORT).read_text(encoding="utf-8"), end="")
+    """The report of what was measured, then S4's two tables; copies are measured as far as they are not known."""
+    cells = measure.analyze(folder / "stages")
+    print((folder / "stages" / checkpoints.REPORT).read_text(encoding="utf-8"), end="", flush=True)
+    found = bandwidth.measure(
+        folder / "tables",
+        stages=folder / "stages",
+        models=folder / "exported_models",
+        names=[name for name in given.units if name in set(table.measured(cells)["unit"])],
+        off_grid=0,
+        again=0,
+        **{name: given.tables[name] for name in ("points", "visits", "processors", "budget_s", "timeout_s", "seed")},
+    )
+    written = ", ".join(f"{count} {what}" for what, count in tables.write(folder / "tables", found).items())
+    _say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")
 
 
 _STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
 
 
 def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
-    """The parameters of both notebooks in the set that was asked for, 05's before 04's where both have one, and the
-    options before them; and the results folder.
+    """The parameters of 04 and 05 in the set that was asked for, 05's before 04's where both have one, the options
+    before them, those of 06 apart as `tables`; and the results folder.
     """
     root = discovery.root()
     every = discovery.notebooks(root)
-    chosen = discovery.select(every, NOTEBOOKS)
+    chosen = discovery.select(every, (*CAMPAIGN, TABLES))
     set_ = discovery.parameter_set(arguments.params, root)
     in_set = discovery.read_parameters(chosen, set_, every=list(every.values()))
     values: dict[str, Any] = {}
     for notebook in sorted(chosen, key=lambda notebook: notebook.number):
-        values |= parameters.check(in_set[notebook.name] or {}, notebook.declared)
+        checked = parameters.check(in_set[notebook.name] or {}, notebook.declared)
+        values |= {"tables": checked} if notebook.number == TABLES else checked
     values |= {**_options(arguments), "cluster": arguments.cluster}
     folder = discovery.output_folder(set_, in_set.values(), root)
     values["sizes"] = sizes.read(values["sizes"], root)

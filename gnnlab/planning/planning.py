@@ -230,7 +230,7 @@ class Planner:
 
 def _worst(origins: set[str]) -> str:
     """Of several origins the one that says least about this machine."""
-    order = ("simulated", "extrapolated", "interpolated", "measured")
+    order = ("simulated", "extrapolated", "read, fitted between", "read", "interpolated", "measured")
     return next(origin for origin in order if origin in origins)
 
 
@@ -257,11 +257,11 @@ def planner_of(
 ) -> Planner:
     """Plans of the units of `costs` on this machine, where any two that are no NPU may share a graph in these `ratios`;
     `slowdown`: of units at work at once; `options`: fields of `Planner`."""
-    may = [unit for unit in costs.units if units.find(unit).processor != "NPU"]
+    may = [unit for unit in costs.units if costs.processor(unit) != "NPU"]
     stages = len(costs.layer.stages)
     able = {unit: {stage for a, b in costs.blocks(unit) for stage in range(a, b + 1)} for unit in costs.units}
     unable = {unit: set(range(1, stages + 1)) - able[unit] for unit in costs.units}
     space = Space(costs.units, stages, unable, tuple(map(frozenset, itertools.combinations(may, 2))), tuple(ratios))
     machine = Machine(cores or this_machine.cores(), costs.devices, slowdown)
-    model = Model(costs.layer, costs, frozenset(costs.simulated))
+    model = Model(costs.layer, costs, costs.separate)
     return Planner(model, space, machine, **options)

@@ -115,7 +115,15 @@ class TableCosts:
     @property
     def devices(self) -> frozenset[str]:
         """Units that are hardware of their own."""
-        return frozenset(name for name in self.units if units.find(name).processor != "CPU")
+        return frozenset(name for name in self.units if self.processor(name) != "CPU")
+
+    @property
+    def separate(self) -> frozenset[str]:
+        """Units with a memory of their own."""
+        return frozenset(self.simulated)
+
+    def processor(self, unit: str) -> str:
+        return units.find(unit).processor
 
     def blocks(self, unit: str) -> Collection[Span]:
         """The blocks (first, last) of which a unit's time is known."""

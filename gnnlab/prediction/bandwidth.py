@@ -63,9 +63,13 @@ class BandwidthFindings:
     compared: pd.DataFrame
     copies: pd.DataFrame
     transfers: MeasuredTransfers
-    predictor: TimePredictor
     chosen: dict[str, str]
     done: Finished
+
+    @cached_property
+    def predictor(self) -> TimePredictor:
+        """Fitted to the grid. `GnnlabError` where no block has three sizes."""
+        return _predictor(self.grid, self.transfers)
 
     @cached_property
     def entries(self) -> pd.DataFrame:
@@ -210,11 +214,17 @@ def measure(
     copied = [copies.through_units(found, sweep), copies.plain_copies(sweep, like.features, budget_s)]
     copied = pd.concat(copied, ignore_index=True)
     transfers = copies.measured_transfers(copied, like, chosen, sweep, models, budget_s)
-    predictor = TimePredictor.fit(layer_of(like.layer, like.features), fitted, transfers.through)
-    compared = pd.concat([compare(predictor, parts[NEW]), repeats(predictor, cells, parts[AGAIN])], ignore_index=True)
-    return BandwidthFindings(
-        fitted, compared, copied, transfers, predictor, tables.processor_units(fitted, processors), done
-    )
+    compared = pd.DataFrame(columns=COMPARED)
+    if len(parts[NEW]) or len(parts[AGAIN]):  # tables alone need no fit, which takes three sizes
+        predictor = _predictor(fitted, transfers)
+        compared = [compare(predictor, parts[NEW]), repeats(predictor, cells, parts[AGAIN])]
+        compared = pd.concat(compared, ignore_index=True)
+    return BandwidthFindings(fitted, compared, copied, transfers, tables.processor_units(fitted, processors), done)
+
+
+def _predictor(cells: pd.DataFrame, transfers: MeasuredTransfers) -> TimePredictor:
+    layer = layer_of(str(cells["layer"].iloc[0]), int(cells["features"].iloc[0]))
+    return TimePredictor.fit(layer, cells, transfers.through)
 
 
 def _units(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:

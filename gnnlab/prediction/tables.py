@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cell_inputs import layer_of
@@ -38,6 +38,7 @@ REPORT = "bandwidth_report.txt"
 PROCESSORS = ("CPU", "GPU", "NPU")
 _KEY = r"(\d+),(\d+),(CPU|GPU|NPU),(\d+)"
 _RATE_KEY = r"(CPU|GPU|NPU)_stage(\d+)"
+_S4 = "give a table in S4's format"
 
 
 # ---- what the files hold --------------------------------------------------------------------------------------------
@@ -48,14 +49,48 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class LookupEntry(BaseModel):
-    """An entry of S4's lookup table, ms."""
+    """An entry of S4's lookup table, ms. Published tables give the total alone; what else they say is left aside."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    compute_time_ms: NotNegative | None = None
+    transfer_time_ms: NotNegative | None = None
+    total_time_ms: Positive
+    std_ms: NotNegative | None = None
+
+
+class BandwidthFile(BaseModel):
+    """S4's bandwidth table in MB/s: by stage ("CPU_stage1"), or within and between processors, with the ms of a switch.
+
+    `inter_device`: one number for all, or by pair ("CPU-GPU", "CPU_to_GPU", "GPU->CPU"; either way round).
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    compute_time_ms: NotNegative
-    transfer_time_ms: NotNegative
-    total_time_ms: Positive
-    std_ms: NotNegative
+    stages: dict[str, Positive] = {}
+    intra_device: Positive | dict[str, Positive] | None = None
+    inter_device: Positive | dict[str, Positive] | None = None
+    device_switch_overhead_ms: NotNegative = 0.0
+
+    @field_validator("inter_device")
+    @classmethod
+    def _pairs(cls, given: float | dict[str, float] | None) -> float | dict[str, float] | None:
+        if not isinstance(given, dict):
+            return given
+        named = {tuple(re.findall("CPU|GPU|NPU", key)): value for key, value in given.items()}
+        if strange := [key for key in given if len(re.findall("CPU|GPU|NPU", key)) != 2]:
+            raise ValueError(f'{shown(strange[0])} names no pair of processors; write "CPU-GPU"')
+        return {"-".join(pair): value for pair, value in named.items()}
+
+    def between_mb_s(self, source: str, target: str) -> float | None:
+        """MB/s from one processor to the other; None where the table does not say."""
+        if isinstance(self.inter_device, dict):
+            ways = f"{source}-{target}", f"{target}-{source}"
+            return next((self.inter_device[way] for way in ways if way in self.inter_device), None)
+        if self.inter_device is not None:
+            return self.inter_device
+        ends = [[rate for key, rate in self.stages.items() if key.startswith(f"{end}_")] for end in (source, target)]
+        return min(float(np.median(rates)) for rates in ends) if all(ends) else None
 
 
 class BlockTime(BaseModel):
@@ -259,7 +294,7 @@ def load_tables(folder: Path) -> Tables:
 
 
 def read_s4(folder: Path) -> tuple[dict[str, LookupEntry], dict[str, float]]:
-    """S4's two tables, whoever wrote them, once they are found to be whole: entries by "nodes,edges,PU,stage", and MB/s
+    """The two tables that `write` wrote, once they are found to be whole: entries by "nodes,edges,PU,stage", and MB/s
     by "PU_stageN", of which there are none where none could be told.
 
     Raises:
@@ -267,23 +302,49 @@ def read_s4(folder: Path) -> tuple[dict[str, LookupEntry], dict[str, float]]:
             the table's processors has at some of its sizes only; one line.
     """
     path = folder / LOOKUP
-    found = _read_study(path, _KEY, "nodes,edges,PU,stage", LookupEntry)
-    if not found:
-        raise GnnlabError(f"{path} is empty; measure first (notebook 05)")
-    keys = {re.fullmatch(_KEY, key).groups() for key in found}
+    keys = set(found := read_lookup(path))
     sizes, stages = {key[:3] for key in keys}, {key[2:] for key in keys}
     wanted = {(*size, stage) for size in sizes for processor, stage in stages if processor == size[2]}
     if lacking := sorted(wanted - keys):
-        raise GnnlabError(f"{path} lacks {','.join(lacking[0])}, which it has at other sizes; measure it (notebook 05)")
-    return found, _read_study(folder / BANDWIDTH, _RATE_KEY, "PU_stageN", Positive)
+        key = ",".join(map(str, lacking[0]))
+        raise GnnlabError(f"{path} lacks {key}, which it has at other sizes; measure it (notebook 05)")
+    return {",".join(map(str, key)): entry for key, entry in found.items()}, read_bandwidth(folder / BANDWIDTH).stages
 
 
-def _read_study(path: Path, pattern: str, form: str, entry: Any) -> dict[str, Any]:
-    data = read_json(path, "write it again")
+def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
+    """A lookup table in S4's format, whoever wrote it: entries by (nodes, edges, processor, stage).
+
+    Raises:
+        GnnlabError: the file is missing, in another format, empty, or holds a time that is none; one line.
+    """
+    found = _validated(dict[str, LookupEntry], _keyed(path, _KEY, "nodes,edges,PU,stage"), path, _S4)
+    if not found:
+        raise GnnlabError(f"{path} is empty; measure first (notebook 05)")
+    groups = ((re.fullmatch(_KEY, key).groups(), entry) for key, entry in found.items())
+    return {(int(n), int(e), processor, int(stage)): entry for (n, e, processor, stage), entry in groups}
+
+
+def read_bandwidth(path: Path) -> BandwidthFile:
+    """A bandwidth table in S4's format, or in the one with intra_device and inter_device, whoever wrote it.
+
+    Raises:
+        GnnlabError: the file is missing, in another format, or holds a bandwidth that is none; one line.
+    """
+    general = [name for name in BandwidthFile.model_fields if name != "stages"]
+    data = _keyed(path, f"{_RATE_KEY}|{'|'.join(general)}", "PU_stageN")
+    if isinstance(data, dict):
+        named = {name: data.pop(name) for name in general if name in data}
+        rates = _validated(dict[str, Positive], data, path, _S4)
+        data = {"stages": rates, **named}
+    return _validated(BandwidthFile, data, path, _S4)
+
+
+def _keyed(path: Path, pattern: str, form: str) -> Any:
+    data = read_json(path, _S4)
     strange = [key for key in data if not re.fullmatch(pattern, key, re.ASCII)] if isinstance(data, dict) else []
     if strange:
         raise GnnlabError(f'{path}: key {shown(strange[0])} is not understood; write "{form}"')
-    return _validated(dict[str, entry], data, path, "write it again")
+    return data
 
 
 _T = TypeVar("_T")

@@ -236,6 +236,7 @@ def params(tmp_path, monkeypatch):
     folder.mkdir()
     text = f"sizes: [30/90]\nfeatures: 8\nbudget_s: 0.01\nunits: [{TORCH}]\noutput_dir: {tmp_path / 'out'}\n"
     (folder / "05_npu_measure.yaml").write_text(text)
+    (folder / "06_bandwidth_analysis.yaml").write_text(f"points: 2\nbudget_s: 0.01\noutput_dir: {tmp_path / 'out'}\n")
     return str(folder)
 
 
@@ -248,8 +249,11 @@ def test_measure_and_analyze_from_the_shell(params, tmp_path, capsys):
     raw = json.loads((tmp_path / "out/stages/raw_measurements.json").read_bytes())["measurements"]
     assert [(key, row["outcome"]["status"]) for key, row in raw.items()] == [("20,40,torch:CPU,7", "measured")]
     assert cli.main(["stages", "--analyze", "--params", params]) == cli.OK
-    assert "7 ACTIVATE" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "7 ACTIVATE" in printed.out and "lookup_table.json and bandwidth_table.json" in printed.err
     assert (tmp_path / "out/stages/profiling_report.txt").exists()
+    lookup = json.loads((tmp_path / "out/tables/lookup_table.json").read_bytes())
+    assert list(lookup) == ["20,40,CPU,7"] and lookup["20,40,CPU,7"]["total_time_ms"] > 0
 
 
 def test_all_runs_the_three_steps_in_order(params, monkeypatch):

@@ -151,7 +151,7 @@ def planted(error=0.0, per_size=1, new=40, **changes):
              "runtime": "1", "precision": "float32", "threads": 1}  # fmt: skip
     samples = [(0.99, 1.0, 1.01) * 8 + (1.0,)] * len(rows)
     compared = pd.DataFrame(rows).assign(samples_ms=samples, **(fixed | changes))
-    return BandwidthFindings(None, compared, None, None, None, {}, None)
+    return BandwidthFindings(None, compared, None, None, {}, None)
 
 
 def judged(found):

@@ -17,18 +17,12 @@ CURVE = CopyCurve.fit(sweep(TRUTH, [256 * 4**k for k in range(9)], noise=0.0, se
 TRANSFERS = MeasuredTransfers(CURVE, {"torch:CPU": CURVE, "onnxruntime:CPU": CURVE}, {"torch:CPU": CURVE})
 
 
-class Layer:
-    """In the place of a predictor, which the tables do not need."""
-
-    layer = LAYER
-
-
 def of(stages, transfers=TRANSFERS, **declared):
     """What was measured: a planted campaign, and these transfers."""
     cells = measured_cells(stages)
     chosen = tables.processor_units(cells, [f"{processor}={unit}" for processor, unit in declared.items()])
     compared = cells.iloc[:0].assign(kind="", predicted_ms=0.0, low_ms=0.0, high_ms=0.0, fitted=0, form="")
-    return BandwidthFindings(cells, compared[COMPARED], None, transfers, Layer, chosen, None)
+    return BandwidthFindings(cells, compared[COMPARED], None, transfers, chosen, None)
 
 
 @pytest.fixture
@@ -213,7 +207,7 @@ def test_cells_without_a_time_are_listed_and_the_table_goes_on(tmp_path):
         and line in (tmp_path / "tables" / tables.REPORT).read_text()
     )
     assert len(found.entries) == len(SIZES) * 7 - 4 and np.isfinite(found.entries["total_time_ms"]).all()
-    with pytest.raises(GnnlabError, match="lacks 400,1600,CPU,3, which it has at other sizes"):
+    with pytest.raises(GnnlabError, match="lacks 400,400,CPU,3, which it has at other sizes"):
         tables.read_s4(tmp_path / "tables")
 
 
@@ -227,7 +221,7 @@ def entry(**changes):
         ({"1,1,CPU,1": entry(total_time_ms=-1.5)}, "total_time_ms: Input should be greater than 0, got -1.5"),
         ({"1,1,CPU,1": entry(std_ms=float("nan"))}, "std_ms: Input should be a finite number"),
         ({"1,1,CPU,1": entry(std_ms=True)}, "std_ms: Input should be a valid number, got True"),
-        ({"1,1,CPU,1": {"latency_ms": 3}}, "compute_time_ms: Field required"),
+        ({"1,1,CPU,1": {"latency_ms": 3}}, "total_time_ms: Field required"),
         ({"1,1,TPU,1": entry()}, "is not understood; write"),
         ({"CPU_stage1": entry()}, "is not understood; write"),
         ({"1,1,CPU,1": entry(), "1,1,CPU,2": entry(), "2,2,CPU,1": entry()}, "lacks 2,2,CPU,2"),

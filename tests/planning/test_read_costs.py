@@ -1,0 +1,121 @@
+"""Plans from tables in S4's format that were made elsewhere."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gnnlab import cli
+from gnnlab.errors import GnnlabError
+from gnnlab.planning.planning import planner_of
+from gnnlab.planning.plans import parse
+from gnnlab.planning.read_costs import FITTED, READ, read_costs
+
+SIZES = [(n, e) for n in (1000, 2000, 4000) for e in (1000, 5000, 20000)]
+ABLE = {"CPU": range(1, 8), "GPU": range(1, 8), "NPU": (2, 5, 6, 7)}
+FIXED_MS, PER_NODE_MS = {"CPU": 0.2, "GPU": 0.5, "NPU": 0.3}, {"CPU": 1e-3, "GPU": 2e-4, "NPU": 1e-4}
+RATES = {"intra_device": {"CPU": 15e3}, "inter_device": 8000, "device_switch_overhead_ms": 0.5}
+
+
+def total_ms(processor, stage, nodes, edges):
+    return FIXED_MS[processor] + PER_NODE_MS[processor] * stage * (nodes + edges)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes both tables; gives their paths."""
+
+    def write(rates=RATES, sizes=SIZES, **more):
+        entries = {
+            f"{n},{e},{processor},{stage}": {"total_time_ms": total_ms(processor, stage, n, e), **more}
+            for n, e in sizes
+            for processor, stages in ABLE.items()
+            for stage in stages
+        }
+        paths = tmp_path / "lookup.json", tmp_path / "bandwidth.json"
+        for path, data in zip(paths, (entries, rates), strict=True):
+            path.write_text(json.dumps(data))
+        return paths
+
+    return write
+
+
+def test_a_total_alone_is_a_time_and_its_origin_says_that_it_was_read(written):
+    costs = read_costs(*written())
+    assert costs.units == ("CPU", "GPU", "NPU") and not costs.noise_known
+    assert costs.time_ms("GPU", 3, 3, 2000, 5000) == total_ms("GPU", 3, 2000, 5000)
+    assert costs.origin("GPU", 3, 3, 2000, 5000) == READ
+    assert costs.time_ms("GPU", 3, 3, 3000, 9000) == pytest.approx(total_ms("GPU", 3, 3000, 9000), rel=0.1)
+    assert costs.origin("GPU", 3, 3, 3000, 9000) == FITTED
+    assert costs.origin("GPU", 3, 3, 90_000, 9000) == "extrapolated"
+
+
+def test_the_noise_of_an_entry_is_drawn_where_it_is_given(written):
+    drawn = read_costs(*written(std_ms=0.05)).samples("CPU", 1, 1, 1000, 1000, 4000, seed=0)
+    assert np.std(drawn) == pytest.approx(0.05, rel=0.1)
+    silent = read_costs(*written()).samples("CPU", 1, 1, 1000, 1000, 10, seed=0)
+    assert np.ptp(silent) == 0
+
+
+@pytest.mark.parametrize(
+    ("rates", "source", "target", "ms"),
+    [
+        (RATES, "CPU", "GPU", 0.5 + 1.0),
+        (RATES, "host", "GPU", 0.5 + 1.0),
+        (RATES, "host", "CPU", 0.0),
+        (RATES, "GPU", "GPU", 0.0),
+        ({"inter_device": {"CPU_to_GPU": 4000}}, "GPU", "CPU", 2.0),
+        ({"CPU_stage1": 16e3, "CPU_stage2": 16e3, "GPU_stage1": 2000}, "CPU", "GPU", 4.0),
+    ],
+)
+def test_a_hand_over_takes_its_bytes_over_the_bandwidth_between_and_the_switch(written, rates, source, target, ms):
+    assert read_costs(*written(rates)).transfer_ms(source, target, 8e6) == pytest.approx(ms)
+
+
+def test_the_plan_leaves_to_each_processor_what_it_does_best(written):
+    costs = read_costs(*written(sizes=SIZES))
+    chosen = planner_of(costs, objective="latency").rank(4000, 20_000).chosen
+    assert chosen.units[-1] == "NPU" and {7} <= set(chosen.blocks[-1].stages)
+    with pytest.raises(GnnlabError, match="NPU cannot run stage 1, 3, 4"):
+        planner_of(costs).space.check(parse("1-7 on NPU"))
+
+
+def test_sizes_that_are_too_few_to_fit_are_planned_and_no_others(written):
+    costs = read_costs(*written(sizes=SIZES[:1]))
+    plan = planner_of(costs).candidates[0]
+    assert planner_of(costs).rank(1000, 1000, plans=[plan]).ms > 0
+    with pytest.raises(GnnlabError, match=r"no times at 1500/1000 and too few sizes .* it has 1000/1000"):
+        costs.time_ms("CPU", 1, 1, 1500, 1000)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ({"inter_device": {"CPU": 3}}, "names no pair"),
+        ({"inter_device": -3}, "greater than 0"),
+        ({"device_switch_overhead_ms": "no"}, "valid number"),
+        ({"speed": 3}, "'speed' is not understood"),
+        ([3], "valid dictionary"),
+    ],
+)
+def test_a_bandwidth_table_in_another_format_is_refused_in_one_line(written, rates, words):
+    with pytest.raises(GnnlabError, match=words) as refused:
+        read_costs(*written(rates))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_says_whose_times_they_are(written, capsys):
+    lookup, bandwidth = map(str, written())
+    at = ("plan", "--nodes", "1000", "--edges", "1000")
+    code = cli.main([*at, "--lookup", lookup, "--bandwidth", bandwidth, "--plan", "1-5 on GPU, 6-7 on NPU"])
+    out = capsys.readouterr().out
+    assert code == 0 and "none was measured here" in out and "no std_ms" in out and "times read" in out
+    for more, words in (
+        (["--lookup", lookup], "need both"),
+        (["--lookup", lookup, "--bandwidth", bandwidth, "--units", "fast:CPU"], "give one of the two"),
+        (["--lookup", str(bandwidth), "--bandwidth", bandwidth], "is not understood"),
+        (["--lookup", "nowhere.json", "--bandwidth", bandwidth], "could not read nowhere.json"),
+    ):
+        assert cli.main([*at, *more]) == 2
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1
