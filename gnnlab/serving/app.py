@@ -121,7 +121,9 @@ async def _within_limits(
         async with asyncio.timeout(settings.deadline_s):
             return await answered()
     except TimeoutError:
-        raise _counted(service, Problem(504, f"there was no answer within {settings.deadline_s:g} s")) from None
+        again = {"Retry-After": str(settings.retry_after_s)}
+        late = f"there was no answer within {settings.deadline_s:g} s; it may be sent again"
+        raise _counted(service, Problem(504, late, again)) from None
     except Problem as problem:
         raise _counted(service, problem) from None
     except GnnlabError as error:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 import schemathesis
-from asking import JSON, MODEL_TYPES, STATES, Expected, ask_all, served_here, value
+from asking import JSON, STATES, ask_all, served_here, value
 from edge_states import S2_STATE, random_state
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
@@ -22,7 +22,9 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 from servers import until
 
+from gnnlab.serving.faults import Expected
 from gnnlab.serving.settings import made
+from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 LIMITS = {"max_body_bytes": 100_000, "max_nodes": 50, "max_states": 40}
 
@@ -70,7 +72,7 @@ def url(request, kept, spans):
 
 @pytest.fixture(scope="module")
 def expected():
-    return Expected()
+    return Expected(STATES)
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ import asyncio
 import threading
 
 import pytest
-from asking import STATES, Expected
+from asking import STATES
 from edge_states import S2_STATE, random_state
 
 from gnnlab.errors import GnnlabError
+from gnnlab.serving.faults import Expected
 from gnnlab.serving.problems import Problem
 from gnnlab.serving.service import Service
 from gnnlab.serving.settings import made
@@ -35,7 +36,7 @@ def test_every_engine_and_every_way_of_batching_answers_alike(engine, batching):
         alone = await service.answer("dqn", STATES[:1])
         return alone + await service.answer("dqn", STATES[1:40])
 
-    expected = Expected()
+    expected = Expected(STATES)
     found = served(body, engine=engine, batching=batching, window_s=0.01)
     assert all(expected.holds(shown(answer, "dqn"), "dqn", place) for place, answer in enumerate(found))
 
