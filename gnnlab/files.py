@@ -1,6 +1,7 @@
 """Files that survive what happens to a machine: written whole or not at all, locked, found by what they were made from.
 
 write_json(path, data)                                 # a kill or a full disk leaves what was there before
+write_sealed(path, data); read_sealed(path, remedy)     # what is read back is what was written, or it is not believed
 with locked(folder, "measures into"): ...              # one process at a time; the next is told who holds it
 made = Store(folder).make(key, lambda empty: export(empty / "model.onnx"))     # made once for each key
 """
@@ -32,6 +33,7 @@ from gnnlab.errors import GnnlabError
 LOCK = ".lock"
 HOLDER = ".lock.json"  # beside the lock, which other processes cannot read on every system
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)  # what only the disk can refuse
+SEAL = "sha256"  # of a JSON object: the digest of all else in it
 CONTENTS = "contents.json"  # of an entry of a store: the digest of each of its files
 
 # ---- whole or not at all --------------------------------------------------------------------------------------------
@@ -81,6 +83,45 @@ def read_json(path: Path, remedy: str) -> Any:
         raise GnnlabError(f"could not read {path}: {error.strerror or error}; {remedy}") from None
     except (ValueError, RecursionError):
         raise GnnlabError(f"{path} is damaged; {remedy}") from None
+
+
+# ---- read back as it was written, or not believed ------------------------------------------------------------------
+
+
+def sealed(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """`data` and the digest of all of it: a change of any value in it is noticed when it is read back.
+
+    `before`: the digest of what stands before it, where there is an order; a record that was doubled, dropped or moved
+    is then noticed, too. It guards against accident and edits, not against who computes the digest anew.
+    """
+    plain = json.loads(json.dumps(dict(data), allow_nan=False))  # keys and numbers as a file gives them back
+    return {**plain, SEAL: digest(plain, before)}
+
+
+def unsealed(data: Any, before: str = "") -> dict[str, Any]:
+    """What `sealed` was given. Raises `ValueError` where this is not what it gave."""
+    try:
+        plain = {name: value for name, value in data.items() if name != SEAL}
+        if data[SEAL] == digest(plain, before):
+            return plain
+    except (AttributeError, KeyError, TypeError, RecursionError):
+        pass
+    raise ValueError("the content does not have the digest that was written with it")
+
+
+def write_sealed(path: Path, data: Mapping[str, Any]) -> None:
+    """Write `data` as JSON with its digest, atomically, for `read_sealed`."""
+    write_json(path, sealed(data))
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """What `write_sealed` wrote. Raises `GnnlabError` where the file is missing or was changed; `remedy` says what
+    to do then."""
+    data = read_json(path, remedy)
+    try:
+        return unsealed(data)
+    except ValueError:
+        raise GnnlabError(f"{path} is damaged: it is not as gnnlab wrote it, so it is not believed; {remedy}") from None
 
 
 def set_aside(path: Path, why: str = "damaged") -> Path:
@@ -219,7 +260,7 @@ class Store:
                 except OSError as error:
                     failed = None if error.errno in _DISK else error
                     raise
-                write_json(fresh / CONTENTS, {"key": dict(key), "files": _digests(fresh)})
+                write_sealed(fresh / CONTENTS, {"key": dict(key), "files": _digests(fresh)})
                 if anew or _size_if_whole(place) is None:  # else another process was faster, with the same content
                     _replace(place, fresh)
         except OSError as error:
@@ -261,9 +302,9 @@ def _digests(folder: Path) -> dict[str, str]:
 def _size_if_whole(folder: Path) -> int | None:
     """Bytes of an entry whose files are all there, unchanged; else None."""
     try:
-        listed = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))["files"]
+        listed = unsealed(json.loads((folder / CONTENTS).read_text(encoding="utf-8")))["files"]
         if not listed or listed != _digests(folder):
             return None
         return sum((folder / name).stat().st_size for name in listed)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

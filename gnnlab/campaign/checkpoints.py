@@ -1,4 +1,4 @@
-"""The files of a campaign, as S4 names them; each is written whole or not at all.
+"""The files of a campaign, as S4 names them; each is written whole or not at all, and sealed.
 
     checkpoint_cpugpu.json, checkpoint_npu.json    {"campaign": ..., "measurements": {key: {"cell", "host", "outcome"}}}
     raw_measurements.json                          the same for all of them: every sample of every cell
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import read_json, write_atomically, write_json
+from gnnlab.files import read_sealed, write_atomically, write_sealed
 
 NAMES = {"cpugpu": "checkpoint_cpugpu.json", "npu": "checkpoint_npu.json"}
 RAW, REPORT = "raw_measurements.json", "profiling_report.txt"
@@ -28,29 +28,33 @@ def write(folder: Path, phase: str, answers: Iterable[Mapping[str, Any]], campai
     """Write the checkpoint of a phase. Raises `GnnlabError` when the disk refuses."""
     path = folder / NAMES[phase]
     measurements = {answer["key"]: {k: v for k, v in answer.items() if k != "key"} for answer in answers}
-    write_json(path, {"phase": phase, **_head(campaign), "measurements": measurements})
+    write_sealed(path, {"phase": phase, **_head(campaign), "measurements": measurements})
     return path
 
 
 def merge(folder: Path) -> list[str]:
     """Write `raw_measurements.json` from the checkpoints that are there; returns what a reader should know.
 
-    A checkpoint of an earlier campaign (other code, versions, machine) than the newest is left out. Raises
-    `GnnlabError` where there is none at all.
+    A checkpoint of an earlier campaign (other code, versions, machine) than the newest is left out, and so is one that
+    is not as it was written. Raises `GnnlabError` where there is no other.
     """
-    found = {phase: _read(folder / name) for phase, name in NAMES.items() if (folder / name).exists()}
+    found, messages, measurements = {}, [], {}
+    for phase in (phase for phase, name in NAMES.items() if (folder / name).exists()):
+        try:
+            found[phase] = _read(folder / NAMES[phase])
+        except GnnlabError as error:
+            messages.append(f"left out: {error}")
     if not found:
-        raise GnnlabError(f"no checkpoint in {folder}; {REMEDY}")
+        raise GnnlabError("; ".join(messages) or f"no checkpoint in {folder}; {REMEDY}")
     newest = max(found.values(), key=lambda checkpoint: checkpoint["written"])
-    messages, measurements = [], {}
     for phase, checkpoint in found.items():
         if checkpoint["campaign"] == newest["campaign"]:
             measurements |= checkpoint["measurements"]
         else:
             messages.append(f"{NAMES[phase]} is of another campaign ({checkpoint['written']}) and was left out")
-    missing = [name for phase, name in NAMES.items() if phase not in found]
+    missing = [name for name in NAMES.values() if not (folder / name).exists()]
     messages += [f"{name} is missing: that phase has not come to its end" for name in missing]
-    write_json(folder / RAW, {**_head(newest["campaign"]), "measurements": measurements})
+    write_sealed(folder / RAW, {**_head(newest["campaign"]), "measurements": measurements})
     return messages
 
 
@@ -71,7 +75,7 @@ def _head(campaign: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    data = read_json(path, REMEDY)
+    data = read_sealed(path, REMEDY)
     try:
         if data["schema_version"] != SCHEMA_VERSION or not isinstance(data["written"], str):
             raise ValueError

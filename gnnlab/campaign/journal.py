@@ -1,28 +1,28 @@
-"""The record of a campaign while it runs: JSON lines, each with its own checksum, on the disk before the next begins.
+"""The record of a campaign while it runs: JSON lines, each sealed with the one before it, on the disk before the next.
 
     journal = Journal(folder / "journal.jsonl", campaign)
     journal.append({"kind": "cell", ...})     # written, flushed to the disk
     journal.records                           # what was read, and what was appended since
 
-A kill loses what had not been appended. A line that was cut or changed is noticed: the damaged file is kept beside the
-journal, the good lines stay, and what the others held is measured again.
+A kill loses what had not been appended. A line that was cut, changed, doubled, dropped or moved is noticed, for each
+carries a digest of itself and of the one before it: the damaged file is kept beside the journal, the lines before that
+place stay, and what stood from there on is measured again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import name_aside, write_atomically
+from gnnlab.files import SEAL, name_aside, sealed, unsealed, write_atomically
 
 Record = dict[str, Any]
-SUM = "sha256"
 
 
 class Journal:
@@ -38,7 +38,7 @@ class Journal:
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
-        self.records, damaged = read(content)
+        self.records, self._last, damaged = read(content)
         self.message = _set_aside(path, content, self.records, damaged) if damaged else None
         try:
             self._file = path.open("ab", buffering=0)
@@ -51,7 +51,7 @@ class Journal:
         Raises `GnnlabError` when the disk refuses.
         """
         record = {**record, "campaign": self.campaign}
-        line = encode(record)
+        line = encode(record, self._last)
         end = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(line) != len(line):
@@ -64,9 +64,10 @@ class Journal:
                 "Free some space, then run again: it goes on from there"
             ) from error
         self.records.append(record)
+        self._last = _seal(line)
 
     def _undo(self, end: int) -> None:
-        with contextlib.suppress(OSError):  # what is left of the line has no valid checksum and will be noticed
+        with contextlib.suppress(OSError):  # what is left of the line has no valid digest and will be noticed
             self._file.truncate(end)
 
     def close(self) -> None:
@@ -79,43 +80,56 @@ class Journal:
         self.close()
 
 
-def encode(record: Record) -> bytes:
-    """A record as its line: keys in order, no spaces, and the digest of all the rest. NaN is refused (`ValueError`)."""
-    return _line({**record, SUM: _digest(record)})
+def encode(record: Record, before: str) -> bytes:
+    """A record as its line: keys in order, no spaces, and the digest of all the rest and of the line before, which is
+    "" for the first. NaN is refused (`ValueError`)."""
+    return json.dumps(sealed(record, before), sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def read(content: bytes) -> tuple[list[Record], int]:
-    """The records of a journal, and how many of its lines are damaged.
+def lines(records: Iterable[Record]) -> Iterator[bytes]:
+    """The lines of a journal that holds these records."""
+    before = ""
+    for record in records:
+        line = encode(record, before)
+        yield line
+        before = _seal(line)
 
-    A good line is exactly what `encode` makes of its record, so that a change of any byte is noticed.
+
+def read(content: bytes) -> tuple[list[Record], str, int]:
+    """The records of a journal that can be believed, the digest of the last one, and how many lines cannot be.
+
+    A good line is exactly what `encode` makes of its record after the line before it, so that a change of any byte or
+    of the order is noticed. From the first that is not on, none is believed.
     """
-    *lines, rest = content.split(b"\n")
-    found = [_decode(line) for line in lines]
-    return [record for record in found if record is not None], found.count(None) + bool(rest)
+    *whole, rest = content.split(b"\n")
+    records: list[Record] = []
+    last = ""
+    for line in whole:
+        record = _decode(line, last)
+        if record is None:
+            break
+        records.append(record)
+        last = _seal(line)
+    return records, last, len(whole) - len(records) + bool(rest)
 
 
-def _decode(line: bytes) -> Record | None:
+def _decode(line: bytes, before: str) -> Record | None:
     try:
-        record = json.loads(line)
-        del record[SUM]
-        good = encode(record) == line + b"\n"  # the digest in it is made anew
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        record = unsealed(json.loads(line), before)
+        return record if encode(record, before) == line + b"\n" else None
+    except (ValueError, RecursionError):
         return None
-    return record if good else None
 
 
-def _line(record: Record) -> bytes:
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def _digest(record: Record) -> str:
-    return hashlib.sha256(_line(record)).hexdigest()[:32]
+def _seal(line: bytes) -> str:
+    return json.loads(line)[SEAL]
 
 
 def _set_aside(path: Path, content: bytes, good: list[Record], damaged: int) -> str:
     """Keep the damaged file beside the journal, which then holds the good lines alone."""
     kept = name_aside(path)  # a copy, so that the journal is there whenever this is ended
     write_atomically(kept, lambda file: file.write(content), mode="wb")
-    write_atomically(path, lambda file: file.writelines(encode(record) for record in good), mode="wb")
-    lines = f"{damaged} damaged line{'s' * (damaged != 1)}"
-    return f"{path} had {lines}; it was kept as {kept.name}, and what was lost is measured again"
+    write_atomically(path, lambda file: file.writelines(lines(good)), mode="wb")
+    which = "line that is" if damaged == 1 else "lines that are"
+    told = f"{damaged} {which} not as written, or behind one"
+    return f"{path} had {told}; it was kept as {kept.name}, and what was lost is measured again"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import Store, digest, read_json, write_json
+from gnnlab.files import Store, digest, read_json, unsealed, write_json, write_sealed
 
 INDEX, CHECK = "index.json", "check.json"
 MODELS = ("model.onnx", "model.xml")
@@ -114,7 +114,7 @@ class ModelStore:
         if before is None or digest(before) != digest(now):
             self.models[wanted.name] = now
             self.models = dict(sorted(self.models.items()))
-            write_json(self.folder / INDEX, {"digest": digest(self.models), "models": self.models})
+            write_sealed(self.folder / INDEX, {"models": self.models})
             unused = before and all(other["key"] != before["key"] for other in self.models.values())
             if unused and (old := self.store.get(before["key"])):
                 shutil.rmtree(old)
@@ -164,7 +164,6 @@ def load_artefacts(folder: Path) -> list[Artefact]:
 def _read_index(path: Path) -> dict[str, dict[str, Any]]:
     """Which model each name stands for; none where the file is missing, cut or changed."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return dict(content["models"]) if content["digest"] == digest(content["models"]) else {}
+        return dict(unsealed(json.loads(path.read_text(encoding="utf-8")))["models"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}

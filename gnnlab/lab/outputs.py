@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -130,7 +130,7 @@ def commit(staged: Path, folder: Path, name: str, run: Run | None = None, *, mor
     """
     recover(folder)  # what stands half moved was there first
     if run is not None:
-        files.write_json(staged / RECORD, run.model_dump(mode="json"))
+        files.write_sealed(staged / RECORD, run.model_dump(mode="json"))
     with _writing_to(folder):
         staged.rename(folder / f".{name}{_MORE if more else _DONE}")
         recover(folder)
@@ -161,8 +161,9 @@ def _move(place: Path, folder: Path, name: str, *, more: bool) -> None:
         (folder / f"{name}.failed.{kind}").unlink(missing_ok=True)
     if (place / RECORD).exists():
         runs, _ = read_runs(folder)
-        runs.runs[name] = Run.model_validate(json.loads((place / RECORD).read_bytes()))
-        write_runs(folder, runs)
+        with suppress(GnnlabError):  # a record that was changed is none: the notebook runs again
+            runs.runs[name] = Run.model_validate(files.read_sealed(place / RECORD, "run it again"))
+            write_runs(folder, runs)
     shutil.rmtree(place)
 
 
@@ -233,13 +234,17 @@ class Runs(Strict):
 
     schema_version: Literal[2] = SCHEMA
     runs: dict[str, Run] = Field(default_factory=dict)
+    sha256: str = ""
 
 
 def read_runs(folder: Path) -> tuple[Runs, str | None]:
     """The record of a results folder, and a message where it is of no use here: then it is set aside, not deleted."""
     path = folder / RUNS
     try:
-        return Runs.model_validate_json(path.read_bytes()), None
+        content = path.read_bytes()
+        runs = Runs.model_validate_json(content)
+        files.unsealed(json.loads(content))
+        return runs, None
     except FileNotFoundError:
         return Runs(), None
     except ValidationError as error:
@@ -249,15 +254,17 @@ def read_runs(folder: Path) -> tuple[Runs, str | None]:
             why, what = "other", f"was written by another version of gnnlab (schema {written}, this one is {SCHEMA})"
         else:
             why, what = "damaged", f"is damaged ({first['msg']})"
-        kept = files.set_aside(path, why)
-        return Runs(), f"{path} {what}; it was set aside as {kept.name} and its notebooks run again"
+    except (ValueError, RecursionError):
+        why, what = "changed", "is not as gnnlab wrote it"
     except OSError as error:
         raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
+    kept = files.set_aside(path, why)
+    return Runs(), f"{path} {what}; it was set aside as {kept.name} and its notebooks run again"
 
 
 def write_runs(folder: Path, runs: Runs) -> None:
     """Write the record, atomically. Raises `GnnlabError`."""
-    files.write_json(folder / RUNS, runs.model_dump(mode="json"))
+    files.write_sealed(folder / RUNS, runs.model_dump(mode="json", exclude={files.SEAL}))
 
 
 def record(result: results.ResultFile, path: Path, fingerprint: Fingerprint, seconds: float) -> Run:

@@ -111,6 +111,8 @@ def build_site(out_dir: Path) -> Path:
         of_notebook = [row for row in judged.rows if row.notebook == entry.number]
         entry.result, entry.page = _rendered(out_dir, entry.stem, entry, of_notebook)
         entry.failure, entry.failure_page = _rendered(out_dir, f"{entry.stem}.failed", entry, [])
+        told = [_in_folder(out_dir, line) for line in judged.problems if entry.stem in line]  # of further runs, too
+        entry.problems = list(dict.fromkeys([*entry.problems, *told]))
     _write_documents(out_dir)
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
     rows = [ledger_view.line(record, lambda r: _figure_link(r, entries), older) for record in judged.rows]
@@ -190,10 +192,15 @@ def _rendered(
         entry.title = notebook_html.title(notebook_html.read(notebook_path)) or entry.title
         if _stale(page, [result_path, notebook_path, *results.further_runs(out_dir, name)]):
             render_notebook(notebook_path, result_path, judged)
-    except GnnlabError as error:  # with file names as they are in the folder of the page
-        entry.problems.append(str(error).replace(f"{out_dir}{os.sep}", ""))
+    except GnnlabError as error:
+        entry.problems.append(_in_folder(out_dir, str(error)))
         return result, None
     return result, page.name
+
+
+def _in_folder(out_dir: Path, line: str) -> str:
+    """With file names as they are in the folder of the page."""
+    return line.replace(f"{out_dir}{os.sep}", "")
 
 
 def _stale(page: Path, sources: list[Path]) -> bool:

@@ -1,7 +1,8 @@
 """What a notebook leaves behind: the result file `NN_name.json` with the rows of its table, their samples beside it.
 
 The JSON is the truth of a run; ledger, reports and comparisons are computed from it. Its JSON Schema is published in
-`docs/result-file.schema.json`. Further runs of a notebook lie in `runs/`, one result file each.
+`docs/result-file.schema.json`. It is sealed: one whose content was changed is not believed. Further runs of a notebook
+lie in `runs/`, one result file each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import write_json
+from gnnlab.files import SEAL, unsealed, write_sealed
 
 from .table import Row, Strict, Table
 
@@ -58,6 +59,7 @@ class ResultFile(Strict):
     figures: list[FigureRecord] = Field(default_factory=list)
     started: str  # ISO 8601, UTC
     seconds: float = Field(ge=0)
+    sha256: str = ""  # of all else in the file, as `files.sealed` takes it
 
 
 def samples_path(path: Path) -> Path:
@@ -70,14 +72,15 @@ def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
     if table is not None:
         written = table.write_samples(samples_path(path))
         result = result.model_copy(update={"rows": list(table), "samples_sha256": written})
-    write_json(path, result.model_dump(mode="json"))
+    write_sealed(path, result.model_dump(mode="json", exclude={SEAL}))
 
 
 def read(path: Path) -> ResultFile:
-    """Read a result file; `GnnlabError` says in one line what is wrong with it."""
+    """Read a result file; `GnnlabError` says in one line what is wrong with it, be it a digit that was changed."""
     path = Path(path)
     try:
-        return ResultFile.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        result = ResultFile.model_validate_json(content)
     except FileNotFoundError:
         raise GnnlabError(f"no result file {path}; run the notebook first: gnnlab run {path.name[:2]}") from None
     except OSError as error:
@@ -88,6 +91,11 @@ def read(path: Path) -> ResultFile:
         raise GnnlabError(
             f"{path} is not a result file of this version: {where}: {first['msg']}; run it again"
         ) from None
+    try:
+        unsealed(json.loads(content))
+    except (ValueError, RecursionError):
+        raise GnnlabError(f"{path} is not as gnnlab wrote it, so it is not believed; run it again") from None
+    return result
 
 
 def table_of(path: Path, result: ResultFile) -> Table:

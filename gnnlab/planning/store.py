@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gnnlab.campaign import wanted_cells
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest, read_json, write_json
+from gnnlab.files import digest, read_sealed, write_sealed
 from gnnlab.planning.costs import Shares
 from gnnlab.planning.planning import DRAWS, PREDICTED, Planner, Ranking, conditions
 from gnnlab.planning.plans import Plan, parse
@@ -175,7 +175,7 @@ def fingerprint_of(planner: Planner, made_from: str) -> str:
 
 def write(path: Path, compiled: Compiled) -> None:
     """Raises `GnnlabError` when the disk refuses; what was there before is then unchanged."""
-    write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(compiled)})
+    write_sealed(path, {"schema_version": SCHEMA_VERSION, **asdict(compiled)})
 
 
 def read(path: Path, fingerprint: str | None = None) -> Compiled:
@@ -184,7 +184,7 @@ def read(path: Path, fingerprint: str | None = None) -> Compiled:
     Raises:
         GnnlabError: the file is missing, damaged, of another schema, or stale.
     """
-    data = read_json(path, "compile plans anew (gnnlab run 07 --force)")
+    data = read_sealed(path, "compile plans anew (gnnlab run 07 --force)")
     try:
         if data.pop("schema_version") != SCHEMA_VERSION:
             raise ValueError

@@ -1,6 +1,6 @@
 """The folder of a training: checkpoints that are whole or not there, nothing pickled, and when one may be taken up.
 
-    folder/checkpoint.json                 the facts as JSON, the name of the tensors' file and its SHA-256
+    folder/checkpoint.json                 the facts as JSON, the name of the tensors' file and its digest; sealed
     folder/tensors-<16 hex>.safetensors    "model/<name>", "optimizer/<parameter>/<moment>", "losses"
 
 The tensors are written first, under a new name; then `checkpoint.json` is replaced, in one rename; only then does the
@@ -10,8 +10,6 @@ they fit any number of processes. State of generators there is none: order and d
 
 from __future__ import annotations
 
-import hashlib
-import json
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,15 +23,16 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest, write_atomically, write_json
+from gnnlab.files import digest, read_sealed, write_atomically, write_sealed
 from gnnlab.training.process_group import all_agree, share
 from gnnlab.training.recipe import TrainingRecipe
 from gnnlab.training.steps import Stepper
 from gnnlab.workloads.tables import FeatureTable
 
 POINTER = "checkpoint.json"
-_FORMAT = "gnnlab training checkpoint 1"
+_FORMAT = "gnnlab training checkpoint 2"
 _MAY_CHANGE = ("epochs",)  # of a recipe: more of the same
+_LEFT = "it was left as it is: restore it from a copy, or train into another folder"
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,9 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
     packed = safetensors.torch.save(dict(tensors))
     name = f"tensors-{secrets.token_hex(8)}.safetensors"
     write_atomically(folder / name, lambda file: file.write(packed), mode="wb")
-    pointer = {"format": _FORMAT, "tensors": name, "sha256": hashlib.sha256(packed).hexdigest(), **facts}
+    pointer = {"format": _FORMAT, "tensors": name, "tensors_digest": digest(packed), **facts}
     try:
-        write_json(folder / POINTER, pointer)
+        write_sealed(folder / POINTER, pointer)
     except BaseException:
         (folder / name).unlink(missing_ok=True)
         raise
@@ -63,20 +62,17 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) 
 
 def load(folder: Path) -> Checkpoint | None:
     """The checkpoint of a folder, None where there is none. `GnnlabError` where it is damaged or no checkpoint."""
-    try:
-        facts = json.loads((folder / POINTER).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not (folder / POINTER).exists():
         return None
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, f"{POINTER} cannot be read ({type(error).__name__})") from error
-    name = facts.get("tensors") if isinstance(facts, dict) and facts.get("format") == _FORMAT else None
+    facts = read_sealed(folder / POINTER, _LEFT)
+    name = facts.get("tensors") if facts.get("format") == _FORMAT else None
     if not isinstance(name, str) or Path(name).name != name:
         raise _damaged(folder, f"{POINTER} is not that of a {_FORMAT}")
     try:
         packed = (folder / name).read_bytes()
     except OSError as error:
         raise _damaged(folder, f"{name} is missing or cannot be read") from error
-    if hashlib.sha256(packed).hexdigest() != facts.get("sha256"):
+    if digest(packed) != facts.get("tensors_digest"):
         raise _damaged(folder, f"{name} is not what was written")
     try:
         return Checkpoint(safetensors.torch.load(packed), facts)
@@ -85,10 +81,7 @@ def load(folder: Path) -> Checkpoint | None:
 
 
 def _damaged(folder: Path, what: str) -> GnnlabError:
-    return GnnlabError(
-        f"the checkpoint in {folder} is damaged: {what}; it was left as it is: restore it from a copy, or train into "
-        "another folder"
-    )
+    return GnnlabError(f"the checkpoint in {folder} is damaged: {what}; {_LEFT}")
 
 
 # ---- of one training ------------------------------------------------------------------------------------------------
@@ -138,7 +131,7 @@ class RunFolder:
                 raise GnnlabError(problem)
             return None
         saved = load(self.folder)
-        if not all_agree(0 if saved is None else int(saved.facts["sha256"][:12], 16)):
+        if not all_agree(0 if saved is None else int(digest(saved.facts)[:12], 16)):
             raise GnnlabError(
                 f"the processes see different checkpoints in {self.folder}; give a folder that all of them share"
             )

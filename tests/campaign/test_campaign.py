@@ -16,6 +16,7 @@ from gnnlab.campaign import campaign, checkpoints, journal, reference
 from gnnlab.campaign.campaign import JOURNAL, CellAnswer, WantedCells, run
 from gnnlab.campaign.cells import Cell, CellResult
 from gnnlab.errors import GnnlabError
+from gnnlab.files import read_sealed, write_json, write_sealed
 
 CPU, NPU = "openvino:CPU", "simulated:NPU"
 
@@ -61,7 +62,7 @@ def steady():
 
 
 def records(folder, kind="cell"):
-    found, damaged = journal.read((folder / JOURNAL).read_bytes())
+    found, _, damaged = journal.read((folder / JOURNAL).read_bytes())
     assert not damaged
     return [record for record in found if record["kind"] == kind]
 
@@ -329,12 +330,13 @@ def test_a_damaged_journal_is_kept_and_what_it_lost_is_measured_again(tmp_path):
     whole = comparable(tmp_path)
     content = bytearray((tmp_path / JOURNAL).read_bytes())
     content[len(content) // 2] ^= 4
-    (tmp_path / JOURNAL).write_bytes(content[:-7])
+    (tmp_path / JOURNAL).write_bytes(content)
+    behind = content[len(content) // 2 :].count(b'"kind":"cell"')
     said, again = [], Fake()
     done = run(tmp_path, plan(), again, reference=steady, say=said.append)
-    assert len(again.asked) <= 2 and comparable(tmp_path) == whole
-    assert "2 damaged lines" in said[0] and done.messages[0] == said[0]
-    assert [path.read_bytes() for path in tmp_path.glob("*.damaged-*")] == [content[:-7]]
+    assert 0 < len(again.asked) <= behind + 1 < len(CELLS) and comparable(tmp_path) == whole
+    assert "not as written" in said[0] and done.messages[0] == said[0]
+    assert [path.read_bytes() for path in tmp_path.glob("*.damaged-*")] == [content]
 
 
 def test_a_full_disk_stops_with_one_line_and_the_next_run_goes_on(tmp_path, monkeypatch):
@@ -363,7 +365,7 @@ def test_a_disk_too_full_for_a_checkpoint_keeps_the_one_before(tmp_path, monkeyp
         raise GnnlabError("could not write: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_json", full)
+        patch.setattr(checkpoints, "write_sealed", full)
         with pytest.raises(GnnlabError):
             run(tmp_path, plan(), Fake(), reference=steady)
     assert comparable(tmp_path) == before
@@ -401,8 +403,8 @@ def test_phase_1_alone_can_be_analyzed_when_phase_2_was_stopped(tmp_path):
 
 def test_checkpoints_of_two_campaigns_are_not_mixed(tmp_path):
     checkpoints.write(tmp_path, "npu", [campaign.as_json(CellAnswer(cell(unit=NPU), outcome(cell())))], "old")
-    old = json.loads((tmp_path / "checkpoint_npu.json").read_bytes())
-    (tmp_path / "checkpoint_npu.json").write_text(json.dumps(old | {"written": "2020-01-01"}))
+    old = read_sealed(tmp_path / "checkpoint_npu.json", "")
+    write_sealed(tmp_path / "checkpoint_npu.json", old | {"written": "2020-01-01"})
     checkpoints.write(tmp_path, "cpugpu", [campaign.as_json(CellAnswer(cell(), outcome(cell())))], "new")
     assert checkpoints.merge(tmp_path) == ["checkpoint_npu.json is of another campaign (2020-01-01) and was left out"]
     assert set(checkpoints.raw(tmp_path)) == {cell().key}
@@ -415,8 +417,21 @@ def test_missing_and_damaged_files_say_how_they_are_made_anew(tmp_path, content)
     with pytest.raises(GnnlabError, match="measure first"):
         checkpoints.raw(tmp_path)
     (tmp_path / "checkpoint_npu.json").write_text(content)
-    with pytest.raises(GnnlabError, match="is damaged; measure first: gnnlab stages --measure"):
+    with pytest.raises(GnnlabError, match=r"is damaged.*; measure first: gnnlab stages --measure"):
         checkpoints.merge(tmp_path)
+
+
+def test_an_edited_time_is_not_reported_and_the_report_says_which_file_was_left_out(tmp_path):
+    run(tmp_path, plan(), Fake(), reference=steady)
+    edited = json.loads((tmp_path / "checkpoint_npu.json").read_bytes())
+    next(iter(edited["measurements"].values()))["outcome"]["median_ms"] = 1e-3
+    write_json(tmp_path / "checkpoint_npu.json", edited)
+    (told,) = checkpoints.merge(tmp_path)
+    assert "left out" in told and "checkpoint_npu.json" in told and "not believed" in told
+    assert {row["cell"]["unit"] for row in comparable(tmp_path).values()} == {CPU}
+    write_json(tmp_path / "raw_measurements.json", {**edited, "phase": "all"})
+    with pytest.raises(GnnlabError, match="not believed"):
+        checkpoints.raw(tmp_path)
 
 
 def test_an_outcome_survives_the_journal_and_the_checkpoint(tmp_path):

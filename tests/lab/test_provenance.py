@@ -125,7 +125,12 @@ def test_the_record_is_read_back(made):
     folder = made / "outputs/quick"
     run = outputs.record(results.read(folder / "01_a.json"), folder / "01_a.json", fingerprint(made), 1.0)
     outputs.write_runs(folder, outputs.Runs(runs={"01_a": run}))
-    assert outputs.read_runs(folder) == (outputs.Runs(runs={"01_a": run}), None)
+    found, message = outputs.read_runs(folder)
+    assert found.runs == {"01_a": run} and message is None
+    path = folder / "runs.json"
+    path.write_text(path.read_text().replace('"seconds": 1.0', '"seconds": 1.5'))
+    found, message = outputs.read_runs(folder)
+    assert found.runs == {} and "is not as gnnlab wrote it; it was set aside as runs.json.changed-1" in message
     assert outputs.read_runs(made) == (outputs.Runs(), None)
 
 

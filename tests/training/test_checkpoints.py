@@ -31,7 +31,7 @@ def test_a_single_number_is_kept(tmp_path):
     assert load(tmp_path).tensors["b"].item() == 3
 
 
-@pytest.mark.parametrize("writing", ["write_atomically", "write_json"])
+@pytest.mark.parametrize("writing", ["write_atomically", "write_sealed"])
 def test_when_the_disk_is_full_the_checkpoint_before_stands(tmp_path, monkeypatch, writing):
     save(tmp_path, TENSORS, {"epoch": 1})
     before = everything(tmp_path)
@@ -86,7 +86,12 @@ def tensors(folder):
 
 def elsewhere(folder):
     facts = json.loads(pointer(folder).read_text())
-    pointer(folder).write_text(json.dumps({**facts, "tensors": "../elsewhere.safetensors"}))
+    files.write_sealed(pointer(folder), {**files.unsealed(facts), "tensors": "../elsewhere.safetensors"})
+
+
+def an_edit(folder):
+    facts = json.loads(pointer(folder).read_text())
+    pointer(folder).write_text(json.dumps({**facts, "epoch": 2}))
 
 
 def a_bit_flips(folder):
@@ -100,6 +105,7 @@ DAMAGE = {
     "encoding": lambda folder: pointer(folder).write_bytes(b"\xff\xfe\x00"),
     "format": lambda folder: pointer(folder).write_text("[1, 2]"),
     "name": elsewhere,
+    "edited facts": an_edit,
     "tensors": a_bit_flips,
     "length": lambda folder: tensors(folder).write_bytes(tensors(folder).read_bytes()[:40]),
     "absence": lambda folder: tensors(folder).unlink(),
@@ -111,7 +117,7 @@ def test_a_damaged_checkpoint_is_said_to_be_so_and_left_as_it_is(tmp_path, damag
     save(tmp_path, TENSORS, {"epoch": 1})
     damage(tmp_path)
     before = everything(tmp_path)
-    with pytest.raises(GnnlabError, match=r"is damaged: .*left as it is") as caught:
+    with pytest.raises(GnnlabError, match=r"is damaged.*left as it is") as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value) and everything(tmp_path) == before
 
