@@ -70,6 +70,8 @@ def _workload(arguments: Namespace) -> Workload:
     options = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
     if arguments.model in models.BUILT_IN and (unused := options.keys() - set(allowed)):
         raise GnnlabError(f"{arguments.model} has fixed sizes: --{min(unused)} has no effect; leave it out")
+    if arguments.batch_size is not None and arguments.model != "symptom_gat":
+        raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
     workload = models.build(arguments.model, graph, batch_size=arguments.batch_size or 32, **options)
     return workload.to(arguments.device)
 
@@ -103,29 +105,41 @@ def _runtime(workload: Workload, arguments: Namespace) -> dict[str, Any]:
 
 
 def _memory(workload: Workload, arguments: Namespace) -> dict[str, Any]:
-    breakdown = get_memory_breakdown(workload.model, workload.batch)
-    breakdown["activations"] = breakdown.pop("forward_activations")
+    """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
+    parts = get_memory_breakdown(workload.model, workload.batch)
     stats = MemoryProfiler(workload.model).profile_forward(workload.batch)
-    return {"peak_mb": stats.peak_mb, "device": stats.device, "breakdown": breakdown}
+    resident = {name: parts[name] for name in ("parameters", "buffers", "input")}
+    if (other := stats.peak_mb - sum(resident.values()) - parts["peak_temporary"]) > 1e-6:
+        resident["other"] = other  # CUDA: whatever else lives on the device
+    forward = {**resident, "activations": parts["peak_temporary"]}
+    training = {**resident, "activations_and_gradients": parts["peak_training"]}
+    return {
+        "peak_mb": sum(forward.values()),
+        "device": stats.device,
+        "breakdown": forward,
+        "training": {"peak_mb": sum(training.values()), "breakdown": training},
+        "of_these": {"output": parts["output"], "kept_for_backward": parts["forward_activations"]}
+        | {"gradients": parts["gradients"]},
+    }
 
 
 def _flops(workload: Workload, arguments: Namespace) -> dict[str, Any]:
-    counted = count(workload.model, workload.batch)
+    """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
+    found = count(workload.model, workload.batch)
+    by_operator = found.operators.query("flops > 0").set_index("operator")["flops"] / 1e9
     report: dict[str, Any] = {
-        "total_gflops": counted.flops / 1e9,
-        "gb_moved": counted.bytes / 1e9,
-        "coverage_of_bytes": counted.coverage_bytes,
+        "total_gflops": found.flops / 1e9,
         "origin": "counted by dispatch, one forward pass",
+        "gb_moved": found.bytes / 1e9,
+        "coverage_of_bytes": found.coverage_bytes,
+        "breakdown": by_operator.to_dict(),
     }
     try:
         formulas = FLOPsEstimator(workload.model).estimate(workload.graph.num_nodes, workload.graph.num_edges)
     except GnnlabError as error:
-        report["breakdown"] = (counted.operators.query("flops > 0").set_index("operator")["flops"] / 1e9).to_dict()
-        report["formulas"] = {"not_applicable": str(error)}
-        return report
-    report["breakdown"] = {name: flops / 1e9 for name, flops in formulas.breakdown.items()}
-    report["formulas"] = {"total_gflops": formulas.total / 1e9}
-    return report
+        return report | {"formulas": {"not_applicable": str(error)}}
+    parts = {name: flops / 1e9 for name, flops in formulas.breakdown.items()}
+    return report | {"formulas": {"total_gflops": formulas.total / 1e9, "breakdown": parts}}
 
 
 def _scaling(workload: Workload, arguments: Namespace) -> dict[str, Any]:
@@ -147,7 +161,9 @@ def _scaling_on_random_graphs(workload: Workload, arguments: Namespace) -> scali
 
     def build(nodes: int) -> tuple[Any, Any]:
         graph = f"random:nodes={nodes},edges={nodes * _AVERAGE_DEGREE},seed=42"
-        made = models.build(workload.name, graph, batch_size=arguments.batch_size or 32).to(arguments.device)
+        options = {name: getattr(arguments, name) for name in _SIZES}
+        made = models.build(workload.name, graph, batch_size=arguments.batch_size or 32, **options)
+        made = made.to(arguments.device)
         return made.model, made.batch
 
     return scaling.sweep("nodes", [100, 200, 400, 800, 1600], build)
@@ -188,16 +204,22 @@ def _runtime_table(report: dict[str, Any]) -> Table:
 
 
 def _memory_table(report: dict[str, Any]) -> Table:
-    sizes = {"peak of a forward pass": report["peak_mb"], **report["breakdown"]}
-    rows = [(part.replace("_", " "), f"{size:.3f}") for part, size in sizes.items()]
+    training = report["training"]
+    groups = (
+        {"peak of a forward pass": report["peak_mb"], **report["breakdown"]},
+        {"peak of forward and backward pass": training["peak_mb"], **training["breakdown"]},
+        {f"of these: {part}": size for part, size in report["of_these"].items()},
+    )
+    rows: list[Any] = []
+    for sizes in groups:
+        rows += [*((part.replace("_", " "), f"{size:.3f}") for part, size in sizes.items()), None]
     return _of(f"memory on {report['device']} (MiB)", ("part", "MiB"), rows)
 
 
 def _flops_table(report: dict[str, Any]) -> Table:
-    totals = {"counted by dispatch": report["total_gflops"]}
-    if "total_gflops" in report["formulas"]:
-        totals["by the closed formulas"] = report["formulas"]["total_gflops"]
-    parts = [*totals.items(), None, *report["breakdown"].items()]
+    parts = [("counted by dispatch", report["total_gflops"]), *report["breakdown"].items()]
+    if "total_gflops" in (formulas := report["formulas"]):
+        parts += [None, ("by the closed formulas", formulas["total_gflops"]), *formulas["breakdown"].items()]
     made = _of("FLOPs of a forward pass", ("part", "GFLOP"), [p and (p[0], f"{p[1]:.4f}") for p in parts])
     made.caption = f"{report['gb_moved']:.4f} GB moved at least; {report['coverage_of_bytes']:.1%} of the bytes covered"
     return made

@@ -25,7 +25,7 @@ from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots
 from .plot_style import MAX_SERIES
-from .table import FIELDS, Row, Table, estimate_text, fits, format_value, gain_text, shown_as
+from .table import FIELDS, Origin, Row, Table, estimate_text, fits, format_value, gain_text, shown_as
 
 if TYPE_CHECKING:
     from .session import Lab
@@ -111,8 +111,10 @@ class Study:
         return f"{self.title}: {best} is {seen[best].value:.3g} times as fast as {base}{where}"
 
     def _range(self) -> str:
-        """The least and the largest value, for rows that are no race."""
-        rows = sorted((row for row in self.rows if row.value is not None), key=lambda row: row.value)
+        """The least and the largest value, for rows that are no race; of measured ones where there are any."""
+        valued = [row for row in self.rows if row.value is not None]
+        measured = [row for row in valued if row.origin is Origin.MEASURED and row.form != CONTROL]
+        rows = sorted(measured or valued, key=lambda row: row.value)
         if not rows:
             return f"{self.title}: nothing was measured"
         if len(units := dict.fromkeys(row.unit for row in rows)) > 1:

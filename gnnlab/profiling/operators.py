@@ -37,6 +37,7 @@ from .memory import quiet_profiler
 
 _RUN, _MODULE = "gnnlab.run", "gnnlab.module "
 _WARM_UP = 3
+_TRACED = 2  # runs in a trace
 Run = tuple[FunctionEvent, list[FunctionEvent]]  # its own event, and those inside it
 _TRACE_ENDINGS = (".json", ".json.gz")
 
@@ -89,8 +90,9 @@ def profile_operators(
 
     A module is called without gradients, in the mode that it is in; a function as it is, and `model` names the module
     whose parts its time is assigned to. Modules are timed in runs of their own, so that their hooks do not weigh on
-    the operators; `trace` (.json or .json.gz, written whole or not at all) holds those runs. Hooks make
-    `nn.TransformerEncoderLayer` leave its fused path.
+    the operators. `trace` (.json or .json.gz, written whole or not at all) holds two further runs, with operators,
+    modules, the shapes of inputs and each allocation of memory, as S0 asks for; recording these takes time, so they
+    are in no other number. Hooks make `nn.TransformerEncoderLayer` leave its fused path.
 
     Raises:
         GnnlabError: fewer than 2 runs (no interval from one), or a trace of another kind.
@@ -113,17 +115,21 @@ def profile_operators(
             with _annotated(follow):
                 record = _record(work, batch, runs, device)
             modules = _module_table(_by_run(record), classes, device)
-    if target is not None:
-        _write_trace(record, target)
+        if target is not None:
+            with _annotated(follow) if isinstance(follow, nn.Module) else nullcontext():
+                record = _record(work, batch, _TRACED, device, record_shapes=True, profile_memory=True)
+            _write_trace(record, target)
     return OperatorProfile(frame, modules, runs, run_ms, outside_ms, str(device), target, shares)
 
 
-def _record(work: Callable[..., Any], batch: Any, runs: int, device: torch.device) -> torch.profiler.profile:
-    """`runs` runs and one before them, in which the profiler warms up."""
+def _record(
+    work: Callable[..., Any], batch: Any, runs: int, device: torch.device, **details: bool
+) -> torch.profiler.profile:
+    """`runs` runs and one before them, in which the profiler warms up; `details` as torch's profiler has them."""
     quiet_profiler()
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with torch.profiler.profile(activities=activities) as record:
+    with torch.profiler.profile(activities=activities, **details) as record:
         for _ in range(runs + 1):
             with record_function(_RUN):
                 call(work, batch)

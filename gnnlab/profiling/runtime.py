@@ -137,9 +137,11 @@ def profile_training_step(
         return benchmark_function(step, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model), **options)
 
 
-def profile_pe_computation(pe_transform: Callable[[Any], Any], data: Any, num_runs: int = 10) -> RuntimeStats:
+def profile_pe_computation(
+    pe_transform: Callable[[Any], Any], data: Any, num_runs: int | None = 10, **options: Any
+) -> RuntimeStats:
     """Time a positional encoding on a fresh copy of `data` each run (a cost paid once a graph)."""
-    return benchmark_function(pe_transform, setup=data.clone, num_runs=num_runs, warmup_runs=1)
+    return benchmark_function(pe_transform, setup=data.clone, num_runs=num_runs, warmup_runs=1, **options)
 
 
 class RuntimeProfiler:

@@ -262,22 +262,33 @@ def run_pe_scaling(
 ) -> ScalingResult:
     """`model_factory(pe_type=..., pe_dim=...)` with each encoding, which is computed before anything is timed.
 
+    Encodings of one name and several sizes are told apart by both, as "lap 8" and "lap 16".
+
     A model with a method `prepare(data)` adds its encoding itself; for others it is PyG's transform, stored under
     PyG's names (`laplacian_eigenvector_pe`, `random_walk_pe`).
     """
     graph = generate_scaling_graphs([num_nodes], avg_degree, feature_dim)[0]
 
-    def build(name: str) -> tuple[nn.Module, Data]:
-        dim = dims[name]
+    def build(label: str) -> tuple[nn.Module, Data]:
+        name, dim = encodings[label]
         model = model_factory(pe_type=name, pe_dim=max(dim, 1)).to(device)
         own = getattr(model, "prepare", None)
         transform = own or (_PE_TRANSFORMS[name](dim) if name != "none" else Data.clone)
         return model, transform(graph.clone()).to(device)
 
-    dims = {config["name"]: config["dim"] for config in pe_configs}
-    if unknown := dims.keys() - _PE_TRANSFORMS.keys() - {"none"}:
+    encodings = _encodings(pe_configs)
+    return sweep("encoding", list(encodings), build, budget_s=budget_s)
+
+
+def _encodings(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
+    """(name, dim) by label: the name, and its dim where a name is there more than once, as in "lap 8" and "lap 16"."""
+    asked = [(config["name"], config.get("dim", 0)) for config in configs]
+    names = [name for name, _ in asked]
+    if unknown := set(names) - _PE_TRANSFORMS.keys() - {"none"}:
         raise ValueError(f"positional encoding {sorted(unknown)}: known are {sorted(_PE_TRANSFORMS)} and 'none'")
-    return sweep("encoding", list(dims), build, budget_s=budget_s)
+    if twice := [f"{name} {dim}" for name, dim in dict.fromkeys(asked) if asked.count((name, dim)) > 1]:
+        raise ValueError(f"positional encodings {', '.join(twice)} are given more than once; give each once")
+    return {name if names.count(name) == 1 else f"{name} {dim}": (name, dim) for name, dim in asked}
 
 
 class ScalingExperiment:

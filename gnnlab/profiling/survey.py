@@ -23,7 +23,7 @@ from .estimates import CONFIDENCE, PREDICTION_95
 from .memory import get_memory_breakdown
 from .operators import OperatorProfile, profile_operators
 from .roofline import Ceilings, bound_ms
-from .runtime import RuntimeProfiler, profile_forward
+from .runtime import RuntimeProfiler, profile_forward, profile_pe_computation
 from .scaling import Build, ScalingResult, sweep
 
 PHASES = ("forward", "backward", "training_step")
@@ -57,6 +57,18 @@ def times(subjects: Sequence[Subject], *, budget_s: float = 1.0) -> pd.DataFrame
                 key = {"phase": phase.replace("_", " "), "form": subject.label}
                 rows.append({**key, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME})
     return pd.DataFrame(rows)
+
+
+def encodings(graphs: Mapping[str, Any], transforms: Mapping[str, Any], *, runs: int = 5) -> pd.DataFrame:
+    """What each positional encoding (`form`) takes on each graph, once a graph; the key is `graph`."""
+    found = {
+        (graph, form): profile_pe_computation(transform, data, num_runs=runs)
+        for graph, data in graphs.items()
+        for form, transform in transforms.items()
+    }
+    return pd.DataFrame(
+        {"graph": graph, "form": form, "samples": stats.samples_ms, **TIME} for (graph, form), stats in found.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.training.checkpoints import RunFolder
 from gnnlab.training.process_group import share
 from gnnlab.training.recipe import TrainingRecipe
-from gnnlab.training.steps import LossRecord, Stepper, evaluate, order
+from gnnlab.training.steps import LossRecord, Stepper, evaluate, order, untrainable
 from gnnlab.workloads.tables import FeatureTable
 
 EpochRow = dict[str, Any]
@@ -257,11 +257,7 @@ def _problems(
             f"a step takes batch_size {recipe.batch_size} x accumulate {recipe.accumulate} = {recipe.step_rows} rows, "
             f"the training table has {len(training)}; take a smaller batch"
         )
-    for spec in training.specs:
-        if _one_answer(training.targets[spec.name]):
-            yield f"target {spec.name!r} has one answer only in the training table, nothing to learn; leave it out"
-        if spec.kind == "labels" and _one_answer(validation.targets[spec.name]):
-            yield f"target {spec.name!r} has labels of one answer only in the validation table; take more rows"
+    yield from untrainable(training, validation)
     if recipe.checkpointing and not isinstance(getattr(model, "deep", None), nn.Module):
         yield f"checkpointing=True is for a model with a branch `deep`, {type(model).__name__} has none"
     if recipe.sharded and processes == 1:
@@ -281,8 +277,3 @@ def _misfits(model: nn.Module, name: str, table: FeatureTable) -> Iterable[str]:
     for field, own, size in zip(table.field_names, model.cardinalities, table.cardinalities, strict=False):
         if size > own:
             yield f"field {field!r} has {size} categories in the {name} table, {own} in the model; make it for {size}"
-
-
-def _one_answer(column: Tensor) -> bool:
-    """Classes that are all the same, or labels none of which varies."""
-    return bool((column == column[0]).all())

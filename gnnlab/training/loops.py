@@ -28,7 +28,7 @@ from gnnlab.profiling.sampling import quiet, synchronizer
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.training.process_group import RankShare
 from gnnlab.training.recipe import why_not
-from gnnlab.training.steps import Objective, evaluate, order, set_dropout
+from gnnlab.training.steps import Objective, evaluate, order, set_dropout, untrainable
 from gnnlab.workloads.tables import FeatureTable
 
 MARGIN = 0.005  # of a validation score: what is closer is equal
@@ -66,6 +66,15 @@ class Loop:
         return model, self.optimizer(model.parameters()), scaler
 
 
+def check(training: FeatureTable, validation: FeatureTable, batch_size: int) -> None:
+    """Raises `GnnlabError` where these tables cannot be trained on, or a batch is larger: before anything is raced."""
+    for problem in untrainable(training, validation):
+        raise GnnlabError(problem)
+    if batch_size > len(training):
+        rows = f"{len(training)} rows to train on ({len(validation)} more are for validation)"
+        raise GnnlabError(f"batch_size {batch_size} is larger than the table: it has {rows}; take a smaller batch_size")
+
+
 def race_loops(
     loops: Mapping[str, Loop],
     training: FeatureTable,
@@ -80,8 +89,10 @@ def race_loops(
     """Train every loop for `seeds` x `epochs` epochs, in random order within each; the loop `control` twice (A/A).
 
     A loop that fails or computes another loss is not timed, and its rows say why. What a loop prepares at its first
-    steps (compiling, choosing) is done before. Raises `GnnlabError` where the baseline or the control fails.
+    steps (compiling, choosing) is done before. Raises `GnnlabError` where the baseline or the control fails, or the
+    tables do not do (`check`).
     """
+    check(training, validation, batch_size)
     rest = len(training) % batch_size or batch_size  # the last batch of an epoch, as large as it will be
     first = order(len(training), 0, 0)[: batch_size + rest].split(batch_size)
     errors, missing = {}, {}
@@ -149,8 +160,8 @@ def _epochs(
 class RacedLoops:
     """What became of each loop. `epochs`: a row for each loop, seed and epoch: form, seed, epoch, ms, loss, score, ...
 
-    `known` are scores that need no training, of "constant answer" and, where it is planted, "truth". Frames are for
-    `Lab.record`, named as a row's fields are.
+    `known` are scores that need no training: "chance" (every answer equally likely), "constant answer" (the most
+    frequent one) and, where it is planted, "truth". Frames are for `Lab.record`, named as a row's fields are.
     """
 
     loops: dict[str, Loop]
@@ -205,13 +216,21 @@ class RacedLoops:
         return pd.DataFrame([self._row(form, held, fields) for form in self._forms()])
 
     def scores(self) -> pd.DataFrame:
-        """The validation score of each loop after each epoch, mean over the seeds; key: epoch."""
-        fields = {"unit": "score", "better": "higher", "origin": "measured", "statistic": "mean"}
-        return pd.DataFrame(
+        """The validation score of each loop after each epoch, mean over the seeds, and the known ones; key: epoch."""
+        fields = {"unit": "score", "better": "higher"}
+        measured = {"origin": "measured", "statistic": "mean", "notes": self._beside()}
+        trained = [
             {"epoch": epoch, "form": form, "samples": part.sort_values("seed")["score"].to_numpy(), **fields}
-            | {"precision": self._loop(form).precision}
+            | {"precision": self._loop(form).precision, **measured}
             for (epoch, form), part in self.epochs.groupby(["epoch", "form"], sort=False)
-        )
+        ]
+        exact = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1, "precision": "none"}
+        known = [
+            {"epoch": epoch, "form": form, "value": score, **fields, **exact}
+            for epoch in sorted(self.epochs["epoch"].unique())
+            for form, score in self.known.items()
+        ]
+        return pd.DataFrame([*trained, *known])
 
     def differences(self, pairs: Mapping[str, str]) -> pd.DataFrame:
         """Score of a loop minus another's (`pairs`: loop -> other) after the last epoch, paired by seed; key: minus.
@@ -236,11 +255,14 @@ class RacedLoops:
 
     def trained(self) -> str:
         """What the training of the control's loop reaches, beside what is known."""
-        mean, constant = float(self.last(self.control).mean()), self.known["constant answer"]
-        start = f"training reaches a validation score of {mean:.3f}, a constant answer {constant:.3f}"
-        if "truth" not in self.known:
-            return start
-        return f"{start}, the truth {self.known['truth']:.3f}: {self._share(mean):.0%} of the way"
+        mean = float(self.last(self.control).mean())
+        start = f"training reaches a validation score of {mean:.3f}, {self._beside()}"
+        return f"{start}: {self._share(mean):.0%} of the way" if "truth" in self.known else start
+
+    def _beside(self) -> str:
+        """What a score has to be compared with: "chance 0.253, a constant answer 0.448, the truth 0.823"."""
+        names = {"chance": "chance", "constant answer": "a constant answer", "truth": "the truth"}
+        return ", ".join(f"{said} {self.known[name]:.3f}" for name, said in names.items() if name in self.known)
 
     def _share(self, score: float) -> float:
         constant = self.known["constant answer"]
@@ -254,8 +276,10 @@ class RacedLoops:
         mean = float(self.last(self.control).mean())
         if "truth" not in self.known:
             enough = mean >= self.known["constant answer"] + 10 * MARGIN
-            return None if enough else f"{self.trained()}: less than {10 * MARGIN:g} above it"
-        return None if self._share(mean) >= TRAINED else f"{self.trained()}, {TRAINED:.0%} are needed"
+            far = f"less than {10 * MARGIN:g} above the constant answer"
+            return None if enough else f"{self.trained()}: {far}; more epochs or smaller batches train further"
+        more = f"{TRAINED:.0%} are needed; more epochs train further"
+        return None if self._share(mean) >= TRAINED else f"{self.trained()}, {more}"
 
     def _forms(self) -> list[str]:
         return [*self.loops, CONTROL]
@@ -291,15 +315,17 @@ def _signed(found: Estimate) -> str:
 
 
 def _known_scores(training: FeatureTable, validation: FeatureTable) -> dict[str, float]:
-    """The scores on the validation table of the most frequent class of the training table, and of the truth."""
-    constant = []
+    """The scores on the validation table of chance, of the training table's most frequent class, and of the truth."""
+    chance, constant = [], []
     for spec in training.specs:
         if spec.kind == "labels":
-            constant.append(0.5)  # the AUROC of one answer for all rows
+            chance.append(0.5)  # the AUROC of random scores, and of one answer for all rows
+            constant.append(0.5)
             continue
         frequent = torch.bincount(training.targets[spec.name], minlength=spec.size).argmax()
+        chance.append(1 / spec.size)
         constant.append(float((validation.targets[spec.name] == frequent).double().mean()))
-    known = {"constant answer": float(np.mean(constant))}
+    known = {"chance": float(np.mean(chance)), "constant answer": float(np.mean(constant))}
     if validation.best_score is not None:
         known["truth"] = float(np.mean(list(validation.best_score.values())))
     return known

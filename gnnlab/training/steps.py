@@ -44,6 +44,22 @@ def set_dropout(device: torch.device, *numbers: int) -> None:
         torch.cuda.default_generators[place].manual_seed(mixed(*numbers))
 
 
+def untrainable(training: FeatureTable, validation: FeatureTable) -> Iterator[str]:
+    """Why nothing can be learned from the one table, or told by the other; nothing where both do."""
+    for spec in training.specs:
+        if _one_answer(training.targets[spec.name]):
+            rows = f"all {len(training)} rows of the training table, nothing to learn"
+            yield f"target {spec.name!r} has one answer only in {rows}; leave it out or take more rows"
+        if spec.kind == "labels" and _one_answer(validation.targets[spec.name]):
+            rows = f"all {len(validation)} rows of the validation table"
+            yield f"target {spec.name!r} has labels of one answer only in {rows}; take more rows"
+
+
+def _one_answer(column: Tensor) -> bool:
+    """Classes that are all the same, or labels none of which varies."""
+    return bool((column == column[0]).all())
+
+
 class Objective(nn.Module):
     """`objective(fields, targets)` -> (loss, outputs): a scalar, and logits (B, size) by target name."""
 

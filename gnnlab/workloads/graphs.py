@@ -44,6 +44,7 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
     if isinstance(spec, str) and spec in BUNDLED:
         return _named(checked(copy.deepcopy(BUNDLED[spec]()), spec), spec)
     if isinstance(spec, str):
+        spec = pyg_datasets.full_name(spec) or spec
         family, colon, rest = spec.partition(":")
         if colon and family == "random":
             return _named(checked(random_graphs.generate(random_graphs.parse(rest)), "random graph"), spec)
@@ -139,7 +140,8 @@ def _path(spec: object) -> Path:
         if isinstance(spec, Path) or path.suffix.lower() in graph_files.READERS or _exists(path):
             return path
     names = [*BUNDLED, *(f"{family}:" for family in ("random", *pyg_datasets.FAMILIES))]
-    near = difflib.get_close_matches(str(spec)[:100], names, n=1)
+    sets = [name for known in pyg_datasets.NAMES.values() for name in known]
+    near = difflib.get_close_matches(str(spec)[:100], [*names, *sets], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     known = f"{', '.join(names)} or a path to {', '.join(graph_files.READERS)}"
     raise GnnlabError(f"{shown(spec)} is no graph{hint}: {known} are understood")

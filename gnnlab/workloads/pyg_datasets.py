@@ -1,5 +1,6 @@
 """Graphs that PyG downloads: `planetoid:Cora`, `lrgb:Peptides-func`, `pyg:ClassName` and `pyg:ClassName:Name`.
 
+The names of `NAMES` are understood without their family, and as S1 writes them: `Cora`, `peptides_func`.
 A data set of many graphs answers with its first; `lrgb:Peptides-func[7]` asks for another, `[0:32]` for a batch.
 PyG keeps what it fetched under `data/`, where the next call finds it. (The raw files of some data sets are pickles of
 their publishers, which PyG reads; nothing else in the lab does.)
@@ -30,6 +31,20 @@ PATIENCE_S = 30.0  # a silent network is given up after so long
 _ASKED = re.compile(r"(?P<which>[^\[\]]+)(\[(?P<first>\d{1,9})(:(?P<stop>\d{1,9}))?\])?")
 
 
+def full_name(spec: str) -> str | None:
+    """`lrgb:Peptides-func[0:32]` of `peptides_func[0:32]`, a data set that is named alone; None for another text."""
+    name, bracket, which = spec.partition("[")
+    for family, class_name in FAMILIES.items():
+        for known in NAMES.get(class_name or "", ()):
+            if _plain(known) == _plain(name):
+                return f"{family}:{known}{bracket}{which}"
+    return None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
 def load(spec: str, folder: Path) -> list[Data]:
     """The graphs that `spec` asks for, downloaded into `folder` when they are not there yet.
 
@@ -55,7 +70,7 @@ def _known(class_name: str, name: str) -> str:
     names = NAMES.get(class_name)
     if names is None:
         return name
-    matching = [known for known in names if known.lower() == name.lower()]
+    matching = [known for known in names if _plain(known) == _plain(name)]
     if not matching:
         raise GnnlabError(f"{class_name} has no data set {shown(name)}; it has {', '.join(names)}")
     return matching[0]

@@ -94,8 +94,12 @@ def test_modules_have_their_class_their_calls_and_their_time(profile):
 
 def test_the_trace_holds_operators_and_modules_and_nothing_else_is_left(profile):
     with gzip.open(profile.trace, "rt") as file:
-        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+        events = json.load(file)["traceEvents"]
+    names = {event.get("name") for event in events}
     assert {"aten::mm", "gnnlab.module large.0"} <= names
+    products = [event for event in events if event.get("name") == "aten::mm"]
+    assert all(event["args"]["Input Dims"] for event in products)  # shapes, as S0 records them
+    assert any(event["args"].get("Bytes") for event in events if event.get("name") == "[memory]")
     assert list(profile.trace.parent.iterdir()) == [profile.trace]
 
 

@@ -116,6 +116,14 @@ def test_a_model_is_left_in_the_mode_that_it_was_in():
     assert model.training
 
 
+def test_encodings_of_one_name_and_several_sizes_are_all_run_and_told_apart():
+    configs = [{"name": "lap", "dim": 4}, {"name": "lap", "dim": 8}, {"name": "none"}]
+    result = scaling.run_pe_scaling(Tiny, configs, num_nodes=30, budget_s=0.01)
+    assert result.parameter_values == ("lap 4", "lap 8", "none") and len(result.runtime_stats) == 3
+    with pytest.raises(ValueError, match="rwse 4 are given more than once"):
+        scaling.run_pe_scaling(Tiny, [{"name": "rwse", "dim": 4}] * 2)
+
+
 def test_an_unknown_encoding_is_refused():
     with pytest.raises(ValueError, match=r"\['fourier'\]: known are"):
         scaling.run_pe_scaling(Tiny, [{"name": "fourier", "dim": 4}])

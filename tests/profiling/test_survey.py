@@ -1,5 +1,6 @@
 """Rows over several small workloads."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_geometric.data import Data
 
 from gnnlab.profiling import survey
 from gnnlab.profiling.roofline import Ceilings
@@ -142,6 +144,13 @@ def test_memory_on_a_cpu_is_counted(subjects):
     held = survey.memory(subjects).set_index(["form", "part"])
     assert held.loc[("thin", "parameters"), "value"] == pytest.approx(10 * 4 / 2**20)
     assert set(held["origin"]) == {"counted"} and set(held["interval"]) == {"exact"}
+
+
+def test_an_encoding_is_timed_on_each_graph_with_all_samples():
+    graphs = {"small": Data(num_nodes=1), "large": Data(num_nodes=2)}
+    frame = survey.encodings(graphs, {"lap": lambda data: data, "rwse": lambda data: data}, runs=3)
+    assert [*zip(frame["graph"], frame["form"], strict=True)] == [*itertools.product(graphs, ("lap", "rwse"))]
+    assert {len(samples) for samples in frame["samples"]} == {3} and set(frame["unit"]) == {"ms"}
 
 
 def test_findings_have_their_columns_even_where_nothing_is_found():

@@ -140,7 +140,7 @@ def test_memory_of_a_step_is_counted_on_a_cpu(raced, lab):
 
 SCORES = {BEFORE: [0.5, 0.6, 0.7], AFTER: [0.5, 0.6, 0.7], OURS: [0.5, 0.6, 0.7], LOW: [0.51, 0.59, 0.7]}
 MS = {BEFORE: 4000.0, AFTER: 3000.0, OURS: 1000.0, LOW: 500.0}
-KNOWN = {"constant answer": 0.3, "truth": 0.7}
+KNOWN = {"chance": 0.2, "constant answer": 0.3, "truth": 0.7}
 
 
 def planted_race(ms=None, scores=None, known=None, *, control_ms=1000.0, device="cpu", missing=None):
@@ -218,7 +218,8 @@ def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_marg
     (row,) = lab.table.select("score_difference", LOW)
     assert row.precision == "bfloat16"
     assert row.notes == [
-        "training reaches a validation score of 0.600, a constant answer 0.300, the truth 0.700: 75% of the way"
+        "training reaches a validation score of 0.600, chance 0.200, a constant answer 0.300, the truth 0.700: "
+        "75% of the way"
     ]
     assert catalogue()["train.amp_accuracy"].margin == MARGIN
 
@@ -230,7 +231,10 @@ def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_marg
             {"constant answer": 0.448, "truth": 0.823},
             "0.600, a constant answer 0.448, the truth 0.823: 41% of the way, 50% are needed",
         ),
-        ({"constant answer": 0.58}, "0.600, a constant answer 0.580: less than 0.05 above it"),
+        (
+            {"constant answer": 0.58},
+            "0.600, a constant answer 0.580: less than 0.05 above the constant answer; more epochs",
+        ),
     ],
 )
 def test_equal_scores_of_hardly_trained_models_say_nothing_and_why_is_recorded(lab, known, said):
@@ -249,7 +253,14 @@ def test_low_precision_that_a_device_does_not_have_is_untestable(lab):
 def test_scores_are_means_over_the_seeds_after_each_epoch(lab):
     lab.record("scores", planted_race().scores(), keys=["epoch"], device="cpu")
     rows = {(row.form, row.keys["epoch"]): row for row in lab.table}
-    assert len(rows) == 5 * 3 and rows[OURS, 3].n == 3 and rows[OURS, 3].value == pytest.approx(0.6)
+    assert len(rows) == (5 + 3) * 3 and rows[OURS, 3].n == 3 and rows[OURS, 3].value == pytest.approx(0.6)
+
+
+def test_beside_each_score_stand_those_of_chance_of_a_constant_answer_and_of_the_truth(lab):
+    lab.record("scores", planted_race().scores(), keys=["epoch"], device="cpu")
+    rows = {(row.form, row.keys["epoch"]): row for row in lab.table}
+    assert {rows[form, 2].value for form in KNOWN} == set(KNOWN.values()) and rows["chance", 1].origin == "counted"
+    assert rows[OURS, 3].notes == ["chance 0.200, a constant answer 0.300, the truth 0.700"]
 
 
 def test_the_constant_answer_is_the_most_frequent_class_of_what_is_trained_on():
@@ -259,7 +270,29 @@ def test_the_constant_answer_is_the_most_frequent_class_of_what_is_trained_on():
     many_twos = replace(base, targets={**base.targets, name: torch.tensor([1] * 10 + [2] * 30)})
     only = {"specs": base.specs[:1], "truth": None}
     cut = [replace(table, targets={name: table.targets[name]}, **only) for table in (few_ones, many_twos)]
-    assert _known_scores(*cut) == {"constant answer": 0.25}
+    assert _known_scores(*cut) == {"chance": 1 / base.specs[0].size, "constant answer": 0.25}
+
+
+def test_a_table_that_is_sorted_by_its_target_trains_as_any_other(data):
+    whole = planted(300)
+    first = whole.targets[whole.specs[0].name].argsort(stable=True)
+    training, validation = whole.rows(first).split(0.25, seed=0)
+    loop = Loop(partial(epoch, table=training), partial(model, training), partial(torch.optim.AdamW, lr=0.01))
+    raced = race_loops({OURS: loop}, training, validation, seeds=1, epochs=1, batch_size=64, control=OURS)
+    assert not raced.missing and raced.known["constant answer"] > 0
+
+
+def test_what_cannot_be_trained_on_is_refused_before_anything_is_timed(data):
+    training, validation = data
+    loop = Loop(fails, partial(model, training), partial(torch.optim.AdamW, lr=0.01))
+    options = {"seeds": 1, "epochs": 1, "control": OURS}
+    rows = len(training)
+    with pytest.raises(GnnlabError, match=rf"^batch_size {rows + 1} is larger than the table: it has {rows} rows to"):
+        race_loops({OURS: loop}, training, validation, batch_size=rows + 1, **options)
+    name = training.specs[0].name
+    same = replace(training, targets={**training.targets, name: torch.zeros(rows, dtype=torch.int64)})
+    with pytest.raises(GnnlabError, match=f"'{name}' has one answer only in all {rows} rows of the training table"):
+        race_loops({OURS: loop}, same, validation, batch_size=64, **options)
 
 
 # ---- who decides what

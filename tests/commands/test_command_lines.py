@@ -1,0 +1,118 @@
+"""The command lines that the documents print: each is on its page, and what is to be typed is understood."""
+
+import io
+import json
+import re
+import shlex
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from edge_states import S2_STATE
+from torch_geometric.data import Data
+
+from gnnlab import cli
+from gnnlab.commands import profile
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import discovery
+from gnnlab.workloads import graphs, pyg_datasets
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-lines.md"
+LINES = re.findall(r"^\| (S\d) \| `python (\S+) ?([^`]*)` \| `gnnlab ([^`]*)` \|$", PAGE.read_text("utf-8"), re.M)
+SCRIPTS = {  # what each document prints, its options aside
+    "S0": {"scripts/profile_gnn.py", "test_gnn_performance.py"},
+    "S1": {"scripts/profile_model.py"},
+    "S2": {"python_scripts/inference/local_inference_optimized.py", "benchmark.py"},
+    "S4": {"profile_stages.py"},
+}
+
+
+def parsed(line):
+    return cli._parser().parse_args(shlex.split(line))
+
+
+def test_every_script_of_the_documents_is_on_the_page():
+    assert len(LINES) == 14
+    assert {source: {script for s, script, *_ in LINES if s == source} for source in SCRIPTS} == SCRIPTS
+
+
+@pytest.mark.parametrize(("source", "script", "options", "typed"), LINES, ids=[f"{s} {o}" for s, _, o, _ in LINES])
+def test_a_line_is_understood_with_its_options_as_printed(source, script, options, typed):
+    assert typed.endswith(options)
+    found = parsed(typed)
+    assert found.command.__name__ == typed.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "script", "options", "typed"), [line for line in LINES if line[3].startswith("inf")]
+)
+def test_lines_of_s2_answer_a_state_or_say_what_is_missing(capsys, monkeypatch, source, script, options, typed):
+    if "--benchmark" in typed:
+        pytest.skip("measures for a minute; test_infer_command.py does so on a small network")
+    state = io.BytesIO(json.dumps(S2_STATE).encode())
+    state.isatty = lambda: False
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=state))
+    code = cli.main(shlex.split(typed))
+    printed = capsys.readouterr()
+    if "cuda" in typed and not torch.cuda.is_available():
+        assert code == 2 and "cuda" in printed.err and len(printed.err.splitlines()) == 1
+    else:
+        assert code == 0 and json.loads(printed.out)["node_id"].startswith("node_")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("peptides_func", ["Peptides-func", 0, 1]),
+        ("Peptides-func[0:2]", ["Peptides-func", 0, 2]),
+        ("lrgb:peptides_struct[3]", ["Peptides-struct", 3, 4]),
+        ("cora", ["Cora", 0, 1]),
+    ],
+)
+def test_a_data_set_is_understood_without_its_family_and_with_underscores(monkeypatch, tmp_path, written, meant):
+    asked = []
+
+    class Nine(list):
+        def __getitem__(self, index):
+            asked.append(index)
+            return Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
+
+    monkeypatch.setattr(pyg_datasets, "_fetch", lambda c, name, folder: asked.append(name) or Nine(range(9)))
+    graphs.load(written, cache=tmp_path)
+    name, first, stop = meant
+    assert asked == [name, *range(first, stop)]
+
+
+def test_a_name_that_is_nearly_one_of_a_data_set_is_answered_by_it():
+    with pytest.raises(GnnlabError, match=r"did you mean Peptides-func\?"):
+        graphs.load("Peptide-func")
+
+
+@pytest.mark.parametrize("model", ["graph_transformer", "own_models:plain"])
+def test_a_batch_size_that_has_no_effect_is_refused(model):
+    with pytest.raises(
+        GnnlabError, match=rf"^{model} takes the whole graph: --batch_size has no effect; leave it out$"
+    ):
+        profile.run(parsed(f"profile --model {model} --batch_size 4 --profile flops"), print)
+
+
+def test_totals_are_the_sums_of_their_breakdowns():
+    shown = []
+    sizes = "--hidden_dim 8 --num_layers 2 --num_heads 2 --ffn_dim 16 --num_nodes 40"
+    assert profile.run(parsed(f"profile {sizes} --profile memory flops --json"), shown.append) == 0
+    report = json.loads(shown[0])
+    memory, flops = report["memory"], report["flops"]
+    for part, total in ((memory, "peak_mb"), (memory["training"], "peak_mb"), (flops, "total_gflops"),
+                        (flops["formulas"], "total_gflops")):  # fmt: skip
+        assert sum(part["breakdown"].values()) == pytest.approx(part[total], rel=1e-12) and part[total] > 0
+    assert {"attention", "ffn"} <= flops["formulas"]["breakdown"].keys()
+    assert memory["of_these"]["kept_for_backward"] < memory["training"]["breakdown"]["activations_and_gradients"]
+
+
+def test_stages_to_analyze_that_nobody_measured_are_one_line(capsys, monkeypatch, tmp_path):
+    root = discovery.root()
+    monkeypatch.setattr(discovery, "output_folder", lambda *_: tmp_path)
+    monkeypatch.chdir(root)
+    assert cli.main(["stages", "--analyze"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
