@@ -125,7 +125,7 @@ class Comparison:
             fixed = {"size": size, **_PERCENT, "unit": "x", "better": "higher", **_conditions(chosen["form"])}
             for form, rivals, wanted in ((ONE_UNIT, alone, ()), (ALL_PEERS, pd.concat([alone, peers]), PEERS)):
                 if lacking := [peer for peer in wanted if peer not in set(peers["form"])]:
-                    needs = f"needs OpenVINO {', '.join(lacking)} in the same race as the plans; they are not raced yet"
+                    needs = f"needs OpenVINO {', '.join(lacking)} in the race: export 1-7, too (blocks of notebook 04)"
                     rows.append({**fixed, "form": form, "status": "unavailable", "reason": needs})
                     continue
                 ratio, rival = self._slower(chosen, rivals)
