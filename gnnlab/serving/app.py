@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -66,7 +67,7 @@ def _add_predictions(app: FastAPI, settings: ServiceSettings) -> None:
             kind, scores = requests.options_of(request, settings.model_type)
             state = await requests.json_of(request, settings.max_body_bytes)
             requests.limit_nodes([state], settings.max_nodes)
-            found = await requests.unless_gone(request, request.app.state.service.answer(kind, [state]))
+            found = await request.app.state.service.answer(kind, [state], partial(requests.unless_gone, request))
             if isinstance(found[0], GnnlabError):
                 raise found[0]
             return _json(_shown(found[0], kind, scores))
@@ -83,7 +84,7 @@ def _add_predictions(app: FastAPI, settings: ServiceSettings) -> None:
             if not isinstance(states, list) or not 1 <= len(states) <= settings.max_states:
                 raise Problem(422, f"{shown(states)} given; a list of 1 to {settings.max_states} states is needed")
             requests.limit_nodes(states, settings.max_nodes)
-            found = await requests.unless_gone(request, request.app.state.service.answer(kind, states))
+            found = await request.app.state.service.answer(kind, states, partial(requests.unless_gone, request))
             return _json([_shown(one, kind, scores) for one in found])
 
         return await _within_limits(request, settings, answered)

@@ -8,8 +8,10 @@ await database.of_node("node_3", since=yesterday)            # by idx_node_times
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,7 @@ class Database:
         )
         if local:
             sa.event.listen(self.engine.sync_engine, "connect", _readers_beside_a_writer)
+        self._inserts = {name: _insert(table, self.engine.dialect) for name, table in metadata.tables.items()}
 
     async def migrate(self) -> None:
         """Bring the tables to the version of this package; of several processes one does it, the others wait."""
@@ -77,11 +80,12 @@ class Database:
             await connection.run_sync(_upgrade)
 
     async def insert(self, *bulks: tuple[sa.Table, Sequence[dict[str, Any]]]) -> None:
-        """All rows of all tables, or none."""
+        """All rows of all tables, or none; rows of a table have its columns, all but `id`."""
         async with self.engine.begin() as connection:
             for table, rows in bulks:
                 if rows:
-                    await connection.execute(sa.insert(table), rows)
+                    insert, values = self._inserts[table.name]
+                    await connection.exec_driver_sql(insert, values(rows))
 
     async def ping(self) -> None:
         """Raises where the database is not there."""
@@ -111,6 +115,28 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def _insert(table: sa.Table, dialect: sa.Dialect) -> tuple[str, Callable[[Sequence[dict[str, Any]]], list[tuple]]]:
+    """(the statement as the driver has it, what makes its rows of dicts).
+
+    SQLAlchemy's own way takes three times as long a row, and does it in the event loop, before the answers that come.
+    """
+    columns = [column for column in table.columns if column.name != "id"]
+    names = [column.name for column in columns]
+    text = str(sa.insert(table).inline().compile(dialect=dialect, column_keys=names))
+    time = next(place for place, column in enumerate(columns) if isinstance(column.type, sa.DateTime))
+    as_kept = columns[time].type.dialect_impl(dialect).bind_processor(dialect)
+    values = itemgetter(*names)
+    if as_kept is None:
+        return text, lambda rows: [values(row) for row in rows]
+    as_kept = lru_cache(16)(as_kept)  # the nodes of a network have one time
+
+    def of(rows: Sequence[dict[str, Any]]) -> list[tuple]:
+        plain = map(values, rows)
+        return [(*row[:time], as_kept(row[time]), *row[time + 1 :]) for row in plain]
+
+    return text, of
 
 
 def _readers_beside_a_writer(connection: Any, _: Any) -> None:

@@ -15,6 +15,7 @@ without that is a lost answer, and so is whatever does not come within `LOST_S`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import tempfile
 from collections import Counter
@@ -30,6 +31,7 @@ import numpy as np
 import orjson
 import psutil
 
+from gnnlab.errors import one_line
 from gnnlab.inference.predictor import Predictor
 from gnnlab.serving.client import Answer, Connection
 from gnnlab.serving.local_servers import PostgresServer, RedisServer
@@ -38,6 +40,7 @@ from gnnlab.serving.settings import made
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import State, random_states
 
+log = logging.getLogger("gnnlab.serving")
 UNRIGHT = "wrong, lost or swapped answers"
 LOST_S = 60.0
 A_CYCLE = 2000  # requests, in which each fault comes once
@@ -169,14 +172,18 @@ class _Run:
 
     async def _answer(self, connection: Connection, path: str, body: bytes) -> Answer | None:
         """The answer that is none of "come again"; None where there is none in time."""
-        with suppress(TimeoutError):
+        refused = 0
+        try:
             async with asyncio.timeout(LOST_S):
                 while (answer := await self._post(connection, path, body)) is not None:
                     again = answer.header("retry-after")
                     if answer.status not in (503, 504) or not again:
                         return answer
+                    refused += 1
                     self.counts[f"refused with {answer.status}, sent again"] += 1
                     await asyncio.sleep(int(again))
+        except TimeoutError:
+            log.warning("no answer within %g s, told %d times to come again", LOST_S, refused)
         return None
 
     async def _post(self, connection: Connection, path: str, body: bytes) -> Answer | None:
@@ -186,8 +193,9 @@ class _Run:
                 self._kills_before[connection] = self._kills_ended
             try:
                 return await connection.post(path, body)
-            except (OSError, asyncio.IncompleteReadError):
+            except (OSError, asyncio.IncompleteReadError) as error:
                 if self._kills_before[connection] == self._kills_begun:
+                    log.warning("a connection broke, and no worker was killed: %s", one_line(error))
                     return None
                 self.counts["connections broken by a kill, sent again"] += 1
 
@@ -195,7 +203,10 @@ class _Run:
         self, answer: Answer | None, members: list[dict[str, Any]] | None, places: list[int], kind: str, scores: bool
     ) -> str:
         """The kind of an answer, in the words of the counts."""
-        if answer is None or members is None:
+        if answer is None:
+            return "lost answers"
+        if members is None:
+            log.warning("a good request was answered by %d: %s", answer.status, answer.body[:200])
             return "lost answers"
         if len(members) == len(places) and all(
             self._expected.holds(one, kind, place, scores) if place >= 0 else one.get("status") == 422

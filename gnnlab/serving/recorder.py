@@ -17,7 +17,7 @@ from gnnlab.errors import one_line
 from gnnlab.serving import database
 from gnnlab.serving.database import MOST_ID, Database
 from gnnlab.serving.metrics import Metrics
-from gnnlab.workloads.edge_networks import FEATURES, State
+from gnnlab.workloads.edge_networks import State
 
 log = logging.getLogger("gnnlab.serving")
 EVERY_S, RETRY_S, CLEAN_EVERY_S = 0.2, 1.0, 3600.0
@@ -158,10 +158,7 @@ def _prediction(one: Answered) -> dict[str, Any]:
 
 
 def _nodes(one: Answered) -> list[dict[str, Any]]:
-    return [
-        {"node_id": _kept(node["node_id"]), "timestamp": one.time, **{name: node[name] for name in FEATURES}}
-        for node in one.state["nodes"]
-    ]
+    return [{**node, "node_id": _kept(node["node_id"]), "timestamp": one.time} for node in one.state["nodes"]]
 
 
 def _kept(node_id: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -45,6 +45,14 @@ class ServiceAnswer(NamedTuple):
 
     decision: Decision
     confidence: float
+
+
+Answers = list[ServiceAnswer | GnnlabError]
+Waits = Callable[[Coroutine[Any, Any, Answers]], Awaitable[Answers]]
+
+
+async def _waits(work: Coroutine[Any, Any, Answers]) -> Answers:
+    return await work
 
 
 class Service:
@@ -98,15 +106,15 @@ class Service:
         kept = "off" if self._recorder is None else "away" if self._recorder.away else "here"
         return {"redis": shared, "database": kept}
 
-    async def answer(self, model_type: str, states: Sequence[State]) -> list[ServiceAnswer | GnnlabError]:
-        """An answer or an error for each state, in their order.
+    async def answer(self, model_type: str, states: Sequence[State], waits: Waits = _waits) -> Answers:
+        """An answer or an error for each state, in their order; what is not computed at once is awaited by `waits`.
 
         Raises:
             Problem: 503 where too many states wait already, 504 where the deadline has passed.
         """
         began = time.perf_counter()
         with self._tracing.span(model_type) as span:
-            found = await self._answers(model_type, states)
+            found = await self._answers(model_type, states, waits)
             good = [one for one in found if isinstance(one, ServiceAnswer)]
             if good:
                 span.answered(min(one.confidence for one in good))
@@ -119,7 +127,7 @@ class Service:
                     self._recorder.record(Answered(now, model_type, state, *one.decision[:3], one.confidence))
         return found
 
-    async def _answers(self, model_type: str, states: Sequence[State]) -> list[ServiceAnswer | GnnlabError]:
+    async def _answers(self, model_type: str, states: Sequence[State], waits: Waits) -> Answers:
         if not self.ready:
             raise self.busy("the service is stopping")
         batcher = self._batchers.get(model_type)
@@ -132,9 +140,7 @@ class Service:
         depth = self.metrics.waiting.labels(model_type)
         depth.inc(len(states))
         try:
-            if len(states) == 1:
-                return [await _settled(batcher.predict(states[0]))]
-            return await asyncio.gather(*(_settled(batcher.predict(state)) for state in states))
+            return await waits(_all_settled([batcher.predict(state) for state in states]))
         finally:
             depth.dec(len(states))
 
@@ -156,7 +162,7 @@ class Service:
         after = self.settings.retry_after_s
         return Problem(503, f"{why}; send it again after {after} s", {"Retry-After": str(after)})
 
-    def _pass(self, model_type: str, states: Sequence[State]) -> list[ServiceAnswer | GnnlabError]:
+    def _pass(self, model_type: str, states: Sequence[State]) -> Answers:
         """One batch; runs in the thread of the batcher. What fails besides the states themselves is nobody's input."""
         self.metrics.batch.labels(model_type).observe(len(states))
         try:
@@ -197,6 +203,12 @@ class Service:
         predictor.predict_batch(random_states(2, (10, 10), seed=0))
         predictor.cache = cache
         return predictor
+
+
+async def _all_settled(answers: Sequence[Coroutine]) -> Answers:
+    if len(answers) == 1:
+        return [await _settled(answers[0])]
+    return await asyncio.gather(*map(_settled, answers))
 
 
 async def _settled(answer: Any) -> ServiceAnswer | GnnlabError:
