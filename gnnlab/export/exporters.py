@@ -119,6 +119,8 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, message=r".*isinstance\(treespec")
             warnings.filterwarnings("ignore", category=DeprecationWarning, message="You are using the legacy")
+            # what it exports then is wrong, which is found out by checking it
+            warnings.filterwarnings("ignore", category=UserWarning, message=".*duplicated values in 'index' field")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -413,4 +413,4 @@ def _compared(
     where = f", {kind} of {_cells(chosen)}" if len(chosen) > 1 else ""
     where += f", {len(chosen)} of {cells} cells" if len(chosen) < cells else ""
     chose = ", the fastest chosen on every other round and judged on the rest" if split else ""
-    return f"{what}{where}{chose}; {n} rounds or more"
+    return f"{what}{where}{chose}; at least {n} rounds"

@@ -24,7 +24,7 @@ from gnnlab.profiling.estimates import Estimate
 from . import results
 from .claims import RATIOS, Claim, Found, Verdict, catalogue, cell_ratio, evaluate, verdict
 from .results import ResultFile
-from .table import Interval, Row, Strict, Table
+from .table import Interval, Row, Strict, Table, error_text
 
 RECORD = "claims.json"
 SAMPLING_NOTES = ("interval is", "noisy", "drift", "the hypervisor", "A/A")  # of a row: its interval says as much
@@ -156,13 +156,13 @@ def _why(found: Sequence[Found], runs: int, figure: Estimate) -> str:
     parts = [found[0].how]
     errors = [row.parity_error for row in rows if row.parity_error is not None]
     if errors:
-        parts.append(f"largest relative error {max(errors):.1e}")
+        parts.append(error_text(max(errors)))
     parts += dict.fromkeys(n for row in found[0].rows for n in row.notes if not n.startswith(SAMPLING_NOTES))
     exact = all(row.interval is Interval.EXACT for row in rows)
     if figure.interval is None:
         parts.append(f"{figure.n} {'sample has' if figure.n == 1 else 'samples have'} no 95 % interval")
     if not exact:
-        parts.append("one run: what differs between processes is not in it" if runs == 1 else f"{runs} runs")
+        parts.append("one run, so without the variation between processes" if runs == 1 else f"{runs} runs")
     return "; ".join(part for part in parts if part)
 
 

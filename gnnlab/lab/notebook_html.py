@@ -40,6 +40,7 @@ _LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
 _LINKED = re.compile(r"\]\(([^)\s#]+\.md)")
 _DOCUMENT, _REPORTED = re.compile(r"docs/[\w/-]+\.md"), re.compile(r"notebooks/\d\d_\w+\.ipynb")
+_SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
 _TITLE = re.compile(r"^#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
 
@@ -123,7 +124,8 @@ def _address(url: str, folder: str) -> str | None:
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A copy without its title and the cells that the page shows elsewhere, and without outputs tagged away."""
+    """A copy without its title, the cells that the page shows elsewhere with the text above them, and without outputs
+    tagged away."""
     notebook = copy.deepcopy(notebook)
     notebook.metadata.pop("widgets", None)
     kept, titled = [], False
@@ -133,8 +135,11 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             cell.source, titled = _TITLE.subn("", cell.source, count=1)
         if tags & _DROPPED_TAGS or not cell.source.strip():
             continue
-        if "remove-output" in tags:
+        if tags & _SHOWN_ELSEWHERE:
             cell.outputs = [output for output in cell.get("outputs", []) if output.output_type == "error"]
+            if not cell.outputs and kept and kept[-1].cell_type == "markdown":  # it heads nothing
+                kept.pop()
+                continue
         kept.append(cell)
     notebook.cells = kept
     return notebook
@@ -198,6 +203,7 @@ _ATTRIBUTES = {"style", "title", "alt", "colspan", "rowspan", "scope", "start", 
 _SCHEMES = {"", "http", "https", "mailto"}
 _EMBEDDED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
 _NUMBER = re.compile(r"[<>≈~]?\s*[-+−]?\d")
+_NO_NUMBER = {"", "NaN", "None", "-", "–", "failed", "unavailable", "timeout"}
 _SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight|math")  # those of pygments, and our own of a formula
 
 
@@ -229,13 +235,30 @@ _CLEANER = Cleaner(
 
 
 def _align_numbers(table: Tag) -> None:
-    """Mark the columns of numbers, heads included, so that they stand to the right: pandas says nothing about them."""
-    rows = [row.find_all(["th", "td"], recursive=False) for row in table.find_all("tr")]
-    for cells in zip(*rows, strict=False) if len({len(cells) for cells in rows}) == 1 else ():
+    """Mark the columns of numbers, heads included, so that they stand to the right: pandas says nothing about them.
+
+    A cell may span rows only at the left, as those of an index do; so columns are counted from the right.
+    """
+    rows = [row.find_all(["th", "td"], recursive=False)[::-1] for row in table.find_all("tr")]
+    for cells in zip(*rows, strict=False) if not table.find(colspan=True) else ():
         texts = [cell.get_text(strip=True) for cell in cells if cell.find_parent("thead") is None]
-        if any(texts) and all(_NUMBER.match(text) or text in {"", "NaN", "None", "-", "–"} for text in texts):
+        if any(map(_NUMBER.match, texts)) and all(_NUMBER.match(text) or text in _NO_NUMBER for text in texts):
             for cell in cells:
                 cell["class"] = "nu"
+
+
+def _one_head(table: Tag) -> None:
+    """One row of heads of the two that pandas writes, names of columns above names of the index."""
+    rows = table.select("thead > tr")
+    if len(rows) != 2 or table.select("thead [colspan]"):
+        return
+    upper, lower = (row.find_all(["th", "td"], recursive=False) for row in rows)
+    pairs = [[cell.get_text(strip=True) for cell in pair] for pair in zip(upper, lower, strict=False)]
+    if len(upper) == len(lower) and not any(above and below for above, below in pairs):
+        for above, below in zip(upper, lower, strict=True):
+            if below.get_text(strip=True):
+                above.replace_with(below)
+        rows[1].decompose()
 
 
 def clean(html: str) -> Markup:
@@ -247,6 +270,7 @@ def clean(html: str) -> Markup:
         if not _EMBEDDED.fullmatch(image.get("src") or ""):
             image.replace_with(str(image))
     for table in soup.find_all("table"):
+        _one_head(table)
         _align_numbers(table)
         for head in table.find_all("th"):
             if not head.get_text(strip=True):  # heads nothing, and is announced as if it did

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -77,15 +78,18 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
 
     executed_ipynb, result = Path(executed_ipynb), results.read(result_json)
     notebook = notebook_html.read(executed_ipynb)
-    figures = {figure.name: figure for figure in result.figures}
+    figures, folder = {figure.name: figure for figure in result.figures}, executed_ipynb.parent
     cells = notebook_html.render(notebook, figures)
+    rows = [ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None) for row in judged]
+    read = " ".join([cells.html.striptags(), *(f"{row.record.statement} {row.record.why}" for row in rows)])
     html = _page(
         "report.html.j2",
         title=notebook_html.title(notebook) or _spoken(executed_ipynb.stem),
         result=result,
         status=STATUSES[result.status],
         cells=cells,
-        rows=[ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None) for row in judged],
+        rows=rows,
+        terms=_terms(read, discovery.root(folder) / "docs" / "glossary.md"),
         parameters=_parameter_rows(executed_ipynb, result),
         machine=provenance.in_a_phrase(result.environment),
     )
@@ -137,6 +141,17 @@ def build_site(out_dir: Path) -> Path:
     path = out_dir / "index.html"
     files.write_atomically(path, lambda file: file.write(html))
     return path
+
+
+def _terms(text: str, glossary: Path) -> list[tuple[str, str]]:
+    """The words of the glossary that occur in `text`, each with its meaning."""
+    source = glossary.read_text(encoding="utf-8") if glossary.is_file() else ""
+    known = re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \|$", source, re.MULTILINE)
+    return [
+        (word, meaning.replace("`", ""))
+        for word, meaning in known
+        if re.search(rf"\b{re.escape(word)}(s|es)?\b", text, re.IGNORECASE)
+    ]
 
 
 def _write_documents(out_dir: Path) -> None:

@@ -131,7 +131,7 @@ class Lab:
                         conditions["threads"] = conditions["threads"] and raced.conditions.threads  # none of a GPU's
                     products = raced.conditions.precision  # of torch's matrix products
                     if products != "highest" and "device" not in own and conditions["runtime"].startswith("torch"):
-                        conditions["precision"] += f", {products} products"
+                        conditions["precision"] += f", matmul precision {products}"
                 self._put_raced(study, keys, form, base, raced, conditions)
         return self.study(study)
 

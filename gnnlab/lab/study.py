@@ -23,9 +23,9 @@ from gnnlab.files import digest
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from . import plots
+from . import plots, reasons
 from .plot_style import MAX_SERIES
-from .table import FIELDS, Origin, Row, Table, estimate_text, fits, format_value, gain_text, shown_as
+from .table import FIELDS, Origin, Row, Table, error_text, estimate_text, fits, format_value, gain_text, shown_as
 
 if TYPE_CHECKING:
     from .session import Lab
@@ -106,7 +106,7 @@ class Study:
         seen = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
         where = f", geometric mean of {max(cells.values())} cells" if max(cells.values()) > 1 else ""
         if not seen:
-            return f"{self.title}: no form is seen to be faster than {base}{where}"
+            return f"{self.title}: no form is measurably faster than {base}{where}"
         best = max(seen, key=lambda form: seen[form].value)
         return f"{self.title}: {best} is {seen[best].value:.3g} times as fast as {base}{where}"
 
@@ -121,7 +121,8 @@ class Study:
             return f"{self.title}: {len(rows)} numbers in {' and '.join(units)}"
         factor, unit = shown_as(rows[0].unit)
         keys = self.keys
-        named = [(row, ", ".join(filter(None, [_cell(row.keys, keys), row.form]))) for row in (rows[0], rows[-1])]
+        cells = [(row, _cell(row.keys, keys)) for row in (rows[0], rows[-1])]
+        named = [(row, ", ".join(dict.fromkeys(filter(None, [cell, row.form])))) for row, cell in cells]
         ends = [f"{format_value(float(f'{row.value * factor:.3g}'))} {unit} ({name})" for row, name in named]
         return f"{self.title}: {ends[0]}" if len(rows) == 1 else f"{self.title}: from {ends[0]} to {ends[1]}"
 
@@ -151,6 +152,7 @@ class Study:
             self._need(x)
             self._numeric(frame, x)
             axes = {"x": x, "y": "value", "x_label": _plain(x), "y_label": f"{label} ({unit})"}
+            frame = _named_series(frame, by)
             fig = plots.points(frame, **axes, hue=by, joined=True, log=log, title=self.finding())
         else:
             names = [name for name in [*self.keys, "form"] if name != by and frame[name].nunique() > 1]
@@ -158,6 +160,7 @@ class Study:
             names = names if grouped else [*(name for name in names if name != "form"), by]
             frame = frame.assign(cell=[_cell(row, names) for row in frame[names].to_dict("records")])
             hue = by if grouped else None
+            frame = _named_series(frame, by)
             fig = plots.bars(frame, y="cell", hue=hue, label=label, unit=unit, log=log, title=self.finding())
         shape = f"Lines over {x}" if x else "Bars"
         kind = "value" if y == "value" and any(row.ratio is not None for row in self.rows) else ""
@@ -203,14 +206,10 @@ class Study:
         title = f"{self.title}: of {len(frame)} pairs of {_plain(row)} and {_plain(column)}, {counts}"
         fig = plots.marks(frame, row=row, column=column, title=title)
         self._show(fig, "marks", f"A mark for each {_plain(row)} and {_plain(column)}: {counts}", key)
-        reasons: dict[str, list[tuple[Any, Any]]] = {}
-        for each in shown:
-            if each.status != "ok":
-                reasons.setdefault(f"{each.status}: {each.reason}", []).append((each.get(row), each.get(column)))
-        if reasons:
-            columns = frame[column].nunique()
-            every = {why: _grouped(pairs, columns, _plain(column)) for why, pairs in reasons.items()}
-            self._lab.say("\n".join(f"- {why} ({where})" for why, where in every.items()))
+        lost = [(r.get(row), r.get(column), f"{r.status}: {r.reason}") for r in shown if r.status != "ok"]
+        if lost:
+            why = reasons.grouped(lost, _plain(column), frame[column].nunique(), MOST_NAMED)
+            self._lab.say("\n".join(f"- {line}" for line in why))
 
     def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:
         """Points of two numbers: two forms in the same cells, with the line of equality, or two keys or fields.
@@ -310,16 +309,15 @@ class Study:
     def _remarks(self) -> list[str]:
         """Each form over all cells, what the A/A control shows, and what has no number."""
         gains = self.over_baseline()
-        worst = {f: max((r.parity_error or 0.0) for r in self.rows if r.form == f) for f in gains}
+        timed = [row for row in self.rows if row.ratio is not None]
+        worst = {f: max((r.parity_error or 0.0) for r in timed if r.form == f) for f in gains}
         lines = [
-            f"- {form}: {gain_text(gain)}, largest relative error {worst[form]:.1e}"
-            for form, gain in gains.items()
-            if form != CONTROL
+            f"- {form}: {gain_text(gain)}, {error_text(worst[form])}" for form, gain in gains.items() if form != CONTROL
         ]
         for form, reason in self.failed.items():
             rows = [row for row in self.rows if row.form == form]
             lost = sum(row.status != "ok" for row in rows)
-            lines.append(f"- {form}: not timed in {lost} of {len(rows)} cells, {reason}")
+            lines.append(f"- {form}: not timed in {lost} of {len(rows)} cells: {reason}")
         if CONTROL in gains:
             lines.append(f"- the baseline against itself (A/A): {gain_text(gains[CONTROL])}")
         return lines
@@ -340,10 +338,11 @@ class Study:
             ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)
             factor, unit = shown_as(row.unit)
             ok = row.status == "ok"
-            told = f"{row.statistic if ok else usual} ({unit})"
+            told = _heading(row.statistic if ok else usual, unit)
             line = {**row.keys, "form": row.form, told: estimate_text(row.estimate, factor) if ok else row.status}
             line |= {"n": row.n, "over baseline": "" if ratio is None else estimate_text(ratio)}
-            line["relative error"] = "" if row.parity_error is None else f"{row.parity_error:.1e}"
+            error = row.parity_error
+            line["relative error"] = "" if error is None else f"{error:.1e}" if error else "0"
             line |= {"origin": row.origin.value, "why": row.reason or ""}
             rows.append(line | {c: "; ".join(row.notes) if c == "notes" else getattr(row, c) for c in columns})
         frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
@@ -352,6 +351,11 @@ class Study:
         first = (self.keys or ["form"])[0]
         front = [*self.keys, "form"]
         return headed(frame[[*front, *(c for c in frame.columns if c not in (*front, *plain))]], first)
+
+
+def _heading(statistic: str, unit: str) -> str:
+    """What a column of values is called: "median (ms)", "count", "ratio"."""
+    return {"count": statistic, "x": "ratio" if statistic == "count" else statistic}.get(unit, f"{statistic} ({unit})")
 
 
 def _words(wanted: Any, distinct: bool = False) -> str:
@@ -364,18 +368,6 @@ def _words(wanted: Any, distinct: bool = False) -> str:
         return ", ".join(named)
     told = f"{', '.join(named[:MOST_NAMED])} and {more} more"
     return f"{told} {digest(named)[:6]}" if distinct else told
-
-
-def _grouped(pairs: Sequence[tuple[Any, Any]], columns: int, column: str) -> str:
-    """Pairs of a row and a column, rows with the same columns together: "a, b × c; d × every size"."""
-    of_row: dict[Any, dict[Any, None]] = {}
-    for row, at in pairs:
-        of_row.setdefault(row, {})[at] = None
-    rows: dict[tuple[Any, ...], list[str]] = {}
-    for row, at in of_row.items():
-        rows.setdefault(tuple(at), []).append(str(row))
-    named = {at: f"every {column}" if len(at) == columns > MOST_NAMED else ", ".join(map(str, at)) for at in rows}
-    return "; ".join(f"{', '.join(names)} × {named[at]}" for at, names in rows.items())
 
 
 def _plain(name: str) -> str:
@@ -398,6 +390,11 @@ def _named(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{_plain(key)} {value:.4g}" if isinstance(value, float) else f"{_plain(key)} {value}"
+
+
+def _named_series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
+    return frame.assign(**{by: [_named(by, value) for value in frame[by]]})
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:

@@ -343,6 +343,11 @@ def digits(value: float, low: float | None, high: float | None) -> str:
     return f"{round(value, places) + 0.0:,.{places}f}"  # no "-0.0"
 
 
+def error_text(error: float) -> str:
+    """ "largest relative error 2.3e-07", or that the outputs were the same."""
+    return f"largest relative error {error:.1e}" if error else "outputs identical"
+
+
 def gain_text(gain: Estimate) -> str:
     """ "2.31 (2.25 to 2.37) times as fast", or that no difference was seen."""
     if gain.low is None:

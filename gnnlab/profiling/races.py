@@ -125,7 +125,7 @@ def _agreeing(calls: Mapping[str, Form], tolerance: float | Mapping[str, float])
             found[name] = Raced(parity_error=error)
         else:
             reason = f"its output differs from that of {base} by {error:.1e} relative, allowed is {bound:.0e}"
-            found[name] = Raced(reason=f"{reason}; what computes something else is not timed", parity_error=error)
+            found[name] = Raced(reason=f"{reason}; only what computes the same is timed", parity_error=error)
     return usable, found
 
 

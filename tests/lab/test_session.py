@@ -231,7 +231,7 @@ def test_what_other_runtimes_compute_is_under_no_setting_of_torch(lab):
     forms = {name: under(form, precision="medium") for name, form in forms.items()}
     raced = lab.race("doubled", forms, {"4": (X,)}, budget_s=0.01, of_form=own, precision={"int8": "int8"})
     rows = {row.form: row for row in raced.rows}
-    assert rows["base"].precision == rows["A/A"].precision == "float32, medium products"
+    assert rows["base"].precision == rows["A/A"].precision == "float32, matmul precision medium"
     assert (rows["npu"].threads, rows["npu"].precision, rows["int8"].precision) == (0, "float32", "int8")
 
 

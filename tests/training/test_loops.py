@@ -18,7 +18,7 @@ from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, race_
 from gnnlab.workloads import deepfm
 from gnnlab.workloads.planted_table import planted
 
-BEFORE, AFTER, OURS, LOW = "guide's before", "guide's after", "ours", "ours, low precision"
+BEFORE, AFTER, OURS, LOW = "S3, original", "S3, optimized", "ours", "ours, low precision"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_what_computes_another_loss_or_fails_is_not_timed_and_says_why(raced, la
     lab.record("training_epoch", raced.times(), device="cpu")
     rows = {row.form: row for row in lab.table}
     assert (rows["another loss"].status, rows["broken"].status) == ("failed", "failed")
-    assert "differs from that of guide's before by 1.0e-02" in rows["another loss"].reason
+    assert "differs from that of S3, original by 1.0e-02" in rows["another loss"].reason
     assert rows["broken"].reason == "RuntimeError: no kernel"
     assert rows[LOW].status == "unavailable" and "fp16 needs a CUDA device" in rows[LOW].reason
     assert rows[OURS].n == 4 and rows[OURS].parity_error < 1e-5
@@ -174,7 +174,7 @@ def test_epochs_are_rows_with_a_sample_for_each_seed_and_epoch(lab):
     assert rows[CONTROL].baseline == OURS and rows[CONTROL].ratio == 1
     found, verdict = judged(lab, "goal.training_epoch")
     assert verdict == "met" and found.estimate.value == pytest.approx(4)
-    assert "validation score minus that of guide's before: +0.0000" in rows["ours, equal score"].notes[0]
+    assert "validation score minus that of S3, original: +0.0000" in rows["ours, equal score"].notes[0]
 
 
 def test_what_the_control_shows_is_in_the_interval_of_every_loop():

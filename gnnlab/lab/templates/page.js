@@ -42,6 +42,12 @@
     }
   }
 
+  // what scrolls takes the focus; what fits is no stop on the keyboard's way
+  const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+    target.tabIndex = target.scrollWidth > target.clientWidth ? 0 : -1;
+  }));
+  all("[tabindex]").forEach((box) => watch.observe(box));
+
   const button = document.querySelector(".switch");
   const code = all("details.code");
   if (button && code.length > 0) {

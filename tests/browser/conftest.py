@@ -1,0 +1,49 @@
+"""A real browser: Debian's chromium, another on the path, or playwright's own; without one the tests are skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = next(filter(None, map(shutil.which, NAMES)), playwright.chromium.executable_path)
+        if not Path(found).is_file():
+            pytest.skip("no chromium here: apt install chromium, or playwright install chromium")
+        unconfined = getattr(os, "geteuid", lambda: 1)() == 0  # chromium's sandbox refuses root
+        browser = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox"] * unconfined + ["--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """`opened(address, width, scheme)`: a page that sees no network; what it asks for or complains of is in `heard`."""
+    contexts = []
+
+    def open_page(path: Path, width: int = 1280, scheme: str = "light") -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.heard = []
+        page.on("console", lambda message: page.heard.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: page.heard.append(str(error)))
+        page.on("request", lambda request: page.heard.append(request.url) if request.url != page.url_asked else None)
+        page.url_asked = path.resolve().as_uri()
+        page.goto(page.url_asked)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()

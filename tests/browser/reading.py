@@ -1,0 +1,44 @@
+"""What a reader of a page would stumble over, found by the browser itself."""
+
+from __future__ import annotations
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+
+_OVERFLOW = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
+_CUT = """() => {
+  // what is wider than its box, where no box around it scrolls and takes the focus
+  const reachable = (node) => {
+    for (let box = node; box && box !== document.body; box = box.parentElement) {
+      if (/auto|scroll/.test(getComputedStyle(box).overflowX)) return box.tabIndex === 0;
+    }
+    return false;
+  };
+  return [...document.querySelectorAll("table, pre, img, svg, .wide")]
+    .filter((node) => node.checkVisibility() && node.getBoundingClientRect().width > 0)
+    .filter((node) => {
+      const clips = /auto|scroll|hidden/.test(getComputedStyle(node).overflowX);
+      const scrolls = clips && node.scrollWidth > node.clientWidth + 1;
+      const parent = node.parentElement;
+      const leaves = node.getBoundingClientRect().right > parent.getBoundingClientRect().right + 1;
+      return (scrolls || leaves) && !reachable(node);
+    })
+    .map((node) => `${node.tagName.toLowerCase()}: ${node.textContent.trim().slice(0, 60) || node.alt}`);
+}"""
+_CLIPPED_HEADINGS = """() => [...document.querySelectorAll("h1, h2, h3, .badge, summary")]
+  .filter((node) => node.checkVisibility() && node.scrollWidth > node.clientWidth + 1 && node.clientWidth > 0
+    && getComputedStyle(node).display !== "inline")
+  .map((node) => node.textContent.trim().slice(0, 60))"""
+
+
+def faults(page: Page) -> list[str]:
+    """A line for each: overflow of the page, something cut, a heading that leaves its box, axe's, what it asked for."""
+    found = list(page.heard)
+    if (over := page.evaluate(_OVERFLOW)) > 0:
+        found.append(f"the page is {over} pixels wider than the window")
+    found += [f"cut, with no way to the rest: {what}" for what in page.evaluate(_CUT)]
+    found += [f"heading leaves its box: {what}" for what in page.evaluate(_CLIPPED_HEADINGS)]
+    for violation in Axe().run(page).response["violations"]:
+        places = [node["html"][:120] for node in violation["nodes"]]
+        found.append(f"axe {violation['id']} ({violation['impact']}), {len(places)} times: {places[0]}")
+    return found

@@ -1,0 +1,84 @@
+"""Every page in a browser: nothing is cut, axe-core finds no violation, and the keyboard reaches all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import small_site
+from playwright.sync_api import Page
+from reading import faults
+
+VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "quick"
+    small_site.write(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize("name", ["index.html", "01_profile_bottlenecks.html", "docs/glossary.html"])
+def test_nothing_is_cut_and_axe_finds_nothing(site: Path, opened: Callable, name: str, width: int, scheme: str) -> None:
+    assert faults(opened(site / name, width, scheme)) == []
+
+
+def test_a_page_that_overflows_a_cut_table_and_bad_contrast_are_found(opened: Callable, tmp_path: Path) -> None:
+    wide = "<table><tr>" + "<td>0123456789</td>" * 40 + "</tr></table>"
+    (tmp_path / "bad.html").write_text(
+        "<!doctype html><html lang='en'><title>t</title><main><h1>t</h1><p style='color:#bbb'>pale</p>"
+        f"{wide}<div style='overflow-x:auto'>{wide}</div></main></html>"
+    )
+    found = "\n".join(faults(opened(tmp_path / "bad.html", 390)))
+    assert "pixels wider" in found and found.count("cut, with no way") == 2 and "color-contrast" in found
+
+
+def press_until(page: Page, selector: str, key: str = "Tab", most: int = 80) -> None:
+    """Move the focus by the keyboard until it is on `selector`."""
+    for _ in range(most):
+        page.keyboard.press(key)
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"{key} does not lead to {selector} in {most} steps")
+
+
+def test_the_first_tab_stop_skips_to_the_content(site: Path, opened: Callable) -> None:
+    page = opened(site / "index.html")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.locator(".skip").bounding_box()["x"] >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#main"
+
+
+def test_the_keyboard_filters_and_sorts_the_ledger(site: Path, opened: Callable) -> None:
+    page = opened(site / "index.html")
+    rows = page.locator("section:has(#claims) tbody tr:visible")
+    total = rows.count()
+    press_until(page, 'section:has(#claims) .chip[data-verdict="refuted"]')
+    page.keyboard.press("Enter")
+    assert 0 < rows.count() < total
+    assert set(rows.evaluate_all("rows => rows.map(row => row.dataset.verdict)")) == {"refuted"}
+    assert f"{rows.count()} of {total} shown" in page.locator("section:has(#claims) .count").inner_text()
+    page.keyboard.press("Space")
+    assert rows.count() == total
+    press_until(page, 'section:has(#claims) [data-key="measured"] .sort')
+    for direction, reverse in (("ascending", False), ("descending", True)):
+        page.keyboard.press("Enter")
+        assert page.locator('section:has(#claims) [data-key="measured"]').get_attribute("aria-sort") == direction
+        shown = rows.locator("td.measured").evaluate_all("cells => cells.map(cell => cell.dataset.sort)")
+        numbers = [float(text) if text else float("-inf") for text in shown]
+        assert numbers == sorted(numbers, reverse=reverse) and len(set(numbers)) > 2
+
+
+def test_the_keyboard_opens_the_code_and_only_what_scrolls_takes_the_focus(site: Path, opened: Callable) -> None:
+    page = opened(site / "01_profile_bottlenecks.html")
+    assert page.locator("details.code[open]").count() == 0
+    press_until(page, ".switch")
+    page.keyboard.press("Enter")
+    assert page.locator("details.code:not([open])").count() == 0 < page.locator("details.code").count()
+    fits = "boxes => boxes.filter(box => box.checkVisibility() && box.scrollWidth <= box.clientWidth).length"
+    assert page.locator('[tabindex="0"]').evaluate_all(fits) == 0 < page.locator('[tabindex="-1"]').evaluate_all(fits)

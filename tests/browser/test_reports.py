@@ -1,0 +1,57 @@
+"""Every notebook, run with small parameters, as a report in a browser. Minutes: part of `make slow`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from reading import faults
+from test_notebooks import NOTEBOOKS, ROOT, SMALL
+
+from gnnlab.lab import parameters
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of a run of all notebooks."""
+    folder = tmp_path_factory.mktemp("reports")
+    (folder / "small").mkdir()
+    for notebook in NOTEBOOKS:
+        values = parameters.load_yaml(ROOT / "params" / "quick" / f"{notebook.stem}.yaml")
+        values |= SMALL.get(notebook.stem[:2], {}) | {"output_dir": str(folder / "out")}
+        (folder / "small" / f"{notebook.stem}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    command = [sys.executable, "-m", "gnnlab", "run", "--params", str(folder / "small")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return folder / "out"
+
+
+@pytest.mark.parametrize("name", ["index", *(path.stem for path in NOTEBOOKS)])
+def test_nothing_of_a_report_is_cut_and_axe_finds_nothing(site: Path, opened: Callable, name: str) -> None:
+    found = {view: faults(opened(site / f"{name}.html", *view)) for view in VIEWS}
+    assert {view: lines for view, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+def test_a_report_has_no_empty_section_no_raw_nan_and_no_path_of_the_machine(
+    site: Path, opened: Callable, name: str
+) -> None:
+    page = opened(site / f"{name}.html")
+    empty = page.locator("article h2").evaluate_all(
+        """heads => heads.filter((head) => {
+             const [text, next] = [head.closest("section"), head.closest("section").nextElementSibling];
+             return text.children.length === 1 && (!next || next.querySelector("h2"));
+           }).map((head) => head.textContent)"""
+    )
+    assert empty == []
+    cells = page.locator("article .html td").all_text_contents()
+    assert not {"NaN", "nan", "None"} & {text.strip() for text in cells}
+    assert page.locator("article .stderr").count() == 0
+    assert str(Path(sys.prefix)) not in page.locator("article").inner_text()
