@@ -12,7 +12,6 @@ from torch import Tensor
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels import aggregation
 from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.products import products
 
 _INT32 = 2**31 - 1
 _LIBRARY = torch.library.Library("gnnlab", "DEF")
@@ -124,7 +123,10 @@ def edge_dot(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> 
     if a.numel() == 0 or row.numel() == 0:
         return _edge_dot_shape(a, b, rowptr, row, col).zero_()
     graph = Neighbours(rowptr, col, row, None, b.shape[0])
-    return products(a, b, graph) if a.dim() == 3 else aggregation.edge_products(a, b, graph)
+    if a.dim() == 2:
+        return aggregation.edge_products(a, b, graph)
+    heads = zip(a.unbind(1), b.unbind(1), strict=True)
+    return torch.stack([aggregation.edge_products(one, other, graph) for one, other in heads], dim=1)
 
 
 def _edge_dot_shape(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def pieces(edges: Edges, width: int) -> Iterator[Piece]:
 
 
 def _cut(graph: Neighbours, step: int) -> list[Piece]:
-    wanted = torch.arange(step, graph.num_edges, step)
+    wanted = torch.arange(step, max(step, graph.num_edges), step)
     cuts = torch.searchsorted(graph.offsets, wanted).clamp(max=graph.num_nodes)
     places = [0, *cuts.unique().tolist(), graph.num_nodes]
     starts = graph.offsets[torch.tensor(places)].tolist()

@@ -23,7 +23,7 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.rewrite import lazy, messages, structure
 from gnnlab.rewrite.edges import Edges, edges_of
-from gnnlab.rewrite.scores import SCORES
+from gnnlab.rewrite.scores import SCORES, SUMS
 
 EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
@@ -142,12 +142,15 @@ def _arrange(given: dict[str, Any], edges: Edges) -> None:
 
 
 def _propagate(kind: type[MessagePassing]):
+    own = SUMS.get(kind)
+
     def propagate(self, edge_index, size=None, **kwargs):
         edges = edges_of(edge_index)
         if edges is None or not messages.fits(self, edges, kwargs, ["message", "aggregate", "update"]):
             plain = kind._orig_propagate if self._explain else kind.propagate
             return plain(self, edge_index, size=size, **kwargs)
-        out = messages.in_pieces(self, kind, "message", edges, kwargs)
+        out = None if own is None else own(self, edges, **kwargs)
+        out = messages.in_pieces(self, kind, "message", edges, kwargs) if out is None else out
         if out is not None:
             return out
         out = self.message(**messages.collected(self, "message", edges, kwargs))

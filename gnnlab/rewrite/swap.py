@@ -18,6 +18,7 @@ from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.profiling.context import ProfilingContext, call
 from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
 from gnnlab.rewrite import zoo
+from gnnlab.rewrite.dense_attention import TiledAttention
 from gnnlab.rewrite.served import serve
 
 
@@ -57,7 +58,7 @@ def swap(model: nn.Module, example: Any = None, *, tolerance: float = RTOL_FLOAT
     found = [
         (path, layer, *zoo.mechanism(layer))
         for path, layer in model.named_modules()
-        if isinstance(layer, MessagePassing)
+        if isinstance(layer, (MessagePassing, nn.MultiheadAttention))
     ]
     replaced = tuple((path, type(layer).__name__, how) for path, layer, how, _ in found if how != zoo.NONE)
     kept = tuple((path, type(layer).__name__, why) for path, layer, how, why in found if how == zoo.NONE)
@@ -75,6 +76,9 @@ def _replaced(model: nn.Module, mechanisms: dict[str, str]) -> nn.Module:
     graphs = GraphCache()
     for path, how in mechanisms.items():
         layer = copied.get_submodule(path)
+        if how == zoo.TILED:
+            layer.__class__ = TiledAttention
+            continue
         serve(layer, graphs, zoo.form(layer), gathers=how in (zoo.PART, zoo.SORTED))
     return copied
 

@@ -18,12 +18,13 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.kernels import layers
 
-LAYER, BAG, PART, SORTED, NONE = "layer", "bag", "bag in part", "sorted edges", "none"
+LAYER, BAG, PART, SORTED, TILED, NONE = "layer", "bag", "bag in part", "sorted edges", "tiles", "none"
 MEANING = {
     LAYER: "a hand-made layer of gnnlab.kernels",
     BAG: "one sum or maximum over neighbours that gathers nothing",
     PART: "scores and softmax on sorted edges, their weighted sum as a bag",
     SORTED: "its own messages, on edges sorted by target, gathered and summed by segments",
+    TILED: "attention to all nodes in tiles, without their matrix",
     NONE: "as PyG computes it",
 }
 
@@ -99,9 +100,11 @@ ZOO = {
 }
 
 
-def mechanism(layer: MessagePassing) -> tuple[str, str]:
+def mechanism(layer: MessagePassing | nn.MultiheadAttention) -> tuple[str, str]:
     """(mechanism, why): one of `MEANING` for this layer with its options, and why it is not a better one."""
     kind = type(layer)
+    if isinstance(layer, nn.MultiheadAttention):
+        return (TILED, "") if kind is nn.MultiheadAttention else (NONE, "a subclass of MultiheadAttention")
     entry = ZOO.get(kind.__name__)
     if entry is None or getattr(pyg, kind.__name__, None) is not kind:
         parent = next((f", a subclass of {t.__name__}" for t in kind.__mro__[1:] if t.__name__ in ZOO), "")
