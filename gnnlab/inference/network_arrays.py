@@ -205,9 +205,10 @@ class NetworkArrays:
 def _as_table(states: Sequence[State], topologies: Topologies | None) -> NetworkArrays | None:
     """The networks if all of them are as they should be at a glance, else None."""
     try:
-        if set(map(type, states)) != {dict} or set(map(len, states)) != {2}:
+        if set(map(type, states)) != {dict} or not set(map(len, states)) <= {1, 2}:
             return None
-        nodes, links = list(map(_nodes, states)), list(map(_links, states))
+        nodes = list(map(_nodes, states))
+        links = [_links(state) if len(state) == 2 else [] for state in states]  # which may be left out
         x, ids = _numbers(nodes[0] if len(nodes) == 1 else list(chain.from_iterable(nodes)))
         if x is None or set(map(type, nodes)) != {list} or set(map(type, links)) != {list}:
             return None

@@ -169,3 +169,11 @@ def test_edges_of_many_nodes_are_sorted_as_those_of_few():
 
 def test_the_table_takes_nothing_that_the_limits_forbid():
     assert network_arrays._MOST.tolist() == [state_checks.LIMITS[name][1] for name in network_arrays.FEATURES]
+
+
+def test_links_that_are_left_out_are_none_and_take_no_closer_look(monkeypatch):
+    monkeypatch.setattr(state_checks, "check", None)
+    usual, bare = random_state(6, 1), {"nodes": random_state(5, 2)["nodes"]}
+    for many in ([bare], [usual, bare], [bare, bare, usual]):
+        for state, (x, edge_index) in zip(many, NetworkArrays.of(many).parts(), strict=True):
+            assert np.array_equal(x, features(state)) and as_set(edge_index) == as_set(edges(state))
