@@ -1,8 +1,10 @@
 """What others would write gives what PyG gives, or differs where an adjacency cannot hold the graph."""
 
+import functools
+
 import pytest
 import torch
-from torch_geometric.nn import GCNConv, GINConv, GINEConv
+from torch_geometric.nn import GCNConv, GINConv, GINEConv, GraphConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.races import race_forms
@@ -34,6 +36,21 @@ def test_edge_features_go_where_their_edges_go():
     found = race_forms(forms, {"x": torch.randn(6, 4)}, mode="plain", control=False, budget_s=0.01)
     assert found["gnnlab"].reason is None and found["PyG, EdgeIndex"].reason is None
     assert found["PyG, sparse CSR"].reason is not None
+
+
+def test_every_compiled_peer_of_a_process_is_compiled(monkeypatch):
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    for width in range(1, 11):
+        forms = peers(GraphConv(width, 3).eval(), EDGES, 6, ["torch.compile"])
+        with torch.no_grad():
+            forms["torch.compile"](torch.randn(6, width))
+    assert len(compiled) == 10
 
 
 def test_a_peer_that_is_not_known_is_named():

@@ -202,6 +202,17 @@ def test_on_small_graphs_layers_that_gather_run_the_code_of_pyg(name, kept, monk
     assert len(layer.graphs) == kept
 
 
+@pytest.mark.parametrize("numbers", [40, 1 << 18])
+def test_gine_without_a_product_of_edge_features_has_the_gradients_of_pyg(numbers, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_NUMBERS", numbers)
+    torch.manual_seed(0)
+    reference = pyg.GINEConv(nn.Linear(IN, 3)).double()
+    layer = swapped(reference)
+    inputs = [torch.randn(rows, IN, dtype=torch.double, requires_grad=True) for rows in (13, 60)]
+    called = inputs[0], edges_of("many edges"), inputs[1]
+    assert_same(results(layer, inputs, called), results(reference, inputs, called))
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_what_is_not_covered_runs_the_code_of_pyg():
     reference = build("GCN plain")
