@@ -1,8 +1,9 @@
 # gnnlab. `make help` lists the targets; each sets up .venv first, and only when its inputs changed.
-PYTHON ?= python3.11
-ifeq ($(shell command -v $(PYTHON) 2>/dev/null),)
-PYTHON := python3
-endif
+# The first Python from 3.11 to 3.13 that runs and has venv; make PYTHON=/path/to/python takes another.
+FITS := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
+MISSING := no Python 3.11, 3.12 or 3.13 with venv here; get one by `uv python install 3.12` (then: make PYTHON="$$(uv python find 3.12)"), \
+  `conda create -n py312 python=3.12`, or on Ubuntu `apt install python3.12-venv` (other versions: the deadsnakes PPA)
 PARAMS ?= quick
 BIN := .venv/bin
 READY := .venv/.ready
@@ -16,7 +17,8 @@ help:  ## list the targets
 setup: $(READY)  ## install everything into .venv
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v == (3, 11) else f"gnnlab needs Python 3.11, {sys.executable} is {v[0]}.{v[1]}; run: make PYTHON=/path/to/python3.11")'
+	@test -n '$(PYTHON)' || { printf '%s\n' '$(MISSING)' >&2; exit 1; }
+	@$(PYTHON) -c '$(FITS)' || { echo 'gnnlab needs Python 3.11, 3.12 or 3.13 with venv; $(PYTHON) is none: '"$$($(PYTHON) --version 2>&1)" >&2; exit 1; }
 	@echo "setting up .venv (a minute or two, 2 GB) ..."
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[test]'

@@ -212,6 +212,7 @@ def stages(arguments) -> int:
 def plan(arguments) -> int:
     """Choose which processing unit runs which stages of a layer, and carry it out.
 
+    The layer is the lab's own, not a model of yours: of --graph it takes the size and the edges.
     Needs the tables of notebook 06; notebook 07 measures how units slow each other down and compiles plans.
 
     examples:

@@ -126,7 +126,7 @@ def _memory(workload: Workload, arguments: Namespace) -> dict[str, Any]:
 def _flops(workload: Workload, arguments: Namespace) -> dict[str, Any]:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
     found = count(workload.model, workload.batch)
-    by_operator = found.operators.query("flops > 0").set_index("operator")["flops"] / 1e9
+    by_operator = found.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False) / 1e9
     report: dict[str, Any] = {
         "total_gflops": found.flops / 1e9,
         "origin": "counted by dispatch, one forward pass",
@@ -220,7 +220,7 @@ def _flops_table(report: dict[str, Any]) -> Table:
     parts = [("counted by dispatch", report["total_gflops"]), *report["breakdown"].items()]
     if "total_gflops" in (formulas := report["formulas"]):
         parts += [None, ("by the closed formulas", formulas["total_gflops"]), *formulas["breakdown"].items()]
-    made = _of("FLOPs of a forward pass", ("part", "GFLOP"), [p and (p[0], f"{p[1]:.4f}") for p in parts])
+    made = _of("FLOPs of a forward pass", ("part", "GFLOP"), [p and (p[0], f"{p[1]:.4g}") for p in parts])
     made.caption = f"{report['gb_moved']:.4f} GB moved at least; {report['coverage_of_bytes']:.1%} of the bytes covered"
     return made
 

@@ -69,7 +69,12 @@ def test_compiled_plans_are_looked_up_and_stale_or_too_small_ones_are_not(plan):
 )
 def test_a_graph_is_planned_and_carried_out(plan, more):
     code, out, _ = plan("--graph", "karate", "--execute", *more)
-    assert code == 0 and "34 nodes, 156 edges" in out and "from the plain layer's result" in out
+    assert (
+        code == 0
+        and "34 nodes, 156 edges" in out
+        and "the lab's own layer (" in out
+        and "from the plain layer's result" in out
+    )
     assert ("--plan" not in more) or PLAN in out
 
 

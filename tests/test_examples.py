@@ -1,0 +1,116 @@
+"""The examples work as README and docs/own-things.md use them, and the page says what the code takes."""
+
+import json
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnnlab import cli
+from gnnlab.inference import state_checks
+from gnnlab.lab import discovery, parameters
+from gnnlab.training import loops
+from gnnlab.units import registry
+from gnnlab.units.unit import Unit
+from gnnlab.workloads import graph_files, graphs, graphsage, models, table_files
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own-things.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
+USED = sorted(set(re.findall(r"examples[./]\w+(?:\.\w+|:\w+)?", PAGE + README)))
+LINES = sorted({line.partition("  #")[0].strip() for line in re.findall(r"^gnnlab .*examples.*$", PAGE + README, re.M)})
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def section(title):
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_example_is_used_and_what_is_used_is_there():
+    names = {path.stem for path in (ROOT / "examples").iterdir() if path.stem != "compose"}
+    assert {re.split(r"[./:]", used)[1] for used in USED} - {"compose"} == names
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_understood_and_its_parameters_are_those_of_the_notebook(line):
+    found = cli._parser().parse_args(shlex.split(line.partition(" < ")[0])[1:])
+    if found.command.__name__ == "run":
+        (notebook,) = discovery.select(discovery.notebooks(ROOT), found.notebooks)
+        assert {name for name, _ in found.overrides} <= set(parameters.declared(notebook.path))
+
+
+def test_the_model_runs_on_the_graph():
+    made = models.build("examples.my_models:make_gat", "examples/my_graph.csv")
+    assert made.graph.num_nodes == 60 and "edge_weight" in made.graph
+    assert made.model.eval()(**made.batch).shape == (60, 7)
+
+
+@pytest.mark.parametrize("suffix", graph_files.READERS)
+def test_the_page_describes_every_kind_of_graph_file(suffix):
+    assert f"`{suffix}`" in section("A graph")
+
+
+def test_a_graph_saved_as_the_page_says_is_read_as_it_was(tmp_path):
+    """The page's own lines are run."""
+    import scipy.sparse
+
+    adjacency = np.array([[0, 2, 0], [1, 0, 0], [0, 1, 0]], dtype=np.float32)
+    features, labels = np.eye(3, 2, dtype=np.float32), np.array([0, 1, 1])
+    code = re.search(r"```python\n(.*?)```", section("A graph"), re.S)[1].replace(
+        "my_graph.npz", str(tmp_path / "my.npz")
+    )
+    scope = {"scipy": scipy, "numpy": np, "adjacency": adjacency, "features": features, "labels": labels}
+    exec(code, scope)
+    found = graphs.load(str(tmp_path / "my.npz"))
+    assert found.edge_index.tolist() == [[0, 1, 2], [1, 0, 1]] and found.edge_weight.tolist() == [2, 1, 1]
+    assert np.array_equal(found.x, features) and found.y.tolist() == [0, 1, 1]
+
+
+def test_the_table_can_be_trained_on_with_the_batch_of_the_page():
+    line = next(line for line in LINES if line.startswith("gnnlab run 03"))
+    given = dict(cli._parser().parse_args(shlex.split(line)[1:]).overrides)
+    columns = {name: given[name].strip("[]").split(", ") for name in ("fields", "targets")}
+    table = table_files.load(given["table"], **columns)
+    loops.check(*table.split(0.25, seed=0), int(given["batch_size"]))
+    effects = table_files.load(given["table"], fields=columns["fields"], targets=["effects"])
+    assert effects.specs[0].kind == "labels" and effects.specs[0].size == 3
+    for suffix in table_files.READERS:
+        assert f"`{suffix}`" in section("A table")
+
+
+def test_states_are_answered_and_the_page_has_every_field_with_its_range_and_unit(capsys):
+    assert cli.main(["infer", "--device", "cpu", "--batch", "examples/states.jsonl"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer.keys() for answer in answers] == [{"line", "node_id", "node", "score"}] * 3
+    kinds = {float: "number", int: "integer"}
+    rows = [
+        f"| `{n}` | {kinds[kind]} | 0 to {most:,} |{unit} |" for n, (kind, most, unit) in state_checks.LIMITS.items()
+    ]
+    assert [row for row in rows if row not in section("States of edge networks")] == []
+
+
+def test_the_schema_of_a_state_is_the_one_that_is_checked():
+    stored = json.loads((ROOT / "docs" / "state.schema.json").read_text("utf-8"))
+    assert stored == state_checks.json_schema()
+
+
+def test_the_unit_can_be_used_and_computes_what_the_layer_computes():
+    unit = registry.find("examples.my_unit:make")
+    assert unit.probe().usable
+    layer = graphsage.sage(8)
+    graph = graphsage.inputs_of(graphs.load("karate"), 8)
+    values = {name: tensor.numpy() for name, tensor in graph.items()}
+    loaded = unit.load(layer, 1, 7, None, nodes=34, edges=156, threads=1, precision="float32")
+    expected = layer.block(1, 7)(*(graph[name] for name in layer.block(1, 7).reads))[0]
+    np.testing.assert_allclose(loaded.run(values)[layer.result], expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_page_names_every_field_of_a_unit():
+    assert [field.name for field in fields(Unit) if f"| `{field.name}` |" not in section("A processing unit")] == []
