@@ -8,6 +8,7 @@ answer.status, answer.json
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 import orjson
@@ -32,9 +33,9 @@ class Answer(NamedTuple):
 class Connection:
     """Opened when it is first needed, and again after it broke; one request at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: str = "") -> None:
         self._host, _, port = url.removeprefix("http://").partition(":")
-        self._port = int(port)
+        self._port, self._headers = int(port), headers  # each ends with its line: "accept-encoding: gzip\r\n"
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -47,8 +48,15 @@ class Connection:
 
         `length` is what the request says of its body, where that is to be untrue.
         """
+        return await self._answered(self.send(path, body, length))
+
+    async def get(self, path: str) -> Answer:
+        """The same of a request without a body."""
+        return await self._answered(self.send(path, b"", method="GET"))
+
+    async def _answered(self, sent: Awaitable[None]) -> Answer:
         try:
-            await self.send(path, body, length)
+            await sent
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
             answer = Answer(int(head.split(maxsplit=2)[1]), head, b"")
             answer = answer._replace(body=await self._reader.readexactly(int(answer.header("content-length"))))
@@ -59,10 +67,10 @@ class Connection:
             self.close()
         return answer
 
-    async def send(self, path: str, body: bytes, length: int | None = None) -> None:
+    async def send(self, path: str, body: bytes, length: int | None = None, method: str = "POST") -> None:
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
-        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n{self._headers}"
         self._writer.write(f"{head}content-length: {length or len(body)}\r\n\r\n".encode() + body)
         await self._writer.drain()
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
+from starlette.concurrency import run_in_threadpool
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
@@ -73,7 +74,7 @@ class Service:
         cache = self._make_cache()
         self._predictors = {kind: self._load(kind, cache) for kind in MODEL_TYPES}
         self._batchers: dict[str, AsyncBatcher] = {}
-        if own.batching != "none":
+        if own.batching in ("window", "free"):
             window_s = own.window_s if own.batching == "window" else None
             sizes = {"max_batch": own.max_batch, "max_queue": own.max_waiting, "window_s": window_s}
             for kind in MODEL_TYPES:
@@ -131,6 +132,8 @@ class Service:
         if not self.ready:
             raise self.busy("the service is stopping")
         batcher = self._batchers.get(model_type)
+        if self.settings.batching == "threads":
+            return await run_in_threadpool(self._pass, model_type, states)
         if batcher is None:
             return self._pass(model_type, states)
         if await self._alone(batcher, states):

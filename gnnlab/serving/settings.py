@@ -36,7 +36,8 @@ class ServiceSettings(BaseSettings):
     model_type: Literal["dqn", "ppo", "hybrid"] = "hybrid"  # what answers a request that names none
     engine: Literal["guide", "fast"] = "fast"  # guide: S2's one PyG pass a request
     threads: int = Field(1, ge=1, le=256)  # of torch, in each worker
-    batching: Literal["none", "window", "free"] = "free"  # none: in the event loop, as S2's /predict
+    batching: Literal["none", "threads", "window", "free"] = "free"  # none: in the event loop, as S2's /predict;
+    # threads: each request in one of a pool, as FastAPI runs what is no coroutine
     window_s: Seconds = 0.1
     max_batch: Count = 32  # networks of a pass
 
@@ -144,8 +145,12 @@ def made(**given: Any) -> ServiceSettings:
         ) from None
 
 
-def environment(settings: ServiceSettings) -> dict[str, str]:
-    """The settings as variables of a process, every one of them."""
+def plain(settings: ServiceSettings) -> dict[str, Any]:
+    """The settings by their names, every one of them, secrets in the clear: for a process of one's own."""
     values = {name: getattr(settings, name) for name in ServiceSettings.model_fields}
-    plain = {n: v.get_secret_value() if isinstance(v, SecretStr) else v for n, v in values.items()}
-    return {PREFIX + n.upper(): v if isinstance(v, str) else json.dumps(v) for n, v in plain.items()}
+    return {n: v.get_secret_value() if isinstance(v, SecretStr) else v for n, v in values.items()}
+
+
+def environment(settings: ServiceSettings) -> dict[str, str]:
+    """The same as variables of a process."""
+    return {PREFIX + n.upper(): v if isinstance(v, str) else json.dumps(v) for n, v in plain(settings).items()}

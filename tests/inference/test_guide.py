@@ -8,6 +8,7 @@ from edge_states import S2_STATE, random_state
 from gnnlab.errors import GnnlabError
 from gnnlab.inference import guide
 from gnnlab.inference.guide import GuidePredictor
+from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Predictor
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
@@ -38,3 +39,16 @@ def test_it_decides_as_the_predictor_does_links_or_none(model_type):
 def test_what_is_no_state_has_an_error_in_its_place():
     first, error = GuidePredictor("dqn").predict_batch([STATES[0], {"nodes": []}])
     assert first.node_id == "node_0" and isinstance(error, GnnlabError)
+
+
+def test_with_a_cache_what_is_known_by_its_numbers_is_not_computed_again():
+    cache = PredictionCache(10, 60)
+    predictor, plain = GuidePredictor("hybrid", cache), GuidePredictor("hybrid")
+    renamed = {**STATES[1], "nodes": [{**node, "node_id": f"new {node['node_id']}"} for node in STATES[1]["nodes"]]}
+    renamed["links"] = [[f"new {a}", f"new {b}"] for a, b in STATES[1]["links"]]
+    other = {**STATES[1], "nodes": [{**node, "cpu_util": 0.123} for node in STATES[1]["nodes"]]}
+    for state in (STATES[1], STATES[1], renamed, other):
+        own, right = (which.predict(state, return_scores=True) for which in (predictor, plain))
+        assert own[:3] == right[:3]
+        np.testing.assert_array_equal(own.scores, right.scores)
+    assert (cache.hits, cache.misses) == (2, 2)

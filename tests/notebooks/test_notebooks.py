@@ -83,6 +83,22 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "optimize_s": 2,
         "budget_s": 0.01,
     },
+    "10": {
+        "states": 64,
+        "sample": 2,
+        "shares": [0.3, 0.8],
+        "run_s": 0.05,
+        "rounds": 2,
+        "compared": ["guide", "lru", "gnnlab", "everything"],
+        "exponents": [0.0, 1.5],
+        "entries": 16,
+        "workers": 1,
+        "large": 20,
+        "table_rows": 100,
+        "bulk": 2,
+        "fault_requests": 100,
+        "budget_s": 0.01,
+    },
 }
 CHAIN = ("04", "05", "06", "07")  # each reads what the one before wrote; that takes longest, and is begun first
 RUN = [

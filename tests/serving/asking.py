@@ -2,14 +2,9 @@
 
 import asyncio
 import json
-from contextlib import contextmanager
-from threading import Thread
 
-import uvicorn
 from edge_states import random_state
-from servers import until
 
-from gnnlab.serving.app import create
 from gnnlab.serving.client import Connection
 
 STATES = [random_state(3 + seed % 17, seed) for seed in range(120)]
@@ -36,22 +31,6 @@ async def ask_all(url, wanted, *, clients=50):
 
     await asyncio.gather(*(one() for _ in range(clients)))
     return [found[number] for number in range(len(wanted))]
-
-
-@contextmanager
-def served_here(settings):
-    """The URL of a real uvicorn in a thread of this process, which has loaded what takes seconds to load."""
-    config = uvicorn.Config(create(settings), port=0, log_level="warning", access_log=False, server_header=False)
-    server, listener = uvicorn.Server(config), config.bind_socket()
-    thread = Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        until(lambda: server.started or not thread.is_alive())
-        assert server.started
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def value(text, name, **labels):

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import psutil
 import pytest
-from asking import BODIES, STATES, ask, ask_all, served_here, value
+from asking import BODIES, STATES, ask, ask_all, value
 from servers import until
 
 from gnnlab.errors import GnnlabError
@@ -22,6 +22,7 @@ from gnnlab.serving.faults import Expected
 from gnnlab.serving.local_servers import free_port
 from gnnlab.serving.server import started, workers_of
 from gnnlab.serving.settings import made
+from gnnlab.serving.side_by_side import here
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="these faults are signals")
@@ -95,7 +96,7 @@ def test_full_late_and_abandoned_requests_and_a_shutdown_that_answers_what_it_ac
 
 def test_a_deadline_holds_for_what_waits_and_for_a_body_that_never_ends():
     options = {"window_s": 2, "deadline_s": 0.5, "database": "none"}
-    with served_here(made(batching="window", **options)) as url:
+    with here(made(batching="window", **options)) as url:
 
         async def body():
             connection, other = Connection(url), Connection(url)
@@ -114,7 +115,7 @@ def test_a_deadline_holds_for_what_waits_and_for_a_body_that_never_ends():
 def test_without_the_redis_and_the_database_that_it_was_told_of_everything_is_answered(expected):
     nowhere = f"127.0.0.1:{free_port()}"
     beside = {"redis": f"redis://{nowhere}/0", "database": f"postgresql://nobody@{nowhere}/nothing"}
-    with served_here(made(**beside)) as url:
+    with here(made(**beside)) as url:
         wanted = [("hybrid", place) for place in range(60)]
         found = asyncio.run(asyncio.wait_for(ask_all(url, wanted), 60))
         until(lambda: health(url) == {"status": "ready", "redis": "away", "database": "away"})

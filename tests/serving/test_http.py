@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 import schemathesis
-from asking import JSON, STATES, ask_all, served_here, value
+from asking import JSON, STATES, ask_all, value
 from edge_states import S2_STATE, random_state
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
@@ -24,6 +24,7 @@ from servers import until
 
 from gnnlab.serving.faults import Expected
 from gnnlab.serving.settings import made
+from gnnlab.serving.side_by_side import here
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 LIMITS = {"max_body_bytes": 100_000, "max_nodes": 50, "max_states": 40}
@@ -66,7 +67,7 @@ def kept(tmp_path_factory):
 def url(request, kept, spans):
     redis = request.getfixturevalue("redis_there").url if shutil.which("redis-server") else "none"
     beside = {"redis": redis, "redis_timeout_s": 5, "database": f"sqlite:///{kept}", "otlp_endpoint": spans[0]}
-    with served_here(made(deadline_s=60, **beside, **LIMITS)) as found:
+    with here(made(deadline_s=60, **beside, **LIMITS)) as found:
         yield found
 
 

@@ -30,7 +30,7 @@ def shown(answer, kind):
 
 
 @pytest.mark.parametrize("engine", ["guide", "fast"])
-@pytest.mark.parametrize("batching", ["none", "window", "free"])
+@pytest.mark.parametrize("batching", ["none", "threads", "window", "free"])
 def test_every_engine_and_every_way_of_batching_answers_alike(engine, batching):
     async def body(service):
         alone = await service.answer("dqn", STATES[:1])

@@ -1,0 +1,190 @@
+"""What a client that measures a service needs beside its scenario: an event loop that is on time, connections, checks.
+
+    client = Client(random_states(1000, (10, 10), seed=0), "hybrid")
+    chosen = client.asked(single_stream, url, places)                   # checked against the predictor
+    seen = client.observed(server, url, places, pid)                    # latencies, and what the client itself took
+
+The scenarios themselves (single stream, server, offline) stand in notebook 10. One is a coroutine function of `ask`,
+which posts a body and gives the answer, and of the bodies to be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import selectors
+import time
+import urllib.request
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import cache
+from threading import Thread
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from gnnlab.errors import ParityError
+from gnnlab.inference.predictor import Decision, Predictor
+from gnnlab.profiling.sampling import quiet
+from gnnlab.serving.client import Answer, Connection
+from gnnlab.workloads.edge_networks import State
+
+T = TypeVar("T")
+MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
+KEPT_S = 10.0  # a connection that nobody used for longer is not used again
+REFUSED_MS = 1e4  # what a request that was refused counts as
+
+
+class _ToTheMicrosecond(selectors.DefaultSelector):
+    """Waits as long as it is told: epoll alone rounds up to a millisecond, and every request would be that late."""
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is not None and timeout > 0 and hasattr(self, "fileno"):
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all clients, in a thread of its own: a notebook has one already."""
+    loop = asyncio.SelectorEventLoop(_ToTheMicrosecond())
+    Thread(target=loop.run_forever, name="gnnlab-client", daemon=True).start()
+    return loop
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, on the client's event loop."""
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+
+
+class Target:
+    """`await target(body)` posts to one path of a service, or gets it where there is no body, over as many connections
+    as are needed at once."""
+
+    def __init__(self, url: str, path: str, headers: str = "") -> None:
+        self._url, self._path, self._headers = url, path, headers
+        self._idle: list[tuple[float, Connection]] = []  # since when
+        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
+
+    async def __call__(self, body: bytes | None) -> Answer:
+        async with self._room:
+            connection = self._free()
+            answer = await (connection.get(self._path) if body is None else connection.post(self._path, body))
+            self._idle.append((time.monotonic(), connection))
+            return answer
+
+    def _free(self) -> Connection:
+        """The one that was used last, so that few are used; none that the service may have closed meanwhile."""
+        if self._idle and time.monotonic() - self._idle[-1][0] < KEPT_S:
+            return self._idle.pop()[1]
+        return Connection(self._url, self._headers)
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].close()
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What came of one run of open arrivals: latency from the intended start, and how late the client was to send."""
+
+    latency_ms: np.ndarray  # (n,)
+    late_ms: np.ndarray  # (n,)
+    client: float  # cores that the client took
+    service: float  # and the service
+
+
+class Client:
+    """Asks services for decisions on `states`, and holds each answer to what the predictor says of the same state."""
+
+    def __init__(self, states: Sequence[State], model_type: str) -> None:
+        self.bodies = [orjson.dumps(state) for state in states]
+        found = Predictor(model_type, "cpu").predict_batch(states, return_scores=True)
+        self._kind, self._right = model_type, [_right(*pair) for pair in zip(states, found, strict=True)]
+        self._targets: dict[str, Target] = {}
+
+    def asked(self, scenario: Callable[..., Coroutine[Any, Any, list[Answer]]], url: str, places: Sequence[int]) -> Any:
+        """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
+
+        Raises:
+            ParityError: an answer is an error, wrong, or that of another state.
+        """
+        answers = run(scenario(self._target(url), [self.bodies[place] for place in places]))
+        return self._checked(places, answers)
+
+    def observed(
+        self, scenario: Callable[..., Coroutine[Any, Any, list[Any]]], url: str, places: Sequence[int], pid: int
+    ) -> Observed:
+        """One run of a scenario that gives (latency ms, ms late, answer) of each request; `pid` is the service's.
+
+        Raises:
+            ParityError: an answer is neither right nor a refusal (503).
+        """
+        service = psutil.Process(pid)
+        bodies = [self.bodies[place] for place in places]
+        with quiet():
+            before = time.process_time(), _cpu_s(service), time.perf_counter()
+            seen = run(scenario(self._target(url), bodies))
+            after = time.process_time(), _cpu_s(service), time.perf_counter()
+        client_s, service_s, seconds = (end - start for start, end in zip(before, after, strict=True))
+        latency_ms, late_ms, answers = zip(*seen, strict=True)
+        refused = np.array([answer.status == 503 for answer in answers])
+        kept = [at for at, gone in enumerate(refused) if not gone]
+        self._checked([places[at] for at in kept], [answers[at] for at in kept])
+        latencies = np.where(refused, REFUSED_MS, latency_ms)
+        return Observed(latencies, np.array(late_ms), client_s / seconds, service_s / seconds)
+
+    def hit_rate(self, url: str) -> Callable[[], float]:
+        """A function that gives the share of look-ups, from now until it is called, that the service's cache knew."""
+        before = [_counted(url, result) for result in ("hit", "miss")]
+
+        def share() -> float:
+            hit, miss = (_counted(url, r) - b for r, b in zip(("hit", "miss"), before, strict=True))
+            return hit / max(hit + miss, 1)
+
+        return share
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for target in self._targets.values():
+            run(target.close())
+
+    def _target(self, url: str) -> Target:
+        if url not in self._targets:
+            self._targets[url] = Target(url, f"/predict?model_type={self._kind}")
+        return self._targets[url]
+
+    def _checked(self, places: Sequence[int], answers: Sequence[Answer]) -> np.ndarray:
+        found = [answer.json for answer in answers]
+        for place, answer, one in zip(places, answers, found, strict=True):
+            if answer.status != 200 or one["model_type"] != self._kind or not _among(one, *self._right[place]):
+                raise ParityError(f"the answer to state {place} is not the predictor's: {answer.body[:200]!r}")
+        return np.array([one["node"] for one in found])
+
+
+def _right(state: State, decision: Decision) -> tuple[dict[str, tuple[int, float]], float]:
+    """The nodes that are the best within rounding, by their ids, with places and scores; and what rounding is."""
+    within = 1e-4 * max(1.0, float(np.abs(decision.scores).max()))
+    best = np.flatnonzero(decision.scores >= decision.scores.max() - within)
+    return {state["nodes"][at]["node_id"]: (int(at), float(decision.scores[at])) for at in best}, within
+
+
+def _among(answer: dict[str, Any], best: dict[str, tuple[int, float]], within: float) -> bool:
+    place, score = best.get(answer["node_id"], (-1, 0.0))
+    return answer["node"] == place and abs(answer["score"] - score) <= within
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Of a process and its workers, to a hundredth of a second."""
+    return sum(own.user + own.system for own in (one.cpu_times() for one in (process, *process.children())))
+
+
+def _counted(url: str, result: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as page:
+        families = text_string_to_metric_families(page.read().decode())
+    wanted = ("cache_requests_total", {"result": result})
+    return sum(s.value for family in families for s in family.samples if (s.name, s.labels) == wanted)

@@ -1,0 +1,244 @@
+"""The client is on time, counts from the intended start, lets no wrong answer pass; what a service holds is found."""
+
+import asyncio
+import json
+import math
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gnnlab.errors import ParityError
+from gnnlab.profiling.estimates import Estimate
+from gnnlab.serving import load, rates, side_by_side
+from gnnlab.serving.client import Answer
+from gnnlab.serving.load import Client, Observed
+from gnnlab.serving.settings import made, plain
+from gnnlab.workloads.edge_networks import random_states
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_serve_inference.ipynb"
+STALL_S = 0.3
+RIGHT = Answer(200, "", b"{}")
+
+
+@pytest.fixture(scope="module")
+def scenario():
+    """The client as it stands in the notebook."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    found = {"asyncio": asyncio, "np": np, "p": SimpleNamespace(callers=4)}
+    exec("".join(next(c for c in cells if "client" in c["metadata"].get("tags", []))["source"]), found)
+    return SimpleNamespace(**found)
+
+
+def test_arrivals_are_a_poisson_process_of_the_rate_that_was_asked_for(scenario):
+    due_s = scenario.poisson(500, 20, seed=1)
+    gaps_s = np.diff(due_s, prepend=0)
+    assert len(due_s) == 10_000 and (gaps_s > 0).all()
+    assert stats.kstest(gaps_s, "expon", args=(0, 1 / 500)).pvalue > 0.001
+    assert abs(np.corrcoef(gaps_s[:-1], gaps_s[1:])[0, 1]) < 0.04  # none knows of the one before
+    assert (due_s != scenario.poisson(500, 20, seed=2)).all()
+
+
+def stalled_service(now):
+    """Answers in no time, but for all who ask within a stall, who are answered at its end."""
+    began = now()
+
+    async def ask(_):
+        into_s = now() - began
+        if 0.1 <= into_s < 0.1 + STALL_S:
+            await asyncio.sleep(0.1 + STALL_S - into_s)
+        return RIGHT
+
+    return ask
+
+
+def test_a_stall_of_the_service_counts_for_all_that_were_due_in_it(scenario):
+    async def body():
+        ask = stalled_service(asyncio.get_running_loop().time)
+        due_s = np.arange(0.01, 0.6, 0.01)  # of which 30 fall into the stall
+        return due_s, await scenario.server(ask, [b""] * len(due_s), due_s)
+
+    due_s, seen = load.run(body())
+    latency_ms = np.array([one[0] for one in seen])
+    inside = (due_s > 0.1 + 0.02) & (due_s < 0.1 + STALL_S)
+    left_ms = 1e3 * (0.1 + STALL_S - due_s)
+    assert inside.sum() >= 27
+    assert (latency_ms[inside] >= left_ms[inside] - 1).all()  # a client that waits for answers would see one such
+
+    async def closed():
+        ask = stalled_service(asyncio.get_running_loop().time)
+        return await scenario.single_stream(ask, [b""] * 10)
+
+    assert load.run(closed()) == [RIGHT] * 10
+
+
+def test_a_stall_of_the_client_itself_is_in_the_latencies_and_is_said(scenario):
+    async def body():
+        async def ask(place):
+            if place == 0:
+                time.sleep(STALL_S)  # nobody can send meanwhile
+            return RIGHT
+
+        due_s = np.linspace(0.01, 0.2, 20)
+        return due_s, await scenario.server(ask, range(20), due_s)
+
+    due_s, seen = load.run(body())
+    for due, (latency_ms, late_ms, _) in zip(due_s[1:], seen[1:], strict=True):
+        assert latency_ms >= late_ms >= 1e3 * (0.01 + STALL_S - due) - 1
+
+
+def test_offline_asks_as_many_as_there_are_callers_and_answers_stand_in_their_places(scenario):
+    now = most = 0
+
+    async def ask(body):
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.001 * (body % 3))
+        now -= 1
+        return body
+
+    assert load.run(scenario.offline(ask, range(40))) == list(range(40)) and most == 4
+
+
+def test_the_client_waits_for_less_than_a_millisecond_where_it_is_told_to():
+    async def body():
+        began = time.perf_counter()
+        await asyncio.sleep(1e-4)
+        return time.perf_counter() - began
+
+    assert min(load.run(body()) for _ in range(100)) < 9e-4  # epoll alone waits a whole one
+
+
+# ---- against a real service -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def client():
+    found = Client(random_states(40, (4, 9), seed=5), "hybrid")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def urls():
+    forms = {"guide": made(engine="guide", batching="threads", cache=False, database="none")}
+    forms["fast"] = made(database="none")
+    yield side_by_side.start({name: json.dumps(plain(settings)) for name, settings in forms.items()})
+    side_by_side.stop()
+
+
+def test_services_side_by_side_give_the_predictors_answers_and_a_swapped_one_is_noticed(client, urls, scenario):
+    places = list(range(40))
+    found = {name: client.asked(scenario.offline, url, places) for name, url in urls.items()}
+    assert len(set(urls.values())) == 2 and (found["guide"] == found["fast"]).all()
+
+    async def swapped(ask, bodies):
+        return (await scenario.offline(ask, bodies))[::-1]
+
+    with pytest.raises(ParityError, match="answer to state 0 is not the predictor's"):
+        client.asked(swapped, urls["fast"], places)
+
+
+@pytest.mark.parametrize("wrong", ["node", "score", "node_id", "model_type"])
+def test_an_answer_that_is_wrong_in_one_field_is_noticed(wrong, client, urls):
+    async def spoilt(ask, bodies):
+        answer = await ask(bodies[0])
+        value = {"node": 3, "score": 1.0, "node_id": "elsewhere", "model_type": "dqn"}[wrong]
+        told = answer.json | {wrong: value if answer.json[wrong] != value else 0}
+        return [answer._replace(body=json.dumps(told).encode())]
+
+    with pytest.raises(ParityError):
+        client.asked(spoilt, urls["fast"], [7])
+
+
+def test_the_hit_rate_is_that_of_the_services_own_counters_since_it_was_asked_for(urls, scenario):
+    others = Client(random_states(4, (4, 9), seed=6), "ppo")
+    others.asked(scenario.single_stream, urls["fast"], [0])
+    share = others.hit_rate(urls["fast"])
+    assert share() == 0
+    others.asked(scenario.single_stream, urls["fast"], [0, 1, 0, 1, 2, 3])
+    others.asked(scenario.single_stream, urls["fast"], [2, 3])
+    assert share() == pytest.approx(5 / 8)
+    others.close()
+
+
+def test_a_refused_request_counts_as_a_long_one_and_cores_are_counted(client, urls, scenario):
+    async def half(ask, bodies):
+        answers = await scenario.offline(ask, bodies)
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+        return [(1.0, 0.5, one if place % 2 else Answer(503, "", b"")) for place, one in enumerate(answers)]
+
+    seen = client.observed(half, urls["fast"], list(range(20)), os.getpid())
+    assert (seen.latency_ms[::2] == load.REFUSED_MS).all() and (seen.latency_ms[1::2] == 1.0).all()
+    assert (seen.late_ms == 0.5).all() and seen.client > 0 and seen.service > 0  # here both are this process
+
+
+# ---- what a service holds -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p99_ms", "largest"),
+    [
+        ([2.0, 5.0, 10.0], 400.0),  # all keep it
+        ([30.0, 5.0, 10.0], 0.0),  # what comes after the first that does not is luck
+        ([5.0, 80.0, 10.0], 100 * 2**0.5),  # 20 is halfway between 5 and 80, in logarithms
+        ([5.0, 20.0, 40.0], 200.0),
+    ],
+)
+def test_the_largest_rate_lies_before_the_first_that_exceeds_the_bound(p99_ms, largest):
+    assert rates.largest_rate([100.0, 200.0, 400.0], p99_ms, 20.0) == pytest.approx(largest)
+
+
+def planted(capacity):
+    """A service whose latencies are those of M/M/1: exponential, of mean 1 / (capacity - rate)."""
+
+    def at(rate, seed):
+        mean_ms = 1e3 / (capacity - rate)
+        latency_ms = np.random.default_rng(seed).exponential(mean_ms, 4000)
+        return Observed(latency_ms, np.full(4000, 0.1), client=0.25, service=rate / capacity)
+
+    return at
+
+
+def test_a_planted_capacity_is_found_by_every_round_and_forms_may_have_fewer_of_them():
+    capacity = {"slow": 400.0, "fast": 4000.0}
+    asked = {name: [share * most for share in (0.2, 0.4, 0.5, 0.6, 0.9)] for name, most in capacity.items()}
+    over = rates.over_rates({n: planted(c) for n, c in capacity.items()}, asked, rounds=5, fewer={"slow": 3})
+    largest = over.largest(20.0)  # where ln(100) / (capacity - rate) is 20 ms
+    assert len(largest["slow"]) == 3 and len(largest["fast"]) == 5
+    assert np.allclose(largest["slow"], 400 - math.log(100) / 0.02, rtol=0.12)
+    assert (np.array(largest["fast"]) > 3500).all()
+    frame = over.percentiles()
+    assert len(frame) == 2 * 2 * 5 and set(frame["percentile"]) == {"p50", "p99"}
+    assert {len(samples) for samples in frame["samples"]} == {3, 5} and over.late() == pytest.approx(0.1)
+    assert over.cores().query("process == 'client'")["samples"].map(lambda s: set(s) == {0.25}).all()
+
+
+def test_forms_of_the_same_rounds_are_compared_and_one_without_a_number_says_why():
+    spacing = {"slow": [4.0] * 6, "fast": [1.0, 1.0, 1.0, 1.0, 1.1, 0.9], "never": [math.inf] * 6}
+    frame = rates.compared(spacing, "slow").set_index("form")
+    assert frame.loc["fast", "ratio"] == pytest.approx(4) and frame.loc["fast", "baseline"] == "slow"
+    assert frame.loc["fast", "ratio_low"] < 4 < frame.loc["fast", "ratio_high"]
+    assert frame.loc["never", "reason"] == "within the bound at no rate in 6 of 6 rounds"
+    without = rates.compared({"slow": [math.inf] * 2, "fast": [1.0, 1.0]}, "slow").set_index("form")
+    assert list(without["status"]) == ["unavailable"] * 2 and without.loc["fast", "reason"] == "slow has none"
+
+
+def test_the_advice_is_the_simplest_form_that_holds_the_rate_by_the_low_end_of_its_interval():
+    holds = {
+        "simple": Estimate(100, 80, 120, 6),
+        "no better": Estimate(95, 70, 110, 6),
+        "better": Estimate(300, 250, 350, 6),
+        "of one sample": Estimate(1000, None, None, 1),
+    }
+    found = rates.advice(holds, peak=10)
+    assert list(found.index) == ["simple", "better", "of one sample"]
+    assert list(found["from (requests/s)"]) == [0, 80, 250] and list(found["to (requests/s)"]) == [80, 250, 1000]
+    assert found.loc["simple", "to (requests a day)"] == 80 * 86_400 / 10
