@@ -22,6 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up .venv (a minute or two, 2 GB) ..."
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[test]'
+	@test ! -e .git || $(BIN)/pre-commit install >/dev/null || echo "no commit hook was set up: make lint says what it would have mended"
 	@touch $(READY)
 
 run: $(READY)  ## run every notebook with PARAMS (quick) and render the site

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from . import __version__
 from .commands.arguments import COMMANDS, JSON, PARAMS, command, show, takes
+from .errors import GnnlabError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -159,7 +160,10 @@ def report(arguments) -> int:
             action="store_true",
             help="compute rows, intervals and verdicts again from the stored samples; exit code 1 where one differs",
         ),
+        takes("--publish", action="store_true", help="write the ledger as the reference run of this machine"),
+        takes("--machines", action="store_true", help="the reference runs of all machines, side by side"),
     ],
+    takes("--write", action="store_true", help="with --machines: into README.md and docs/reference-runs/README.md"),
 )
 def claims(arguments) -> int:
     """Print the ledger: what was claimed, what was measured here, the verdict.
@@ -171,22 +175,40 @@ def claims(arguments) -> int:
       gnnlab claims
       gnnlab claims --params full --json > ledger.json
       gnnlab claims ~/yesterday/quick --recompute   from the stored samples, on any machine
+      gnnlab claims outputs/full --publish          to docs/reference-runs, in a folder named as the processor
+      gnnlab claims --machines                      claim by machine: where they agree
     """
     from .commands.tables import of_ledger
-    from .lab import ledger
+    from .lab import discovery, ledger, machines
 
+    if arguments.machines:
+        if arguments.write:
+            show("\n".join(f"wrote {path}" for path in machines.write(discovery.root())))
+        else:
+            found = machines.read(discovery.root())
+            show("\n".join(machines.side_by_side(found, machines.compared(found))))
+        return OK
+    if arguments.write:
+        raise GnnlabError("--write goes with --machines; --publish writes the reference run of one machine")
     folder = _results(arguments.folder or arguments.params, named=arguments.folder is None)
     if arguments.recompute:
         follows, lines = ledger.recompute(folder)
         show("\n".join(lines))
         return OK if follows else FAILED
+    if arguments.publish:
+        place = machines.publish(folder, discovery.root())
+        show(f"wrote {place}; gnnlab claims --machines --write puts it into the tables")
+        return OK
     judged = ledger.judge(folder)
     show(judged.to_json() if arguments.json else of_ledger(judged))
     return OK
 
 
 @command(
-    takes("a", metavar="A", help="the run to compare with"), takes("b", metavar="B", help="the run to compare"), JSON
+    takes("a", metavar="A", nargs="?", default="quick", help="the run to compare with"),
+    takes("b", metavar="B", nargs="?", help="the run to compare"),
+    takes("--history", action="store_true", help="every change of the ledger of A between its runs, beyond noise"),
+    JSON,
 )
 def compare(arguments) -> int:
     """Compare two runs: the change of every row with its interval.
@@ -197,9 +219,23 @@ def compare(arguments) -> int:
     examples:
       gnnlab compare outputs/quick ~/yesterday/quick
       gnnlab compare quick full --json
+      gnnlab compare --history outputs/quick       what changed between the runs of this folder, and when
     """
-    from .commands.tables import of_comparison
-    from .lab import compare
+    from .commands.tables import of_comparison, table
+    from .lab import compare, history
+
+    if arguments.history:
+        if arguments.b:
+            raise GnnlabError(f"--history is that of one folder; {arguments.b} is a second one")
+        found = history.changes(_results(arguments.a))
+        if arguments.json:
+            show(json.dumps([change.to_dict() for change in found], indent=1, ensure_ascii=False))
+        else:
+            rows = [change.cells for change in found]
+            show(table("changes beyond noise", history.COLUMNS, rows) if rows else "nothing changed beyond noise")
+        return OK
+    if arguments.b is None:
+        raise GnnlabError("two runs are compared: gnnlab compare A B; or one over time: gnnlab compare --history A")
 
     comparison = compare.compare(_results(arguments.a), _results(arguments.b))
     show(comparison.to_json() if arguments.json else of_comparison(comparison))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+import time
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +19,7 @@ import psutil
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
+MOST_OTHERS, MOST_STEAL = 15.0, 3.0  # percent of all CPU time; beyond it a machine is called busy
 COMPUTING = ("torch", "torch-geometric", "numpy", "openvino", "onnxruntime", "onnx")  # packages that decide over times
 
 
@@ -51,6 +54,46 @@ def cores() -> int:
     """Logical cores that this process may use."""
     process = psutil.Process()
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count() or 1
+
+
+def at_work(interval_s: float = 0.3) -> dict[str, float | None]:
+    """What else goes on now, seen over an interval, in percent of the time of all cores: `others_percent` is what other
+    programs compute, `steal_percent` what the hypervisor gives to other guests; None where the system does not tell.
+    """
+    process = psutil.Process()
+    before, own = psutil.cpu_times(), process.cpu_times()
+    time.sleep(interval_s)
+    after, mine = psutil.cpu_times(), process.cpu_times()
+    passed = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    for name in ("guest", "guest_nice"):  # counted in user and nice already
+        passed.pop(name, None)
+    total = max(sum(passed.values()), 1e-9)
+    idle = passed.get("idle", 0.0) + passed.get("iowait", 0.0)
+    steal = passed.get("steal")
+    worked = total - idle - (steal or 0.0) - (mine.user + mine.system - own.user - own.system)
+    return {
+        "others_percent": round(100 * min(max(worked / total, 0.0), 1.0), 1),
+        "steal_percent": None if steal is None else round(100 * steal / total, 1),
+    }
+
+
+def busy(seen: Mapping[str, Any]) -> str | None:
+    """How busy the machine was by what `at_work` gave; None where it was quiet."""
+    found = [
+        f"{share:.0f} % of its CPU time {goes}"
+        for name, most, goes in (
+            ("others_percent", MOST_OTHERS, "goes to other programs"),
+            ("steal_percent", MOST_STEAL, "goes to other guests of its host"),
+        )
+        if (share := seen.get(name)) is not None and share > most
+    ]
+    return " and ".join(found) or None
+
+
+def warning() -> str | None:
+    """What to say before measuring on a machine that is busy now."""
+    why = busy(at_work())
+    return why and f"this machine is busy ({why}): times will be too long, intervals wide"
 
 
 def about() -> dict[str, Any]:

@@ -62,3 +62,14 @@ def pytest_xdist_make_scheduler(config, log):
             return file if number is None else "04 to 07" if number[1] in ("04", "05", "06", "07") else number[1]
 
     return ByFile(config, log)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_machine():
+    """What a test prints does not depend on how busy the machine is. Gives what looks at the real one."""
+    from gnnlab import machine
+
+    real = machine.at_work
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "at_work", lambda *_: {"others_percent": 0.0, "steal_percent": 0.0})
+        yield real

@@ -36,6 +36,7 @@ TOP = {
     "files",
     "openvino_core",
     "machine",
+    "progress",
     "user_code",
     "worker",
     "worker_process",

@@ -242,7 +242,7 @@ def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
     (a,) = given
     assert (a.model, a.graph, a.profile, a.json) == ("m:f", "karate", ["runtime", "flops"], "-")
     assert (a.hidden_dim, a.num_layers, a.num_nodes, a.ffn_dim, a.num_heads) == (512, 12, 1000, 64, 2)
-    assert (a.batch_size, a.num_runs, a.device) == (None, 100, "cpu")
+    assert (a.batch_size, a.num_runs, a.device, a.budget) == (None, None, "cpu", 60.0)
 
 
 def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from gnnlab.campaign.reference import HERE, Visit, is_reference, visits_of
 from gnnlab.campaign.reference import reference as reference_workload
 from gnnlab.errors import GnnlabError
 from gnnlab.files import locked
+from gnnlab.progress import Step, progress
 from gnnlab.units import registry as units
 
 JOURNAL = "journal.jsonl"
@@ -175,10 +176,11 @@ class _Campaign:
             self.log(f"{PHASES[phase]}: {len(todo)} cells to measure{visit}{why}, {known} known")
             self.again += again
             order = [todo[i] for i in self.random.permutation(len(todo))]
-            for start in range(0, len(order), self.every):
-                self._batch(order[start : start + self.every], phase)
+            with progress("cells", len(order)) as step:
+                for start in range(0, len(order), self.every):
+                    self._batch(order[start : start + self.every], phase, step)
 
-    def _batch(self, cells: Sequence[Cell], phase: str) -> None:
+    def _batch(self, cells: Sequence[Cell], phase: str, step: Step) -> None:
         self._measure_reference(phase)
         waiting = set(cells)
         for answer in self.ask(cells):
@@ -188,6 +190,7 @@ class _Campaign:
             fingerprint = self.plan.fingerprints[answer.cell]
             self.journal.append({**as_json(answer), "kind": "cell", "fingerprint": fingerprint})
             self.measured += 1
+            step(answer.cell.key)
         if waiting:
             raise GnnlabError(f"{len(waiting)} cells got no answer, {min(c.key for c in waiting)} among them")
         self._measure_reference(phase)

@@ -95,19 +95,25 @@ def _apart(name: str, arguments) -> int:
         takes(f"--{name}", f"--{name.replace('_', '-')}", type=_count, metavar="N", help=meaning)
         for name, meaning in SIZES.items()
     ),
-    takes("--num_runs", "--num-runs", type=_count, default=100, metavar="N", help="runs (%(default)s)"),
+    takes(
+        "--num_runs", "--num-runs", type=_count, metavar="N", help="runs (default: until the interval is within 2 %%)"
+    ),
+    takes("--budget", type=_seconds, default=60.0, metavar="S", help="seconds for all sections (%(default)g)"),
     takes("--device", default="cpu", help="cpu or cuda (%(default)s)"),
     takes("--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, or to the terminal without one"),
 )
 def profile(arguments) -> int:
     """Profile one model on one graph: time, memory, FLOPs, scaling, operators.
 
+    Each section is printed when it is done; all of them share the budget. The graph transformer has the sizes that
+    notebook 01 starts from, unless others are given.
+
     Built-in models are symptom_gat and graph_transformer; a model of your own is module:factory, where
     factory(data) returns a torch module. A graph is a built-in name (symptoms, digits, karate), a PyG dataset
     (planetoid:Cora), random:nodes=1000,edges=5000, or a file (.npz, GraphML, edge-list CSV).
 
     examples:
-      gnnlab profile --model graph_transformer --profile runtime memory flops
+      gnnlab profile --model graph_transformer --profile runtime memory flops scaling
       gnnlab profile --model graph_transformer --hidden_dim 512 --num_layers 12 --num_nodes 1000
       gnnlab profile --model my_models:make_gat --graph my_graph.npz --profile runtime operators
       gnnlab profile --model symptom_gat --graph symptoms --json profile.json

@@ -22,6 +22,8 @@ from gnnlab.rewrite import claim_file
 from gnnlab.rewrite.claim_file import CheckedClaim
 from gnnlab.rewrite.claim_words import ClaimPart, read_claim
 
+from .tables import warn_if_busy
+
 OK, REFUTED, INCONCLUSIVE = 0, 1, 3
 
 
@@ -29,6 +31,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     """Race what the file claims, judge it, print it; the exit code is that of the worst part."""
     options = {"processes": arguments.processes, "budget_s": arguments.budget}
     path = Path(arguments.file)
+    warn_if_busy()
     found = claim_file.measure(path, **options, say=lambda line: print(line, file=sys.stderr))
     parts = read_claim(found.claim)
     report = as_json(path, parts, found)

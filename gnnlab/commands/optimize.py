@@ -21,6 +21,7 @@ from gnnlab.rewrite.proof import ALLOWED
 
 def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     """Optimize what the parsed options name; `show` prints. Progress goes to standard error."""
+    tables.warn_if_busy()
     report = optimize(
         arguments.model,
         arguments.graph,

@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,37 +24,62 @@ from gnnlab.profiling.flops import FLOPsEstimator
 from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
 from gnnlab.profiling.operators import profile_operators
 from gnnlab.profiling.runtime import RuntimeProfiler
+from gnnlab.profiling.timing import Elapsed, stopwatch
+from gnnlab.progress import progress
 from gnnlab.workloads import models
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.models import Workload
 
-from .tables import table
+from .tables import table, warn_if_busy
 
 MIB = 2**20
-_SIZES = ("hidden_dim", "num_layers", "num_heads", "ffn_dim")
-_MODEL_OPTIONS = {"graph_transformer": _SIZES}
+_SIZES = {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "ffn_dim": 64}  # those that notebook 01 starts from
+_NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]  # these, too
 _AVERAGE_DEGREE = 5
 
 
 def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
-    """Profile what the parsed options ask for; prints a table, or JSON to the terminal or a file. `show` prints."""
+    """Profile what the options ask for: each section shown when it is done, or JSON to the terminal or a file."""
     workload = _workload(arguments)
     report: dict[str, Any] = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": _hardware(),
         "model_info": _model_info(workload),
     }
-    with ProfilingContext(workload.model):
-        for part in dict.fromkeys(arguments.profile):
-            report[part] = _PARTS[part](workload, arguments)
-    if arguments.json is None:
-        _show_tables(report, show)
-    elif arguments.json == "-":
+    tables = arguments.json is None
+    warn_if_busy()
+    if tables:
+        show(_header(report))
+    parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
+    with ProfilingContext(workload.model), progress("sections", len(parts)) as step, stopwatch() as spent:
+        for number, part in enumerate(parts):
+            step(part, done=number)
+            ends = spent.s + (arguments.budget - spent.s) / (len(parts) - number)
+            report[part] = _PARTS[part](workload, arguments, Share(spent, ends))
+            if tables:
+                show(_TABLES[part](report[part]))
+    if arguments.json == "-":
         show(json.dumps(report, indent=2))
-    else:
+    elif not tables:
         files.write_json(Path(arguments.json), report)
         print(f"wrote {arguments.json}", file=sys.stderr)
     return 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of the time budget that a section has."""
+
+    clock: Elapsed
+    ends_s: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; at least one hundredth, for a section that is asked for is not left out."""
+        return max(self.ends_s - self.clock.s, 0.01)
+
+    def in_time(self) -> bool:
+        return self.clock.s < self.ends_s
 
 
 def _workload(arguments: Namespace) -> Workload:
@@ -66,14 +92,21 @@ def _workload(arguments: Namespace) -> Workload:
     graph = arguments.graph or "digits"
     if n := arguments.num_nodes:
         graph = f"random:nodes={n},edges={n * _AVERAGE_DEGREE},seed=42"
-    allowed = _MODEL_OPTIONS.get(arguments.model, ())
     options = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
-    if arguments.model in models.BUILT_IN and (unused := options.keys() - set(allowed)):
+    if arguments.model == "graph_transformer":
+        options = _sizes(arguments)
+    elif arguments.model in models.BUILT_IN and (unused := options.keys()):
         raise GnnlabError(f"{arguments.model} has fixed sizes: --{min(unused)} has no effect; leave it out")
     if arguments.batch_size is not None and arguments.model != "symptom_gat":
         raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
     workload = models.build(arguments.model, graph, batch_size=arguments.batch_size or 32, **options)
     return workload.to(arguments.device)
+
+
+def _sizes(arguments: Namespace) -> dict[str, int]:
+    """Of the graph transformer."""
+    given = {name: getattr(arguments, name) for name in _SIZES}
+    return {name: size if given[name] is None else given[name] for name, size in _SIZES.items()}
 
 
 def _hardware() -> dict[str, Any]:
@@ -99,12 +132,13 @@ def _model_info(workload: Workload) -> dict[str, Any]:
     }
 
 
-def _runtime(workload: Workload, arguments: Namespace) -> dict[str, Any]:
-    stats = RuntimeProfiler(workload.model, num_runs=arguments.num_runs).profile_all(workload.batch)
-    return {phase: found.to_dict() for phase, found in stats.items()}
+def _runtime(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
+    budget_s = share.left_s / 4  # three phases, and what is beside their samples
+    profiler = RuntimeProfiler(workload.model, num_runs=arguments.num_runs, budget_s=budget_s)
+    return {phase: found.to_dict() for phase, found in profiler.profile_all(workload.batch).items()}
 
 
-def _memory(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+def _memory(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
     """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
     parts = get_memory_breakdown(workload.model, workload.batch)
     stats = MemoryProfiler(workload.model).profile_forward(workload.batch)
@@ -123,7 +157,7 @@ def _memory(workload: Workload, arguments: Namespace) -> dict[str, Any]:
     }
 
 
-def _flops(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+def _flops(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
     found = count(workload.model, workload.batch)
     by_operator = found.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False) / 1e9
@@ -142,51 +176,48 @@ def _flops(workload: Workload, arguments: Namespace) -> dict[str, Any]:
     return report | {"formulas": {"total_gflops": formulas.total / 1e9, "breakdown": parts}}
 
 
-def _scaling(workload: Workload, arguments: Namespace) -> dict[str, Any]:
+def _scaling(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
+    """From the sizes of notebook 01; models that are built on a graph are built anew on each size."""
+    points = len(_NODES) + (len(_LAYERS) + 3 if workload.name == "graph_transformer" else 0)
+    timed = {"budget_s": share.left_s / (2 * points), "in_time": share.in_time}
     if workload.name != "graph_transformer":
-        found = _scaling_on_random_graphs(workload, arguments)
-        return {found.parameter: found.to_dict()}
-    options = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
+
+        def build(nodes: int) -> tuple[Any, Any]:
+            graph = f"random:nodes={nodes},edges={nodes * _AVERAGE_DEGREE},seed=42"
+            given = {name: getattr(arguments, name) for name in _SIZES}
+            made = models.build(workload.name, graph, batch_size=arguments.batch_size or 32, **given)
+            made = made.to(arguments.device)
+            return made.model, made.batch
+
+        return {"nodes": scaling.sweep("nodes", _NODES, build, **timed).to_dict()}
+    options = _sizes(arguments)
     experiment = scaling.ScalingExperiment(
-        lambda **changes: GraphTransformer(16, **(options | changes)), device=arguments.device
+        lambda **changes: GraphTransformer(16, **(options | changes)), device=arguments.device, **timed
     )
-    experiment.run_node_scaling(num_nodes_list=[50, 100, 200, 400, 800])
-    experiment.run_layer_scaling(num_layers_list=[1, 2, 3, 4, 6], num_nodes=200)
+    experiment.run_node_scaling(num_nodes_list=_NODES)
+    experiment.run_layer_scaling(num_layers_list=_LAYERS, num_nodes=200)
     experiment.run_pe_scaling(num_nodes=200)
     return {name: result.to_dict() for name, result in experiment.results.items()}
 
 
-def _scaling_on_random_graphs(workload: Workload, arguments: Namespace) -> scaling.ScalingResult:
-    """Models that are built on a graph are built anew on each size."""
-
-    def build(nodes: int) -> tuple[Any, Any]:
-        graph = f"random:nodes={nodes},edges={nodes * _AVERAGE_DEGREE},seed=42"
-        options = {name: getattr(arguments, name) for name in _SIZES}
-        made = models.build(workload.name, graph, batch_size=arguments.batch_size or 32, **options)
-        made = made.to(arguments.device)
-        return made.model, made.batch
-
-    return scaling.sweep("nodes", [100, 200, 400, 800, 1600], build)
-
-
-def _operators(workload: Workload, arguments: Namespace) -> dict[str, Any]:
-    profile = profile_operators(workload.model, workload.batch, runs=20)
+def _operators(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
+    with stopwatch() as first:
+        profile_operators(workload.model, workload.batch, runs=2)
+    runs = int(min(max(2 * share.left_s / first.s, 6), 20))  # six make an interval
+    profile = profile_operators(workload.model, workload.batch, runs=runs)
     return {"runs": profile.runs, "device": profile.device, "top": profile.top(10).to_dict(orient="records")}
 
 
 _PARTS = {"runtime": _runtime, "memory": _memory, "flops": _flops, "scaling": _scaling, "operators": _operators}
 
 
-def _show_tables(report: dict[str, Any], show: Callable[[Any], None]) -> None:
+def _header(report: dict[str, Any]) -> str:
     info, hardware = report["model_info"], report["hardware"]
-    show(
+    return (
         f"{info['name']}: {info['nodes']:,} nodes, {info['edges']:,} edges, "
         f"{info['total_parameters']:,} parameters ({info['parameter_memory_mb']:.2f} MiB); "
         f"torch {hardware['torch']}, {hardware['threads']} threads"
     )
-    for part in _PARTS:
-        if part in report:
-            show(_TABLES[part](report[part]))
 
 
 def _of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any] | None]) -> Table:
@@ -231,7 +262,7 @@ def _scaling_table(report: dict[str, Any]) -> Table:
         for row in result["points"]:
             interval = f"{row['ci_low']:.4g} to {row['ci_high']:.4g}"
             rows.append((name, row["value"], f"{row['median_ms']:.4g}", interval))
-        lines = filter(None, (result.get("formula"), result.get("held_out")))
+        lines = filter(None, (result.get("formula"), result.get("held_out"), *result.get("notes", ())))
         rows += [(Text(name, style="dim"), "", "", Text(line, style="dim")) for line in lines]
         rows.append(None)
     return _of("scaling of the forward pass (ms)", ("parameter", "value", "median", "95 % interval"), rows)

@@ -19,6 +19,8 @@ from gnnlab.lab import discovery, parameters
 from gnnlab.lab.outputs import only_run
 from gnnlab.prediction import bandwidth, tables
 
+from .tables import warn_if_busy
+
 CAMPAIGN, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
 
 
@@ -49,6 +51,7 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
 
 
 def _measure(given: SimpleNamespace, folder: Path) -> None:
+    warn_if_busy()
     found = measure.measure(
         folder / "stages",
         models=folder / "exported_models",

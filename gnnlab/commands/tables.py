@@ -6,6 +6,7 @@ show(of_ledger(ledger.judge(Path("outputs/quick"))))
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from gnnlab import machine
 
 if TYPE_CHECKING:
     from gnnlab.lab.compare import Change, RunComparison
@@ -45,6 +48,12 @@ def table(
         else:
             made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return made
+
+
+def warn_if_busy() -> None:
+    """Say on standard error that the machine is busy, before something is measured on it."""
+    if busy := machine.warning():
+        print(f"gnnlab: {busy}", file=sys.stderr, flush=True)
 
 
 def of_ledger(judged: Ledger) -> Group:

@@ -151,8 +151,8 @@ def catalogue() -> dict[str, Claim]:
     return {row["id"]: Claim(**row) for row in _catalogue_file()["seeds"] + _catalogue_file()["goals"]}
 
 
-def documents() -> Mapping[str, str]:
-    """What the source documents are, by their number."""
+def documents() -> Mapping[str, Mapping[str, str]]:
+    """The source documents by their number: `name` (S0), `title`, and `about`, what each is."""
     return _catalogue_file()["documents"]
 
 

@@ -97,6 +97,8 @@ def judge_runs(runs: Sequence[tuple[ResultFile, Table]]) -> list[Judged]:
     if not tables:
         reason = runs[0][0].reason or f"the notebook {runs[0][0].status.value}"
         return [_untestable(claim, reason) for claim in claims]
+    if runs[0][0].reason:  # a part of the notebook was asked for
+        claims = [claim for claim in claims if any(table.select(claim.of.study) for table in tables)]
     return [_judged(claim, tables) for claim in claims]
 
 

@@ -31,7 +31,7 @@ from traitlets.config import Config
 
 from gnnlab.errors import GnnlabError
 
-from .results import FigureRecord
+from .results import END, RUN, FigureRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_STREAM = 200_000  # characters of one printed output; beyond it the page says how much was left out
@@ -41,15 +41,22 @@ _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell
 _LINKED = re.compile(r"\]\(([^)\s#]+\.md)")
 _DOCUMENT, _REPORTED = re.compile(r"docs/[\w/-]+\.md"), re.compile(r"notebooks/\d\d_\w+\.ipynb")
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
+ADVICE = "When to use what"
+APART = (ADVICE,)  # sections that the page shows before the others
+_SECTION = re.compile(r"##[ \t]+(.+?)[ \t#]*(?:\n|$)")
 _TITLE = re.compile(r"^#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
 
 @dataclass
 class Cells:
-    """The rendered cells of a notebook, and its headings of level 2 as (id, text)."""
+    """The rendered cells of a notebook, and its headings of level 2 as (id, text).
+
+    `apart` are sections that the page shows at a place of its own, by their headings, which are not in them.
+    """
 
     html: Markup
     headings: list[tuple[str, str]] = field(default_factory=list)
+    apart: dict[str, Markup] = field(default_factory=dict)
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -72,6 +79,12 @@ def title(notebook: nbformat.NotebookNode) -> str | None:
     return next((found[1] for found in texts if found), None)
 
 
+def run_of(notebook: nbformat.NotebookNode) -> str | None:
+    """The `run` of the session that its outputs are of: None before the cell that opened it."""
+    found = (output.get("metadata", {}).get(RUN) for cell in notebook.cells for output in cell.get("outputs", []))
+    return next(filter(None, found), None)
+
+
 def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord]) -> Cells:
     """The cells as HTML. `figures` are those of the result file, by name: they get links to their PNG and SVG."""
     headings: list[tuple[str, str, int]] = []
@@ -87,8 +100,33 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
         config=Config({"NbConvertBase": {"display_data_priority": [*_SHOWN, *_LEFT_OUT]}}),
     )
     exporter.environment.autoescape = True
-    html, _ = exporter.from_notebook_node(_prepared(notebook), resources={"figures": figures})
-    return Cells(Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
+    prepared = _prepared(notebook)
+    cells, apart = _sections(prepared.cells)
+    resources = {"figures": figures}
+    prepared.cells = cells
+    html = Markup(exporter.from_notebook_node(prepared, resources=resources)[0])
+    listed = [(anchor, text) for anchor, text, level in headings if level == 2]
+    shown = {}
+    for heading, prepared.cells in apart.items():
+        shown[heading] = Markup(exporter.from_notebook_node(prepared, resources=resources)[0])
+    return Cells(html, listed, shown)
+
+
+def _sections(cells: list[nbformat.NotebookNode]) -> tuple[list[nbformat.NotebookNode], dict[str, list]]:
+    """The cells without those under the headings `APART`, and these by heading, without it."""
+    rest, apart, heading = [], {}, None
+    for cell in cells:
+        if cell.cell_type == "markdown" and (found := _SECTION.match(cell.source.lstrip())):
+            heading = found[1] if found[1] in APART else None
+            if heading:
+                cell.source = cell.source.lstrip()[found.end() :].strip()
+        if heading is None:
+            rest.append(cell)
+        else:
+            apart.setdefault(heading, [])
+            if cell.source.strip():
+                apart[heading].append(cell)
+    return rest, apart
 
 
 def document(source: str, place: str) -> Cells:
@@ -141,6 +179,8 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 kept.pop()
                 continue
         kept.append(cell)
+        if any(output.get("metadata", {}).get(END) for output in cell.get("outputs", [])):
+            break  # what follows was not run
     notebook.cells = kept
     return notebook
 

@@ -30,13 +30,13 @@ from . import provenance, results
 from .provenance import Fingerprint
 from .table import Strict, sha256
 
-BY_HAND = "by_hand"  # below a folder of results: those of cells that someone runs one by one
+LAB = "outputs/lab"  # below the repository: what cells write that someone runs one by one
 STAGED = "GNNLAB_STAGED"  # in the environment of a kernel that the runner started: where its results wait
 RUNS, SCHEMA = "runs.json", 2
 RECORD = "record.json"  # in a staged folder: what `runs.json` is to say of the run
 _DONE, _MORE, _NEW = ".done", ".more", ".new"  # the new results replace all earlier runs, or are one run more
 # what notebooks write before they end, whoever runs them
-_EARLY = {"exported_models", "inference_models", "packages", "plans", "stages", "tables", "traces", BY_HAND}
+_EARLY = {"exported_models", "inference_models", "packages", "plans", "stages", "tables", "traces"}
 _WAITS = re.compile(rf"\.\d\d_.*({_DONE}|{_MORE}|{_NEW})|\.new-.*")
 
 
@@ -120,6 +120,31 @@ def stage_by_hand(folder: Path) -> tempfile.TemporaryDirectory:
             if process and not psutil.pid_exists(int(process[1])):
                 shutil.rmtree(left, ignore_errors=True)
         return tempfile.TemporaryDirectory(dir=folder, prefix=f"{prefix}{os.getpid()}-", ignore_cleanup_errors=True)
+
+
+def for_exploring(root: Path, named: Path) -> Path:
+    """Where cells write that someone runs by hand: the folder that they named, or `LAB` where that is the one of a
+    parameter set or holds the results of a run.
+    """
+    sets = {root / "outputs" / path.name for path in (root / "params").iterdir() if path.is_dir()}
+    return root / LAB if named in sets or (named / RUNS).exists() else named
+
+
+def copy_for_exploring(source: Path, folder: Path, number: str) -> list[str]:
+    """Copy the result of a notebook, and what notebooks leave for later ones, where `folder` has none; gives the names.
+
+    Raises `GnnlabError`.
+    """
+    with _writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        names = sorted(_EARLY - {"traces"}) + [path.name for path in source.glob(f"{number}_*") if path.is_file()]
+        copied = [name for name in names if (source / name).exists() and not (folder / name).exists()]
+        for name in copied:
+            if (source / name).is_dir():
+                shutil.copytree(source / name, folder / name)
+            else:
+                shutil.copy2(source / name, folder / name)
+    return copied
 
 
 def commit(staged: Path, folder: Path, name: str, run: Run | None = None, *, more: bool = False) -> None:

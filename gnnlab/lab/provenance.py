@@ -48,7 +48,7 @@ def collect() -> dict[str, Any]:
     """The environment of a run, ready for JSON. What the system does not tell is None, never a guess.
 
     Units: memory_gb in 10^9 bytes, clock_mhz in MHz, load as the system's 1, 5 and 15 minute averages,
-    steal_percent as the share of CPU time since boot that the hypervisor gave to others.
+    others_percent and steal_percent as the shares of all CPU time that other programs and other guests had just then.
     """
     return {**system(), "devices": devices(), **state()}
 
@@ -75,8 +75,7 @@ def system() -> dict[str, Any]:
 
 def state() -> dict[str, Any]:
     """What of the environment changes while a notebook runs; threads are those that torch takes, loaded or not."""
-    torch, times = sys.modules.get("torch"), psutil.cpu_times()
-    steal = getattr(times, "steal", None)
+    torch = sys.modules.get("torch")
     try:
         frequency = psutil.cpu_freq()
     except (OSError, NotImplementedError):
@@ -84,7 +83,7 @@ def state() -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads() if torch else (psutil.cpu_count(logical=False) or os.cpu_count() or 1),
         "load": [round(x, 2) for x in psutil.getloadavg()],
-        "steal_percent": None if steal is None else round(100 * steal / max(sum(times), 1e-9), 2),
+        **machine.at_work(),
         "clock_mhz": round(frequency.current) if frequency and frequency.current else None,
     }
 
@@ -253,7 +252,8 @@ def _digest(path: Path) -> str:
 # ---- for a reader ---------------------------------------------------------------------------------------------------
 
 _KINDS = {"cpu": Mapping, "versions": Mapping, "finished": Mapping, "devices": list, "load": list}
-_SHOWN = {*_KINDS, "commit", "dirty", "host", "os", "python", "memory_gb", "threads", "steal_percent", "clock_mhz"}
+_SHOWN = {*_KINDS, "commit", "dirty", "host", "os", "python", "memory_gb", "threads", "clock_mhz"}
+_SHOWN |= {"others_percent", "steal_percent"}
 
 
 def in_a_phrase(environment: Mapping[str, Any]) -> str:
@@ -304,6 +304,7 @@ def _state(known: Mapping[str, Any]) -> str:
     return _joined(
         _with(known.get("threads"), "thread"),
         known["load"] and "load " + " ".join(map(str, known["load"])),
+        "others_percent" in known and f"{known['others_percent']} % used by other programs",
         "steal_percent" in known and f"{known['steal_percent']} % stolen by other guests",
         "clock_mhz" in known and f"{known['clock_mhz']} MHz",
     )

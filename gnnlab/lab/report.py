@@ -23,11 +23,11 @@ import jinja2
 from gnnlab import files
 from gnnlab.errors import GnnlabError
 
-from . import claims, discovery, ledger, ledger_view, provenance, results
+from . import advice, claims, discovery, ledger, ledger_view, provenance, results
 from .ledger import Judged
 from .ledger_view import Badge
 from .results import FigureRecord, ResultFile, Status
-from .table import duration
+from .table import Table, duration
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
@@ -36,8 +36,17 @@ STATUSES = {
     Status.TIMEOUT: Badge("timeout", "◷", "bad"),
     Status.SKIPPED: Badge("skipped", "○", "none"),
 }
-MOST_PAYING = 5  # gains on top of the front page
 DAMAGED = Badge("unreadable", "!", "bad")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a report says first: what to use, what its profiles say, and whether something of the reader's is in it."""
+
+    uses: list[advice.Use]
+    profiles: list[tuple[str, str, bool]]
+    own: bool
+    drawn: set[str]  # studies that have a figure to link to
 
 
 @dataclass
@@ -51,6 +60,7 @@ class NotebookEntry:
     title: str = ""
     page: str | None = None  # NN_name.html, where there is one
     failure_page: str | None = None
+    opening: Opening | None = None
 
     @property
     def number(self) -> str:
@@ -72,15 +82,25 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
 
     `judged` are the rows of the ledger that rest on it.
 
-    Raises `GnnlabError` when one of the two cannot be read, or when writing fails.
+    Raises `GnnlabError` when one of the two cannot be read, when they are of different runs, or when writing fails.
     """
     from . import notebook_html
 
     executed_ipynb, result = Path(executed_ipynb), results.read(result_json)
     notebook = notebook_html.read(executed_ipynb)
+    ended = result.status in (Status.PASSED, Status.SKIPPED)  # else the runner wrote both
+    if ended and notebook_html.run_of(notebook) != result.run:
+        raise GnnlabError(
+            f"{executed_ipynb} is not the notebook of the run that wrote {result_json}: there is no page of the two; "
+            f"run it again: gnnlab run {result.notebook[:2]} --force"
+        )
     figures, folder = {figure.name: figure for figure in result.figures}, executed_ipynb.parent
     cells = notebook_html.render(notebook, figures)
-    rows = [ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None) for row in judged]
+    rows = [
+        ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None)
+        for row in advice.by_surprise(judged)
+    ]
+    table = Table(result.rows)
     read = " ".join([cells.html.striptags(), *(f"{row.record.statement} {row.record.why}" for row in rows)])
     html = _page(
         "report.html.j2",
@@ -92,10 +112,21 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
         terms=_terms(read, discovery.root(folder) / "docs" / "glossary.md"),
         parameters=_parameter_rows(executed_ipynb, result),
         machine=provenance.in_a_phrase(result.environment),
+        noise=advice.noise(result, table),
+        opening=_opening(executed_ipynb, result, table),
+        advice=cells.apart.get(notebook_html.ADVICE),
     )
     path = executed_ipynb.with_suffix(".html")
     files.write_atomically(path, lambda file: file.write(html))
     return path
+
+
+def _opening(notebook: Path, result: ResultFile, table: Table) -> Opening:
+    """What a report says first."""
+    own = bool(advice.yours(result.parameters, _declared(notebook)))
+    drawn = {figure.name for figure in result.figures}
+    said = advice.profiles(table)
+    return Opening(advice.uses(table, own), said, own, drawn)
 
 
 def build_site(out_dir: Path) -> Path:
@@ -117,9 +148,15 @@ def build_site(out_dir: Path) -> Path:
         entry.failure, entry.failure_page = _rendered(out_dir, f"{entry.stem}.failed", entry, [])
         told = [_in_folder(out_dir, line) for line in judged.problems if entry.stem in line]  # of further runs, too
         entry.problems = list(dict.fromkeys([*entry.problems, *told]))
+        if entry.result and entry.page:
+            entry.opening = _opening(out_dir / f"{entry.stem}.ipynb", entry.result, Table(entry.result.rows))
     _write_documents(out_dir)
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
-    rows = [ledger_view.line(record, lambda r: _figure_link(r, entries), older) for record in judged.rows]
+
+    def line(record: Judged) -> ledger_view.LedgerLine:
+        return ledger_view.line(record, lambda r: _figure_link(r, entries), older)
+
+    rows = [line(record) for record in advice.by_surprise(judged.rows)]
     newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
     html = _page(
         "index.html.j2",
@@ -131,7 +168,8 @@ def build_site(out_dir: Path) -> Path:
         documents=claims.documents(),
         missing=[(entry, ledger_view.claimed_text(entry)) for entry in judged.missing],
         entries=entries,
-        pays=_pays(rows),
+        headlines=[(kind, line(record)) for kind, record in advice.headlines(judged.rows)],
+        own=[(entry, entry.opening) for entry in entries if entry.opening and entry.opening.own],
         thumbnails={e.stem: _thumbnail(out_dir, e.result) for e in entries if e.result},
         environment=newest.environment if newest else None,
         machine=provenance.in_a_phrase(newest.environment) if newest else None,
@@ -177,13 +215,6 @@ def _write_documents(out_dir: Path) -> None:
             title = source.lstrip("# ").splitlines()[0]
             html = _page("document.html.j2", title=title, cells=shown, home=home)
             files.write_atomically(page, lambda file, html=html: file.write(html))
-
-
-def _pays(rows: Sequence[ledger_view.LedgerLine]) -> list[ledger_view.LedgerLine]:
-    """The largest gains that were measured here, whose whole interval is a gain: each study once."""
-    gains = [row for row in rows if row.record.unit == "x" and row.record.low is not None and row.record.low > 1.02]
-    best = {row.record.study: row for row in sorted(gains, key=lambda row: row.record.value)}
-    return sorted(best.values(), key=lambda row: -row.record.value)[:MOST_PAYING]
 
 
 def _counts(rows: Sequence[ledger_view.LedgerLine]) -> list[tuple[Badge, int]]:
@@ -248,13 +279,18 @@ def _thumbnail(out_dir: Path, result: ResultFile) -> tuple[FigureRecord, str] | 
 
 def _parameter_rows(notebook: Path, result: ResultFile) -> list[tuple[str, Any, str]]:
     """(name, value, meaning) of each parameter; the meaning comes from the notebook's own `parameters` cell."""
+    declared = _declared(notebook)
+    return [(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()]
+
+
+def _declared(notebook: Path) -> Mapping[str, Any]:
+    """The parameters that an executed notebook declares; none where it cannot be read."""
     from . import parameters
 
     try:
-        declared = parameters.declared(notebook)
+        return parameters.declared(notebook)
     except GnnlabError:
-        declared = {}
-    return [(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()]
+        return {}
 
 
 def _spoken(stem: str) -> str:

@@ -21,6 +21,8 @@ from .table import Row, Strict, Table
 
 SCHEMA_VERSION = 2
 RUNS = "runs"
+END = "gnnlab_end"  # in the metadata of an output: later cells were not run
+RUN = "gnnlab_run"  # in the metadata of an output of an executed notebook: the `run` of its result file
 
 
 class Status(StrEnum):

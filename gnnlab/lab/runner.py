@@ -9,22 +9,21 @@ were. papermill alone gives the same notebook: the runner adds convenience, neve
 
 from __future__ import annotations
 
-import textwrap
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from gnnlab import machine
 from gnnlab.errors import GnnlabError
+from gnnlab.progress import progress
 
-from . import discovery, outputs, parameters, provenance, results
+from . import discovery, history, outputs, parameters, provenance, results
 from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
 from .table import duration
@@ -92,6 +91,8 @@ def run(
         except KeyboardInterrupt:
             job.say(f"stopped; {len(job.outcomes)} of {len(chosen)} notebooks are done; run again to go on")
             raise
+        if passed := [o.notebook[:2] for o in job.outcomes.values() if o.ran and o.status is Status.PASSED]:
+            history.append(folder, passed)
         from .report import build_site  # nbconvert, heavy
 
         page = build_site(folder)
@@ -221,11 +222,19 @@ class _Job:
         """
         from . import execution  # Jupyter, heavy
 
+        if busy := machine.warning():
+            self.say(busy)
         name, started, values = notebook.name, datetime.now(UTC), self.values(notebook)
         told = {given: values[given] for given in {"output_dir": None, **self.given[name]}}  # others are its defaults
         staged = outputs.stage(self.folder, name)
-        with self.bar(name, about) as on_progress:
-            ended = execution.execute(notebook, told, root=self.root, staged=staged, on_progress=on_progress)
+        if not self.console.is_terminal:
+            self.say(f"{name.ljust(self.width)}  running  {about}")
+        with progress(name.ljust(self.width), note=about, console=self.console) as step:
+
+            def moved(at: execution.Progress) -> None:
+                step(at.heading, done=at.done, total=at.total)
+
+            ended = execution.execute(notebook, told, root=self.root, staged=staged, on_progress=moved)
         if ended.result is not None:
             record = outputs.record(ended.result, staged / f"{name}.json", now, ended.seconds)
             outputs.commit(staged, self.folder, name, record, more=more)
@@ -261,25 +270,6 @@ class _Job:
         took = duration(outcome.seconds) if outcome.ran else ""
         notes = [took, outcome.reason, about if self.console.is_terminal else ""]
         self.say(Text.assemble(outcome.notebook.ljust(self.width), "  ", word, "  ", "  ".join(filter(None, notes))))
-
-    @contextmanager
-    def bar(self, name: str, about: str) -> Iterator[Callable[[Any], None]]:
-        """A bar while a notebook runs, moved by what is yielded, or one line where the console is no terminal."""
-        if not self.console.is_terminal:
-            self.say(f"{name.ljust(self.width)}  running  {about}")
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[heading]}", markup=False),
-        )
-        quiet = not self.console.is_terminal
-        with Progress(*columns, console=self.console, transient=True, disable=quiet) as bar:
-            task = bar.add_task(name.ljust(self.width), total=None, heading=about)
-            yield lambda at: bar.update(
-                task, completed=at.done, total=at.total, heading=textwrap.shorten(at.heading, 40, placeholder=" …")
-            )
 
 
 COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red", Status.TIMEOUT: "red"}

@@ -32,10 +32,11 @@ from gnnlab import files
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.progress import by_hand, progress
 
-from . import discovery, ledger, ledger_view, outputs, parameters, plot_style, provenance, report, results
+from . import advice, discovery, ledger, ledger_view, outputs, parameters, plot_style, provenance, report, results
 from . import table as tables
-from .results import FigureRecord, ResultFile, Status
+from .results import END, RUN, FigureRecord, ResultFile, Status
 from .study import Study, headed
 from .table import Interval, Origin, Table
 
@@ -49,8 +50,9 @@ KEY = "case"  # name of the key of a race whose cells have plain names
 class Lab:
     """One run of one notebook, whose `globals()` hold its parameters.
 
-    `parameters` holds the checked values as attributes, `folder` is where outputs go, `table` what was recorded.
-    Who runs the cells by hand writes result and figures to `by_hand` below it, never over the results of a run.
+    `parameters` holds the checked values as attributes, `folder` is where outputs go, `table` what was recorded,
+    `yours` the names of the parameters (models, graph, ...) by which the reader named something of their own.
+    Who runs the cells by hand gets a folder of their own, `outputs/lab`, never that of a run.
 
     Raises:
         GnnlabError: a parameter is unknown, of another type or out of range; before anything was computed.
@@ -59,11 +61,13 @@ class Lab:
     def __init__(self, notebook: str, namespace: Mapping[str, Any], root: Path | None = None) -> None:
         base = root or discovery.root()
         path = base / "notebooks" / f"{notebook}.ipynb"
-        values = parameters.from_namespace(namespace, parameters.declared(path))
+        declared = parameters.declared(path)
+        values = parameters.from_namespace(namespace, declared)
+        self.yours = advice.yours(values, declared)
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
         self.notebook = notebook
-        self.folder = base / values["output_dir"]
-        self._results = self.folder / outputs.BY_HAND if _by_hand() else self.folder
+        self._of_runs = base / values["output_dir"]
+        self.folder = outputs.for_exploring(base, self._of_runs) if by_hand() else self._of_runs
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
         self.run = uuid.uuid4().hex
@@ -71,12 +75,15 @@ class Lab:
         self.table = Table()
         self.figures: list[FigureRecord] = []
         self._own: tempfile.TemporaryDirectory | None = None
-        display(HTML(report.environment_card(self.environment)))
+        display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
+        if self.folder != self._of_runs:
+            told = f"Run by hand: what these cells write goes to `{_shown(self.folder, base)}`"
+            self.say(f"{told}, and nothing in `{_shown(self._of_runs, base)}` is changed.")
 
     @property
     def path(self) -> Path:
         """Where the result file will be."""
-        return self._results / f"{self.notebook}.json"
+        return self.folder / f"{self.notebook}.json"
 
     @property
     def _place(self) -> Path:
@@ -84,7 +91,7 @@ class Lab:
         if told := os.environ.get(outputs.STAGED):
             return Path(told)
         if self._own is None or not Path(self._own.name).exists():
-            self._own = outputs.stage_by_hand(self._results)
+            self._own = outputs.stage_by_hand(self.folder)
         return Path(self._own.name)
 
     # ---- measuring and recording ------------------------------------------------------------------------------------
@@ -115,24 +122,26 @@ class Lab:
         from gnnlab.profiling.races import race_forms  # torch, heavy
 
         names, base = [key] if isinstance(key, str) else list(key), next(iter(forms))
-        for label, inputs in over.items():
-            keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
-            found = race_forms(forms, inputs, budget_s=budget_s, device=device, **options)
-            for form, raced in found.items():
-                named = base if form == CONTROL else form
-                own = row_of(forms[named])
-                if device != "cpu" and "device" not in own:
-                    own.pop("threads", None)  # a GPU has none
-                own |= (of_form or {}).get(named, {})
-                exact = precision if isinstance(precision, str) else precision.get(named, "float32")
-                conditions = self._conditions_for({"device": device, "precision": exact, **own})
-                if raced.conditions is not None:
-                    if "threads" not in own:
-                        conditions["threads"] = conditions["threads"] and raced.conditions.threads  # none of a GPU's
-                    products = raced.conditions.precision  # of torch's matrix products
-                    if products != "highest" and "device" not in own and conditions["runtime"].startswith("torch"):
-                        conditions["precision"] += f", matmul precision {products}"
-                self._put_raced(study, keys, form, base, raced, conditions)
+        with progress(f"cells of {study}", len(over)) as step:
+            for label, inputs in over.items():
+                keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
+                found = race_forms(forms, inputs, budget_s=budget_s, device=device, **options)
+                for form, raced in found.items():
+                    named = base if form == CONTROL else form
+                    own = row_of(forms[named])
+                    if device != "cpu" and "device" not in own:
+                        own.pop("threads", None)  # a GPU has none
+                    own |= (of_form or {}).get(named, {})
+                    exact = precision if isinstance(precision, str) else precision.get(named, "float32")
+                    conditions = self._conditions_for({"device": device, "precision": exact, **own})
+                    if raced.conditions is not None:
+                        if "threads" not in own:  # none of a GPU's
+                            conditions["threads"] = conditions["threads"] and raced.conditions.threads
+                        products = raced.conditions.precision  # of torch's matrix products
+                        if products != "highest" and "device" not in own and conditions["runtime"].startswith("torch"):
+                            conditions["precision"] += f", matmul precision {products}"
+                    self._put_raced(study, keys, form, base, raced, conditions)
+                step(", ".join(map(str, keys.values())))
         return self.study(study)
 
     def _put_raced(self, study: str, keys: dict, form: str, baseline: str, raced: Any, conditions: dict) -> None:
@@ -265,8 +274,8 @@ class Lab:
         place = self._place
         results.write(place / self.path.name, self._result(status, reason), self.table)
         if outputs.STAGED not in os.environ:  # else the runner does, when all cells have run
-            with files.locked(self._results, "writes results to"):
-                outputs.commit(place, self._results, self.notebook)
+            with files.locked(self.folder, "writes results to"):
+                outputs.commit(place, self.folder, self.notebook)
         return self.path
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
@@ -295,33 +304,42 @@ class Lab:
 
         A missing device is a normal result, so the notebook comes to its end without an error (docs/decisions/0005).
         """
-        self.say(f"**Skipped:** {reason}")
-        self.finish(Status.SKIPPED, reason)
+        self._end(f"**Skipped:** {reason}", Status.SKIPPED, reason)
+
+    def end(self, reason: str) -> None:
+        """Write the results that there are, all of them good, and turn all later cells into nothing.
+
+        For a reader who asked for a part of the notebook. Claims of which nothing was measured count as not measured.
+        """
+        self._end(f"{reason[0].upper()}{reason[1:]}.", Status.PASSED, reason)
+
+    def _end(self, said: str, status: Status, reason: str) -> None:
+        display(Markdown(said), metadata={END: True})
+        self.finish(status, reason)
         if shell := get_ipython():
             shell.input_transformers_post.append(lambda lines: ["pass\n"])
 
     def need(self, notebook: str) -> ResultFile:
         """The result of another notebook; where it is missing, one line says which to run first.
 
-        For who runs the cells by hand, one that was made by hand comes first.
+        By hand, what is not there yet is copied from the folder of the run, with the files that later notebooks read.
         """
-        folders = dict.fromkeys((self._results, self.folder))
-        every = [path for folder in folders for path in folder.glob(f"{notebook}_*.json")]
-        found = [path for path in every if not path.name.endswith(".failed.json")]
+        found = _results_of(self.folder, notebook)
+        if not found and self.folder != self._of_runs and _results_of(self._of_runs, notebook):
+            copied = outputs.copy_for_exploring(self._of_runs, self.folder, notebook)
+            self.say(f"Copied from `{self._of_runs.name}`: {', '.join(copied)}.")
+            found = _results_of(self.folder, notebook)
         if not found:
             raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
         return results.read(found[0])
 
 
-def _by_hand() -> bool:
-    """Does someone run the cells one by one? JupyterLab and VS Code let a cell ask for input; the runner, papermill and
-    nbconvert do not. That parameters were put in says nothing: an executed notebook can be opened.
-    """
-    if outputs.STAGED in os.environ:
-        return False
-    shell = get_ipython()
-    request = shell.get_parent() if hasattr(shell, "get_parent") else {}
-    return request.get("content", {}).get("allow_stdin", True)
+def _results_of(folder: Path, notebook: str) -> list[Path]:
+    return [path for path in folder.glob(f"{notebook}_*.json") if not path.name.endswith(".failed.json")]
+
+
+def _shown(folder: Path, base: Path) -> str:
+    return folder.relative_to(base).as_posix() if folder.is_relative_to(base) else str(folder)
 
 
 def _fields(found: Estimate) -> dict[str, Any]:

@@ -123,16 +123,23 @@ class ScalingResult:
             out["formula"] = str(self.fit)
         if self.held_out:
             out["held_out"] = str(self.held_out)
-        return out
+        return out | ({"notes": list(self.notes)} if self.notes else {})
 
 
 def sweep(
-    parameter: str, values: Sequence[Any], build: Build, *, budget_s: float = 1.0, hold_out: bool = True
+    parameter: str,
+    values: Sequence[Any],
+    build: Build,
+    *,
+    budget_s: float = 1.0,
+    hold_out: bool = True,
+    in_time: Callable[[], bool] = lambda: True,
 ) -> ScalingResult:
     """Time the forward pass (inference mode) of `build(value)` at each value.
 
     Numbers are fitted with a power law, the largest held out and predicted first; with fewer than four sizes there is
-    no fit and the notes say so. `budget_s` bounds each size.
+    no fit and the notes say so. `budget_s` bounds each size; once `in_time()` is false no further one is begun, and
+    the notes name what was left out.
     """
     values = tuple(values)
     if not values:
@@ -142,18 +149,22 @@ def sweep(
         if min(values) <= 0 or len(set(values)) < len(values):
             raise ValueError(f"scaling over {parameter}: {list(values)}; wanted positive values, each once")
         values = tuple(sorted(values))
-    if not numeric or len(values) < 4:
-        notes = ("no exponent: it takes at least four sizes",) if numeric else ()
-        return ScalingResult(parameter, values, tuple(_time(build, v, budget_s) for v in values), notes=notes)
-    kept = values[:-1] if hold_out and len(values) > 4 else values
-    stats = [_time(build, v, budget_s) for v in kept]
-    fit = fit_power_law(kept, [s.median for s in stats])
+    holding = numeric and hold_out and len(values) > 4
+    kept, stats = values[:-1] if holding else values, []
+    for value in kept:
+        if stats and not in_time():
+            break
+        stats.append(_time(build, value, budget_s))
+    fit = fit_power_law(kept[: len(stats)], [s.median for s in stats]) if numeric and len(stats) > 3 else None
     held_out = None
-    if len(kept) < len(values):
+    if holding and len(stats) == len(kept) and in_time():
         predicted, interval = fit.predict(values[-1])
         stats.append(_time(build, values[-1], budget_s))
         held_out = HeldOut(values[-1], predicted, interval, stats[-1])
-    return ScalingResult(parameter, values, tuple(stats), fit, held_out)
+    left = ", ".join(map(str, values[len(stats) :]))
+    notes = (f"left out, the time was over: {left}",) if left else ()
+    notes += ("no exponent: it takes at least four sizes",) if numeric and fit is None else ()
+    return ScalingResult(parameter, values[: len(stats)], tuple(stats), fit, held_out, notes)
 
 
 def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit:
@@ -220,15 +231,18 @@ def run_node_scaling(
     avg_degree: float = 5,
     device: Any = "cpu",
     feature_dim: int = 16,
-    budget_s: float = 1.0,
+    **options: Any,
 ) -> ScalingResult:
-    """`model_factory()` on random graphs of growing size at the same average degree."""
+    """`model_factory()` on random graphs of growing size at the same average degree.
+
+    Options of this and the next two go to `sweep`.
+    """
     model = model_factory().to(device)
 
     def build(n: int) -> tuple[nn.Module, Data]:
         return model, generate_scaling_graphs([n], avg_degree, feature_dim)[0].to(device)
 
-    return sweep("nodes", num_nodes_list, build, budget_s=budget_s)
+    return sweep("nodes", num_nodes_list, build, **options)
 
 
 def run_layer_scaling(
@@ -238,13 +252,11 @@ def run_layer_scaling(
     device: Any = "cpu",
     avg_degree: float = 5,
     feature_dim: int = 16,
-    budget_s: float = 1.0,
+    **options: Any,
 ) -> ScalingResult:
     """`model_factory(num_layers=...)` on one graph."""
     graph = generate_scaling_graphs([num_nodes], avg_degree, feature_dim)[0].to(device)
-    return sweep(
-        "layers", num_layers_list, lambda n: (model_factory(num_layers=n).to(device), graph), budget_s=budget_s
-    )
+    return sweep("layers", num_layers_list, lambda n: (model_factory(num_layers=n).to(device), graph), **options)
 
 
 def run_pe_scaling(
@@ -258,7 +270,7 @@ def run_pe_scaling(
     device: Any = "cpu",
     avg_degree: float = 5,
     feature_dim: int = 16,
-    budget_s: float = 1.0,
+    **options: Any,
 ) -> ScalingResult:
     """`model_factory(pe_type=..., pe_dim=...)` with each encoding, which is computed before anything is timed.
 
@@ -277,7 +289,7 @@ def run_pe_scaling(
         return model, transform(graph.clone()).to(device)
 
     encodings = _encodings(pe_configs)
-    return sweep("encoding", list(encodings), build, budget_s=budget_s)
+    return sweep("encoding", list(encodings), build, **options)
 
 
 def _encodings(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:

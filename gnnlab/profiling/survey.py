@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from gnnlab.progress import progress
+
 from . import findings as detectors
 from .context import ProfilingContext
 from .counting import attention_fused, count, fuses_attention
@@ -210,7 +212,12 @@ class Sweeps:
 
 def sweeps(plan: Mapping[tuple[str, str], tuple[Sequence[Any], Build]], *, budget_s: float = 0.5) -> Sweeps:
     """Run every sweep of a plan: (workload, parameter) -> (values, builder). `budget_s` bounds each point."""
-    return Sweeps({key: sweep(key[1], values, build, budget_s=budget_s) for key, (values, build) in plan.items()})
+    found = {}
+    with progress("sweeps", len(plan)) as step:
+        for (workload, parameter), (values, build) in plan.items():
+            found[workload, parameter] = sweep(parameter, values, build, budget_s=budget_s)
+            step(f"{workload} over {parameter}")
+    return Sweeps(found)
 
 
 def findings(subjects: Sequence[Subject]) -> pd.DataFrame:

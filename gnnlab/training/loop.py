@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +21,10 @@ from typing import Any
 import pandas as pd
 import psutil
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from gnnlab.errors import GnnlabError, whole_numbers
+from gnnlab.progress import progress
 from gnnlab.training.checkpoints import RunFolder
 from gnnlab.training.process_group import share
 from gnnlab.training.recipe import TrainingRecipe
@@ -131,7 +129,8 @@ class TrainingRun:
         """Train to the end: all epochs, or until patience is over."""
         steps = -(-len(self.training) // self.recipe.step_rows)
         first = self.share.rank == 0
-        with bar(self.recipe.epochs * steps, self.epoch * steps + self.step, shown=first) as advance:
+        behind = self.epoch * steps + self.step
+        with progress("training steps", self.recipe.epochs * steps, done=behind, shown=first) as advance:
             while (stopped := self._stopped()) is None:
                 row = self._row(self.train_epoch(checkpoint_steps, advance))
                 if on_epoch is not None and first:
@@ -209,18 +208,6 @@ class TrainingRun:
         if self.folder is not None:
             position = {"epoch": self.epoch, "step": self.step, "seconds": self.seconds, "rows": self.rows}
             self.folder.save(position, self.losses, self.stepper)
-
-
-@contextmanager
-def bar(total: int, done: int, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """A bar of `total` steps of which `done` are behind, in a terminal alone; gives what is called after each step."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda: None
-        return
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("training", total=total, completed=done)
-        yield lambda: progress.advance(task)
 
 
 def _forget_peak(device: torch.device) -> None:

@@ -64,7 +64,7 @@ def test_a_folder_with_files_of_someone_is_refused(tmp_path):
     assert "is not empty and holds no results of gnnlab (01_a.ipynb is there)" in refusal(tmp_path / "home")
 
 
-EARLY = ["by_hand", "exported_models", "stages", "tables", ".02_b.done", ".02_b.new", ".new-1-2-x"]
+EARLY = ["exported_models", "stages", "tables", ".02_b.done", ".02_b.new", ".new-1-2-x"]
 
 
 @pytest.mark.parametrize("left", ["nothing", "a record", "a result", *EARLY])

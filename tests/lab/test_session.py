@@ -29,7 +29,7 @@ X = torch.arange(12.0).reshape(4, 3)
 def lab(tmp_path, monkeypatch):
     """A session of a small notebook in a small repository."""
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "params").mkdir()
+    (tmp_path / "params/quick").mkdir(parents=True)
     cell = new_code_cell('size: int = 3  # nodes; 1..10\noutput_dir: str = "outputs/quick"  # folder')
     cell.metadata["tags"] = ["parameters"]
     nbformat.write(new_notebook(cells=[cell]), tmp_path / "notebooks" / "01_profile_bottlenecks.ipynb")
@@ -43,7 +43,7 @@ def lab(tmp_path, monkeypatch):
 def ask(monkeypatch, *, allow_stdin):
     """Let cells be sent by a front end that can be asked for input, or by papermill and its like."""
     shell = SimpleNamespace(get_parent=lambda: {"content": {"allow_stdin": allow_stdin}})
-    monkeypatch.setattr(session, "get_ipython", lambda: shell)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
 
 
 def _figure(title):
@@ -76,20 +76,29 @@ def by_hand(monkeypatch, **given):
 
 
 @pytest.mark.parametrize("given", [{}, {"In": ["# Parameters\nsize = 4"]}])
-def test_who_runs_cells_by_hand_writes_beside_the_results_of_a_run(lab, monkeypatch, given):
+def test_who_runs_cells_by_hand_writes_to_a_folder_of_their_own(lab, monkeypatch, given):
     before = lab.finish().read_bytes()
+    (lab.folder / "stages").mkdir()
+    (lab.folder / "stages/journal.jsonl").write_text("measured by a run")
+    said = []
+    monkeypatch.setattr(session, "display", lambda *shown, **_: said.extend(shown))
     mine = by_hand(monkeypatch, **given)
-    assert mine.need("01").run == lab.run
+    assert mine.folder == lab.folder.parent / "lab"
+    assert "`outputs/lab`, and nothing in `outputs/quick` is changed" in said[-1].data
+    assert mine.need("01").run == lab.run and "Copied from `quick`: stages, 01_profile" in said[-1].data
+    (mine.folder / "stages/journal.jsonl").write_text("and explored")
     mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
-    written = mine.finish()
-    assert written == lab.folder / "by_hand/01_profile_bottlenecks.json" and results.read(written).figures
-    assert (lab.folder / "by_hand/figures/01_times.png").exists() and not (lab.folder / "figures").exists()
-    assert lab.path.read_bytes() == before and mine.need("01").run == mine.run and lab.need("01").run == lab.run
-    shutil.rmtree(lab.folder / "figures", ignore_errors=True)
-    for path in lab.folder.glob("01_*"):
-        path.unlink()
-    with outputs.only_run(lab.folder):  # a folder that holds nothing else takes a run
-        assert written.exists()
+    assert results.read(mine.finish()).figures and (mine.folder / "figures/01_times.png").exists()
+    assert mine.need("01").run == mine.run and lab.need("01").run == lab.run
+    assert lab.path.read_bytes() == before and not (lab.folder / "figures").exists()
+    assert (lab.folder / "stages/journal.jsonl").read_text() == "measured by a run"
+
+
+def test_a_folder_that_someone_names_for_exploring_is_taken_unless_it_holds_a_run(lab, monkeypatch, tmp_path):
+    assert by_hand(monkeypatch, output_dir="outputs/mine").folder == tmp_path / "outputs/mine"
+    with outputs.only_run(tmp_path / "outputs/mine"):
+        pass
+    assert by_hand(monkeypatch, output_dir="outputs/mine").folder == tmp_path / "outputs/lab"
 
 
 def test_papermill_alone_replaces_results_but_leaves_further_runs_and_respects_the_lock(lab):
@@ -113,7 +122,7 @@ def test_what_a_killed_session_left_goes_and_what_a_living_one_makes_stays(lab, 
     mine, dead = by_hand(monkeypatch), subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
-    (living,) = (lab.folder / "by_hand").glob(".new-*")
+    (living,) = (lab.folder.parent / "lab").glob(".new-*")
     left = living.with_name(living.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
     left.mkdir()
     by_hand(monkeypatch).finish()

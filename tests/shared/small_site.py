@@ -77,13 +77,19 @@ def figure(folder: Path, name: str, *, key: bool = True) -> tuple[FigureRecord, 
     return record, base64.b64encode((folder / record.png).read_bytes()).decode()
 
 
+def opened() -> nbformat.NotebookNode:
+    """The cell that opens a session, with the run that it is of."""
+    card = v4.new_code_cell("session", metadata={"tags": ["remove-output"]})
+    card.outputs = [v4.new_output("display_data", {"text/plain": "CARD"}, metadata={results.RUN: "0" * 32})]
+    return card
+
+
 def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
     """An executed notebook with a figure, a table, stderr, an error, formulas and hostile strings in each of them."""
     table = pd.DataFrame({"operator": ["mm", HOSTILE[0]], "ms": [0.31, 0.22]})
     parameters = v4.new_code_cell(PARAMETERS_CELL, metadata={"tags": ["parameters"]})
     injected = v4.new_code_cell("# Parameters\nruns = 7\n", metadata={"tags": ["injected-parameters"]})
-    card = v4.new_code_cell("session", metadata={"tags": ["remove-output"]})
-    card.outputs = [v4.new_output("stream", text="CARD")]
+    card = opened()
     drawing = v4.new_code_cell("figure", execution_count=3)
     drawing.outputs = [
         v4.new_output("display_data", {"image/png": picture}, metadata={"image/png": {"alt": alt, "name": name}}),

@@ -15,7 +15,7 @@ from training_cases import SIZES, largest_difference, model, tables, weights
 
 from gnnlab.errors import GnnlabError
 from gnnlab.training import loop as training_module
-from gnnlab.training.loop import TrainingRun, bar, train
+from gnnlab.training.loop import TrainingRun, train
 from gnnlab.training.process_group import RankShare
 from gnnlab.training.recipe import TrainingRecipe, bf16_on_cpu
 from gnnlab.training.steps import READ_STEPS, LossRecord, Objective, Stepper, mixed, order
@@ -378,19 +378,6 @@ def test_what_does_not_go_together_is_said_in_one_line_before_anything_is_comput
     with pytest.raises(GnnlabError, match=words) as caught:
         train(made, *others)
     assert "\n" not in str(caught.value) and largest_difference(started, weights(made)) == 0
-
-
-# -- progress
-
-
-def test_a_bar_is_shown_in_a_terminal_alone(monkeypatch, capsys):
-    with bar(3, 0) as advance:
-        advance()
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with bar(3, 0) as advance:
-        advance()
-    assert "1/3" in capsys.readouterr().err
 
 
 # -- order, shares and the losses that are read

@@ -1,0 +1,206 @@
+"""What to do, by the rows: the opening of a report and the top of the front page. Every sentence is computed.
+
+uses(table)                  # for each race: the fastest form that computes the same, or that nothing is faster
+headlines(rows)              # of a ledger: which advice pays here, and which is wrong
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from gnnlab import machine
+from gnnlab.profiling import estimates
+from gnnlab.profiling.estimates import CONTROL, Estimate
+
+from .claims import NO_GAIN_BELOW, RATIOS, Verdict
+from .ledger import Judged
+from .results import ResultFile
+from .table import Row, Table, digits, number
+
+HEADLINES = 5
+SAME = 1e-4  # largest relative error of a form that is called equal
+NOISY = 0.03  # median difference of A/A controls from which a report warns
+YOURS = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
+OWN_STUDIES = ("your_model",)  # whose cells are models: a line for each
+BUILT_IN = ("symptom_gat", "graph_transformer")
+FUSED, UNFUSED = "forward", "forward, attention unfused"
+FALSE, LESS, PAYS = "Does not pay here", "Pays less here", "Pays here"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What to use for a purpose: `form` over `over`, by `gain`; `form` None where nothing compared is faster."""
+
+    purpose: str
+    study: str
+    form: str | None
+    over: str
+    gain: Estimate | None
+    yours: bool = False
+
+    @property
+    def times(self) -> str:
+        return "" if self.gain is None else f"{digits(self.gain.value, self.gain.low, self.gain.high)}×"
+
+    @property
+    def interval(self) -> str:
+        if self.gain is None or self.gain.low is None:
+            return ""
+        low, high = self.gain.interval
+        return f"{digits(low, low, high)} to {digits(high, low, high)}"
+
+
+def yours(parameters: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
+    """The parameters by which the reader named something of their own; `declared` are those of the notebook."""
+    named = [name for name in YOURS if name in declared and name in parameters]
+    return [name for name in named if _others(parameters[name], declared[name].default)]
+
+
+def _others(value: Any, default: Any) -> bool:
+    """Does a parameter name anything that its default does not?"""
+    return bool(set(value) - set(default)) if isinstance(value, list) else value != default
+
+
+# ---- a report -------------------------------------------------------------------------------------------------------
+
+
+def uses(table: Table, own: bool = False) -> list[Use]:
+    """For each race of a run what to use: first the reader's own (`own`), then in the order of the notebook.
+
+    Only forms count that ran in every cell and compute the same as the baseline (`SAME`). A gain is the geometric mean
+    over the cells; it is named where its whole interval is one.
+    """
+    found = []
+    for study in dict.fromkeys(row.study for row in table):
+        rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None and _same(row)]
+        mine = own and study in OWN_STUDIES
+        cells: dict[str, list[Row]] = {}
+        for row in rows:
+            cells.setdefault(", ".join(map(str, row.keys.values())) if mine else "", []).append(row)
+        found += [_use(study, cell, of_cell, mine) for cell, of_cell in cells.items()]
+    return sorted(found, key=lambda use: not use.yours)
+
+
+def _use(study: str, cell: str, rows: Sequence[Row], mine: bool) -> Use:
+    forms: dict[str, list[Estimate]] = {}
+    for row in rows:
+        forms.setdefault(row.form, []).append(Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n))
+    most = max(map(len, forms.values()))
+    gains = {form: estimates.geometric_mean(cells) for form, cells in forms.items() if len(cells) == most}
+    seen = {form: gain for form, gain in gains.items() if gain.low is not None and gain.low > NO_GAIN_BELOW}
+    best = max(seen, key=lambda form: seen[form].value, default=None)
+    purpose = cell or study.replace("_", " ").capitalize()
+    return Use(purpose, study, best, rows[0].baseline, seen.get(best), mine)
+
+
+def _same(row: Row) -> bool:
+    return row.parity_error is None or row.parity_error <= SAME
+
+
+def profiles(table: Table) -> list[tuple[str, str, bool]]:
+    """(sentence, study, is it a model of the reader's) for each workload that notebook 01 profiled."""
+    timed: dict[str, dict[str, Row]] = {}
+    for row in table.select("runtime"):
+        if row.status == "ok":
+            timed.setdefault(row.form, {})[row.keys["phase"]] = row
+    lines = []
+    for label, phases in timed.items():
+        mine = not label.startswith(BUILT_IN)
+        parts = [
+            f"{phase} {number(row.value)} ms" for phase, row in phases.items() if phase in (FUSED, "training step")
+        ]
+        shares = [row for row in table.select("operators") if row.form == label and row.value is not None]
+        if top := max(shares, key=lambda row: row.value, default=None):
+            parts.append(
+                f"{100 * top.value:.0f} % of the operators' time in {top.keys['operator'].removeprefix('aten::')}"
+            )
+        parts += [
+            f"{row.value:.0%} of what this machine could do" for row in table.select("roofline") if row.form == label
+        ]
+        lines.append((f"{label}: {', '.join(parts)}.", "operators", mine))
+        lines += [(line, "runtime", mine) for line in _fast_path(label, phases)]
+    return sorted(lines, key=lambda line: not line[2])
+
+
+def _fast_path(label: str, phases: Mapping[str, Row]) -> Iterable[str]:
+    """Whether torch's fused attention path is the slow one."""
+    fused, unfused = phases.get(FUSED), phases.get(UNFUSED)
+    if fused and unfused and None not in (fused.low, unfused.high) and unfused.high < fused.low:
+        yield (
+            f"{label}: switch torch's fused attention path off, torch.backends.mha.set_fastpath_enabled(False): its "
+            f"forward pass takes {number(unfused.value)} ms without, {number(fused.value)} ms with it."
+        )
+
+
+def noise(result: ResultFile, table: Table) -> str | None:
+    """Why the times of a run mislead: a machine that was busy, or forms that differ from themselves."""
+    ended = result.environment.get("finished") or {}
+    states = (("at its start", result.environment), ("at its end", ended))
+    parts = [f"{when}, {busy}" for when, seen in states if (busy := machine.busy(seen))]
+    off = [abs(row.ratio - 1) for row in table if row.form == CONTROL and row.ratio is not None]
+    if off and median(off) > NOISY:
+        parts.append(
+            f"a form timed against itself (A/A) differs by {100 * median(off):.0f} %, the median of {len(off)}"
+        )
+    for row in table.select("noise_floor"):
+        if row.value is not None and row.value > 100 * NOISY:
+            parts.append(f"one in twenty comparisons of a form with itself (A/A) is off by {row.value:.0f} % or more")
+    if not parts:
+        return None
+    return (
+        f"Measured on a busy machine: {'; '.join(parts)}. Trust ratios more than times; run it again when it is quiet."
+    )
+
+
+# ---- the front page -------------------------------------------------------------------------------------------------
+
+
+def surprise(row: Judged) -> float:
+    """How far the interval lies from what was claimed: in logarithms of a ratio, else relative to the claim. 0 where it
+    reaches into the claim, -1 without a number."""
+    if row.value is None:
+        return -1.0
+    low, high = (row.value, row.value) if row.low is None else (row.low, row.high)
+    least, most = row.claimed or (NO_GAIN_BELOW, None)
+    if least is not None and high < least:
+        near, claimed = high, least
+    elif most is not None and low > most:
+        near, claimed = low, most
+    else:
+        return 0.0
+    if row.metric in RATIOS and near > 0 and claimed > 0:
+        return abs(math.log(near / claimed))
+    return math.log1p(abs(near - claimed) / (abs(claimed) or 1.0))
+
+
+def by_surprise(rows: Iterable[Judged]) -> list[Judged]:
+    """What differs most from its claim first, what has no number last."""
+    return sorted(rows, key=lambda row: -surprise(row))
+
+
+def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
+    """The findings that matter: (`FALSE`, `LESS` or `PAYS`, row), at most `HEADLINES`, one of a study.
+
+    Advice of the documents that is wrong here, by surprise; advice that pays, by its gain; then what the lab's own
+    forms gain. Half of the places are for what is wrong, where there is as much of both.
+    """
+    effects = [row for row in rows if row.metric in RATIOS and row.low is not None]
+    advice = [row for row in effects if not row.is_goal]
+    wrong = [row for row in by_surprise(advice) if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
+    gains = [row for row in effects if row.low > NO_GAIN_BELOW and row not in wrong]
+    gains.sort(key=lambda row: (row.is_goal, -row.value))
+    wrong, gains = _one_of_a_study(wrong), _one_of_a_study(gains)
+    few = max(HEADLINES // 2, HEADLINES - len(gains))
+    chosen = [(LESS if row.low > NO_GAIN_BELOW else FALSE, row) for row in wrong[:few]]
+    return chosen + [(PAYS, row) for row in gains[: HEADLINES - len(chosen)]]
+
+
+def _one_of_a_study(rows: Iterable[Judged]) -> list[Judged]:
+    first: dict[str, Judged] = {}
+    for row in rows:
+        first.setdefault(row.study, row)
+    return list(first.values())

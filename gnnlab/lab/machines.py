@@ -1,0 +1,243 @@
+"""Reference runs: the ledger of each machine in `docs/reference-runs`, made, read and laid side by side.
+
+publish(Path("outputs/full"), root)     # docs/reference-runs/<processor>/ledger.json and README.md
+compared(read(root))                    # a row for each claim, a cell for each machine, and whether they agree
+write(root)                             # the tables in README.md and docs/reference-runs/README.md
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gnnlab import files
+from gnnlab.errors import GnnlabError
+
+from . import advice, ledger, ledger_view, provenance, results
+from .claims import NO_GAIN_BELOW, RATIOS
+from .ledger import Judged
+from .ledger_view import LedgerLine
+
+FOLDER = "docs/reference-runs"
+LEDGER = "ledger.json"
+BEGIN, END = "<!-- begin: gnnlab claims --machines --write -->", "<!-- end -->"
+IN_README = 12  # rows of the table in README.md
+PRIVATE = ("host",)  # of the environment: names a computer of someone
+
+
+@dataclass(frozen=True)
+class MachineLedger:
+    """The ledger of one machine: its folder's name, its processor in a phrase, and its rows by claim."""
+
+    name: str
+    phrase: str
+    rows: dict[str, Judged]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One claim on every machine: None where a ledger has no row of it. `word` says where they agree."""
+
+    claim: Judged
+    cells: tuple[LedgerLine | None, ...]
+    word: str
+
+
+# ---- made -----------------------------------------------------------------------------------------------------------
+
+
+def publish(folder: Path, root: Path) -> Path:
+    """Write the ledger of a folder of results as the reference run of its machine; gives the new folder.
+
+    What was there of the same machine is replaced. Raises `GnnlabError` where there are no results, or where they come
+    from several machines or from code with uncommitted changes.
+    """
+    judged = ledger.judge(folder)
+    runs = [result for of_notebook in results.runs_of(folder)[0].values() for result, _ in of_notebook]
+    passed = [result for result in runs if result.status is results.Status.PASSED]
+    if not passed:
+        raise GnnlabError(f"{folder} holds no results of a notebook that passed; run gnnlab run --params full first")
+    phrases = dict.fromkeys(provenance.in_a_phrase(result.environment) for result in passed)
+    if len(phrases) > 1:
+        raise GnnlabError(f"{folder} holds results of several machines ({'; '.join(phrases)}); publish one of them")
+    newest = max(passed, key=lambda result: result.started)
+    if newest.environment.get("dirty"):
+        raise GnnlabError(f"{folder} was made by code with uncommitted changes; commit them and run it again")
+    document = {
+        "machine": next(iter(phrases)),
+        "parameter_set": newest.params_set,
+        "measured": newest.started,
+        "noise": [line for result in passed if (line := advice.noise(result, results.Table(result.rows)))][:1],
+        "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
+        **judged.to_dict(),
+        "problems": [],
+    }
+    place = root / FOLDER / _name(newest.environment)
+    files.write_json(place / LEDGER, document)
+    _write_text(place / "README.md", _page(document, judged.rows))
+    return place
+
+
+def _name(environment: dict[str, Any]) -> str:
+    """ "amd-epyc", "intel-xeon-platinum-8488c"; an accelerator is named, too."""
+    known = provenance.readable(environment)
+    others = [str(device.get("name")) for device in known["devices"] if device.get("kind") not in ("CPU", None)]
+    words = re.sub(r"\((R|TM)\)|\bCPU\b|@.*", " ", " ".join([str(known["cpu"].get("model") or "processor"), *others]))
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
+    """The ledger as Markdown, for a reader of the repository."""
+    moment = datetime.fromisoformat(document["measured"]).astimezone(UTC)
+    lines = [
+        f"# {document['machine']}",
+        "",
+        f"`params/{document['parameter_set']}`, measured until {moment:%Y-%m-%d}, "
+        f"commit {document['environment'].get('commit')}. "
+        "[How to read a verdict](../../../README.md#how-to-read-a-verdict).",
+        "",
+        *(f"{noise}\n" for noise in document["noise"]),
+        *(f"- {kind}: {_said(ledger_view.line(row))}" for kind, row in advice.headlines(rows)),
+    ]
+    parts = {"Claims of the documents": False, "Goals of the lab": True}
+    for title, is_goal in parts.items():
+        of_kind = [ledger_view.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
+        header = ("verdict", "claim", "claimed", "measured", "95 % interval", "runs")
+        cells = [
+            (_verdict(line), row.statement, line.claimed, line.measured or "not here", line.interval, row.runs or "")
+            for line in of_kind
+            for row in [line.record]
+        ]
+        if cells:
+            lines += ["", f"## {title}", "", *_table(header, cells)]
+    rows_known = [f"| {name} | {value} |" for name, value in provenance.in_rows(document["environment"])]
+    return "\n".join([*lines, "", "## Environment", "", "| | |", "|---|---|", *rows_known]) + "\n"
+
+
+def _said(line: LedgerLine) -> str:
+    interval = f" ({line.interval})" if line.interval else ""
+    claimed = "" if line.record.is_goal else f", claimed {line.claimed}"
+    return f"{line.record.statement}: {line.measured}{interval}{claimed}"
+
+
+# ---- side by side ---------------------------------------------------------------------------------------------------
+
+
+def read(root: Path) -> list[MachineLedger]:
+    """Every reference run of the repository, by name. Raises `GnnlabError`."""
+    found = []
+    for path in sorted((root / FOLDER).glob(f"*/{LEDGER}")):
+        document = files.read_json(path, "make it again: gnnlab claims FOLDER --publish")
+        rows = {row["id"]: Judged(**row) for row in document["claims"]}
+        found.append(MachineLedger(path.parent.name, document["machine"], rows))
+    if not found:
+        raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
+    return found
+
+
+def compared(machines: Sequence[MachineLedger]) -> list[Compared]:
+    """Every claim that a machine measured: the documents' first, then the lab's goals; by surprise on any of them."""
+    ids = dict.fromkeys(id for one in machines for id, row in one.rows.items() if row.value is not None)
+    found = []
+    for id in ids:
+        rows = [one.rows.get(id) for one in machines]
+        measured = [row for row in rows if row is not None and row.value is not None]
+        most = max(measured, key=advice.surprise)
+        cells = tuple(row and ledger_view.line(row) for row in rows)
+        found.append(Compared(most, cells, _word(machines, rows)))
+    return sorted(found, key=lambda one: (one.claim.is_goal, -advice.surprise(one.claim)))
+
+
+def _word(machines: Sequence[MachineLedger], rows: Sequence[Judged | None]) -> str:
+    """Where machines agree, and where advice pays on some of them only."""
+    there = [
+        (one.name, row) for one, row in zip(machines, rows, strict=True) if row is not None and row.value is not None
+    ]
+    if len(there) == 1:
+        return f"{there[0][0]} only" if len(machines) > 1 else ""
+    if all(row.metric in RATIOS and row.low is not None for _, row in there):
+        pays = [name for name, row in there if row.low > NO_GAIN_BELOW]
+        not_so = [name for name, row in there if row.high < NO_GAIN_BELOW]
+        if len(pays) == len(there):
+            return "pays on all" if len({row.verdict for _, row in there}) > 1 else f"all: {there[0][1].verdict.value}"
+        if pays and not_so:
+            return f"pays on {' and '.join(pays)}, not on {' and '.join(not_so)}"
+    words = {row.verdict for _, row in there}
+    return f"all: {words.pop().value}" if len(words) == 1 else "verdicts differ"
+
+
+def write(root: Path) -> list[Path]:
+    """Put the tables between their marks in README.md and the page of the reference runs; gives what was written."""
+    written = []
+    for path, text in blocks(root).items():
+        before = path.read_text(encoding="utf-8")
+        if BEGIN not in before or END not in before.partition(BEGIN)[2]:
+            raise GnnlabError(f"{path} has no lines {BEGIN} and {END}; the table goes between them")
+        head, _, rest = before.partition(BEGIN)
+        _write_text(path, f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+        written.append(path)
+    return written
+
+
+def blocks(root: Path) -> dict[Path, str]:
+    """What belongs between the marks of each file."""
+    machines = read(root)
+    rows = compared(machines)
+    named = ", ".join(f"[{one.name}]({{}}{one.name}/README.md): {one.phrase}" for one in machines)
+    short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
+    every = f"{named.replace('{}', FOLDER + '/')}; [every row]({FOLDER}/README.md)."
+    return {
+        root / "README.md": "\n".join([*_headlines(machines, rows), "", *side_by_side(machines, short), "", every]),
+        root / FOLDER / "README.md": "\n".join([f"{named.replace('{}', '')}.", "", *side_by_side(machines, rows)]),
+    }
+
+
+def _headlines(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> list[str]:
+    """The findings that matter, each with what every machine measured."""
+    by_id = {row.claim.id: row for row in rows}
+    lines = []
+    for kind, claim in advice.headlines([row.claim for row in rows]):
+        row = by_id[claim.id]
+        seen = [(one.name, line) for one, line in zip(machines, row.cells, strict=True) if line and line.measured]
+        values = [f"{line.measured}{f' ({line.interval})' if line.interval else ''} on {name}" for name, line in seen]
+        claimed = "" if claim.is_goal else f", claimed {ledger_view.line(claim).claimed}"
+        says = row.word.capitalize() if " on " in row.word else kind.removesuffix(" here")
+        lines.append(f"- {says}: {claim.statement}: {', '.join(values)}{claimed}")
+    return lines
+
+
+def side_by_side(machines: Sequence[MachineLedger], rows: Iterable[Compared]) -> list[str]:
+    """A Markdown table, claim by machine."""
+    header = ("claim", "claimed", *(one.name for one in machines), *(["machines"] if len(machines) > 1 else []))
+    cells = []
+    for row in rows:
+        what = f"goal: {row.claim.statement}" if row.claim.is_goal else row.claim.statement
+        found = [_cell(line) for line in row.cells]
+        cells.append((what, ledger_view.line(row.claim).claimed, *found, *([row.word] if len(machines) > 1 else [])))
+    return _table(header, cells)
+
+
+def _cell(line: LedgerLine | None) -> str:
+    if line is None or not line.measured:
+        return "not measured"
+    interval = f" ({line.interval})" if line.interval else ""
+    return f"{_verdict(line)}: {line.measured}{interval}"
+
+
+def _verdict(line: LedgerLine) -> str:
+    return f"{line.badge.symbol} {line.badge.word}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    def of(cells: Sequence[Any]) -> str:
+        return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+    return [of(header), f"|{'---|' * len(header)}", *map(of, rows)]
+
+
+def _write_text(path: Path, text: str) -> None:
+    files.write_atomically(path, lambda file: file.write(text))

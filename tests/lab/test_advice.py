@@ -1,0 +1,99 @@
+"""What a report and the front page say first follows from planted rows."""
+
+from types import SimpleNamespace
+
+import pytest
+from small_site import judged
+from table_rows import TORCH
+
+from gnnlab.lab import advice
+from gnnlab.lab import table as tables
+from gnnlab.lab.table import Table
+
+MS = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median", "interval": "95 % confidence"}
+
+
+def raced(study, form, ratio, low, high, *, keys=None, error=1e-7, **fields):
+    told = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "baseline": "PyG", "parity_error": error}
+    measured = {"value": 1.0, "low": 0.9, "high": 1.1, "n": 9, **MS, **TORCH}
+    return tables.row(study=study, form=form, keys=keys or {"size": "a"}, **measured, **told, **fields)
+
+
+def test_the_fastest_form_that_computes_the_same_everywhere_is_named():
+    table = Table(
+        [
+            raced("layer", "fast", 2.0, 1.9, 2.1),
+            raced("layer", "fast", 8.0, 7.9, 8.1, keys={"size": "b"}),
+            raced("layer", "rough", 9.0, 8.9, 9.1, error=1e-2),
+            raced("layer", "rough", 9.0, 8.9, 9.1, error=1e-2, keys={"size": "b"}),
+            raced("layer", "only at a", 50.0, 49.0, 51.0),
+            raced("layer", advice.CONTROL, 60.0, 59.0, 61.0),
+            raced("sum", "noisy", 1.5, 0.9, 2.5),
+        ]
+    )
+    layer, summed = advice.uses(table)
+    assert (layer.form, layer.over, layer.times) == ("fast", "PyG", "4.00×") and layer.gain.value == pytest.approx(4)
+    assert (summed.form, summed.over, summed.times) == (None, "PyG", "")
+
+
+def test_the_readers_own_models_come_first_a_line_each():
+    mine = [raced("your_model", "gnnlab", gain, gain - 0.1, gain + 0.1, keys={"model": str(gain)}) for gain in (2, 3)]
+    table = Table([raced("layer", "fast", 9.0, 8.9, 9.1), *mine])
+    assert [use.purpose for use in advice.uses(table, own=True)] == ["2", "3", "Layer"]
+    assert [use.yours for use in advice.uses(table)] == [False, False]
+
+
+def test_a_run_on_a_busy_machine_says_so(result_file):
+    table = Table([raced("layer", advice.CONTROL, ratio, 0.5, 2.0, keys={"size": ratio}) for ratio in (0.9, 1.1, 1.2)])
+    quiet = {"others_percent": 2.0, "steal_percent": 0.0}
+    assert advice.noise(result_file(environment=quiet | {"finished": quiet}), Table()) is None
+    busy = result_file(environment=quiet | {"finished": {"others_percent": 42.0}})
+    assert "at its end, 42 % of its CPU time goes to other programs" in advice.noise(busy, Table())
+    assert "(A/A) differs by 10 %, the median of 3" in advice.noise(result_file(environment=quiet), table)
+
+
+def test_claims_are_in_the_order_of_surprise_and_wrong_advice_comes_before_gains():
+    rows = [
+        judged("gat.compile", 1.14, (1.12, 1.15), 9, ""),
+        judged("gat.compile_cuda", None, None, 0, ""),
+        judged("gat.optimized", 0.9, (0.88, 0.92), 9, ""),
+        judged("gat.throughput", 1.2, (1.19, 1.21), 9, ""),
+        judged("goal.gat_hoisted", 300.0, (290.0, 310.0), 9, ""),
+    ]
+    assert [r.id for r in advice.by_surprise(rows)] == [
+        "gat.optimized",
+        "gat.throughput",
+        "gat.compile",
+        "goal.gat_hoisted",
+        "gat.compile_cuda",
+    ]
+    rows = [r.model_copy(update={"study": r.id}) for r in rows]
+    assert [(kind, r.id) for kind, r in advice.headlines(rows)] == [
+        (advice.FALSE, "gat.optimized"),
+        (advice.LESS, "gat.throughput"),
+        (advice.PAYS, "gat.compile"),
+        (advice.PAYS, "goal.gat_hoisted"),
+    ]
+
+
+def test_a_fused_attention_path_that_is_slower_is_told():
+    timed = {"form": "mine on a graph", "study": "runtime", "n": 9, **MS, **TORCH}
+    phases = [
+        ("forward", 8.0, 7.0, 9.0),
+        ("forward, attention unfused", 2.0, 1.9, 2.1),
+        ("training step", 4.0, 3.9, 4.1),
+    ]
+    rows = [tables.row(**timed, keys={"phase": phase}, value=v, low=low, high=high) for phase, v, low, high in phases]
+    said = advice.profiles(Table(rows))
+    assert said[0] == ("mine on a graph: forward 8 ms, training step 4 ms.", "operators", True)
+    assert "switch torch's fused attention path off" in said[1][0] and "2 ms without, 8 ms with it" in said[1][0]
+    rows[1] = tables.row(**timed, keys={"phase": phases[1][0]}, value=6.9, low=6.0, high=8.0)
+    assert len(advice.profiles(Table(rows))) == 1
+
+
+def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them():
+    declared = {
+        name: SimpleNamespace(default=value) for name, value in {"models": ["a:a", "a:b"], "graph": "g"}.items()
+    }
+    assert advice.yours({"models": ["a:b"], "graph": "g", "size": 3}, declared) == []
+    assert advice.yours({"models": ["a:b", "my:own"], "graph": "mine.npz"}, declared) == ["models", "graph"]

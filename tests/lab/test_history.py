@@ -1,0 +1,57 @@
+"""The history of a folder: what left its interval is told with its moment, noise is not."""
+
+import pytest
+from small_site import judged, result
+
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import history
+from gnnlab.lab.ledger import Ledger
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Appends a run of notebook 02 that measured this of one claim."""
+
+    def run(value, low, high, commit="aaa", **parameters):
+        result(
+            "02_optimize_gnn",
+            tmp_path,
+            environment={"commit": commit, "versions": {"torch": "2"}},
+            parameters=parameters,
+        )
+        rows = [judged("gat.compile", value, (low, high), 9, ""), judged("gat.parameters", 1, (1, 1), 1, "")]
+        monkeypatch.setattr(history.ledger, "judge", lambda folder: Ledger(rows, []))
+        history.append(tmp_path, ["02"])
+
+    return run
+
+
+def test_what_left_its_interval_is_told_and_noise_is_not(measured, tmp_path):
+    with pytest.raises(GnnlabError, match="has no history yet"):
+        history.changes(tmp_path)
+    measured(1.00, 0.95, 1.05)
+    measured(1.08, 1.03, 1.13)  # overlaps
+    measured(1.14, 1.09, 1.19, commit="bbb")  # drifted away from the first
+    measured(1.13, 1.08, 1.18, commit="bbb")
+    (change,) = history.changes(tmp_path)
+    assert (change.before.value, change.after.value) == (1.0, 1.14) and change.besides == ("commit aaa -> bbb",)
+    assert change.cells[1:] == (
+        "gat.compile",
+        "weaker: 1.00× (0.95 to 1.05×)",
+        "reproduced: 1.14× (1.09 to 1.19×)",
+        "commit aaa -> bbb",
+    )
+
+
+def test_a_run_with_other_parameters_starts_anew(measured, tmp_path):
+    measured(1.0, 0.9, 1.1)
+    measured(2.0, 1.9, 2.1, size=5)
+    assert history.changes(tmp_path) == []
+    measured(3.0, 2.9, 3.1, size=5)
+    assert [(c.before.value, c.after.value) for c in history.changes(tmp_path)] == [(2.0, 3.0)]
+
+
+def test_a_damaged_history_is_said_in_one_line(tmp_path):
+    (tmp_path / history.HISTORY).write_text("{not json\n")
+    with pytest.raises(GnnlabError, match="is damaged"):
+        history.changes(tmp_path)

@@ -1,0 +1,77 @@
+"""Ledgers of several machines, side by side: planted ones, and those of the repository."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_site import ENVIRONMENT, judged, result
+
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import machines
+
+ROOT = Path(__file__).parents[2]
+
+
+def plant(root, name, **rows):
+    found = [judged(id.replace("__", "."), *seen, 9, "").model_copy(update={"study": id}) for id, seen in rows.items()]
+    claims = [row.model_dump(mode="json") for row in found]
+    place = root / machines.FOLDER / name
+    place.mkdir(parents=True)
+    (place / machines.LEDGER).write_text(json.dumps({"machine": name.upper(), "claims": claims}))
+
+
+@pytest.fixture
+def two(tmp_path):
+    slow, fast = (0.9, (0.88, 0.92)), (1.43, (1.42, 1.44))
+    plant(tmp_path, "amd", gat__optimized=slow, gat__compile=slow, gat__cached_ids=fast, goal__gat_hoisted=fast)
+    plant(tmp_path, "intel", gat__optimized=slow, gat__compile=fast, gat__cached_ids=(1.1, (1.08, 1.12)))
+    return tmp_path
+
+
+def test_where_machines_agree_and_where_advice_pays_on_one_only(two):
+    words = {row.claim.id: row.word for row in machines.compared(machines.read(two))}
+    assert words == {
+        "gat.optimized": "all: refuted",
+        "gat.compile": "pays on intel, not on amd",
+        "gat.cached_ids": "all: reproduced",
+        "goal.gat_hoisted": "amd only",
+    }
+
+
+def test_tables_go_between_their_marks_and_nowhere_else(two):
+    for path in machines.blocks(two):
+        path.write_text("before\n")
+    with pytest.raises(GnnlabError, match="the table goes between them"):
+        machines.write(two)
+    for path in machines.blocks(two):
+        path.write_text(f"before\n{machines.BEGIN}\nold\n{machines.END}\nafter\n")
+    for path in machines.write(two):
+        text = path.read_text()
+        assert text.startswith("before\n") and text.endswith(f"\n{machines.END}\nafter\n") and "old" not in text
+        assert "| pays on intel, not on amd |" in text
+    assert "| amd only |" in (two / machines.FOLDER / "README.md").read_text()
+    assert "- Pays on intel, not on amd: " in (two / "README.md").read_text()
+
+
+def test_a_reference_run_is_made_of_a_folder_of_results(tmp_path):
+    folder = tmp_path / "outputs/full"
+    folder.mkdir(parents=True)
+    with pytest.raises(GnnlabError, match="no results of a notebook that passed"):
+        machines.publish(folder, tmp_path)
+    result("01_profile_bottlenecks", folder)
+    with pytest.raises(GnnlabError, match="uncommitted changes"):
+        machines.publish(folder, tmp_path)
+    result("01_profile_bottlenecks", folder, environment=ENVIRONMENT | {"dirty": False})
+    place = machines.publish(folder, tmp_path)
+    assert place == tmp_path / machines.FOLDER / "amd-epyc-9r14"
+    written = (place / "ledger.json").read_text() + (place / "README.md").read_text()
+    assert ENVIRONMENT["host"] not in written and "AMD EPYC 9R14, 2 cores" in written
+    (one,) = machines.read(tmp_path)
+    assert "gat.parameters" in one.rows
+
+
+def test_the_tables_of_the_repository_are_those_of_its_reference_runs():
+    for path, text in machines.blocks(ROOT).items():
+        assert f"{machines.BEGIN}\n{text}\n{machines.END}" in path.read_text(encoding="utf-8"), (
+            f"{path.name} is older than the reference runs: gnnlab claims --machines --write"
+        )
