@@ -1,11 +1,13 @@
 """A user's own graph: `.npz`, `.graphml`, or an edge list as `.csv` or `.tsv`.
 
 Files are taken as they are: an edge list row is one directed edge, nothing is made symmetric, binary or normalized.
-Nothing in a file is ever unpickled. What is wrong with one is a `GnnlabError` that names the file and the place.
+Nothing in a file is ever unpickled. What is wrong with one is a `GnnlabError` that names the file and the place; what
+it would take is judged by what it declares, before anything is allocated.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 import zipfile
 import zlib
@@ -22,7 +24,9 @@ from scipy.sparse import csr_array
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.workloads.file_sizes import judge, judge_text
 
+_XML_FACTOR = 30  # bytes of memory for each of a GraphML file, elements and networkx's mappings together
 FLOAT32_MAX = 3.4028234663852886e38
 CSR = ("data", "indices", "indptr", "shape")
 HEADERS = (("source", "target"), ("src", "dst"), ("from", "to"))
@@ -75,6 +79,7 @@ def read_edge_list(path: Path) -> Data:
 
 def _rows(path: Path) -> pd.DataFrame:
     """All cells as stripped text, indexed by line number; blank lines are left out."""
+    judge_text(path, most_columns=3)
     try:
         rows = pd.read_csv(
             path,
@@ -133,6 +138,7 @@ def read_graphml(path: Path) -> Data:
     Numeric node attributes become features in alphabetical order, except `y` or `label`, which become `y`; the edge
     attribute `weight` becomes `edge_weight`. Text attributes and other edge attributes are left out.
     """
+    judge(path, path.stat().st_size * _XML_FACTOR, "its nodes and edges")
     try:
         with warnings.catch_warnings():  # about attribute types that are not declared: read as text, left out
             warnings.simplefilter("ignore")
@@ -201,10 +207,8 @@ def read_npz(path: Path) -> Data:
         rows, indptr, indices, values = _csr(path, arrays, "attr")
         if rows[0] != num_nodes:
             raise GnnlabError(f"{path}: attr_shape has {rows[0]} rows, the adjacency has {num_nodes} nodes")
-        try:
-            data.x = torch.from_numpy(csr_array((values, indices, indptr), rows).toarray())
-        except ValueError as error:  # more elements than an array can have
-            raise GnnlabError(f"{path}: {rows[0]} x {rows[1]} features do not fit into memory") from error
+        judge(path, 4 * rows[0] * rows[1], f"{rows[0]} x {rows[1]} features")
+        data.x = torch.from_numpy(csr_array((values, indices, indptr), rows).toarray())
     if "labels" in arrays:
         labels = arrays["labels"]
         if labels.ndim not in (1, 2) or len(labels) != num_nodes:
@@ -214,17 +218,19 @@ def read_npz(path: Path) -> Data:
 
 
 def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
-    wanted = [f"adj_{part}" for part in CSR], [f"attr_{part}" for part in CSR]
+    layouts = [f"adj_{part}" for part in CSR], [f"attr_{part}" for part in CSR]
     if not zipfile.is_zipfile(path):  # numpy would take it for a pickle
         raise GnnlabError(f"{path}: is no whole .npz archive; save plain arrays with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as archive:
             held = set(archive.files)
-            needed = wanted[0] + (wanted[1] if held & set(wanted[1]) else [])
+            needed = layouts[0] + (layouts[1] if held & set(layouts[1]) else [])
             missing = [key for key in needed if key not in held]
             if missing:
-                raise GnnlabError(f"{path}: holds no {', '.join(missing)}; the layout is {', '.join(wanted[0])}, ...")
-            arrays = {key: archive[key] for key in needed + ["labels"] * ("labels" in held)}
+                raise GnnlabError(f"{path}: holds no {', '.join(missing)}; the layout is {', '.join(layouts[0])}, ...")
+            wanted = needed + ["labels"] * ("labels" in held)
+            judge(path, sum(_declared_bytes(archive.zip, f"{key}.npy") for key in wanted), "its arrays")
+            arrays = {key: archive[key] for key in wanted}
     except GnnlabError:
         raise
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError) as error:
@@ -235,6 +241,15 @@ def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
             raise GnnlabError(f"{path}: {key} must hold numbers, got {getattr(array, 'dtype', type(array).__name__)}")
     return arrays
+
+
+def _declared_bytes(archive: zipfile.ZipFile, name: str) -> int:
+    """Of an array in an archive: the larger of what the archive and what the array's own header say."""
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, kind = read(file)
+    return max(archive.getinfo(name).file_size, math.prod(shape) * kind.itemsize)
 
 
 def _csr(path: Path, arrays: dict[str, np.ndarray], name: str) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray]:

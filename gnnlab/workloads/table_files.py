@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.workloads.file_sizes import judge, judge_text
 from gnnlab.workloads.tables import FeatureTable, Target
 
+_CELL_BYTES = 60  # of a cell as Python's text
 SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text or an identifier
 MOST_FRACTIONS = 10  # more different numbers with a fraction: the column is a quantity
@@ -182,6 +184,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
 
 def _read_text(path: Path, names: Sequence[str]) -> pd.DataFrame:
     options = {"sep": SUFFIXES[path.suffix.lower()], "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
+    judge_text(path)
     try:
         with warnings.catch_warnings():  # rows that are longer than the header are cut with a warning only
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -202,6 +205,8 @@ def _read_parquet(path: Path, names: Sequence[str]) -> pd.DataFrame:
     try:
         with pq.ParquetFile(path) as file:
             places = _places(path, file.schema_arrow.names, names)
+            cells = file.metadata.num_rows * len(places)
+            judge(path, cells * _CELL_BYTES, f"{cells:,} cells")
             table = file.read(columns=[file.schema_arrow.names[place] for place in places])
     except pa.ArrowException as error:
         raise GnnlabError(f"{path}: is no Parquet file ({one_line(error)})") from error

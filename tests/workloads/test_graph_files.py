@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import networkx as nx
 import numpy as np
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from gnnlab.errors import GnnlabError
-from gnnlab.workloads import graphs
+from gnnlab.workloads import file_sizes, graphs
 
 ADJACENCY = [[0, 1, 0], [1, 0, 2], [0, 2, 0]]  # a path of three nodes, the second step twice as heavy
 
@@ -249,3 +252,43 @@ def test_no_bytes_make_anything_but_a_graph_or_one_line(suffix, tmp_path):
             assert "\n" not in str(error)
 
     holds()
+
+
+# ---- what it would take is judged first
+
+
+def test_a_line_of_a_million_columns_is_refused_without_parsing_it(tmp_path, monkeypatch):
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(["1"] * 1_000_000) + "\n")
+    monkeypatch.setattr("pandas.read_csv", None)
+    assert "its first line has at least 524,289 columns" in refused(path)
+
+
+def test_features_that_no_memory_holds_are_refused_by_their_shape(tmp_path):
+    path = write_npz(tmp_path / "a.npz", attr_shape=np.array([3, 3 * 10**12]))
+    assert "3 x 3000000000000 features would take 36,000.0 GB" in refused(path)
+
+
+def test_an_array_that_declares_more_than_memory_is_refused_by_its_header(tmp_path):
+    path, header = write_npz(tmp_path / "a.npz"), io.BytesIO()
+    shape = {"descr": "<f8", "fortran_order": False, "shape": (3 * 10**12,)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(tmp_path / "b.npz", "w") as made:
+        for name in whole.namelist():
+            made.writestr(name, header.getvalue() + bytes(8) if name == "labels.npy" else whole.read(name))
+    assert "its arrays would take 24,000.0 GB" in refused(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("name", ["a.graphml", "a.csv"])
+def test_a_text_file_that_would_fill_the_memory_is_refused_unread(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    path.write_text("0,1\n" * 1000)
+    monkeypatch.setattr(file_sizes.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    assert "do not fit into memory" in refused(path)
+
+
+def test_entities_that_grow_are_refused(tmp_path):
+    grown = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
+    text = f'<!DOCTYPE g [<!ENTITY l0 "lol">{grown}]><graphml><graph><node id="&l9;"/></graph></graphml>'
+    (tmp_path / "a.graphml").write_text(text)
+    assert "amplification" in refused(tmp_path / "a.graphml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
+from gnnlab.workloads import file_sizes
 from gnnlab.workloads.deepfm import DeepFM
 from gnnlab.workloads.table_files import load
 from gnnlab.workloads.tables import Target
@@ -132,3 +134,18 @@ def test_quantities_are_refused_and_few_steps_with_a_fraction_are_classes(tmp_pa
 def test_columns_that_cannot_be_asked_for_are_refused(tmp_path, options, message):
     with pytest.raises(GnnlabError, match=message):
         load(write(tmp_path / "a.csv"), **({"fields": FIELDS, "targets": TARGETS} | options))
+
+
+def test_a_header_of_a_million_columns_is_refused_without_parsing_it(tmp_path, monkeypatch):
+    (tmp_path / "wide.csv").write_text(",".join(["a"] * 1_000_000) + "\n")
+    monkeypatch.setattr("pandas.read_csv", None)
+    with pytest.raises(GnnlabError, match="at least 524,289 columns; at most 10,000 are understood"):
+        load(tmp_path / "wide.csv", fields=["a"], targets=["b"])
+
+
+def test_a_parquet_file_that_would_fill_the_memory_is_refused_by_its_head(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"a": ["x"] * 5000, "b": ["y"] * 5000}).to_parquet(path)
+    monkeypatch.setattr(file_sizes.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    with pytest.raises(GnnlabError, match="10,000 cells would take"):
+        load(path, fields=["a"], targets=["b"])
