@@ -19,6 +19,8 @@ from typing import Any
 
 from gnnlab.errors import GnnlabError, one_line, whole_numbers
 
+# what a future cannot carry, or what its caller would take for an end of its own
+_NOT_CARRIED = (StopIteration, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 PredictBatch = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -152,13 +154,12 @@ class AsyncBatcher:
             values = list(self._predict_batch(states))
             if len(values) != len(states):
                 raise GnnlabError(f"{len(values)} answers were given to {len(states)} states; one for each is needed")
-        except Exception as error:
+        except BaseException as error:  # in a thread of ours, Ctrl-C does not come this way
             return [_failed(error, len(states)) for _ in states]  # each its own: raising adds to a traceback
-        # a future cannot carry a StopIteration
-        return [_failed(value, 1) if isinstance(value, StopIteration) else value for value in values]
+        return [_failed(value, 1) if isinstance(value, _NOT_CARRIED) else value for value in values]
 
 
-def _failed(error: Exception, requests: int) -> GnnlabError:
+def _failed(error: BaseException, requests: int) -> GnnlabError:
     failure = GnnlabError(f"the batch of {requests} requests failed: {one_line(error)}")
     failure.__cause__ = error
     return failure

@@ -115,6 +115,11 @@ class Failing(Exception):
     pass
 
 
+class Wordless(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
 def raising(error):
     def predict(states):
         raise error
@@ -130,6 +135,11 @@ def raising(error):
         (lambda states: states[1:], "2 answers were given to 3 states"),
         (lambda states: None, "failed: TypeError"),
         (lambda states: [StopIteration() for _ in states], "failed: StopIteration"),
+        (raising(asyncio.CancelledError()), "failed: CancelledError"),
+        (raising(GeneratorExit()), "failed: GeneratorExit"),
+        (raising(SystemExit(0)), "failed: SystemExit"),
+        (raising(Wordless()), "failed: Wordless"),
+        (lambda states: [asyncio.CancelledError() for _ in states], "failed: CancelledError"),
     ],
 )
 def test_a_failing_batch_reaches_every_caller_and_the_next_one_is_answered(predict, message):
