@@ -1,0 +1,213 @@
+"""Work is ended at the moments that count: before each of its writes reaches the disk, is renamed, is on its way.
+
+A moment is the n-th of these calls, not a time, so that it does not matter how busy the machine is. Kills of a notebook
+run, of the training's own writes and of the service are in the tests of these.
+"""
+
+import errno
+import multiprocessing
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from planted_campaign import UNITS, PlantedUnits, cells
+from table_rows import put
+
+from gnnlab.campaign import campaign, checkpoints, journal
+from gnnlab.errors import GnnlabError
+from gnnlab.files import Store
+from gnnlab.lab import outputs, results
+from gnnlab.lab.table import Table
+from gnnlab.training.loop import train
+from gnnlab.training.recipe import TrainingRecipe
+from gnnlab.workloads.deepfm import DeepFM
+from gnnlab.workloads.planted_table import planted
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork"),
+]
+MOMENTS = ((os, "fsync"), (Path, "replace"), (Path, "rename"))
+
+
+class Campaign:
+    """A campaign of fakes, gone on with by the next run."""
+
+    def __init__(self, result_file):
+        self.plan = campaign.WantedCells("planted", {cell: cell.key for cell in cells(sizes=[(100, 400), (200, 800)])})
+        self.asked = Counter()
+
+    def work(self, folder):
+        units = PlantedUnits(UNITS, None, 1.0)
+
+        def ask(batch):
+            self.asked.update(batch)
+            yield from units(batch)
+
+        campaign.run(folder, self.plan, ask, reference=units.reference, every=5)
+
+    def state(self, folder):
+        return {key: row["outcome"] for key, row in checkpoints.raw(folder).items()}
+
+    def check(self, folder, whole):
+        """What stands in the journal is not measured again; what does not, is."""
+        path = folder / campaign.JOURNAL
+        records, _, damaged = journal.read(path.read_bytes()) if path.exists() else ([], "", 0)
+        known = {record["key"] for record in records if record["kind"] == "cell"}
+        self.asked.clear()
+        self.work(folder)
+        if damaged > 1 or self.asked != Counter(cell for cell in self.plan.fingerprints if cell.key not in known):
+            return "lost"
+        return "survived" if self.state(folder) == whole else "invented"
+
+
+class Training:
+    """A training that is resumed: bit by bit the losses of one that was not ended."""
+
+    def __init__(self, result_file):
+        self.losses = None
+
+    def work(self, folder):
+        table, validation = planted(200, cardinalities=(5, 4), seed=0).split(0.25, 0)
+        torch.manual_seed(0)
+        model = DeepFM(table.cardinalities, table.specs, embedding_dim=4, hidden=8)
+        recipe = TrainingRecipe(batch_size=32, epochs=2, learning_rate=0.01)
+        history = train(model, table, validation, recipe, folder=folder, resume=True, checkpoint_steps=2)
+        self.losses = history.losses
+
+    def state(self, folder):
+        return self.losses
+
+    def check(self, folder, whole):
+        self.work(folder)
+        return "survived" if self.losses == whole else "invented"
+
+
+class ModelStore:
+    """An entry of a store, made, and then made anew."""
+
+    def __init__(self, result_file):
+        self.key = {"kind": "onnx", "stage": 3}
+
+    def work(self, folder):
+        for content in (b"one" * 500, b"two" * 500):
+            Store(folder).make(self.key, lambda empty, c=content: (empty / "model.onnx").write_bytes(c), anew=True)
+
+    def state(self, folder):
+        return (Store(folder).get(self.key) / "model.onnx").read_bytes()
+
+    def check(self, folder, whole):
+        found = Store(folder).get(self.key)
+        if found is not None and (found / "model.onnx").read_bytes() not in (whole, b"one" * 500):
+            return "invented"
+        self.work(folder)
+        return "survived" if self.state(folder) == whole else "lost"
+
+
+class Results:
+    """Results of a notebook that take the place of earlier ones."""
+
+    def __init__(self, result_file):
+        self.result_file = result_file
+
+    def work(self, folder):
+        for run in ("a" * 32, "b" * 32):
+            staged, table = outputs.stage(folder, "01_a"), Table()
+            put(table, "gat_layer", {"size": "58/776"}, "PyG", [1.0 + (run < "b"), 2.0, 3.0] * 3)
+            path = staged / "01_a.json"
+            results.write(path, self.result_file(notebook="01_a", run=run), table)
+            outputs.commit(staged, folder, "01_a", outputs.record(results.read(path), path, {"code": {}}, 1.0))
+
+    def state(self, folder):
+        result = results.read(folder / "01_a.json")
+        samples = results.table_of(folder / "01_a.json", result).samples_of(result.rows[0]).tolist()
+        return result.run, samples, list(outputs.read_runs(folder)[0].runs)
+
+    def check(self, folder, whole):
+        """One run or the other, with its own samples."""
+        folder.mkdir(parents=True, exist_ok=True)
+        outputs.recover(folder)
+        firsts = {"a" * 32: 2.0, "b" * 32: 1.0}
+        if (folder / "01_a.json").exists():
+            run, samples, _ = self.state(folder)
+            if samples[0] != firsts[run]:
+                return "invented"
+        self.work(folder)
+        return "survived" if self.state(folder) == whole else "lost"
+
+
+def at_moment(patch, wanted, act):
+    """Call `act` before the call number `wanted` of those that count; returns the counter."""
+    calls = Counter()
+
+    def counted(original):
+        def call(*arguments, **options):
+            calls["all"] += 1
+            if calls["all"] == wanted:
+                act()
+            return original(*arguments, **options)
+
+        return call
+
+    for owner, name in MOMENTS:
+        patch.setattr(owner, name, counted(getattr(owner, name)))
+    return calls
+
+
+def refuse():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(made, folder, wanted):
+    """Work in a forked process that ends itself at that moment. Does it?"""
+
+    def child():
+        with pytest.MonkeyPatch.context() as patch:
+            at_moment(patch, wanted, die)
+            made.work(folder)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(120)
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def full(made, folder, wanted):
+    """Work until the disk refuses. In one line?"""
+    with pytest.MonkeyPatch.context() as patch:
+        at_moment(patch, wanted, refuse)
+        try:
+            made.work(folder)
+        except GnnlabError as error:
+            return len(str(error).splitlines()) == 1
+    return True  # what only tells who holds a lock may fail without a word
+
+
+@pytest.mark.parametrize("end", [killed, full], ids=["killed", "disk full"])
+@pytest.mark.parametrize("kind", [Campaign, Training, ModelStore, Results], ids=lambda kind: kind.__name__)
+def test_work_that_was_ended_is_gone_on_with_and_gives_what_it_would_have(
+    kind, end, tmp_path, result_file, random, number, tally
+):
+    torch.set_num_threads(1)  # a process that was forked has the threads of its parent no more
+    made = kind(result_file)
+    with pytest.MonkeyPatch.context() as patch:
+        calls = at_moment(patch, 0, die)
+        made.work(tmp_path / "whole")
+    whole, moments = made.state(tmp_path / "whole"), calls["all"]
+    chosen = random.permutation(moments)[:number] + 1
+    for wanted in chosen.tolist():
+        folder = tmp_path / f"Ende {wanted} ä 名"
+        found = made.check(folder, whole) if end(made, folder, wanted) else "lost"
+        tally[f"{kind.__name__}: {end.__name__}"][found] += 1
+        assert found == "survived", wanted
