@@ -105,7 +105,7 @@ class Client:
         self.bodies = [orjson.dumps(state) for state in states]
         found = Predictor(model_type, "cpu").predict_batch(states, return_scores=True)
         self._kind, self._right = model_type, [_right(*pair) for pair in zip(states, found, strict=True)]
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[tuple[str, ...], Target] = {}
 
     def asked(self, scenario: Callable[..., Coroutine[Any, Any, list[Answer]]], url: str, places: Sequence[int]) -> Any:
         """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
@@ -115,6 +115,17 @@ class Client:
         """
         answers = run(scenario(self._target(url), [self.bodies[place] for place in places]))
         return self._checked(places, answers)
+
+    def unchecked(
+        self,
+        scenario: Callable[..., Coroutine[Any, Any, T]],
+        url: str,
+        path: str,
+        bodies: Sequence[bytes | None],
+        headers: str = "",
+    ) -> T:
+        """What a scenario gives that asks anything else of a service; None is a request without a body, a GET."""
+        return run(scenario(self._target(url, path, headers), bodies))
 
     def observed(
         self, scenario: Callable[..., Coroutine[Any, Any, list[Any]]], url: str, places: Sequence[int], pid: int
@@ -153,10 +164,9 @@ class Client:
         for target in self._targets.values():
             run(target.close())
 
-    def _target(self, url: str) -> Target:
-        if url not in self._targets:
-            self._targets[url] = Target(url, f"/predict?model_type={self._kind}")
-        return self._targets[url]
+    def _target(self, url: str, path: str = "", headers: str = "") -> Target:
+        key = (url, path or f"/predict?model_type={self._kind}", headers)
+        return self._targets.setdefault(key, Target(*key))
 
     def _checked(self, places: Sequence[int], answers: Sequence[Answer]) -> np.ndarray:
         found = [answer.json for answer in answers]

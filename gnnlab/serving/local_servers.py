@@ -13,8 +13,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from gnnlab.errors import GnnlabError, Unavailable
@@ -130,3 +131,29 @@ def postgres_server() -> Iterator[PostgresServer]:
             yield server
         finally:
             server.stop()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Servers of one's own; None is one that was not asked for or is not here, and `why` says which of both."""
+
+    redis: RedisServer | None
+    postgres: PostgresServer | None
+    why: Mapping[str, str]
+
+
+@contextmanager
+def local_servers(*, redis: bool, postgres: bool) -> Iterator[Beside]:
+    """Those that are wanted, as far as they are here, for as long as the block lasts."""
+    wanted = {"redis": redis and redis_server, "postgres": postgres and postgres_server}
+    found, why = dict.fromkeys(wanted), {}
+    with ExitStack() as stack:
+        for name, start in wanted.items():
+            try:
+                if start:
+                    found[name] = stack.enter_context(start())
+                else:
+                    why[name] = "not asked for by these parameters; params/full does"
+            except Unavailable as reason:
+                why[name] = str(reason)
+        yield Beside(**found, why=why)

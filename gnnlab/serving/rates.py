@@ -82,9 +82,19 @@ class Rates:
             found[form].append(largest_rate(part["rate"].to_list(), part["p99"].to_list(), bound_ms))
         return found
 
-    def p50(self) -> dict[str, list[float]]:
-        """The median latency of each form, one a round, ms; of forms that were asked at one rate."""
-        return {form: self.runs.loc[self.runs["form"] == form, "p50"].to_list() for form in self.forms}
+    def over(self, baseline: str) -> pd.DataFrame:
+        """Rows of the median latencies of forms that were asked at one rate, ms, one a round, over the baseline's."""
+        p50 = {form: self.runs.loc[self.runs["form"] == form, "p50"].to_list() for form in self.forms}
+        return compared(p50, baseline)
+
+    def spacing_over(self, baseline: str, forms: Sequence[str], bound_ms: float) -> pd.DataFrame:
+        """Rows of the time from one request to the next at the largest rates of baseline and forms, ms, as a time is
+        what a ratio is made of."""
+        largest = self.largest(bound_ms)
+        return compared(
+            {form: [1e3 / rate if rate else math.inf for rate in largest[form]] for form in (baseline, *forms)},
+            baseline,
+        )
 
 
 def largest_rate(rates: Sequence[float], p99_ms: Sequence[float], bound_ms: float) -> float:
@@ -107,20 +117,23 @@ def compared(samples: Mapping[str, Sequence[float]], baseline: str) -> pd.DataFr
 
     A form with a sample that is not finite has no number: the row says in how many rounds there was none.
     """
-    rows = []
+    rows, base = [], samples[baseline]
     for form, values in samples.items():
-        bad = sum(not math.isfinite(value) for value in values)
-        whole = [other for other in (values, samples[baseline]) if all(map(math.isfinite, other))]
-        row: dict[str, Any] = {"form": form}
-        if bad or len(whole) < 2:
-            reason = f"within the bound at no rate in {bad} of {len(values)} rounds" if bad else f"{baseline} has none"
-            rows.append(row | {"status": "unavailable", "reason": reason})
+        never = sum(not math.isfinite(value) for value in values)
+        if never:
+            reason = f"within the bound at no rate in {never} of {len(values)} rounds"
+        elif not all(map(math.isfinite, base)):
+            reason = f"{baseline} has none"
+        elif len(values) != len(base):
+            reason = f"{len(base)} and {len(values)} rounds cannot be compared"
+        else:
+            row: dict[str, Any] = {"form": form, "samples": list(values)}
+            if form != baseline:
+                gain = estimates.ratio(base, values)
+                row |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
+            rows.append(row)
             continue
-        row["samples"] = list(values)
-        if form != baseline:
-            gain = estimates.ratio(samples[baseline], values)
-            row |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
-        rows.append(row)
+        rows.append({"form": form, "status": "unavailable", "reason": reason})
     return pd.DataFrame(rows)
 
 

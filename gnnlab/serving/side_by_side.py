@@ -1,7 +1,7 @@
 """Several services in one process beside this one, so that forms of a service can be compared in turns.
 
     with side_by_side({"guide": made(port=0, engine="guide"), "fast": made(port=0)}) as services:
-        services.urls["guide"]
+        services.urls["guide"], services.pids["guide"]
 
 A service of its own takes seconds and half a gigabyte to start; here Python, torch and PyG are loaded once. Each is a
 real uvicorn with an event loop and a thread of its own, and only the one that is asked works.
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-import psutil
-
 from gnnlab.errors import GnnlabError
+from gnnlab.profiling.timing import stopwatch
+from gnnlab.serving.server import started
 from gnnlab.serving.settings import ServiceSettings, made, plain
 from gnnlab.worker import Worker
 
@@ -28,24 +28,34 @@ _running = ExitStack()  # of the process that serves
 
 @dataclass(frozen=True)
 class Services:
-    """Where each service is, by its name, and the process that all of them share."""
+    """Where each service is, by its name, the process that it is in, and of those `apart` how long the start took."""
 
     urls: Mapping[str, str]
-    process: psutil.Process
+    pids: Mapping[str, int]
+    start_s: Mapping[str, float]
 
 
 @contextmanager
-def side_by_side(forms: Mapping[str, ServiceSettings]) -> Iterator[Services]:
+def side_by_side(
+    forms: Mapping[str, ServiceSettings], *, apart: Mapping[str, ServiceSettings] | None = None
+) -> Iterator[Services]:
     """Services of these settings for as long as the block lasts; their ports are any that are free.
+
+    Those `apart` are started as a user starts them, each in a process of its own, with workers where it has several.
 
     Raises:
         GnnlabError: one of them did not start.
     """
     given = {name: json.dumps(plain(settings) | {"port": 0, "workers": 1}) for name, settings in forms.items()}
-    with Worker() as worker:
+    with Worker() as worker, ExitStack() as stack:
         urls = worker.call(f"{__name__}:start", {"forms": given}, timeout_s=START_S).get("the services")
+        pids, start_s = dict.fromkeys(urls, worker.pid), {}
         try:
-            yield Services(urls, psutil.Process(worker.pid))
+            for name, settings in (apart or {}).items():
+                with stopwatch() as took:
+                    urls[name], process = stack.enter_context(started(settings))
+                pids[name], start_s[name] = process.pid, took.s
+            yield Services(urls, pids, start_s)
         finally:
             worker.call(f"{__name__}:stop", timeout_s=STOP_S)
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from gnnlab.profiling.estimates import Estimate
 from gnnlab.serving import load, rates, side_by_side
 from gnnlab.serving.client import Answer
 from gnnlab.serving.load import Client, Observed
+from gnnlab.serving.local_servers import local_servers
 from gnnlab.serving.settings import made, plain
 from gnnlab.workloads.edge_networks import random_states
 
@@ -215,10 +217,23 @@ def test_a_planted_capacity_is_found_by_every_round_and_forms_may_have_fewer_of_
     assert len(largest["slow"]) == 3 and len(largest["fast"]) == 5
     assert np.allclose(largest["slow"], 400 - math.log(100) / 0.02, rtol=0.12)
     assert (np.array(largest["fast"]) > 3500).all()
+    gain = over.spacing_over("slow", ["fast"], 20.0).set_index("form")
+    assert gain.loc["fast", "reason"] == "3 and 5 rounds cannot be compared"
     frame = over.percentiles()
     assert len(frame) == 2 * 2 * 5 and set(frame["percentile"]) == {"p50", "p99"}
     assert {len(samples) for samples in frame["samples"]} == {3, 5} and over.late() == pytest.approx(0.1)
     assert over.cores().query("process == 'client'")["samples"].map(lambda s: set(s) == {0.25}).all()
+
+
+def test_forms_at_one_rate_are_compared_by_their_medians_and_largest_rates_by_the_time_between_requests():
+    forms = {"slow": planted(200.0), "fast": planted(1100.0), "never": planted(120.0)}
+    over = rates.over_rates(forms, {name: [100.0] for name in forms}, rounds=6)
+    waits = over.over("slow").set_index("form")
+    assert waits.loc["fast", "ratio"] == pytest.approx(10, rel=0.1)
+    assert waits.loc["slow", "samples"] == over.runs.query("form == 'slow'")["p50"].to_list()
+    spacing = over.spacing_over("fast", ["never"], 20.0).set_index("form")
+    assert spacing.loc["fast", "samples"] == [10.0] * 6  # ms, of 100 requests/s
+    assert spacing.loc["never", "reason"] == "within the bound at no rate in 6 of 6 rounds"
 
 
 def test_forms_of_the_same_rounds_are_compared_and_one_without_a_number_says_why():
@@ -229,6 +244,14 @@ def test_forms_of_the_same_rounds_are_compared_and_one_without_a_number_says_why
     assert frame.loc["never", "reason"] == "within the bound at no rate in 6 of 6 rounds"
     without = rates.compared({"slow": [math.inf] * 2, "fast": [1.0, 1.0]}, "slow").set_index("form")
     assert list(without["status"]) == ["unavailable"] * 2 and without.loc["fast", "reason"] == "slow has none"
+
+
+def test_what_is_not_here_beside_a_service_says_why(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with local_servers(redis=True, postgres=False) as here:
+        assert here.redis is None and here.postgres is None
+        assert here.why["redis"].startswith("redis-server is not installed")
+        assert here.why["postgres"] == "not asked for by these parameters; params/full does"
 
 
 def test_the_advice_is_the_simplest_form_that_holds_the_rate_by_the_low_end_of_its_interval():
