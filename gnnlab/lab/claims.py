@@ -279,7 +279,7 @@ def _usable(rule: Rule, rows: list[Row]) -> list[Row]:
 
 def _enough(rule: Rule, cells: Sequence[Any]) -> None:
     if rule.cells is not None and len(cells) < rule.cells:
-        raise Untestable(f"{len(cells)} of the {rule.cells} cells that it speaks of were measured; params/full has all")
+        raise Untestable(f"{len(cells)} of the {rule.cells} cells that are claimed were measured; params/full has all")
 
 
 def _counts(rule: Rule, rows: list[Row]) -> Found:

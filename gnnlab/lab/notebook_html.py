@@ -34,6 +34,7 @@ from gnnlab.errors import GnnlabError
 from .results import END, RUN, FigureRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
+LONG_TEXT = 48  # characters of a table's cell from which on it gets the width of a sentence
 MAX_STREAM = 200_000  # characters of one printed output; beyond it the page says how much was left out
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
 _LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json"]
@@ -312,6 +313,9 @@ def clean(html: str) -> Markup:
     for table in soup.find_all("table"):
         _one_head(table)
         _align_numbers(table)
+        for cell in table.find_all("td"):
+            if len(cell.get_text(strip=True)) > LONG_TEXT:
+                cell["class"] = "lo"
         for head in table.find_all("th"):
             if not head.get_text(strip=True):  # heads nothing, and is announced as if it did
                 head.name = "td"

@@ -380,7 +380,7 @@ def space(plans: pd.DataFrame) -> Figure:
             right.plot(ms, at, marker="o", ms=6, color=SURFACE, mec=INK)  # no colour: those are of units
             style.note(right, label, (ms, at), (8, 0))
     handles = [Patch(label=str(name), facecolor=colour) for name, colour in colours.items()]
-    band = Patch(label="90 % of the draws", facecolor=GRID)
+    band = Patch(label="90 % interval", facecolor=GRID)
     style.legend(fig, [*handles, Line2D([], [], label="expected time", color=INK, lw=1.4), band])
     return fig
 

@@ -119,7 +119,8 @@ class Ranking:
         for form, plan in named.items():
             found = table.loc[str(plan)]
             value = {"value": found["ms"], "low": found["ci_low"], "high": found["ci_high"], "n": self.draws.shape[1]}
-            why = f"best in {found['probability']:.0%} of the draws, regret {found['regret_p95']:.0%} in 1 of 20"
+            often, regret = found["probability"], found["regret_p95"]
+            why = f"fastest in {often:.0%} of the sampled times, regret below {regret:.0%} in 19 of 20"
             notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {found['origin']}", why]
             rows.append({"form": form, **value, **PREDICTED, **conditions(plan.units), "notes": notes})
         return pd.DataFrame(rows)

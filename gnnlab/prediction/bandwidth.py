@@ -131,7 +131,7 @@ class BandwidthFindings:
         notes = [f"{covered.mean():.0%} of the measured times lie in their 90 % intervals"]
         if len(again):
             share = (np.abs(again["predicted_ms"] / again["ms"] - 1) <= WITHIN).mean()
-            notes.append(f"{share:.0%} of {len(again)} known cells come within 10 % of themselves a second time")
+            notes.append(f"measured again, {share:.0%} of {len(again)} known cells are within 10 % of before")
         return _errors(new, "predicted", new["predicted_ms"], new["predicted_ms"]).assign(notes="; ".join(notes))
 
     def repeat_error(self) -> pd.DataFrame:

@@ -197,9 +197,9 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[s
 
 def _diagnosed(unit: str, measured: bool, copy_ms: float, total_ms: float) -> str:
     if not measured:
-        return "no copies through this unit were measured: all of it is under compute"
+        return "no copies through this unit were measured, so all of its time counts as compute"
     if copy_ms >= total_ms:
-        return "takes no longer than a copy of its bytes: no compute beside it can be told"
+        return "takes no longer than a copy of its bytes, so no compute time can be separated from it"
     return "measured copy taken off" if not lent(unit) else f"a copy through {copier(unit)} taken off: {lent(unit)}"
 
 

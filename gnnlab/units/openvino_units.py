@@ -55,7 +55,7 @@ class OpenVINOUnit(Unit):
         block = layer.block(first, last)
         if artefact is None and self.exporter == "handbuilt" and not block.reduces:
             raise Unavailable(
-                f"{block.name} sums over no neighbours, which hand-built graphs are for; use openvino:CPU"
+                f"{block.name} has no sum over neighbours, so no graph is built by hand for it; use openvino:CPU"
             )
         artefact = require_artefact(self, artefact, first, last)
         changed = artefact.path.stat().st_mtime_ns

@@ -14,6 +14,7 @@ import nbformat
 import pandas as pd
 import pytest
 import small_site
+from bs4 import BeautifulSoup
 from nbformat import v4
 from small_site import ENVIRONMENT, HOSTILE, result
 
@@ -301,3 +302,27 @@ def test_every_relative_link_of_the_site_leads_to_a_file(finished: Path) -> None
             target = (attributes.get("href") or "").partition("#")[0]
             if tag == "a" and target and ":" not in target:
                 assert (page.parent / target).is_file(), f"{page.name}: {target}"
+
+
+def test_a_heading_over_what_the_page_shows_elsewhere_is_left_out() -> None:
+    verdicts = v4.new_code_cell("lab.verdicts()", metadata={"tags": ["remove-output"]})
+    contract = v4.new_code_cell("{}", metadata={"tags": ["nbval-check-output"]})
+    failed = v4.new_code_cell("1 / 0", metadata={"tags": ["nbval-check-output"]})
+    failed.outputs = [v4.new_output("error", ename="ZeroDivisionError", evalue="", traceback=["1 / 0"])]
+    texts = [v4.new_markdown_cell(f"## {name}") for name in ("Claims", "Contract", "Broken")]
+    cells = [texts[0], verdicts, texts[1], contract, texts[2], failed]
+    shown = notebook_html.render(v4.new_notebook(cells=cells), {})
+    assert [text for _, text in shown.headings] == ["Broken"] and 'id="error"' in shown.html
+
+
+def test_the_two_rows_of_heads_that_pandas_writes_become_one_and_numbers_stand_to_the_right() -> None:
+    frame = pd.DataFrame({"unit": ["a", "b"], "stage": ["1", "1"], "ms": [1.5, None]}).set_index(["stage", "unit"])
+    table = BeautifulSoup(clean(frame.to_html()), "html.parser")
+    heads = [[cell.get_text() for cell in row.find_all(["th", "td"])] for row in table.select("thead tr")]
+    assert heads == [["stage", "unit", "ms"]]
+    assert [cell.get_text() for cell in table.select("td.nu")] == ["1.5", "NaN"]
+
+
+def test_the_terms_of_a_page_are_those_of_the_glossary_that_it_uses(tmp_path: Path) -> None:
+    (tmp_path / "words.md").write_text("| word | meaning |\n|---|---|\n| **peer** | a rival |\n| **bag** | a sum |\n")
+    assert report._terms("Peers are raced; a bagel is none.", tmp_path / "words.md") == [("peer", "a rival")]
