@@ -135,6 +135,8 @@ def points(
     for name, series in frame.groupby("_series", sort=False):
         series, (colour, marker, _) = series.sort_values(x), look_of[name]
         xs, ys, solid = series[x].to_numpy(), series[y].to_numpy(), (series["_origin"] == Origin.MEASURED).to_numpy()
+        if joined and len(look_of) > 1:  # side by side, as series that are equal would hide each other
+            xs = _beside(xs, frame[x].to_numpy(float), list(look_of).index(name) - (len(look_of) - 1) / 2)
         right, up = style.ends(series, x), style.ends(series, y)
         for i in range(len(series) - 1 if joined else 0):
             ax.plot(xs[i : i + 2], ys[i : i + 2], color=colour, lw=1.3, ls="-" if solid[i : i + 2].all() else ":")
@@ -155,6 +157,14 @@ def points(
     ax.set(xlabel=x_label, ylabel=y_label)
     style.legend(fig, handles + style.origin_handles(frame["_origin"], line=True))
     return fig
+
+
+def _beside(xs: np.ndarray, every: np.ndarray, place: float, step: float = 0.012) -> np.ndarray:
+    """`xs` moved by `place` steps, each a share of the axis that holds `every` x, in its own scale."""
+    low, high = float(np.nanmin(every)), float(np.nanmax(every))
+    if low > 0 and high > 5 * low:  # the axis is logarithmic
+        return xs * (high / low) ** (step * place)
+    return xs + step * place * (high - low)
 
 
 @styled

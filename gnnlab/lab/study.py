@@ -348,9 +348,9 @@ class Study:
         frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
         plain = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
         plain += ["origin"] if frame["origin"].nunique() == 1 else []
-        first = (self.keys or ["form"])[0]
         front = [*self.keys, "form"]
-        return headed(frame[[*front, *(c for c in frame.columns if c not in (*front, *plain))]], first)
+        frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *plain))]]
+        return headed(frame.rename(columns=_plain), _plain(front[0]))
 
 
 def _heading(statistic: str, unit: str) -> str:
@@ -372,6 +372,8 @@ def _words(wanted: Any, distinct: bool = False) -> str:
 
 def _plain(name: str) -> str:
     """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
+    if name == "pu":  # as S4 calls it
+        return "processing unit"
     for ending, unit in (("gb_s", "GB/s"), ("mib", "MiB"), ("ms", "ms")):
         if name == ending:
             return unit

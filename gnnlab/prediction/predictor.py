@@ -183,7 +183,7 @@ class TimePredictor:
             missed = fit.telling
             percent, sizes = 100 * np.abs(np.expm1(missed["error"].to_numpy())), missed[["nodes", "edges"]].to_numpy()
             low, high = over_groups(percent, sizes, fit.coordinates)
-            means = ", ".join(f"{form} {100 * np.expm1(error):.2g} %" for form, error in fit.errors.items())
+            means = ", ".join(f"{form} {_percent(np.expm1(error))}" for form, error in fit.errors.items())
             where = "between the others" if missed["inside"].all() else "beyond the others"
             notes = [
                 f"form: {fit.form}",
@@ -267,3 +267,8 @@ def _errors(fits: Mapping[Key, Fit], spreads: Mapping[Key, float]) -> dict[str, 
             MEASURED: Errors(np.concatenate([fit.fitted / spread for fit, spread in own])),
         }
     return found
+
+
+def _percent(share: float) -> str:
+    """ "0.49 %", "520 %": two digits, and never a power of ten."""
+    return f"{100 * share:,.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

@@ -25,7 +25,7 @@ from gnnlab.units.torch_units import FastUnit
 
 HOST, PLAIN_COPY = "host", "plain copy"
 TELLING = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it
-NOT_TOLD = "launch or noise hide it at this size"
+NOT_TOLD = "hidden by launch time or noise at this size"
 _DRIFT = 0.015  # what two medians differ by, from one minute to the next, beside what their intervals say
 
 

@@ -310,8 +310,11 @@ class RacedLoops:
 
 
 def _signed(found: Estimate) -> str:
-    ends = "no interval" if found.low is None else f"{found.low:+.4f} to {found.high:+.4f}"
-    return f"{found.value:+.4f} ({ends})"
+    def told(value: float) -> str:
+        return f"{round(value, 4) + 0.0:+.4f}"  # no -0.0000
+
+    ends = "no interval" if found.low is None else f"{told(found.low)} to {told(found.high)}"
+    return f"{told(found.value)} ({ends})"
 
 
 def _known_scores(training: FeatureTable, validation: FeatureTable) -> dict[str, float]:
