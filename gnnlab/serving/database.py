@@ -8,6 +8,7 @@ await database.of_node("node_3", since=yesterday)            # by idx_node_times
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -20,6 +21,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
+
+from gnnlab.errors import GnnlabError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 MOST_ID = 200  # characters of a node's id that are kept; longer ones do not go into an index
@@ -64,8 +67,7 @@ class Database:
 
     def __init__(self, url: URL, *, pool_size: int = 20, pool_overflow: int = 40, timeout_s: float = 10) -> None:
         local = url.get_backend_name() == "sqlite"
-        if local:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(url)
         waits = {"timeout": SQLITE_WAITS_S} if local else {"timeout": timeout_s, "command_timeout": timeout_s}
         self.engine = create_async_engine(
             url, pool_size=pool_size, max_overflow=pool_overflow, pool_pre_ping=True, connect_args=waits
@@ -115,6 +117,23 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def make_folder(url: URL) -> None:
+    """Make the folder of a database that is a file.
+
+    Raises:
+        GnnlabError: it cannot be made, or nothing may be written there.
+    """
+    if url.get_backend_name() != "sqlite":
+        return
+    file = Path(url.database)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GnnlabError(f"database: no folder for {file}: {error.strerror}; give another --database") from None
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise GnnlabError(f"database: {file} may not be written; give another --database, or none")
 
 
 def _insert(table: sa.Table, dialect: sa.Dialect) -> tuple[str, Callable[[Sequence[dict[str, Any]]], list[tuple]]]:

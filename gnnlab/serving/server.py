@@ -33,11 +33,15 @@ def serve(settings: ServiceSettings) -> int:
     """Serve until a signal ends it; the exit code.
 
     Raises:
-        GnnlabError: the port is taken, or the address is none of this machine.
+        GnnlabError: the port is taken, the address is none of this machine, or the database's folder cannot be.
     """
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
+    from gnnlab.serving.database import make_folder
+
+    if settings.database_url is not None:
+        make_folder(settings.database_url)  # before the workers do, each with a trace
     with tempfile.TemporaryDirectory(prefix="gnnlab-metrics-") as folder:
         if settings.workers > 1:
             os.environ[METRICS_FOLDER] = folder  # read when prometheus_client is loaded, here and in the workers

@@ -7,10 +7,12 @@ environment(settings)      # the same for a process of its own: no secret stands
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.connection import parse_url
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -77,9 +79,13 @@ class ServiceSettings(BaseSettings):
     @field_validator("redis")
     @classmethod
     def _redis_url(cls, value: SecretStr) -> SecretStr:
-        if value.get_secret_value() != NONE and not value.get_secret_value().startswith(("redis://", "rediss://")):
-            raise ValueError("none, or a URL redis://HOST:PORT/NUMBER is needed")
-        return value
+        text = value.get_secret_value()
+        if text == NONE:
+            return value
+        with suppress(ValueError):
+            if text.startswith(("redis://", "rediss://")) and parse_url(text) is not None:
+                return value
+        raise ValueError("none, or a URL redis://HOST:PORT/NUMBER is needed")
 
     @field_validator("database")
     @classmethod

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from gnnlab.errors import GnnlabError
+from gnnlab.serving.server import serve
 from gnnlab.serving.settings import PREFIX, ServiceSettings, environment, made
 
 
@@ -40,6 +41,7 @@ def test_a_process_gets_all_of_it_by_its_environment(monkeypatch):
         ({"otlp_endpoint": "localhost"}, "otlp_endpoint: 'localhost' given"),
         ({"nonsense": 1}, "nonsense: 1 given"),
         ({"redis": "http://:secret@x"}, "redis: none, or a URL redis://"),
+        ({"redis": "redis://:secret@host:port/0"}, "redis: none, or a URL redis://"),
         ({"database": "mysql://user:secret@x/y"}, "database: none, sqlite:///FILE or postgresql://"),
         ({"database": "postgresql+psycopg2://user:secret@x/y"}, "database: none, sqlite:///FILE or postgresql://"),
         ({"database": "sqlite:///:memory:"}, "database: a file is needed"),
@@ -59,6 +61,12 @@ def test_the_example_of_several_hosts_sets_what_there_is_and_opens_the_loopback_
     names = {name.removeprefix(PREFIX).lower() for name in services["service"]["environment"]}
     assert names <= set(ServiceSettings.model_fields) and services["service"]["deploy"]["replicas"] == 2
     assert all(port.startswith("127.0.0.1:") for one in services.values() for port in one.get("ports", []))
+
+
+def test_a_database_that_has_no_place_is_named_before_anything_is_started(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GnnlabError, match=r"database: no folder for .*; give another --database"):
+        serve(made(port=0, database=f"sqlite:///{tmp_path / 'file' / 'kept.sqlite'}"))
 
 
 def test_secrets_are_not_shown():
