@@ -119,7 +119,9 @@ def profiles(table: Table) -> list[tuple[str, str, bool]]:
                 f"{100 * top.value:.0f} % of the operators' time in {top.keys['operator'].removeprefix('aten::')}"
             )
         parts += [
-            f"{row.value:.0%} of what this machine could do" for row in table.select("roofline") if row.form == label
+            f"{100 * row.value:.0f} % of what this machine could do"
+            for row in table.select("roofline")
+            if row.form == label
         ]
         lines.append((f"{label}: {', '.join(parts)}.", "operators", mine))
         lines += [(line, "runtime", mine) for line in _fast_path(label, phases)]

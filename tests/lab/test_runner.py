@@ -199,8 +199,8 @@ def test_what_changed_runs_again_and_is_named(repository, attempted, monkeypatch
 
 
 def test_what_needs_a_changed_result_runs_again(repository, attempted):
-    result = repository / "outputs/quick/01_first.json"
-    result.write_text(result.read_text().replace("2026", "2025"))
+    path = repository / "outputs/quick/01_first.json"
+    results.write(path, results.read(path).model_copy(update={"seconds": 99.0}))
     _, printed = start(repository, "02")
     assert "02_second  running  runs again: inputs changed (01_first.json)" in printed
 
