@@ -11,7 +11,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.aggr import SumAggregation
 
 from gnnlab.kernels.aggregation import segment_sum
-from gnnlab.rewrite.edges import SOURCE, TARGET, Edges
+from gnnlab.rewrite.edges import SOURCE, Edges
 from gnnlab.rewrite.pieces import pieces
 
 
@@ -58,7 +58,7 @@ class _RectifiedSum(torch.autograd.Function):
         sent = grad.new_empty(graph.num_edges, grad.shape[1])
         for piece in pieces(edges, x.shape[1]):
             rows, here = _rows(x, edge, weight, edges, piece.of_edges), sent[piece.of_edges]
-            arrived = grad.index_select(0, edges.index[TARGET, piece.of_edges])
+            arrived = grad.index_select(0, graph.row[piece.of_edges])
             torch.ops.aten.threshold_backward(arrived, rows, 0, grad_input=here)
         to_x = segment_sum(sent, back, back.order) if ctx.needs_input_grad[0] else None
         to_edge = to_weight = None
@@ -70,5 +70,5 @@ class _RectifiedSum(torch.autograd.Function):
 
 
 def _rows(x: Tensor, edge: Tensor, weight: Tensor | None, edges: Edges, of_edges: slice) -> Tensor:
-    rows = x.index_select(0, edges.index[SOURCE, of_edges])
+    rows = x.index_select(0, edges.neighbours.col[of_edges])
     return rows.add_(edge[of_edges]) if weight is None else rows.addmm_(edge[of_edges], weight.t())
