@@ -100,7 +100,9 @@ def _rows(path: Path) -> pd.DataFrame:
     if rows.empty:
         raise GnnlabError(f"{path}: the file is empty; rows of source,target[,weight] are needed")
     if rows.shape[1] not in (2, 3):
-        raise GnnlabError(f"{path}: {rows.shape[1]} columns; source,target or source,target,weight are needed")
+        apart = "tabs" if path.suffix.lower() == ".tsv" else "commas"
+        found = f"{rows.shape[1]} columns separated by {apart}"
+        raise GnnlabError(f"{path}: {found}; source,target or source,target,weight are needed")
     return rows
 
 
@@ -109,6 +111,7 @@ def _header(path: Path, rows: pd.DataFrame) -> tuple[dict[str, int], pd.DataFram
     first = [name.lower() for name in rows.iloc[0]]
     pair = next((pair for pair in HEADERS if set(pair) <= set(first)), None)
     if pair is None:
+        _require_no_header(path, rows)
         columns = dict(zip(("source", "target", "weight"), range(rows.shape[1]), strict=False))
         return columns, rows
     columns = {"source": first.index(pair[0]), "target": first.index(pair[1])}
@@ -120,6 +123,14 @@ def _header(path: Path, rows: pd.DataFrame) -> tuple[dict[str, int], pd.DataFram
     if len(rows) == 1:
         raise GnnlabError(f"{path}: a header and no edge; at least one row is needed")
     return columns, rows.iloc[1:]
+
+
+def _require_no_header(path: Path, rows: pd.DataFrame) -> None:
+    """Where all other rows join integers, names in the first row are a header that is not understood, and no edge."""
+    whole = rows.iloc[:, :2].apply(lambda column: column.str.fullmatch(r"[+-]?[0-9]+")).all(axis=1)
+    if len(rows) > 1 and not whole.iloc[0] and whole.iloc[1:].all():
+        allowed = " or ".join(",".join(pair) for pair in HEADERS)
+        raise GnnlabError(f"{path}: header {shown(','.join(rows.iloc[0]))} is not understood; write {allowed}, or none")
 
 
 def _weights(path: Path, column: pd.Series) -> np.ndarray:

@@ -7,9 +7,11 @@ to be filled in or left out stands in `FeatureTable.notes`.
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +54,8 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
 
     >>> table = load("rows.csv", fields=["drug", "gene"], targets=["outcome"])
     """
-    path, fields, targets = Path(path), _names("fields", fields), _names("targets", targets)
+    path = Path(path)
+    fields, targets = _names(path, "fields", fields), _names(path, "targets", targets)
     columns, notes = _answered(path, read_columns(path, [*fields, *targets]), targets)
     found = {name: _target(path, columns[name]) for name in targets}
     categories = {name: _categories(path, columns[name]) for name in fields}
@@ -60,6 +63,12 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     if len(constant) == len(fields):
         raise GnnlabError(f"{path}: every field holds one value only ({', '.join(fields)}); choose fields that vary")
     notes += [f"field {name} is left out: it holds one value only" for name in constant]
+    rare = [name for name in fields if len(categories[name]) * ROWS_A_CLASS > len(columns) and name not in constant]
+    notes += [
+        f"field {name} has {len(categories[name])} different values in {len(columns)} rows, as a date or an identifier "
+        "has; hardly anything can be learned from it, so cut it into fewer (month, weekday, group)"
+        for name in rare
+    ]
     for spec, _ in found.values():
         if spec.kind == "labels":
             notes.append(f"target {spec.name} is read as {spec.size} labels separated by {SEPARATOR!r}")
@@ -78,9 +87,12 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     )
 
 
-def _names(what: str, names: Sequence[str]) -> list[str]:
+def _names(path: Path, what: str, names: Sequence[str]) -> list[str]:
     if isinstance(names, str) or not names:
-        raise GnnlabError(f"{what} must be a list of one name of a column or more, got {shown(names)}")
+        there = shown(", ".join(_opened(path, _header)))
+        raise GnnlabError(
+            f"{path}: {what} must name one column or more, as [name, name], got {shown(names)}; the file has {there}"
+        )
     return list(names)
 
 
@@ -131,9 +143,15 @@ def _require_target(path: Path, column: pd.Series, kind: str, values: list[str],
             f"{path}: {what} holds one class only ({shown(values[0])}) in {len(column)} rows; 2 are needed"
         )
     if len(values) > 2 and len(values) * ROWS_A_CLASS > len(column):
+        whole = all(re.fullmatch(WHOLE, value) for value in values)
+        looks, do = (
+            ("a quantity or an identifier", "cut a quantity into ranges first (pandas.qcut)")
+            if whole
+            else ("text or an identifier", "")
+        )
         raise GnnlabError(
-            f"{path}: {what} looks like text or an identifier: {len(values)} different {kind} in {len(column)} rows; "
-            f"{ROWS_A_CLASS} rows or more for each are needed on average"
+            f"{path}: {what} looks like {looks}: {len(values)} different {kind} in {len(column)} rows; "
+            f"{ROWS_A_CLASS} rows or more for each are needed on average{do and f', so {do}'}"
         )
 
 
@@ -164,22 +182,38 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
 
     Raises `GnnlabError` in one line that begins with the path.
     """
+    columns = _opened(path, lambda path: READERS[path.suffix.lower()](path, names))
+    if columns.empty:
+        raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
+    return columns.apply(_clean)
+
+
+def _opened(path: Path, read: Callable[[Path], Any]) -> Any:
+    """What `read` makes of the file, or one line on why it cannot be read."""
     try:
         if path.is_dir():
             raise GnnlabError(f"{path}: is a folder; give the path of a file")
         if not path.exists():
             raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
-        reader = READERS.get(path.suffix.lower())
-        if reader is None:
+        if path.suffix.lower() not in READERS:
             raise GnnlabError(f"{path}: a table file ends in {', '.join(READERS)}, not in {shown(path.suffix)}")
-        columns = reader(path, names)
+        return read(path)
     except OSError as error:
         raise GnnlabError(f"{path}: cannot be read: {one_line(error)}") from error
     except MemoryError as error:
         raise GnnlabError(f"{path}: the table does not fit into memory") from error
-    if columns.empty:
-        raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
-    return columns.apply(_clean)
+
+
+def _header(path: Path) -> list[str]:
+    """The names of all columns; none where the file cannot tell them."""
+    try:
+        if path.suffix.lower() == ".parquet":
+            return pq.read_schema(path).names
+        return [
+            str(name) for name in pd.read_csv(path, sep=SUFFIXES[path.suffix.lower()], nrows=0, encoding="utf-8-sig")
+        ]
+    except (ValueError, pa.ArrowException):
+        return []
 
 
 def _read_text(path: Path, names: Sequence[str]) -> pd.DataFrame:

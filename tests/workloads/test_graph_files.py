@@ -292,3 +292,12 @@ def test_entities_that_grow_are_refused(tmp_path):
     text = f'<!DOCTYPE g [<!ENTITY l0 "lol">{grown}]><graphml><graph><node id="&l9;"/></graph></graphml>'
     (tmp_path / "a.graphml").write_text(text)
     assert "amplification" in refused(tmp_path / "a.graphml")
+
+
+def test_a_header_that_is_not_understood_is_no_edge(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("from_node,to_node\n0,1\n1,2\n", encoding="utf-8")
+    with pytest.raises(GnnlabError, match=r"header 'from_node,to_node' is not understood; write source,target or"):
+        graphs.load(path)
+    path.write_text("ann,bob\nbob,1\n", encoding="utf-8")
+    assert graphs.load(path).num_nodes == 3

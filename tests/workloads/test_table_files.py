@@ -125,8 +125,11 @@ def test_quantities_are_refused_and_few_steps_with_a_fraction_are_classes(tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fields": "drug"}, "fields must be a list of one name of a column or more, got 'drug'"),
-        ({"targets": ()}, r"targets must be a list of one name of a column or more, got \(\)"),
+        (
+            {"fields": "drug"},
+            r"fields must name one column or more, as \[name, name\], got 'drug'; the file has 'drug, ",
+        ),
+        ({"targets": ()}, r"targets must name one column or more, as \[name, name\], got \(\); the file has "),
         ({"fields": ("drug", "outcome")}, "column 'outcome' is asked for twice"),
         ({"fields": ("drug", "jene")}, "no column 'jene'; did you mean 'gene'"),
     ],
@@ -149,3 +152,12 @@ def test_a_parquet_file_that_would_fill_the_memory_is_refused_by_its_head(tmp_pa
     monkeypatch.setattr(file_sizes.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     with pytest.raises(GnnlabError, match="10,000 cells would take"):
         load(path, fields=["a"], targets=["b"])
+
+
+def test_whole_numbers_that_hardly_repeat_are_called_a_quantity_and_a_field_of_dates_is_noted(tmp_path):
+    rows = [f"2024-01-{i % 28 + 1:02d} {i}:00,{'ab'[i % 2]},{1000 + 7 * i}\n" for i in range(60)]
+    (tmp_path / "a.csv").write_text("day,group,price\n" + "".join(rows), encoding="utf-8")
+    with pytest.raises(GnnlabError, match=r"'price' looks like a quantity or an identifier: 60 .* cut a quantity into"):
+        load(tmp_path / "a.csv", fields=["group"], targets=["price"])
+    (note,) = load(tmp_path / "a.csv", fields=["day"], targets=["group"]).notes
+    assert note.startswith("field day has 60 different values in 60 rows, as a date or an identifier has")
