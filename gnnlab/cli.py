@@ -41,11 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"gnnlab: {error}", file=sys.stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has gone; whatever is left has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except (MemoryError, ImportError, OSError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        print(f"gnnlab: there is too little memory ({str(error)[:120] or 'none left'}); allow more", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Did the system refuse memory? Loaders of libraries and torch say so in words."""
+    words = ("failed to map segment", "annot allocate memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -46,10 +47,28 @@ def call(spec: str, factory: Callable[..., Any], *arguments: Any, **options: Any
         raise GnnlabError(f"{spec} cannot be called with {', '.join(given) or 'nothing'}: {error}") from error
     except ValueError:
         pass  # a builtin without a signature: the call itself will tell
-    try:
+    with guarded(f"{spec} raised"):
         return factory(*arguments, **options)
-    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
-        raise GnnlabError(f"{spec} raised {one_line(error)}") from error
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Whatever the user's code raises, but Ctrl-C, is a `GnnlabError` in one line that begins with `what`."""
+    try:
+        yield
+    except (KeyboardInterrupt, GnnlabError):
+        raise
+    except BaseException as error:
+        raise GnnlabError(f"{what} {one_line(error)}") from error
+
+
+def is_there(spec: str) -> bool:
+    """Does `module:factory` name a module that could be imported? Nothing is imported."""
+    with importable():
+        try:
+            return importlib.util.find_spec(spec.partition(":")[0].partition(".")[0]) is not None
+        except (ImportError, ValueError):
+            return False
 
 
 def is_users(module: str) -> bool:
@@ -75,7 +94,9 @@ def _imported(name: str) -> Any:
             here = Path.cwd()
             raise GnnlabError(f"there is no module {name}: neither installed nor as a file in {here}") from error
         raise GnnlabError(f"module {name} needs {error.name}, which is not installed") from error
-    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code, which may raise anything
         raise GnnlabError(f"module {name} cannot be imported: {one_line(error)}") from error
 
 

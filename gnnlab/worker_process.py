@@ -27,6 +27,7 @@ import psutil
 from gnnlab.errors import one_line
 
 GRACE_S = 3  # what hangs so far beyond its limit has lost its parent, who would have ended it
+LOOK_S = 0.5  # between two looks whether the parent is there
 DETAIL = 4096  # characters of a traceback that go along
 
 
@@ -56,7 +57,9 @@ def _do(request: Mapping[str, Any], answers: BinaryIO) -> dict[str, Any]:
             faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True)
         start = time.perf_counter()
         found = {"status": "done", "value": function(**request["arguments"])}
-    except Exception as error:  # whatever a runtime raises belongs to its task
+    except SystemExit:  # who asks for the end of the process gets it
+        raise
+    except BaseException as error:  # whatever a runtime or the user's code raises belongs to its task
         detail = traceback.format_exc()[-DETAIL:]
         found = {"status": "raised", "reason": one_line(error), "detail": detail}
     return {"id": request["id"], **found, "start_s": start, "end_s": time.perf_counter()}
@@ -83,6 +86,18 @@ def _listen(requests: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
     for request in read_lines(requests):
         waiting.put(request)
     os._exit(0)
+
+
+def end_with_parent() -> None:
+    """End this process soon after the one that started it is gone, however that ended."""
+    parent = psutil.Process().parent()
+
+    def watch() -> None:
+        while parent is not None and parent.is_running() and psutil.Process().ppid() == parent.pid:
+            time.sleep(LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def pin(core: int) -> None:

@@ -252,3 +252,30 @@ def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypat
     monkeypatch.setattr(discovery, "__file__", str(tmp_path / "repository/gnnlab/lab/discovery.py"))
     monkeypatch.chdir(Path(tmp_path.anchor))
     assert discovery.root() == (tmp_path / "repository").resolve()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes"),
+    ],
+)
+def test_too_little_memory_is_one_line(capsys, monkeypatch, error):
+    def run(arguments, show):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "gnnlab.commands.units", types.SimpleNamespace(run=run))
+    code, out, err = said(capsys, "units")
+    assert code == 2 and out == "" and err.startswith("gnnlab: there is too little memory") and err.count("\n") == 1
+
+
+def test_another_error_of_the_system_is_shown_whole(monkeypatch):
+    def run(arguments, show):
+        raise OSError("something else")
+
+    monkeypatch.setitem(sys.modules, "gnnlab.commands.units", types.SimpleNamespace(run=run))
+    with pytest.raises(OSError, match="something else"):
+        cli.main(["units"])

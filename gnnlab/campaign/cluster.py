@@ -1,24 +1,32 @@
 """A campaign on machines that hold the devices: Dask workers declare what they have, a cell asks for what it needs.
 
-    dask scheduler                                                       # on one machine
-    dask worker SCHEDULER:8786 --nthreads 1 --resources "NPU=1 HOST=1"   # on the one with the NPU
+    dask scheduler --host 127.0.0.1 --dashboard-address 127.0.0.1:0
+    dask worker tcp://127.0.0.1:8786 --host 127.0.0.1 --dashboard-address 127.0.0.1:0 \\
+        --nthreads 1 --resources "NPU=1 HOST=1"
 
-    with ClusterUnits(Client("SCHEDULER:8786"), ["openvino:NPU"], settings, timeout_s=60) as remote:
+    with ClusterUnits(Client("tcp://127.0.0.1:8786"), ["openvino:NPU"], settings, timeout_s=60) as remote:
         done = campaign.run(folder, plan(cells, settings, remote.available), remote, reference=remote.reference)
 
 Needs the extra `cluster` (pip install gnnlab[cluster]). A cell of an NPU needs NPU=1, of a GPU GPU=1, and every cell
 HOST=1. One measurement runs per host at a time, however many workers it has. The journal stays here. What no worker has
 is said at once: such cells are `unavailable`. Exported models are read from `settings.models`, which must be a folder
-that the workers see too. Dask sends Python objects between its members; use it among machines that trust each other.
+that the workers see too.
+
+Whoever reaches a member of a Dask cluster can run any Python there, and Dask by itself listens on every address of a
+machine. So the commands above keep it to this machine. Over several, give each its address as --host and let TLS say
+who may come in: --protocol tls --tls-ca-file ca.pem --tls-cert own.pem --tls-key own.key for scheduler and workers,
+DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__TLS__CLIENT__CERT and ...__TLS__CLIENT__KEY for gnnlab, and tls://HOST:8786.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from distributed import Client, Future, wait
 
@@ -31,6 +39,8 @@ from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 
 HOST = "HOST"
+LOOPBACK = "--host 127.0.0.1 --dashboard-address 127.0.0.1:0"  # without them Dask listens on every address
+SCHEDULER, WORKER = f"dask scheduler {LOOPBACK}", f"dask worker ADDRESS {LOOPBACK} --nthreads 1"
 _LOOK_S = 2.0  # between two looks at which workers are still there
 
 Ask = Callable[[Cell, Settings, float], CellResult]
@@ -55,7 +65,19 @@ def needs(unit: str) -> dict[str, int]:
 
 def _missing(unit: str) -> str:
     asked = " ".join(f"{name}={count}" for name, count in needs(unit).items())
-    return f"no worker has {asked}; start one with dask worker --resources '{asked}'"
+    return f"no worker has {asked}; start one with {WORKER} --resources '{asked}'"
+
+
+def exposed(address: str) -> str | None:
+    """A line of warning where a scheduler is on another machine, or on an address that others reach, without TLS."""
+    place = urlsplit(address if "://" in address else f"tcp://{address}")
+    try:
+        own = ipaddress.ip_address(place.hostname or "").is_loopback
+    except ValueError:
+        own = place.hostname == "localhost"
+    if own or place.scheme in ("tls", "inproc"):
+        return None
+    return f"{address} is neither this machine nor tls://: whoever reaches that cluster can run any Python on all of it"
 
 
 class ClusterUnits:
@@ -75,7 +97,7 @@ class ClusterUnits:
         self.client, self.settings, self.timeout_s = client, settings, timeout_s
         self._ask = ask or ask_child
         if not self._workers():
-            raise GnnlabError("the cluster has no workers; start one with dask worker --resources HOST=1")
+            raise GnnlabError(f"the cluster has no workers; start one with {WORKER} --resources HOST=1")
         self.available = {name: self._probed(name, probe or probe_child) for name in dict.fromkeys(names)}
 
     def __enter__(self) -> ClusterUnits:

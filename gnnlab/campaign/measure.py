@@ -149,7 +149,7 @@ def measure(
     numbers = layer_of(layer, features).blocks(blocks)
     chosen = [name for name in names if units.find(name)] or list(units.all_units())
     settings = Settings(models=str(models), budget_s=budget_s)
-    with _at_work(chosen, settings, timeout_s, cluster) as working:
+    with _at_work(chosen, settings, timeout_s, cluster, say) as working:
         conditions = {"precision": precision, "threads": threads}
         cells = wanted_cells.cells(layer, features, sizes, numbers, chosen, **conditions)
         plan = wanted_cells.plan(cells, settings, working.available, uuid.uuid4().hex if anew else None)
@@ -158,7 +158,9 @@ def measure(
 
 
 @contextmanager
-def _at_work(names: Sequence[str], settings: Settings, timeout_s: float, cluster: str | None) -> Iterator[Any]:
+def _at_work(
+    names: Sequence[str], settings: Settings, timeout_s: float, cluster: str | None, say: Callable[[str], None]
+) -> Iterator[Any]:
     """The units of this machine, or those that the workers of a cluster have."""
     if cluster is None:
         with LocalUnits(names, settings, timeout_s) as local:
@@ -167,14 +169,16 @@ def _at_work(names: Sequence[str], settings: Settings, timeout_s: float, cluster
     try:
         from distributed import Client
 
-        from gnnlab.campaign.cluster import ClusterUnits
+        from gnnlab.campaign.cluster import SCHEDULER, ClusterUnits, exposed
     except ImportError:
         raise Unavailable("a cluster needs Dask: pip install 'gnnlab[cluster]'") from None
+    if warning := exposed(cluster):
+        say(warning)
     try:
         client = Client(cluster, timeout=CONNECT_S)
     except (OSError, ValueError) as error:
         raise GnnlabError(
-            f"no Dask scheduler answers at {cluster!r}: {one_line(error)}; start one: dask scheduler"
+            f"no Dask scheduler answers at {cluster!r}: {one_line(error)}; start one: {SCHEDULER}"
         ) from None
     with client, ClusterUnits(client, names, settings, timeout_s) as remote:
         yield remote

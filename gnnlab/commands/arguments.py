@@ -100,6 +100,13 @@ def _apart(name: str, arguments) -> int:
     ),
     takes("--budget", type=_seconds, default=60.0, metavar="S", help="seconds for all sections (%(default)g)"),
     takes("--device", default="cpu", help="cpu or cuda (%(default)s)"),
+    takes(
+        "--timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="S",
+        help="seconds for the first calls of a model of your own, which runs in a process apart (%(default)g)",
+    ),
     takes("--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, or to the terminal without one"),
 )
 def profile(arguments) -> int:
@@ -177,7 +184,8 @@ def units(arguments) -> int:
         "--cluster",
         metavar="ADDRESS",
         help="of a Dask scheduler whose workers measure; each declares what it has, as in `dask worker ADDRESS "
-        '--nthreads 1 --resources "NPU=1 HOST=1"` (needs gnnlab[cluster], and a folder of models that all see)',
+        '--nthreads 1 --resources "NPU=1 HOST=1"` (needs gnnlab[cluster], and a folder of models that all see). '
+        "Whoever reaches a Dask cluster can run any Python on it: SECURITY.md says how to keep it to oneself",
     ),
 )
 def stages(arguments) -> int:
@@ -192,7 +200,7 @@ def stages(arguments) -> int:
       gnnlab stages --all --params npu      the whole of S4 where there is an NPU
       gnnlab stages --all --sizes 1000/10000 my_sizes.json graph:digits --units openvino:CPU torch:CPU
       gnnlab stages --measure --blocks 1-5 6 7      a fused block and two stages
-      gnnlab stages --measure --cluster tcp://10.0.0.1:8786      on machines that hold the devices
+      gnnlab stages --measure --cluster tls://10.0.0.1:8786      on machines that hold the devices
     """
     return _apart("stages", arguments)
 

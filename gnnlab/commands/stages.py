@@ -18,6 +18,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery, parameters
 from gnnlab.lab.outputs import only_run
 from gnnlab.prediction import bandwidth, tables
+from gnnlab.units import registry as units
 
 from .tables import warn_if_busy
 
@@ -30,6 +31,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     if not steps:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
     given, folder = _parameters(arguments)
+    units.tried(given.units)
     with only_run(folder):
         for step in steps:
             _STEPS[step](given, folder)
@@ -40,7 +42,7 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
     from gnnlab.export.export import export_all
 
     layer = layer_of(given.layer, given.features)
-    blocks = [block for block in layer.blocks(given.blocks) if block[0] != block[1]]
+    blocks = layer.blocks(given.blocks)
     at = [(size.nodes, size.edges) for size in given.sizes]
     made = export_all(layer, at, folder / "exported_models", blocks=blocks, static_sums=given.static_sums)
     fresh, ready = sum(model.fresh for model in made), sum(model.status == "ready" for model in made)

@@ -15,6 +15,7 @@ from .tables import table
 
 def run(arguments: Namespace, show) -> int:
     """Try every unit, or those named, each in a worker; prints a table, or JSON. `show` prints."""
+    units.tried(arguments.units)
     known = {name: units.find(name) for name in arguments.units} or units.all_units()
     found = units.probe(known)
     rows = [row(name, known[name], availability) for name, availability in found.items()]

@@ -151,7 +151,7 @@ def every_combination(
     """
     store, rows = ModelStore(folder), []
     for exporter, form, runtime in combinations:
-        for block in [*layer.blocks(["stages"]), *blocks]:
+        for block in dict.fromkeys([*layer.blocks(["stages"]), *blocks]):
             try:
                 made = export(layer, *block, exporter=exporter, form=form, folder=store)
             except GnnlabError:  # not offered

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, one_line, shown
 
 from . import parameters
 from .parameters import Parameter
@@ -101,6 +101,8 @@ def parameter_set(wanted: str, root: Path) -> ParameterSet:
         return ParameterSet(wanted, root / "params" / wanted)
     folder = Path(wanted).expanduser().resolve()
     if wanted and folder.is_dir():
+        if not any(folder.glob("*.y*ml")):
+            raise GnnlabError(f"--params {folder} holds no parameter file (*.yaml); sets are {', '.join(known)}")
         return ParameterSet(folder.name, folder)
     raise GnnlabError(f"there is no parameter set or folder {wanted!r}; sets are {', '.join(known)}")
 
@@ -149,8 +151,12 @@ def output_folder(set_: ParameterSet, given: Iterable[dict[str, Any] | None], ro
     if len(named) > 1:
         raise GnnlabError(f"the parameters of {set_.folder} name different output_dir; one run has one folder")
     if (name := named.pop()) is not None:
-        folder = (root / name).resolve()
-        if folder.exists() and not folder.is_dir():
+        try:
+            folder = (root / name).resolve()
+            is_file = folder.exists() and not folder.is_dir()
+        except (OSError, ValueError, RuntimeError) as error:  # longer than any path, or a circle of links
+            raise GnnlabError(f"output_dir {shown(name)} cannot be a folder: {one_line(error)}") from None
+        if is_file:
             raise GnnlabError(f"output_dir {name!r} is a file; it must be a folder for results")
         if folder in (root, *root.parents):
             raise GnnlabError(f"output_dir {name!r} holds the repository; it must be a folder for results alone")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 from traitlets.config import Config
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, one_line
 
 from .results import END, RUN, FigureRecord
 
@@ -105,12 +105,36 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
     cells, apart = _sections(prepared.cells)
     resources = {"figures": figures}
     prepared.cells = cells
-    html = Markup(exporter.from_notebook_node(prepared, resources=resources)[0])
+    html = _exported(exporter, prepared, resources, headings)
     listed = [(anchor, text) for anchor, text, level in headings if level == 2]
     shown = {}
     for heading, prepared.cells in apart.items():
-        shown[heading] = Markup(exporter.from_notebook_node(prepared, resources=resources)[0])
+        shown[heading] = _exported(exporter, prepared, resources, headings)
     return Cells(html, listed, shown)
+
+
+def _exported(
+    exporter: HTMLExporter, notebook: nbformat.NotebookNode, resources: dict[str, Any], headings: list[Any]
+) -> Markup:
+    """All cells; where one is not what its type says, each by itself, with a mark for what cannot be shown."""
+    known = len(headings)
+    try:
+        return Markup(exporter.from_notebook_node(notebook, resources=resources)[0])
+    except Exception:  # whatever a filter raises
+        del headings[known:]
+        return Markup("").join(_one_by_one(exporter, notebook, resources))
+
+
+def _one_by_one(exporter: HTMLExporter, notebook: nbformat.NotebookNode, resources: dict[str, Any]) -> Iterator[Markup]:
+    for cell in notebook.cells:
+        for tried in (cell, {**cell, "outputs": []} if "outputs" in cell else cell):
+            try:
+                alone = nbformat.from_dict({**notebook, "cells": [tried]})
+                yield Markup(exporter.from_notebook_node(alone, resources=resources)[0])
+                break
+            except Exception as error:
+                said = f"This cell, or an output of it, cannot be shown: {one_line(error)}"
+                yield Markup('<p class="note bad">{}</p>\n').format(said)
 
 
 def _sections(cells: list[nbformat.NotebookNode]) -> tuple[list[nbformat.NotebookNode], dict[str, list]]:

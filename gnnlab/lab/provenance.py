@@ -38,6 +38,7 @@ PACKAGES = (
 )
 SPEED_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 PARTS = ("parameters", "code", "inputs", "versions", "machine")
+HOST_NAME = "GNNLAB_HOST"  # the name that results shall give this machine; they give none unless told, for people
 NOT_CODE = ("__pycache__", "templates")  # templates render results; they do not make them
 CELLS = "the notebook's code cells"
 
@@ -57,7 +58,7 @@ def system() -> dict[str, Any]:
     """What of it is known without loading a framework."""
     return {
         **_repository(),
-        "host": platform.node(),
+        "host": os.environ.get(HOST_NAME) or None,
         "os": platform.platform(),
         "python": platform.python_version(),
         "cpu": {

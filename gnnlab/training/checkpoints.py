@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest, read_sealed, write_atomically, write_sealed
+from gnnlab.files import digest, locked, read_sealed, write_atomically, write_sealed
 from gnnlab.training.process_group import all_agree, share
 from gnnlab.training.recipe import TrainingRecipe
 from gnnlab.training.steps import Stepper
@@ -88,7 +89,7 @@ def _damaged(folder: Path, what: str) -> GnnlabError:
 
 
 class RunFolder:
-    """Checkpoints of one training in a folder, written by the first process; all processes must see it."""
+    """Checkpoints of one training in a folder, held and written by the first process; all processes must see it."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class RunFolder:
         validation: FeatureTable,
         recipe: TrainingRecipe,
     ) -> None:
-        self.folder = folder
+        self.folder, self._held = folder, ExitStack()
         switches = {**asdict(recipe), "device": torch.device(recipe.device).type}  # processes differ in its number
         self.identity = {
             "model": model_facts(model),
@@ -116,15 +117,11 @@ class RunFolder:
         """The checkpoint to go on from, None to start.
 
         Raises:
-            GnnlabError: the folder cannot be made; without `resume`, there is a checkpoint; it is damaged, or of
-                another training; or processes see different ones.
+            GnnlabError: the folder cannot be made, or another process trains into it; without `resume`, there is a
+                checkpoint; it is damaged, or of another training; or processes see different ones.
         """
         if share().rank == 0:  # now, and not when the first epoch is done
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                problem = f"{self.folder} cannot be a folder for checkpoints: {error.strerror}; choose another"
-                raise GnnlabError(problem) from error
+            self._held.enter_context(locked(self.folder, "trains into"))
         if not resume:
             if (self.folder / POINTER).exists():
                 problem = f"{self.folder} holds a checkpoint; resume=True takes it up, or train into another folder"
@@ -139,6 +136,10 @@ class RunFolder:
             require_same(saved.facts, self.identity, self.folder)
             self._note_environment(saved)
         return saved
+
+    def close(self) -> None:
+        """Let another training have the folder."""
+        self._held.close()
 
     def _note_environment(self, saved: Checkpoint) -> None:
         before = saved.facts.get("environment") or {}

@@ -111,19 +111,28 @@ class TrainingRun:
         self.losses: list[float] = []
         self.seconds = 0.0  # that the epoch in work took so far, or the last one
         self.folder = None if folder is None else RunFolder(Path(folder), model, training, validation, recipe)
-        saved = None if self.folder is None else self.folder.open(resume)
-        self.stepper = Stepper(model, training, recipe)
-        if saved is not None:
-            stood = self.folder.restore(saved, self.stepper)
-            self.epoch, self.step, self.seconds = stood["epoch"], stood["step"], stood["seconds"]
-            self.rows, self.losses = stood["rows"], stood["losses"]
+        try:
+            saved = None if self.folder is None else self.folder.open(resume)
+            self.stepper = Stepper(model, training, recipe)
+            if saved is not None:
+                stood = self.folder.restore(saved, self.stepper)
+                self.epoch, self.step, self.seconds = stood["epoch"], stood["step"], stood["seconds"]
+                self.rows, self.losses = stood["rows"], stood["losses"]
+        except BaseException:
+            self._let_go()
+            raise
 
     def __enter__(self) -> TrainingRun:
         self.stepper.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._let_go()
         self.stepper.__exit__(*exception)
+
+    def _let_go(self) -> None:
+        if self.folder is not None:
+            self.folder.close()
 
     def finish(self, checkpoint_steps: int = 0, on_epoch: Callable[[EpochRow], None] | None = None) -> History:
         """Train to the end: all epochs, or until patience is over."""

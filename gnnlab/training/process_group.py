@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnnlab.errors import GnnlabError
+from gnnlab.worker_process import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ class RankShare:
 def processes(device: str = "cpu") -> Iterator[str]:
     """Join the group that torchrun prepared (gloo on a CPU, nccl on CUDA); gives the device of this process.
 
+    A process of a group ends when torchrun is gone: nobody else would end it, and a restart would find it at work.
+
     Raises:
         GnnlabError: there are more processes on this machine than it has CUDA devices.
     """
     if "WORLD_SIZE" not in os.environ:
         yield device
         return
+    end_with_parent()
     on_cuda = torch.device(device).type == "cuda"
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if on_cuda and local >= torch.cuda.device_count():

@@ -73,6 +73,25 @@ def find(name: str) -> Unit:
     return found
 
 
+def tried(names: Iterable[str]) -> None:
+    """Let each unit of the user's own be made in a worker first, where its factory may hang or end the process; what it
+    raises there, `find` says.
+
+    Raises:
+        GnnlabError: it hung, or ended the process.
+    """
+    with Worker() as worker:
+        for name in (name for name in names if name not in _built_in() and user_code.is_there(name)):
+            answer = worker.call(f"{__name__}:found", {"name": name}, timeout_s=PROBE_S)
+            if answer.lost:
+                answer.get(of=f"unit {name}")
+
+
+def found(name: str) -> str:
+    """A target: the name of a unit that there is."""
+    return find(name).name
+
+
 def probe(names: Iterable[str] | None = None) -> dict[str, Availability]:
     """Whether units can be used here, why not and what to install; all of them unless named.
 

@@ -220,7 +220,7 @@ def _try(spec: str, model: nn.Module, batch: Any) -> None:
     """One forward in eval; training flags and random state are as before."""
     training = {module: module.training for module in model.modules()}
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with user_code.guarded(f"{spec}: its forward raised"), torch.random.fork_rng(devices=[]), torch.no_grad():
             model.eval()
             if isinstance(batch, dict):
                 model(**batch)
@@ -228,8 +228,6 @@ def _try(spec: str, model: nn.Module, batch: Any) -> None:
                 model(*batch)
             else:
                 model(batch)
-    except (Exception, SystemExit) as error:  # the user's code, which may raise anything
-        raise GnnlabError(f"{spec}: its forward raised {one_line(error)}") from error
     finally:
         for module, flag in training.items():
             module.training = flag

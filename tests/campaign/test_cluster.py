@@ -1,9 +1,12 @@
 """A campaign on two workers of different resources: each cell where its device is, one measurement per host at once."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 
+import psutil
 import pytest
 from distributed import Client, LocalCluster, Worker
 
@@ -137,3 +140,27 @@ def test_the_whole_campaign_runs_on_a_cluster_by_its_address(client, tmp_path, m
     address = client.scheduler.address
     found = measure.measure(tmp_path / "stages", **asked, features=4, cluster=address).cells.set_index("unit")
     assert dict(found["status"]) == dict.fromkeys(names, "measured") and found.loc["simulated:NPU", "device"] == "npu"
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:8786", "10.0.0.1:8786", "bench:8786", "tcp://0.0.0.0:8786"])
+def test_an_address_without_tls_that_others_reach_is_warned_of(address):
+    assert "can run any Python" in cluster.exposed(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "[::1]:8786", "localhost:8786", "tls://bench:8786"])
+def test_this_machine_and_tls_are_not_warned_of(address):
+    assert cluster.exposed(address) is None
+
+
+def test_a_cluster_started_as_documented_listens_to_this_machine_alone():
+    assert cluster.SCHEDULER in cluster.__doc__ and cluster.LOOPBACK in cluster.WORKER
+    options = cluster.SCHEDULER.removeprefix("dask scheduler").split()
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        next(line for line in process.stderr if "Scheduler at:" in line)
+        found = [c.laddr.ip for c in psutil.Process(process.pid).net_connections("inet") if c.status == "LISTEN"]
+        assert found and set(found) == {"127.0.0.1"}
+    finally:
+        process.kill()
+        process.communicate()

@@ -276,7 +276,7 @@ def test_a_model_on_one_graph_gives_the_layers_result_padded_or_not(folder):
 def judged(tmp_path_factory):
     quick = [("handbuilt", "bag", OPENVINO), ("handbuilt", "dense", OPENVINO), ("openvino", "index_add", OPENVINO)]
     quick += [("onnx-legacy", "index_add", runtime) for runtime in (ONNXRUNTIME, OPENVINO)]
-    return every_combination(LAYER, tmp_path_factory.mktemp("models"), blocks=[(1, 5)], combinations=quick)
+    return every_combination(LAYER, tmp_path_factory.mktemp("models"), blocks=[(3, 3), (1, 5)], combinations=quick)
 
 
 def test_every_combination_says_what_is_wrong_where_sums_are_and_what_cannot_be_converted(judged):
@@ -287,6 +287,10 @@ def test_every_combination_says_what_is_wrong_where_sums_are_and_what_cannot_be_
     refused = judged[judged["status"] == "unavailable"]
     assert set(refused["form"]) == {"openvino, index_add: OpenVINO"} and refused["value"].isna().all()
     assert refused["reason"].str.contains("aten.index_add").all()
+
+
+def test_a_stage_that_is_asked_for_as_a_block_too_has_one_row(judged):
+    assert not judged.duplicated(["form", "stage"]).any()
 
 
 def test_what_an_exporter_does_not_offer_has_no_row(judged):

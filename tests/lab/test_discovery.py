@@ -98,6 +98,7 @@ def test_a_damaged_notebook_is_named(repository, content):
 
 def test_a_parameter_set_is_a_name_or_a_folder(repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mine")
+    (folder / "01_first.yaml").write_text("width: 8")
     assert discovery.parameter_set("full", repository) == ParameterSet("full", repository / "params/full")
     assert discovery.parameter_set(str(folder), repository) == ParameterSet(folder.name, folder)
     assert "there is no parameter set or folder 'ful'; sets are full, quick" in refused(
@@ -178,6 +179,8 @@ def test_results_go_to_the_folder_of_the_set_or_where_parameters_say(repository,
         ([{"output_dir": "a"}, {}], "different output_dir"),
         ([{"output_dir": ""}], "holds the repository"),
         ([{"output_dir": ".."}], "holds the repository"),
+        ([{"output_dir": "x" * 5000}], "cannot be a folder: OSError"),
+        ([{"output_dir": "a\0b"}], "cannot be a folder: ValueError"),
         ([{"output_dir": "params/quick/01_first.yaml"}], "is a file"),
     ],
 )
@@ -188,5 +191,7 @@ def test_a_folder_that_results_cannot_go_to_is_refused(repository, quick, given,
 def test_a_folder_of_ones_own_does_not_write_over_a_set_of_the_same_name(repository, tmp_path_factory):
     mine = tmp_path_factory.mktemp("mine") / "quick"
     mine.mkdir()
+    assert "holds no parameter file" in refused(discovery.parameter_set, str(mine), repository)
+    (mine / "01_first.yaml").write_text("width: 8")
     set_ = discovery.parameter_set(str(mine), repository)
     assert "outputs/quick belongs to params/quick" in refused(discovery.output_folder, set_, [{}], repository)

@@ -1,6 +1,7 @@
 """Where a number comes from is known; results hold exactly as long as everything that made them is as it was."""
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -240,3 +241,10 @@ def test_collecting_does_not_load_openvino_where_it_is_not_needed():
     code = "import sys; from gnnlab.lab import provenance; provenance.system(); print('openvino' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_name_of_the_machine_is_left_out_unless_it_is_asked_for(monkeypatch):
+    assert platform.node() not in json.dumps(provenance.system() | {"os": None}) or not platform.node()
+    assert provenance.system()["host"] is None
+    monkeypatch.setenv("GNNLAB_HOST", "bench 7")
+    assert provenance.system()["host"] == "bench 7"

@@ -326,3 +326,16 @@ def test_the_two_rows_of_heads_that_pandas_writes_become_one_and_numbers_stand_t
 def test_the_terms_of_a_page_are_those_of_the_glossary_that_it_uses(tmp_path: Path) -> None:
     (tmp_path / "words.md").write_text("| word | meaning |\n|---|---|\n| **peer** | a rival |\n| **bag** | a sum |\n")
     assert report._terms("Peers are raced; a bagel is none.", tmp_path / "words.md") == [("peer", "a rival")]
+
+
+def test_an_output_that_cannot_be_shown_is_marked_and_the_rest_is_rendered() -> None:
+    bad = {"application/vnd.jupyter.widget-view+json": "text"}
+    cells = [
+        v4.new_markdown_cell("## Before"),
+        v4.new_code_cell("bad()", outputs=[v4.new_output("display_data", bad)]),
+        v4.new_code_cell("good()", outputs=[v4.new_output("stream", text="behind it")]),
+    ]
+    found = notebook_html.render(v4.new_notebook(cells=cells), {})
+    assert "cannot be shown" in found.html and "behind it" in found.html
+    assert [text for _, text in found.headings] == ["Before"]
+    assert found.html.index("Before") < found.html.index("cannot be shown") < found.html.index("behind it")

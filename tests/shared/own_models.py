@@ -110,6 +110,24 @@ def fails(data):
     raise RuntimeError("no such file")
 
 
+def fails_later(data):
+    def fail(model, x, y):
+        if model.calls.add_(1) > 3:
+            raise RuntimeError("later")
+        return y
+
+    return Altered(data.num_features, fail)
+
+
+def ends_the_process():
+    """As a unit's factory."""
+    os._exit(0)
+
+
+def generator_exit():
+    raise GeneratorExit
+
+
 def ends(data):
     raise SystemExit(3)
 

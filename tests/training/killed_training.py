@@ -34,7 +34,7 @@ def killer(point, count, original):
 
 
 def main(folder, point, count):
-    name = {"tensors": "write_atomically", "pointer": "write_json"}[point]
+    name = {"tensors": "write_atomically", "pointer": "write_sealed"}[point]
     setattr(checkpoints, name, killer(point, int(count), getattr(checkpoints, name)))
     training, validation = tables()
     train(model(training), training, validation, RECIPE, folder=Path(folder), resume=True, checkpoint_steps=EVERY)

@@ -4,17 +4,21 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import two_processes
 from training_cases import tables
 
 from gnnlab.errors import GnnlabError
+from gnnlab.files import locked
 from gnnlab.training import distributed, process_group
+from gnnlab.training.checkpoints import load
 from gnnlab.training.process_group import processes
 
 HERE = Path(__file__).parent
@@ -133,3 +137,33 @@ def test_more_processes_than_devices_are_told(monkeypatch):
 def test_the_uneven_batches_that_the_processes_get_are_uneven():
     rows = len(tables()[0])
     assert rows % two_processes.PLAIN.batch_size == 1  # one of two processes has no row of the last batch
+
+
+@needs_gloo
+def test_processes_end_when_torchrun_was_killed_and_the_folder_is_held_till_then(tmp_path):
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"epochs": 10_000, "batch_size": 50}))
+    folder = tmp_path / "run"
+    options = ["--recipe", str(recipe), "--folder", str(folder), "--rows", "500", "--hidden", "8"]
+    command = [*TORCHRUN, "-m", "gnnlab.training.distributed", *options]
+    started = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until((folder / "checkpoint.json").exists)
+        ranks = psutil.Process(started.pid).children()
+        assert len(ranks) == 2
+        with pytest.raises(GnnlabError, match="trains into"), locked(folder, "trains into"):
+            pass
+    finally:
+        started.kill()
+        started.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+    with locked(folder, "trains into"):
+        assert load(folder) is not None
+
+
+def until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

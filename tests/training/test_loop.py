@@ -273,7 +273,7 @@ def test_killed_at_any_moment_and_resumed_it_gives_the_bits_of_an_uninterrupted_
         found = trainer.finish()
     assert found.losses == whole.losses
     assert largest_difference(weights(model_again), weights(whole_model)) == 0
-    assert len(list((tmp_path / "run").iterdir())) == 2
+    assert len([path for path in (tmp_path / "run").iterdir() if path.name != ".lock"]) == 2
 
 
 def other_data(training, validation):
@@ -320,7 +320,7 @@ def test_a_folder_that_cannot_be_is_told_before_anything_is_computed(tmp_path, m
     (tmp_path / "file").write_text("mine")
     monkeypatch.setattr(Stepper, "backward", None)
     for resume in (False, True):
-        with pytest.raises(GnnlabError, match="cannot be a folder for checkpoints"):
+        with pytest.raises(GnnlabError, match="could not write to"):
             trained(SMALL, folder=tmp_path / "file", resume=resume)
     with pytest.raises(GnnlabError, match="checkpoint_steps must be an integer of 0 or more, got -1"):
         trained(SMALL, folder=tmp_path / "run", checkpoint_steps=-1)

@@ -91,3 +91,16 @@ def test_what_is_wrong_with_a_unit_of_ones_own_is_one_line(capsys, tmp_path, mon
     assert cli.main(["units", unit]) == 2
     printed = capsys.readouterr().err
     assert len(printed.splitlines()) == 1 and why in printed
+
+
+@pytest.mark.parametrize(
+    ("unit", "why"),
+    [
+        ("own_models:ends_the_process", "unit own_models:ends_the_process: the process exited with code 0"),
+        ("own_models:generator_exit", "own_models:generator_exit raised GeneratorExit"),
+    ],
+)
+def test_a_factory_that_ends_its_process_does_not_end_this_one(capsys, unit, why):
+    assert cli.main(["units", unit]) == 2
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1 and why in printed
