@@ -135,7 +135,7 @@ def profile(arguments) -> int:
     takes("--graph", default="digits", help="the graph (%(default)s)"),
     takes("--train", action="store_true", help="forward and backward pass, and gradients in the proof"),
     takes("--out", metavar="FILE", help="write the fast model as a module"),
-    takes("--budget", type=_count, default=90, metavar="S", help="seconds of trying and measuring (%(default)s)"),
+    takes("--budget", type=_count, default=90, metavar="S", help="seconds for all of it (%(default)s)"),
     takes("--processes", type=_count, default=3, metavar="N", help="fresh processes of the race, from 2 (%(default)s)"),
     JSON,
 )
@@ -145,6 +145,7 @@ def optimize(arguments) -> int:
     Each step is measured alone and with the others, in several fresh processes, and stays if the interval over
     these lies above 1. The result is compared on your graph and on others: isolated nodes, repeated edges,
     self-loops, no edges, other sizes. What changes results (bfloat16, int8) is measured, listed, and not applied.
+    A step that the budget has no room for is listed as such, with the budget that would have.
 
     examples:
       gnnlab optimize my_models:make --graph digits

@@ -67,21 +67,42 @@ def _cells(tried: Tried) -> tuple[str, ...]:
 def sentences(report: Optimized) -> list[str]:
     """What was found, for a reader."""
     lines = [f"Found, and yours to change: {sentence}" for sentence in report.facts["told"]]
-    if not report.plan:
-        return [*lines, f"Nothing that was tried makes it faster in every one of {report.processes} processes."]
-    lines.append(
-        f"Together, {' + '.join(report.plan)}: {estimate_text(report.gain)} times as fast, "
-        f"{report.ms['yours']:.3g} ms before and {report.ms['fast']:.3g} ms now, over {report.processes} processes."
-    )
-    lines.append(
-        f"Proven equal on {len(report.proof['held'])} graphs ({'; '.join(report.proof['held'])}), "
-        f"to {report.proof['error']:.1e}, where {ALLOWED:.0e} is allowed."
-    )
-    lines += [f"It refuses {graph}: {why}" for graph, why in report.proof["refused"].items()]
-    lines += [f"Yours does not take {graph}: {why}" for graph, why in report.proof["skipped"].items()]
+    lines += _result(report) if report.plan else [
+        f"No step was seen to make it faster over {report.processes} processes: nothing to write."
+    ]  # fmt: skip
+    lines += [_offer(tried) for tried in report.tried if not tried.exact and tried.processes > 1]
+    if report.left_out:
+        typed = f"gnnlab optimize {report.spec} --graph {report.graph}{' --train' * report.train}"
+        left_out = ", ".join(report.left_out)
+        lines.append(f"The budget had no room for {left_out}; `{typed} --budget {report.wanted_s}` should have.")
+    return lines
+
+
+def _result(report: Optimized) -> list[str]:
+    ms, proof, plan = report.ms, report.proof, " + ".join(report.plan)
+    lines = [
+        f"{'Together, ' * (len(report.plan) > 1)}{plan}: {estimate_text(report.gain)} times as fast, "
+        f"{ms['yours']:.3g} ms before and {ms['fast']:.3g} ms now, over {report.processes} processes.",
+        f"Proven equal on {len(proof['held'])} graphs ({'; '.join(proof['held'])}): outputs"
+        f"{' and gradients' * report.train} differ by {proof['error']:.1e}, where {ALLOWED:.0e} is allowed.",
+    ]
+    lines += [f"It refuses {graph}: {why}" for graph, why in proof["refused"].items()]
+    lines += [f"Yours does not take {graph}: {why}" for graph, why in proof["skipped"].items()]
     if limit := report.facts["limit_ms"]:
         lines.append(f"The operators of yours take {limit:.3g} ms at least on this machine (roofline).")
     return lines
+
+
+def _offer(tried: Tried) -> str:
+    """What a step that changes results would bring, and cost."""
+    where = "to your model"
+    gain = tried.gain
+    if tried.beside is not None:
+        where, gain = "to the fast model", tried.beside
+    return (
+        f"Not applied, as it changes results: {tried.name} would bring {where} {estimate_text(gain)} times, "
+        f"with errors of {tried.error:.1e} of the largest output."
+    )
 
 
 def as_json(report: Optimized) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """What is done around a forward and leaves the model's own code as it is: conditions, constants, guards.
 
 model = inference(model)          # in eval no graph for gradients is recorded
-model = threads(model, 1)         # one thread of torch in each call in eval
+model = threads(model, 1)         # one thread of torch in each call
 
 Each changes the model it is given, and gives it back. It stays a module of its class with its parameters, so that
 checkpoints load as before; it gets a class of its own, made from its class, so that `torch.save` takes its state_dict
-and not the model itself. What they do holds in eval mode; in training the model runs as it was.
+and not the model itself. Constants and inference mode hold in eval mode alone; in training the model runs as it was.
 """
 
 from __future__ import annotations
@@ -54,13 +54,17 @@ def inference(model: nn.Module) -> nn.Module:
 
 
 def threads(model: nn.Module, count: int) -> nn.Module:
-    """`model`, which runs on `count` threads of torch in each call; those around it are as before."""
+    """`model`, which runs on `count` threads of torch in each call; those around it are as before. In training torch
+    keeps them after a call, for the backward pass that follows."""
 
     def run(model, forward, arguments, named):
+        if model.training:
+            torch.set_num_threads(count)
+            return forward(*arguments, **named)
         with Conditions(count, torch.get_float32_matmul_precision()).applied():
             return forward(*arguments, **named)
 
-    return around(model, run)
+    return around(model, run, training=True)
 
 
 def products(model: nn.Module, precision: str) -> nn.Module:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -20,12 +21,13 @@ from torch import nn
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
-from gnnlab.profiling import roofline
+from gnnlab.profiling import roofline, timing
+from gnnlab.profiling.conditions import Conditions
 from gnnlab.profiling.context import call
 from gnnlab.profiling.counting import count
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.parity import relative_error
-from gnnlab.profiling.races import race_forms
+from gnnlab.profiling.races import call_of
 from gnnlab.rewrite import proof, steps, subject
 from gnnlab.rewrite.subject import UserModel
 
@@ -34,6 +36,8 @@ YOURS = "yours"
 torch._dynamo.config.recompile_limit = 64
 torch._dynamo.config.fail_on_recompile_limit_hit = True
 _CALLS = 5  # for a first look at a time
+_SHORT_S = 0.3  # of the race of a step by itself
+_SLOWER = 1.5  # times the user's own: what is so much slower in a short race need not be proven on other graphs
 
 
 def examine(spec: str, graph: str, train: bool, folder: str, thorough: bool) -> dict[str, Any]:
@@ -60,18 +64,25 @@ def examine(spec: str, graph: str, train: bool, folder: str, thorough: bool) -> 
     }
 
 
-def ready(spec: str, graph: str, train: bool) -> None:
-    """Load the model and the graph, so that it is not counted as a trial's or a race's time."""
-    _subject(spec, graph, train)
+def ready(spec: str, graph: str, train: bool) -> float:
+    """Load the model and the graph; seconds that a call of the model takes."""
+    seen = _subject(spec, graph, train)
+    _step(seen.model, seen)
+    start = time.perf_counter()
+    _step(seen.model, seen)
+    return time.perf_counter() - start
 
 
 def attempt(spec: str, graph: str, train: bool, plan: Sequence[str], folder: str) -> dict[str, Any]:
     """Try a plan: does it apply, is it right, what does it take once, which share of the time can it touch?
 
-    Of steps that are not exact, `error` is that of the outputs, relative to their largest magnitude.
+    A step by itself is raced shortly once it is right on the user's graph (`times`, as `race` gives them), and proven
+    on the other graphs unless it was slower: what a compiler makes anew for each of them takes long. Of steps that are
+    not exact, `error` is that of the outputs, relative to their largest magnitude.
     """
     seen, found = _subject(spec, graph, train), {"applies": True, "why": "", "share": None}
-    if len(plan) == 1:
+    single = len(plan) == 1
+    if single:
         look = steps.STEPS[plan[0]].look(copy.deepcopy(seen.model), seen.batch)
         found |= {"applies": look.applies, "why": look.why}
         if not look.applies:
@@ -84,36 +95,57 @@ def attempt(spec: str, graph: str, train: bool, plan: Sequence[str], folder: str
     except Exception as error:  # whatever a step or a runtime raises is why it does not apply
         return found | {"applies": False, "why": f"{found['why']}; {one_line(error)}".lstrip("; ")}
     found["once_s"] = time.perf_counter() - start
-    if all(steps.STEPS[name].exact for name in plan):
-        few = any(steps.STEPS[name].slow for name in plan)
-        proven = proof.compare(form, seen.data, spec, train, Path(folder), seen.keeps_its_graph, few)
-        found |= {"proof": asdict(proven), "right": proven.holds_on_yours}
-    else:
-        found |= {"error": relative_error(_outputs(_step(seen.model, seen)), _outputs(first))}
+    exact = all(steps.STEPS[name].exact for name in plan)
+    few = proof.FEW if any(steps.STEPS[name].slow for name in plan) else None
+
+    def prove(names: Sequence[str] | None) -> bool:
+        proven = proof.compare(form, seen.data, spec, train, Path(folder), seen.keeps_its_graph, names)
+        found.update(proof=asdict(proven), right=proven.holds_on_yours)
+        return not proven.wrong and not proven.refused
+
+    if not exact:
+        found["error"] = relative_error(_outputs(_step(seen.model, seen)), _outputs(first))
+    elif not prove((proof.YOURS,)) and single:
+        return found | {"right": False}
+    if single:
+        times = found["times"] = race(spec, graph, train, [plan], _SHORT_S, 0)
+        found["call_s"] = median(times[name_of(plan)]) / 1e3 if name_of(plan) in times else 0.0
+        found["slower"] = found["call_s"] > _SLOWER * median(times[YOURS]) / 1e3
+        if exact and found["slower"]:
+            return found | {"right": True}
+    if exact:
+        prove(few)
     return found
 
 
 def race(
     spec: str, graph: str, train: bool, plans: Sequence[Sequence[str]], budget_s: float, seed: int
-) -> dict[str, dict[str, Any]]:
-    """Times in ms of the user's model, of itself again (A/A) and of each plan, one a round, or why there are none.
+) -> dict[str, list[float]]:
+    """Times in ms of the user's model, of itself again (A/A) and of each plan that runs here, one a round.
 
     What is exact was proven before, tensor by tensor; the others are timed for what they would bring.
     """
     seen = _subject(spec, graph, train)
-    forms: dict[str, nn.Module] = {YOURS: seen.model}
-    failed = {}
+    now, mode = Conditions.now(), "training" if train else "plain"
+
+    def timed(form: nn.Module) -> Callable[[], Any]:
+        run = call_of(form, seen.batch, mode)
+
+        def under_mine() -> Any:  # in training a form may leave its own number of threads for the backward pass
+            with now.applied():
+                return run()
+
+        return under_mine if train else run
+
+    forms: dict[str, Callable[[], Any]] = {}
     for plan in plans:
-        try:
-            forms[name_of(plan)] = _form(spec, graph, train, tuple(plan))
-        except Exception as error:  # it was built in another process, and may fail here
-            failed[name_of(plan)] = {"times_ms": None, "reason": one_line(error)}
-    mode = "training" if train else "plain"
-    found = race_forms(forms, seen.batch, mode=mode, tolerance=float("inf"), budget_s=budget_s, seed=seed)
-    return failed | {
-        name: {"times_ms": None if raced.times_ms is None else raced.times_ms.tolist(), "reason": raced.reason}
-        for name, raced in found.items()
-    }
+        with suppress(Exception):  # it was built in another process, and may fail here
+            form = _form(spec, graph, train, tuple(plan))
+            _step(form, seen)
+            forms[name_of(plan)] = timed(form)
+    found = timing.race(timed(seen.model), forms, control=True, parity=None, budget_s=budget_s, seed=seed)
+    yours = next(iter(found.values())).baseline.samples_ms
+    return {YOURS: list(yours)} | {name: list(each.candidate.samples_ms) for name, each in found.items()}
 
 
 def name_of(plan: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Data
 
@@ -22,9 +23,9 @@ from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.rewrite import around, engines, pooling
+from gnnlab.rewrite import around, engines, forward_edits
+from gnnlab.rewrite import dense as small
 from gnnlab.rewrite import sparse_inputs as sparse
-from gnnlab.rewrite.backend import backend
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
@@ -44,8 +45,9 @@ Apply = Callable[[nn.Module, Any], nn.Module]
 
 @dataclass(frozen=True)
 class RewriteStep:
-    """`apart`: kinds of steps that it does not go with. `code`: how the written module calls it. `slow`: it is made
-    anew for a new size, so that the proof asks it on fewer graphs."""
+    """`apart`: kinds of steps that it does not go with. `code`: how the written module calls it. `starts`: how long it
+    takes to try, in starts of a process that loads torch and the model. `slow`: it is made anew for a new size, so that
+    the proof asks it on fewer graphs."""
 
     name: str
     does: str
@@ -56,6 +58,7 @@ class RewriteStep:
     apart: frozenset[str] = frozenset()
     training: bool = True
     exact: bool = True
+    starts: float = 0.02
     slow: bool = False
 
 
@@ -75,7 +78,22 @@ def constant_output(model: nn.Module, batch: Any) -> nn.Module:
 
 def mean_first(model: nn.Module, batch: Any) -> nn.Module:
     """A mean over nodes before the linear layer that it follows."""
-    return pooling.mean_first(model, batch)
+    return forward_edits.mean_first(model, batch)
+
+
+def without_unused(model: nn.Module, batch: Any) -> nn.Module:
+    """What nothing uses is not computed."""
+    return forward_edits.without_unused(model, batch)
+
+
+def without_copies(model: nn.Module, batch: Any) -> nn.Module:
+    """No copies before what only reads."""
+    return forward_edits.without_copies(model, batch)
+
+
+def dense_layers(model: nn.Module, batch: Any) -> nn.Module:
+    """Layers of PyG as products with a dense adjacency, on small graphs."""
+    return small.dense(model)
 
 
 def sparse_inputs(model: nn.Module, batch: Any) -> nn.Module:
@@ -95,6 +113,8 @@ def compiled(model: nn.Module, batch: Any) -> nn.Module:
 
 def compiled_sums(model: nn.Module, batch: Any, then: str = "eager") -> nn.Module:
     """The forward through torch.compile and the lab's backend, which hands the rest to `then` (eager|inductor)."""
+    from gnnlab.rewrite.backend import backend  # which takes a second to load
+
     return around.compiled(model, functools.partial(backend, options={"then": then}))
 
 
@@ -134,10 +154,21 @@ def medium_products(model: nn.Module, batch: Any) -> nn.Module:
 
 
 def int8_weights(model: nn.Module, batch: Any) -> nn.Module:
-    """Linear layers of torch in int8, activations quantized at each call."""
+    """Linear layers in int8, activations quantized at each call."""
     from torch.ao.quantization import quantize_dynamic
 
+    for path in _linear(model):
+        layer = model.get_submodule(path)
+        if type(layer) is not nn.Linear:
+            plain = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None)
+            plain.load_state_dict(layer.state_dict())
+            model.set_submodule(path, plain)
     return quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8)
+
+
+def _linear(model: nn.Module) -> tuple[str, ...]:
+    """Paths of the linear layers of torch and PyG in a model, which is none itself."""
+    return tuple(path for path, layer in model.named_modules() if path and type(layer) in (nn.Linear, pyg.Linear))
 
 
 # ---- does it apply? -------------------------------------------------------------------------------------------------
@@ -153,14 +184,26 @@ def _look_constant(model: nn.Module, batch: Any) -> Applicability:
     return Applicability(True, "no tensor goes in: in eval the output follows from the weights")
 
 
-def _look_mean(model: nn.Module, batch: Any) -> Applicability:
-    try:
-        found = pooling.places(model, batch)
-    except GnnlabError as error:
-        return Applicability(False, str(error))
-    if not found:
-        return Applicability(False, "no linear layer is followed by nothing but a mean over nodes")
-    return Applicability(True, f"a mean over nodes follows {', '.join(found)}", found)
+def _look_edit(places: Callable[[nn.Module, Any], tuple[str, ...]], found: str) -> Look:
+    """Where a forward can be edited; `found` says of the places what they are."""
+
+    def look(model: nn.Module, batch: Any) -> Applicability:
+        try:
+            at = places(model, batch)
+        except GnnlabError as error:
+            return Applicability(False, str(error))
+        return Applicability(True, found.format(", ".join(at)), at if found.startswith("a mean") else None)
+
+    return look
+
+
+def _dense_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
+    if isinstance(batch, Data):
+        return small.places(model, batch.num_nodes)
+    x = batch.get("x") if isinstance(batch, dict) else next(iter(tensors_in(batch)), None)
+    if x is None:
+        raise GnnlabError("no x goes in that says how many nodes there are")
+    return small.places(model, len(x))
 
 
 def _look_sparse(model: nn.Module, batch: Any) -> Applicability:
@@ -199,10 +242,10 @@ def _look_installed(package: str) -> Look:
 
 
 def _look_int8(model: nn.Module, batch: Any) -> Applicability:
-    paths = tuple(path for path, layer in model.named_modules() if type(layer) is nn.Linear)
+    paths = _linear(model)
     if not paths:
-        return Applicability(False, "it has no nn.Linear; PyG's own linear layers are none")
-    return Applicability(True, f"{len(paths)} nn.Linear", paths)
+        return Applicability(False, "it has no linear layers of torch or PyG")
+    return Applicability(True, f"{len(paths)} linear layer{'s' * (len(paths) > 1)}", paths)
 
 
 # ---- the registry ---------------------------------------------------------------------------------------------------
@@ -231,7 +274,6 @@ def _threads_step(count: int) -> RewriteStep:
         f"steps.threads(model, batch, {count})",
         "condition",
         frozenset({"condition"}),
-        training=False,
     )
 
 
@@ -249,9 +291,25 @@ _ALL = (
     RewriteStep(
         "mean before linear",
         "pools before a linear layer in place of after it",
-        _look_mean,
+        _look_edit(forward_edits.mean_places, "a mean over nodes follows {}"),
         mean_first,
         "steps.mean_first(model, batch)",
+        "rewrite",
+    ),
+    RewriteStep(
+        "no unused results",
+        "leaves out what neither the output nor anything else uses",
+        _look_edit(forward_edits.unused_places, "nothing uses {}"),
+        without_unused,
+        "steps.without_unused(model, batch)",
+        "rewrite",
+    ),
+    RewriteStep(
+        "no needless copies",
+        "leaves out clone and contiguous before what only reads",
+        _look_edit(forward_edits.copy_places, "{}"),
+        without_copies,
+        "steps.without_copies(model, batch)",
         "rewrite",
     ),
     RewriteStep(
@@ -260,6 +318,14 @@ _ALL = (
         _look_sparse,
         sparse_inputs,
         "steps.sparse_inputs(model, batch)",
+        "rewrite",
+    ),
+    RewriteStep(
+        "dense small graph",
+        "multiplies with a dense adjacency, on graphs of some hundred nodes",
+        _look_edit(_dense_places, "{}"),
+        dense_layers,
+        "steps.dense_layers(model, batch)",
         "rewrite",
     ),
     RewriteStep(
@@ -289,6 +355,7 @@ _ALL = (
         "engine",
         _ALONE | {"mode"},
         training=False,
+        starts=1.0,
     ),
     RewriteStep(
         "ONNX Runtime",
@@ -299,6 +366,7 @@ _ALL = (
         "engine",
         _ALONE | {"mode"},
         training=False,
+        starts=2.0,
     ),
     RewriteStep(
         "medium products",
@@ -336,6 +404,7 @@ _ALL = (
         "steps.compiled_sums(model, batch)",
         "engine",
         _ALONE,
+        starts=2.0,
         slow=True,
     ),
     RewriteStep(
@@ -346,6 +415,7 @@ _ALL = (
         'steps.compiled_sums(model, batch, "inductor")',
         "engine",
         _ALONE,
+        starts=4.0,
         slow=True,
     ),
     RewriteStep(
@@ -356,6 +426,7 @@ _ALL = (
         "steps.compiled(model, batch)",
         "engine",
         _ALONE,
+        starts=4.0,
         slow=True,
     ),
     RewriteStep(
@@ -395,9 +466,14 @@ def apply(plan: Sequence[str], model: nn.Module, batch: Any) -> nn.Module:
 
 
 def told(model: nn.Module, batch: Any) -> list[str]:
-    """What was found and only its author can change: inputs, buffers and parameters without effect, needless copies."""
+    """What was found and only its author can change: inputs, buffers and parameters without effect, copies of their
+    own. Copies within layers of PyG are none of theirs."""
     try:
         found = findings.inspect(model, batch)
     except Exception as error:  # a model may refuse what is tried on it
         return [f"The model could not be looked at: {one_line(error)}"]
-    return [finding.sentence for finding in found if finding.kind != "constant_output"]
+    installed = {
+        path for path, m in model.named_modules() if type(m).__module__.startswith(("torch.", "torch_geometric."))
+    }
+    theirs = (f for f in found if not installed.issuperset(f.evidence.get("modules", [None])))
+    return [finding.sentence for finding in theirs if finding.kind != "constant_output"]
