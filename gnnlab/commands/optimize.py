@@ -73,7 +73,7 @@ def sentences(report: Optimized) -> list[str]:
     lines += [_offer(tried) for tried in report.tried if not tried.exact and tried.processes > 1]
     if report.left_out:
         typed = f"gnnlab optimize {report.spec} --graph {report.graph}{' --train' * report.train}"
-        left_out = ", ".join(report.left_out)
+        left_out = "; ".join(report.left_out)
         lines.append(f"The budget had no room for {left_out}; `{typed} --budget {report.wanted_s}` should have.")
     return lines
 
@@ -95,13 +95,10 @@ def _result(report: Optimized) -> list[str]:
 
 def _offer(tried: Tried) -> str:
     """What a step that changes results would bring, and cost."""
-    where = "to your model"
-    gain = tried.gain
-    if tried.beside is not None:
-        where, gain = "to the fast model", tried.beside
+    base, gain = ("your model", tried.gain) if tried.beside is None else ("the fast model", tried.beside)
     return (
-        f"Not applied, as it changes results: {tried.name} would bring {where} {estimate_text(gain)} times, "
-        f"with errors of {tried.error:.1e} of the largest output."
+        f"Not applied, as it changes results: {tried.name}, {estimate_text(gain)} times as fast as {base}, with errors "
+        f"of {tried.error:.1e} of the largest output."
     )
 
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from gnnlab.errors import GnnlabError, shown
 
 SAME = 0.05  # how far from no change still is none, unless the claim says it
-KNOWN = (
-    '"1.5x", "at least 10 %", "10-15 %", "20 % faster", "faster", "same speed", "half the memory", "30 % less memory"'
-)
+KNOWN = '"1.5x", "1.2-1.5x", "at least 10 %", "20 % faster", "faster", "same speed", "half the memory"'
 _NUMBER = r"\d+(?:\.\d+)?"
 _RANGE = rf"(?P<number>{_NUMBER})(?: ?(?:-|to) ?(?P<upper>{_NUMBER}))? ?(?P<kind>x|times|%)"
 _AMOUNT = rf"(?P<least>at least )?(?:{_RANGE}|(?P<word>half|twice))"
@@ -51,10 +49,10 @@ def read_claim(words: str) -> list[ClaimPart]:
     parts = [part.strip() for part in re.split(r",| and ", " ".join(words.lower().split())) if part.strip()]
     if not parts:
         raise GnnlabError(f"the claim {shown(words)} says nothing; understood are {KNOWN}")
-    return [_part(part, words) for part in parts]
+    return [_part(part) for part in parts]
 
 
-def _part(text: str, words: str) -> ClaimPart:
+def _part(text: str) -> ClaimPart:
     if text in ("faster", "less memory"):
         return ClaimPart(text, text != "faster", None, "some gain, of any size")
     if same := re.fullmatch(_SAME, text):
@@ -63,7 +61,7 @@ def _part(text: str, words: str) -> ClaimPart:
     memory = re.fullmatch(_AMOUNT + _MEMORY, text)
     found = memory or re.fullmatch(_AMOUNT + _SPEED, text)
     if not found or not (effects := _effects(found, None if memory else found["how"])):
-        raise GnnlabError(f"{shown(text)} in the claim {shown(words)} is not understood; understood are {KNOWN}")
+        raise GnnlabError(f"the claim {shown(text)} is not understood; understood are {KNOWN}")
     low, high = effects
     what, least = "memory" if memory else "time", found["least"] is not None
     size = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

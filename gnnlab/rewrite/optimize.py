@@ -228,10 +228,11 @@ class _Search:
 
     def try_each(self) -> None:
         for number, name in enumerate(self.names, start=1):
-            needed_s = self.bench.start_s * STEPS[name].starts + 3 * _CALLS * self.bench.yours_s
+            needed_s = self.bench.start_s * STEPS[name].starts
+            calls_s = 3 * _CALLS * self.bench.yours_s
             room_s = self.bench.left_s - self.measuring_s(self.promising())
-            if needed_s * (1 + self.processes / 2) > room_s:  # made anew in each process of the race, in less
-                self.without_room(name, _SKIPPED, needed_s)
+            if needed_s * (1 + self.processes / 2) + calls_s > room_s:  # made anew in each process of the race, in less
+                self.without_room(name, _SKIPPED, needed_s + calls_s)
                 continue
             self.bench.tell(f"[{number}/{len(self.names)}] {name} ({max(0, self.bench.left_s):.0f} s left)")
             self.found[name] = self.bench.attempt((name,), room_s)

@@ -277,7 +277,15 @@ def _threads_step(count: int) -> RewriteStep:
     )
 
 
-_ALL = (
+_ALL = (  # tried in this order: first what brings most models most
+    RewriteStep(
+        "fast layers",
+        "sums over neighbours without a row an edge",
+        _look_layers,
+        fast_layers,
+        "steps.fast_layers(model, batch)",
+        "layers",
+    ),
     RewriteStep(
         "constant output",
         "keeps an output that no input changes",
@@ -327,14 +335,6 @@ _ALL = (
         dense_layers,
         "steps.dense_layers(model, batch)",
         "rewrite",
-    ),
-    RewriteStep(
-        "fast layers",
-        "sums over neighbours without a row an edge",
-        _look_layers,
-        fast_layers,
-        "steps.fast_layers(model, batch)",
-        "layers",
     ),
     RewriteStep(
         "inference mode",

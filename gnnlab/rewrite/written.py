@@ -112,13 +112,14 @@ def _brought(found: Tried) -> str:
 
 def _left_out(report: Optimized) -> Iterator[str]:
     """What changes results, and is for the reader to decide."""
-    measured = [tried for tried in report.tried if not tried.exact and tried.gain is not None]
+    measured = [tried for tried in report.tried if not tried.exact and tried.gain and tried.gain.value > 1]
     if measured:
         yield ""
         yield ""
         yield "# Not applied, for it changes results; as a line before `return model`:"
     for tried in measured:
-        yield f"# model = {STEPS[tried.name].code}  # {gain_text(tried.gain)} as fast alone, error {tried.error:.1e}"
+        base, gain = ("yours", tried.gain) if tried.beside is None else ("this model", tried.beside)
+        yield f"# model = {STEPS[tried.name].code}  # {gain_text(gain)} as fast as {base}, error {tried.error:.1e}"
 
 
 def _comment(text: str) -> list[str]:

@@ -66,6 +66,21 @@ def test_threads_are_those_of_the_call_alone():
     assert torch.get_num_threads() == before
 
 
+def test_in_training_the_threads_stay_for_the_backward_pass():
+    class Counting(nn.Module):
+        def forward(self):
+            return torch.ones(1, requires_grad=True) * 1
+
+    before, seen = torch.get_num_threads(), []
+    out = around.threads(Counting().train(), before + 1)()
+    try:
+        out.register_hook(lambda grad: seen.append(torch.get_num_threads()))
+        out.backward()
+        assert seen == [before + 1]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_constant_is_computed_once_and_again_after_a_change():
     class Constant(nn.Module):
         def __init__(self):
