@@ -1,6 +1,7 @@
 """`gnnlab optimize` in processes of its own: a table or JSON, a module, and one line for bad input."""
 
 import json
+import re
 
 import pytest
 from planted_search import FINE, Planted
@@ -41,7 +42,7 @@ def test_the_table_says_why_a_step_is_not_kept(optimize, monkeypatch):
     monkeypatch.setattr(search, "Worker", Planted(lambda plan, process: 0.5, found))
     code, out, _ = optimize("own_models:gin", "--graph", "karate")
     assert code == 0 and "kept" in out and "no [reason] at all" in out
-    assert "\nfast layers: 2.0" in out and "Proven equal on 2 graphs" in out
+    assert 1.9 < float(re.search(r"\nfast layers: ([\d.]+) \(", out)[1]) < 2.1 and "Proven equal on 2 graphs" in out
 
 
 @pytest.mark.parametrize(

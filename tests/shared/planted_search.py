@@ -79,8 +79,8 @@ class Process:
         return self.planted.factor(tuple(plan), self.number)
 
     def race(self, plans, seed, **arguments):
-        found = {" + ".join(plan): times(self.factor(plan), seed) for plan in plans}
-        return {YOURS: times(1, seed), CONTROL: times(1, seed), **found}
+        factors = {YOURS: 1, CONTROL: 1, **{" + ".join(plan): self.factor(plan) for plan in plans}}
+        return {name: times(factor, (seed, place)) for place, (name, factor) in enumerate(factors.items())}
 
 
 class Here(Process):
