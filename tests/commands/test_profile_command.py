@@ -1,11 +1,13 @@
 """`gnnlab profile` of a user's own model: whatever it does costs a line, never this process."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from gnnlab import cli
 from gnnlab.commands import profile
+from gnnlab.lab import parameters
 
 OPTIONS = {"profile": ["flops"], "num_nodes": None, "graph": "karate", "device": "cpu", "batch_size": None}
 OPTIONS |= dict.fromkeys(("hidden_dim", "num_layers", "num_heads", "ffn_dim"))
@@ -53,3 +55,10 @@ def test_what_makes_a_profile_doubtful_is_a_remark(model, remark):
     assert len(found["remarks"]) == (remark is not None) and found["model_info"]["nodes"] == 34
     assert remark is None or remark in found["remarks"][0]
     assert profile.profiled(OPTIONS | {"model": f"own_models:{model}"}, "flops", 1.0)["total_gflops"] >= 0
+
+
+def test_the_sizes_are_those_that_notebook_01_starts_from():
+    notebook = Path(__file__).parents[2] / "notebooks" / "01_profile_bottlenecks.ipynb"
+    declared = {name: found.default for name, found in parameters.declared(notebook).items()}
+    assert {name: declared[name] for name in profile._SIZES} == profile._SIZES
+    assert (declared["scaling_nodes"], declared["scaling_layers"]) == (profile._NODES, profile._LAYERS)

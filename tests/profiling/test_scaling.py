@@ -127,3 +127,15 @@ def test_encodings_of_one_name_and_several_sizes_are_all_run_and_told_apart():
 def test_an_unknown_encoding_is_refused():
     with pytest.raises(ValueError, match=r"\['fourier'\]: known are"):
         scaling.run_pe_scaling(Tiny, [{"name": "fourier", "dim": 4}])
+
+
+def test_no_size_is_begun_when_the_time_is_over_and_what_was_left_out_is_named():
+    left = iter([True, True, True, False])
+    model = nn.Linear(2, 2)
+    found = sweep(
+        "nodes", [1, 2, 3, 4, 5, 6], lambda n: (model, torch.rand(n, 2)), budget_s=0.01, in_time=lambda: next(left)
+    )
+    assert found.parameter_values == (1, 2, 3, 4) and found.fit is not None and found.held_out is None
+    assert found.notes == ("left out, the time was over: 5, 6",)
+    found = sweep("nodes", [1, 2], lambda n: (model, torch.rand(n, 2)), budget_s=0.01, in_time=lambda: False)
+    assert found.parameter_values == (1,) and found.notes[0] == "left out, the time was over: 2"
