@@ -140,12 +140,11 @@ def get_memory_breakdown(
         "input": storages(batch),
     }
     with unchanged(model):
-        parts["forward_activations"] = _saved_for_backward(model, batch)
+        parts["forward_activations"], parts["output"] = _kept_by_forward(model, batch)
         with torch.no_grad():
             forward = hold(lambda: call(model, batch), where)
         training = hold(lambda: _train_once(model, batch), where)
-    output, gradients = training.result
-    parts["output"] = storages(output)
+    _, gradients = training.result
     known: set[int] = set()
     sizes = {}
     for name, found in parts.items():
@@ -249,8 +248,11 @@ def storages(*things: Any) -> dict[int, int]:
     return sizes
 
 
-def _saved_for_backward(model: nn.Module, batch: Any) -> dict[int, int]:
-    """Bytes of each storage that is kept for the backward pass when the forward pass is over."""
+def _kept_by_forward(model: nn.Module, batch: Any) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes of each storage that is kept for the backward pass when the forward pass is over, and of its output.
+
+    Both are looked at while they are alive: the address of a storage that has gone may be that of another one.
+    """
     seen = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -262,8 +264,7 @@ def _saved_for_backward(model: nn.Module, batch: Any) -> dict[int, int]:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = call(model, batch)
     kept = {key: reference() for key, reference in seen.items()}
-    del output  # alive until here: with it goes what it keeps
-    return {key: storage.nbytes() for key, storage in kept.items() if storage is not None}
+    return {key: storage.nbytes() for key, storage in kept.items() if storage is not None}, storages(output)
 
 
 @torch.enable_grad()

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open an event loop runs, beside which no other test can start its own
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         found = next(filter(None, map(shutil.which, NAMES)), playwright.chromium.executable_path)
