@@ -21,7 +21,7 @@ from .ledger import Judged
 from .results import ResultFile
 from .table import Row, Table, digits, number
 
-HEADLINES = 5
+HEADLINES, OF_A_DOCUMENT = 5, 2
 SAME = 1e-4  # largest relative error of a form that is called equal
 NOISY = 0.03  # median difference of A/A controls from which a report warns
 YOURS = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
@@ -188,21 +188,30 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
     """The findings that matter: (`FALSE`, `LESS` or `PAYS`, row), at most `HEADLINES`, one of a study.
 
     Advice of the documents that is wrong here, by surprise; advice that pays, by its gain; then what the lab's own
-    forms gain. Half of the places are for what is wrong, where there is as much of both.
+    forms gain. Half of the places are for what is wrong, where there is as much of both; a document has two of them,
+    more where others have nothing to say.
     """
     effects = [row for row in rows if row.metric in RATIOS and row.low is not None]
     advice = [row for row in effects if not row.is_goal]
     wrong = [row for row in by_surprise(advice) if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
     gains = [row for row in effects if row.low > NO_GAIN_BELOW and row not in wrong]
     gains.sort(key=lambda row: (row.is_goal, -row.value))
-    wrong, gains = _one_of_a_study(wrong), _one_of_a_study(gains)
-    few = max(HEADLINES // 2, HEADLINES - len(gains))
-    chosen = [(LESS if row.low > NO_GAIN_BELOW else FALSE, row) for row in wrong[:few]]
-    return chosen + [(PAYS, row) for row in gains[: HEADLINES - len(chosen)]]
+    chosen = _varied(wrong, OF_A_DOCUMENT)[: max(HEADLINES // 2, HEADLINES - len(_varied(gains, HEADLINES)))]
+    for most in (OF_A_DOCUMENT, HEADLINES):
+        chosen = _varied([*chosen, *gains], most)[:HEADLINES]
+    chosen.sort(key=lambda row: row.is_goal)  # what the documents say comes before what the lab aims at
+    return [(_kind(row) if row in wrong else PAYS, row) for row in chosen]
 
 
-def _one_of_a_study(rows: Iterable[Judged]) -> list[Judged]:
-    first: dict[str, Judged] = {}
+def _kind(wrong: Judged) -> str:
+    return LESS if wrong.low > NO_GAIN_BELOW else FALSE
+
+
+def _varied(rows: Iterable[Judged], most: int) -> list[Judged]:
+    """The first of each study, and at most so many of a document."""
+    kept: list[Judged] = []
     for row in rows:
-        first.setdefault(row.study, row)
-    return list(first.values())
+        of_document = [other for other in kept if other.source == row.source and not row.is_goal]
+        if len(of_document) < most and row.study not in {other.study for other in kept}:
+            kept.append(row)
+    return kept
