@@ -1,6 +1,6 @@
 """Reference runs: the ledger of each machine in `docs/reference-runs`, made, read and laid side by side.
 
-publish(Path("outputs/full"), root)     # docs/reference-runs/<processor>/ledger.json and README.md
+publish(Path("outputs/full"), root)     # docs/reference-runs/<processor>/full.json and full.md, after the parameter set
 compared(read(root))                    # a row for each claim, a cell for each machine, and whether they agree
 write(root)                             # the tables in README.md and docs/reference-runs/README.md
 """
@@ -23,7 +23,6 @@ from .ledger import Judged
 from .ledger_view import LedgerLine
 
 FOLDER = "docs/reference-runs"
-LEDGER = "ledger.json"
 BEGIN, END = "<!-- begin: gnnlab claims --machines --write -->", "<!-- end -->"
 IN_README = 12  # rows of the table in README.md
 PRIVATE = ("host",)  # of the environment: names a computer of someone
@@ -31,11 +30,18 @@ PRIVATE = ("host",)  # of the environment: names a computer of someone
 
 @dataclass(frozen=True)
 class MachineLedger:
-    """The ledger of one machine: its folder's name, its processor in a phrase, and its rows by claim."""
+    """The ledgers of one machine: its folder's name, its processor in a phrase, its parameter sets, and of each claim
+    the row that rests on most runs, then on most samples."""
 
     name: str
     phrase: str
+    sets: tuple[str, ...]
     rows: dict[str, Judged]
+
+    def linked(self, before: str = "") -> str:
+        """Its name and phrase, with links to its pages from `before` its folder."""
+        pages = ", ".join(f"[{one}]({before}{self.name}/{one}.md)" for one in self.sets)
+        return f"{self.name} ({pages}): {self.phrase}"
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,10 @@ class Compared:
 
 
 def publish(folder: Path, root: Path) -> Path:
-    """Write the ledger of a folder of results as the reference run of its machine; gives the new folder.
+    """Write the ledger of a folder of results as a reference run of its machine; gives the new page.
 
-    What was there of the same machine is replaced. Raises `GnnlabError` where there are no results, or where they come
-    from several machines or from code with uncommitted changes.
+    What was there of the same machine and parameter set is replaced. Raises `GnnlabError` where there are no results,
+    or where they come from several machines or from code with uncommitted changes.
     """
     judged = ledger.judge(folder)
     runs = [result for of_notebook in results.runs_of(folder)[0].values() for result, _ in of_notebook]
@@ -77,9 +83,10 @@ def publish(folder: Path, root: Path) -> Path:
         "problems": [],
     }
     place = root / FOLDER / _name(newest.environment)
-    files.write_json(place / LEDGER, document)
-    _write_text(place / "README.md", _page(document, judged.rows))
-    return place
+    files.write_json(place / f"{newest.params_set}.json", document)
+    page = place / f"{newest.params_set}.md"
+    _write_text(page, _page(document, judged.rows))
+    return page
 
 
 def _name(environment: dict[str, Any]) -> str:
@@ -130,13 +137,22 @@ def _said(line: LedgerLine) -> str:
 def read(root: Path) -> list[MachineLedger]:
     """Every reference run of the repository, by name. Raises `GnnlabError`."""
     found = []
-    for path in sorted((root / FOLDER).glob(f"*/{LEDGER}")):
-        document = files.read_json(path, "make it again: gnnlab claims FOLDER --publish")
-        rows = {row["id"]: Judged(**row) for row in document["claims"]}
-        found.append(MachineLedger(path.parent.name, document["machine"], rows))
+    for folder in sorted({page.parent for page in (root / FOLDER).glob("*/*.md")}):
+        ledgers = {path.stem: path.with_suffix(".json") for path in sorted(folder.glob("*.md"))}
+        documents = [
+            files.read_json(path, "make it again: gnnlab claims FOLDER --publish") for path in ledgers.values()
+        ]
+        rows: dict[str, Judged] = {}
+        for row in (Judged(**row) for document in documents for row in document["claims"]):
+            rows[row.id] = max(rows.get(row.id, row), row, key=_rests_on)
+        found.append(MachineLedger(folder.name, documents[0]["machine"], tuple(ledgers), rows))
     if not found:
         raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
     return found
+
+
+def _rests_on(row: Judged) -> tuple[bool, int, int]:
+    return row.value is not None, row.runs, row.n
 
 
 def compared(machines: Sequence[MachineLedger]) -> list[Compared]:
@@ -187,12 +203,12 @@ def blocks(root: Path) -> dict[Path, str]:
     """What belongs between the marks of each file."""
     machines = read(root)
     rows = compared(machines)
-    named = ", ".join(f"[{one.name}]({{}}{one.name}/README.md): {one.phrase}" for one in machines)
     short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
-    every = f"{named.replace('{}', FOLDER + '/')}; [every row]({FOLDER}/README.md)."
+    every = f"{', '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
+    here = f"{', '.join(one.linked() for one in machines)}."
     return {
         root / "README.md": "\n".join([*_headlines(machines, rows), "", *side_by_side(machines, short), "", every]),
-        root / FOLDER / "README.md": "\n".join([f"{named.replace('{}', '')}.", "", *side_by_side(machines, rows)]),
+        root / FOLDER / "README.md": "\n".join([here, "", *side_by_side(machines, rows)]),
     }
 
 

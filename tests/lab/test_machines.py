@@ -12,12 +12,13 @@ from gnnlab.lab import machines
 ROOT = Path(__file__).parents[2]
 
 
-def plant(root, name, **rows):
+def plant(root, name, params_set="full", **rows):
     found = [judged(id.replace("__", "."), *seen, 9, "").model_copy(update={"study": id}) for id, seen in rows.items()]
     claims = [row.model_dump(mode="json") for row in found]
     place = root / machines.FOLDER / name
-    place.mkdir(parents=True)
-    (place / machines.LEDGER).write_text(json.dumps({"machine": name.upper(), "claims": claims}))
+    place.mkdir(parents=True, exist_ok=True)
+    (place / f"{params_set}.json").write_text(json.dumps({"machine": name.upper(), "claims": claims}))
+    (place / f"{params_set}.md").write_text("")
 
 
 @pytest.fixture
@@ -36,6 +37,17 @@ def test_where_machines_agree_and_where_advice_pays_on_one_only(two):
         "gat.cached_ids": "all: reproduced",
         "goal.gat_hoisted": "amd only",
     }
+
+
+def test_of_two_parameter_sets_the_row_that_rests_on_more_counts(tmp_path):
+    wide, narrow, none = (1.1, (0.9, 1.3)), (1.2, (1.19, 1.21)), (None, None)
+    plant(tmp_path, "amd", "quick", gat__optimized=wide, gat__compile=wide)
+    plant(tmp_path, "amd", "full", gat__optimized=narrow, gat__compile=none)
+    path = tmp_path / machines.FOLDER / "amd/full.json"
+    path.write_text(path.read_text().replace('"n": 9', '"n": 90'))
+    (one,) = machines.read(tmp_path)
+    assert one.sets == ("full", "quick")
+    assert one.rows["gat.optimized"].value == 1.2 and one.rows["gat.compile"].value == 1.1
 
 
 def test_tables_go_between_their_marks_and_nowhere_else(two):
@@ -62,9 +74,9 @@ def test_a_reference_run_is_made_of_a_folder_of_results(tmp_path):
     with pytest.raises(GnnlabError, match="uncommitted changes"):
         machines.publish(folder, tmp_path)
     result("01_profile_bottlenecks", folder, environment=ENVIRONMENT | {"dirty": False})
-    place = machines.publish(folder, tmp_path)
-    assert place == tmp_path / machines.FOLDER / "amd-epyc-9r14"
-    written = (place / "ledger.json").read_text() + (place / "README.md").read_text()
+    page = machines.publish(folder, tmp_path)
+    assert page.parent == tmp_path / machines.FOLDER / "amd-epyc-9r14"
+    written = page.with_suffix(".json").read_text() + page.read_text()
     assert ENVIRONMENT["host"] not in written and "AMD EPYC 9R14, 2 cores" in written
     (one,) = machines.read(tmp_path)
     assert "gat.parameters" in one.rows
