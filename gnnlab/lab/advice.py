@@ -196,7 +196,8 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
     wrong = [row for row in by_surprise(advice) if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
     gains = [row for row in effects if row.low > NO_GAIN_BELOW and row not in wrong]
     gains.sort(key=lambda row: (row.is_goal, -row.value))
-    chosen = _varied(wrong, OF_A_DOCUMENT)[: max(HEADLINES // 2, HEADLINES - len(_varied(gains, HEADLINES)))]
+    wrong, gains = _one_of_a_study(wrong), _one_of_a_study(gains)
+    chosen = _varied(wrong, OF_A_DOCUMENT)[: max(HEADLINES // 2, HEADLINES - len(gains))]
     for most in (OF_A_DOCUMENT, HEADLINES):
         chosen = _varied([*chosen, *gains], most)[:HEADLINES]
     chosen.sort(key=lambda row: row.is_goal)  # what the documents say comes before what the lab aims at
@@ -207,11 +208,18 @@ def _kind(wrong: Judged) -> str:
     return LESS if wrong.low > NO_GAIN_BELOW else FALSE
 
 
+def _one_of_a_study(rows: Iterable[Judged]) -> list[Judged]:
+    first: dict[str, Judged] = {}
+    for row in rows:
+        first.setdefault(row.study, row)
+    return list(first.values())
+
+
 def _varied(rows: Iterable[Judged], most: int) -> list[Judged]:
-    """The first of each study, and at most so many of a document."""
+    """Each row once, and at most so many of a document."""
     kept: list[Judged] = []
     for row in rows:
         of_document = [other for other in kept if other.source == row.source and not row.is_goal]
-        if len(of_document) < most and row.study not in {other.study for other in kept}:
+        if len(of_document) < most and row.id not in {other.id for other in kept}:
             kept.append(row)
     return kept
