@@ -29,6 +29,7 @@ OWN_STUDIES = ("your_model",)  # whose cells are models: a line for each
 BUILT_IN = ("symptom_gat", "graph_transformer")
 FUSED, UNFUSED = "forward", "forward, attention unfused"
 FALSE, LESS, PAYS = "Does not pay here", "Pays less here", "Pays here"
+UNSURE = "Pays less here, if at all"
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def by_surprise(rows: Iterable[Judged]) -> list[Judged]:
 
 
 def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
-    """The findings that matter: (`FALSE`, `LESS` or `PAYS`, row), at most `HEADLINES`, one of a study.
+    """The findings that matter, at most `HEADLINES`: (`FALSE`, `UNSURE`, `LESS` or `PAYS`, row), one of a study.
 
     Advice of the documents that is wrong here, by surprise; advice that pays, by its gain; then what the lab's own
     forms gain. Half of the places are for what is wrong, where there is as much of both; a document has two of them,
@@ -205,7 +206,10 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
 
 
 def _kind(wrong: Judged) -> str:
-    return LESS if wrong.low > NO_GAIN_BELOW else FALSE
+    """What is true of its whole interval."""
+    if wrong.low > NO_GAIN_BELOW:
+        return LESS
+    return UNSURE if wrong.high > NO_GAIN_BELOW else FALSE
 
 
 def _one_of_a_study(rows: Iterable[Judged]) -> list[Judged]:

@@ -26,6 +26,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.files import digest
 from gnnlab.planning.costs import Model, Shares, Step, Steps
 from gnnlab.planning.plans import RATIOS, Plan, Space
+from gnnlab.planning.read_costs import FITTED, READ
 from gnnlab.planning.simulation import Machine, Trace, Work, simulate
 from gnnlab.profiling.estimates import PREDICTION
 from gnnlab.units import registry as units
@@ -231,7 +232,7 @@ class Planner:
 
 def _worst(origins: set[str]) -> str:
     """Of several origins the one that says least about this machine."""
-    order = ("simulated", "extrapolated", "read, fitted between", "read", "interpolated", "measured")
+    order = ("simulated", "extrapolated", FITTED, READ, "interpolated", "measured")
     return next(origin for origin in order if origin in origins)
 
 

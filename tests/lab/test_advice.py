@@ -76,6 +76,11 @@ def test_claims_are_in_the_order_of_surprise_and_wrong_advice_comes_before_gains
     ]
 
 
+def test_a_headline_is_true_of_the_whole_interval():
+    rows = [judged("gat.optimized", 1.05, (0.95, 1.15), 9, "")]
+    assert [kind for kind, _ in advice.headlines(rows)] == [advice.UNSURE]
+
+
 def test_a_fused_attention_path_that_is_slower_is_told():
     timed = {"form": "mine on a graph", "study": "runtime", "n": 9, **MS, **TORCH}
     phases = [
