@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """What came back: `headers` is the whole head in lower case."""
 
     status: int
@@ -43,22 +43,22 @@ class Connection:
     def is_open(self) -> bool:
         return self._writer is not None
 
-    async def post(self, path: str, body: bytes, length: int | None = None) -> Answer:
+    async def post(self, path: str, body: bytes, length: int | None = None) -> HttpAnswer:
         """The answer to a body of JSON; `OSError` or `asyncio.IncompleteReadError` where the connection breaks.
 
         `length` is what the request says of its body, where that is to be untrue.
         """
         return await self._answered(self.send(path, body, length))
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpAnswer:
         """The same of a request without a body."""
         return await self._answered(self.send(path, b"", method="GET"))
 
-    async def _answered(self, sent: Awaitable[None]) -> Answer:
+    async def _answered(self, sent: Awaitable[None]) -> HttpAnswer:
         try:
             await sent
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-            answer = Answer(int(head.split(maxsplit=2)[1]), head, b"")
+            answer = HttpAnswer(int(head.split(maxsplit=2)[1]), head, b"")
             answer = answer._replace(body=await self._reader.readexactly(int(answer.header("content-length"))))
         except BaseException:  # half an answer may be on its way: nobody may take it for the next one
             self.close()

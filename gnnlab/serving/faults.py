@@ -33,7 +33,7 @@ import psutil
 
 from gnnlab.errors import one_line
 from gnnlab.inference.predictor import Predictor
-from gnnlab.serving.client import Answer, Connection
+from gnnlab.serving.client import Connection, HttpAnswer
 from gnnlab.serving.local_servers import PostgresServer, RedisServer
 from gnnlab.serving.server import started, workers_of
 from gnnlab.serving.settings import made
@@ -171,7 +171,7 @@ class _Run:
             self._done += 1
         connection.close()
 
-    async def _answer(self, connection: Connection, path: str, body: bytes) -> Answer | None:
+    async def _answer(self, connection: Connection, path: str, body: bytes) -> HttpAnswer | None:
         """The answer that is none of "come again"; None where there is none."""
         for _ in range(MOST_REFUSALS):
             try:
@@ -188,7 +188,7 @@ class _Run:
         log.warning("told %d times to come again", MOST_REFUSALS)
         return None
 
-    async def _post(self, connection: Connection, path: str, body: bytes) -> Answer | None:
+    async def _post(self, connection: Connection, path: str, body: bytes) -> HttpAnswer | None:
         """An answer, on another connection where a kill broke this one; None where it broke without a kill."""
         while True:
             if not connection.is_open:
@@ -202,7 +202,12 @@ class _Run:
                 self.counts["connections broken by a kill, sent again"] += 1
 
     def _judged(
-        self, answer: Answer | None, members: list[dict[str, Any]] | None, places: list[int], kind: str, scores: bool
+        self,
+        answer: HttpAnswer | None,
+        members: list[dict[str, Any]] | None,
+        places: list[int],
+        kind: str,
+        scores: bool,
     ) -> str:
         """The kind of an answer, in the words of the counts."""
         if answer is None:

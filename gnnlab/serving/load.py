@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Decision, Predictor
 from gnnlab.profiling.sampling import quiet
-from gnnlab.serving.client import Answer, Connection
+from gnnlab.serving.client import Connection, HttpAnswer
 from gnnlab.workloads.edge_networks import State
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class _ToTheMicrosecond(selectors.DefaultSelector):
 def _loop() -> asyncio.AbstractEventLoop:
     """The event loop of all clients, in a thread of its own: a notebook has one already."""
     loop = asyncio.SelectorEventLoop(_ToTheMicrosecond())
-    Thread(target=loop.run_forever, name="gnnlab-client", daemon=True).start()
+    Thread(endpoint=loop.run_forever, name="gnnlab-client", daemon=True).start()
     return loop
 
 
@@ -61,8 +61,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(work, _loop()).result()
 
 
-class Target:
-    """`await target(body)` posts to one path of a service, or gets it where there is no body, over as many connections
+class Endpoint:
+    """`await endpoint(body)` posts to one path of a service, or gets it where there is no body, over as many connections
     as are needed at once."""
 
     def __init__(self, url: str, path: str, headers: str = "") -> None:
@@ -70,7 +70,7 @@ class Target:
         self._idle: list[tuple[float, Connection]] = []  # since when
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
 
-    async def __call__(self, body: bytes | None) -> Answer:
+    async def __call__(self, body: bytes | None) -> HttpAnswer:
         async with self._room:
             connection = self._free()
             answer = await (connection.get(self._path) if body is None else connection.post(self._path, body))
@@ -105,15 +105,17 @@ class Client:
         self.bodies = [orjson.dumps(state) for state in states]
         found = Predictor(model_type, "cpu").predict_batch(states, return_scores=True)
         self._kind, self._right = model_type, [_right(*pair) for pair in zip(states, found, strict=True)]
-        self._targets: dict[tuple[str, ...], Target] = {}
+        self._endpoints: dict[tuple[str, ...], Endpoint] = {}
 
-    def asked(self, scenario: Callable[..., Coroutine[Any, Any, list[Answer]]], url: str, places: Sequence[int]) -> Any:
+    def asked(
+        self, scenario: Callable[..., Coroutine[Any, Any, list[HttpAnswer]]], url: str, places: Sequence[int]
+    ) -> Any:
         """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
 
         Raises:
             ParityError: an answer is an error, wrong, or that of another state.
         """
-        answers = run(scenario(self._target(url), [self.bodies[place] for place in places]))
+        answers = run(scenario(self._endpoint(url), [self.bodies[place] for place in places]))
         return self._checked(places, answers)
 
     def unchecked(
@@ -125,7 +127,7 @@ class Client:
         headers: str = "",
     ) -> T:
         """What a scenario gives that asks anything else of a service; None is a request without a body, a GET."""
-        return run(scenario(self._target(url, path, headers), bodies))
+        return run(scenario(self._endpoint(url, path, headers), bodies))
 
     def observed(
         self, scenario: Callable[..., Coroutine[Any, Any, list[Any]]], url: str, places: Sequence[int], pid: int
@@ -139,7 +141,7 @@ class Client:
         bodies = [self.bodies[place] for place in places]
         with quiet():
             before = time.process_time(), _cpu_s(service), time.perf_counter()
-            seen = run(scenario(self._target(url), bodies))
+            seen = run(scenario(self._endpoint(url), bodies))
             after = time.process_time(), _cpu_s(service), time.perf_counter()
         client_s, service_s, seconds = (end - start for start, end in zip(before, after, strict=True))
         latency_ms, late_ms, answers = zip(*seen, strict=True)
@@ -161,14 +163,14 @@ class Client:
 
     def close(self) -> None:
         """Let go of all connections."""
-        for target in self._targets.values():
-            run(target.close())
+        for endpoint in self._endpoints.values():
+            run(endpoint.close())
 
-    def _target(self, url: str, path: str = "", headers: str = "") -> Target:
+    def _endpoint(self, url: str, path: str = "", headers: str = "") -> Endpoint:
         key = (url, path or f"/predict?model_type={self._kind}", headers)
-        return self._targets.setdefault(key, Target(*key))
+        return self._endpoints.setdefault(key, Endpoint(*key))
 
-    def _checked(self, places: Sequence[int], answers: Sequence[Answer]) -> np.ndarray:
+    def _checked(self, places: Sequence[int], answers: Sequence[HttpAnswer]) -> np.ndarray:
         found = [answer.json for answer in answers]
         for place, answer, one in zip(places, answers, found, strict=True):
             if answer.status != 200 or one["model_type"] != self._kind or not _among(one, *self._right[place]):

@@ -16,7 +16,7 @@ from scipy import stats
 from gnnlab.errors import ParityError
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.serving import load, rates, side_by_side
-from gnnlab.serving.client import Answer
+from gnnlab.serving.client import HttpAnswer
 from gnnlab.serving.load import Client, Observed
 from gnnlab.serving.local_servers import local_servers
 from gnnlab.serving.settings import made, plain
@@ -24,7 +24,7 @@ from gnnlab.workloads.edge_networks import random_states
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_serve_inference.ipynb"
 STALL_S = 0.3
-RIGHT = Answer(200, "", b"{}")
+RIGHT = HttpAnswer(200, "", b"{}")
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_a_refused_request_counts_as_a_long_one_and_cores_are_counted(client, ur
         until = time.process_time() + 0.1
         while time.process_time() < until:
             pass
-        return [(1.0, 0.5, one if place % 2 else Answer(503, "", b"")) for place, one in enumerate(answers)]
+        return [(1.0, 0.5, one if place % 2 else HttpAnswer(503, "", b"")) for place, one in enumerate(answers)]
 
     seen = client.observed(half, urls["fast"], list(range(20)), os.getpid())
     assert (seen.latency_ms[::2] == load.REFUSED_MS).all() and (seen.latency_ms[1::2] == 1.0).all()
