@@ -52,7 +52,7 @@ class _ToTheMicrosecond(selectors.DefaultSelector):
 def _loop() -> asyncio.AbstractEventLoop:
     """The event loop of all clients, in a thread of its own: a notebook has one already."""
     loop = asyncio.SelectorEventLoop(_ToTheMicrosecond())
-    Thread(endpoint=loop.run_forever, name="gnnlab-client", daemon=True).start()
+    Thread(target=loop.run_forever, name="gnnlab-client", daemon=True).start()
     return loop
 
 
