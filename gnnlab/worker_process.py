@@ -88,14 +88,19 @@ def _listen(requests: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def end_with_parent() -> None:
-    """End this process soon after the one that started it is gone, however that ended."""
-    parent = psutil.Process().parent()
+def end_with_parent(pid: int | None = None, end: Callable[[], Any] = lambda: os._exit(1)) -> None:
+    """Call `end` soon after the process that started this one is gone, however that ended.
+
+    `pid`: its number, where it is known; without it a parent that is gone by now is not missed.
+    """
 
     def watch() -> None:
-        while parent is not None and parent.is_running() and psutil.Process().ppid() == parent.pid:
-            time.sleep(LOOK_S)
-        os._exit(1)
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(os.getppid() if pid is None else pid)
+            # the parent's number stays what it was on Windows, and where a venv's Python starts another it is not ours
+            while parent.is_running() and (os.name == "nt" or os.getppid() == parent.pid):
+                time.sleep(LOOK_S)
+        end()
 
     threading.Thread(target=watch, daemon=True).start()
 

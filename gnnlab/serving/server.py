@@ -3,11 +3,13 @@
     with running(made(redis="redis://127.0.0.1:6379/0")) as url:
         httpx.post(f"{url}/predict", json=state).json()["node_id"]
 
-SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the database gets what it is due.
+SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the database gets what it is due. So it is
+for the workers where their parent is killed, and for a child where the process that started it is.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,12 +20,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 import psutil
 
 from gnnlab.errors import GnnlabError
 from gnnlab.serving.settings import ServiceSettings, environment
+from gnnlab.worker_process import end_with_parent
 
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+PARENT = "GNNLAB_PARENT"  # the process that a child ends with
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 START_S = 120.0
 GREETING = "gnnlab: serving at "
@@ -40,6 +49,8 @@ def serve(settings: ServiceSettings) -> int:
 
     from gnnlab.serving.database import make_folder
 
+    if parent := os.environ.pop(PARENT, None):
+        _stop_with(int(parent))
     if settings.database_url is not None:
         make_folder(settings.database_url)  # before the workers do, each with a trace
     with tempfile.TemporaryDirectory(prefix="gnnlab-metrics-") as folder:
@@ -47,7 +58,7 @@ def serve(settings: ServiceSettings) -> int:
             os.environ[METRICS_FOLDER] = folder  # read when prometheus_client is loaded, here and in the workers
         os.environ.update(environment(settings))
         config = uvicorn.Config(
-            "gnnlab.serving.app:create",
+            "gnnlab.serving.server:app",
             factory=True,
             host=settings.host,
             port=settings.port,
@@ -74,6 +85,19 @@ def serve(settings: ServiceSettings) -> int:
         return 0
 
 
+def app() -> FastAPI:
+    """What uvicorn loads: in a worker, an application that stops when the worker's parent is gone."""
+    from gnnlab.serving.app import create
+
+    if parent := multiprocessing.parent_process():
+        _stop_with(parent.pid)
+    return create()
+
+
+def _stop_with(parent: int) -> None:
+    end_with_parent(parent, partial(os.kill, os.getpid(), signal.SIGTERM))
+
+
 def _listen(config):
     try:
         return config.bind_socket()
@@ -85,7 +109,8 @@ def _listen(config):
 
 @contextmanager
 def running(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[str]:
-    """The URL of a service of these settings in a process of its own, which ends, gracefully, with the block.
+    """The URL of a service of these settings in a process of its own, which ends, gracefully, with the block or with
+    this process.
 
     `port=0` takes any port that is free. What it logs goes to this process's standard error.
 
@@ -100,7 +125,7 @@ def running(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[
 def started(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[tuple[str, psutil.Process]]:
     """The same, with the process: what a test of faults stops, or looks for the workers in (`workers_of`)."""
     command = [sys.executable, "-m", "gnnlab", "serve"]
-    own = {**os.environ, **environment(settings), "PYTHONUNBUFFERED": "1"}
+    own = {**os.environ, **environment(settings), "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
     child = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True)
     process = psutil.Process(child.pid)
     try:

@@ -206,12 +206,13 @@ def _opened(path: Path, read: Callable[[Path], Any]) -> Any:
 
 def _header(path: Path) -> list[str]:
     """The names of all columns; none where the file cannot tell them."""
+    kind = path.suffix.lower()
+    if kind != ".parquet":
+        judge_text(path)
     try:
-        if path.suffix.lower() == ".parquet":
+        if kind == ".parquet":
             return pq.read_schema(path).names
-        return [
-            str(name) for name in pd.read_csv(path, sep=SUFFIXES[path.suffix.lower()], nrows=0, encoding="utf-8-sig")
-        ]
+        return [str(name) for name in pd.read_csv(path, sep=SUFFIXES[kind], nrows=0, encoding="utf-8-sig")]
     except (ValueError, pa.ArrowException):
         return []
 

@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 
 import numpy as np
@@ -145,7 +147,7 @@ def test_no_fault_changes_an_answer_or_costs_one(beside):
     assert all(counts[kind] > 0 for kind in kinds)
 
 
-def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays():
+def test_a_worker_that_dies_is_replaced_what_it_counted_stays_and_none_outlives_their_parent():
     with started(made(port=0, workers=2, database="none")) as (url, process):
         until(lambda: len(workers_of(process)) == 2, 60)
         first = workers_of(process)[0]
@@ -153,6 +155,29 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays():
         os.kill(first, signal.SIGKILL)
         until(lambda: len(workers_of(process)) == 2 and first not in workers_of(process), 60)
         assert value(page(url), "predictions_total") == 100
+        workers = [psutil.Process(pid) for pid in workers_of(process)]
+        process.kill()
+        assert not psutil.wait_procs(workers, timeout=120)[1]  # the new one may still be starting
+
+
+PARENT = """
+import time
+from gnnlab.serving.server import started
+from gnnlab.serving.settings import made
+with started(made(port=0, database="none")) as (url, process):
+    print(process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_service_that_a_process_started_ends_with_it():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    try:
+        service = psutil.Process(int(parent.stdout.readline()))
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert not psutil.wait_procs([service], timeout=120)[1]
 
 
 def right(path, body, predictors):
