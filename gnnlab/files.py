@@ -2,6 +2,7 @@
 
 write_json(path, data)                                 # a kill or a full disk leaves what was there before
 write_sealed(path, data); read_sealed(path, remedy)     # what is read back is what was written, or it is not believed
+records, file, message = take_lines(path, lost)         # the same for each line of a file that grows: `sealed_line`
 with locked(folder, "measures into"): ...              # one process at a time; the next is told who holds it
 made = Store(folder).make(key, lambda empty: export(empty / "model.onnx"))     # made once for each key
 """
@@ -19,12 +20,14 @@ import re
 import shutil
 import tempfile
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -34,6 +37,7 @@ LOCK = ".lock"
 HOLDER = ".lock.json"  # beside the lock, which other processes cannot read on every system
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)  # what only the disk can refuse
 SEAL = "sha256"  # of a JSON object: the digest of all else in it
+FILE, NUMBER = "file", "line"  # of a sealed line: whose it is, and its place
 CONTENTS = "contents.json"  # of an entry of a store: the digest of each of its files
 
 # ---- whole or not at all --------------------------------------------------------------------------------------------
@@ -88,21 +92,20 @@ def read_json(path: Path, remedy: str) -> Any:
 # ---- read back as it was written, or not believed ------------------------------------------------------------------
 
 
-def sealed(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
     """`data` and the digest of all of it: a change of any value in it is noticed when it is read back.
 
-    `before`: the digest of what stands before it, where there is an order; a record that was doubled, dropped or moved
-    is then noticed, too. It guards against accident and edits, not against who computes the digest anew.
+    It guards against accident and edits, not against who computes the digest anew.
     """
     plain = json.loads(json.dumps(dict(data), allow_nan=False))  # keys and numbers as a file gives them back
-    return {**plain, SEAL: digest(plain, before)}
+    return {**plain, SEAL: digest(plain)}
 
 
-def unsealed(data: Any, before: str = "") -> dict[str, Any]:
+def unsealed(data: Any) -> dict[str, Any]:
     """What `sealed` was given. Raises `ValueError` where this is not what it gave."""
     try:
         plain = {name: value for name, value in data.items() if name != SEAL}
-        if data[SEAL] == digest(plain, before):
+        if data[SEAL] == digest(plain):
             return plain
     except (AttributeError, KeyError, TypeError, RecursionError):
         pass
@@ -122,6 +125,81 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
         return unsealed(data)
     except ValueError:
         raise GnnlabError(f"{path} is damaged: it is not as gnnlab wrote it, so it is not believed; {remedy}") from None
+
+
+def sealed_line(record: Mapping[str, Any], file: str, number: int) -> bytes:
+    """A record as line `number`, from 0, of the one file that bears the name `file` in each of its lines.
+
+    Keys in order, no spaces, and the digest of all of it, so that a line can be believed without the others, and one
+    that was doubled, dropped, moved or brought from elsewhere is noticed. NaN is refused (`ValueError`).
+    """
+    return _as_json(sealed({**record, FILE: file, NUMBER: number})) + b"\n"
+
+
+class Lines(NamedTuple):
+    """What can be believed of a file of sealed lines, in the order in which it was written; None where lines are lost.
+
+    `as_written`: nothing was lost, doubled or moved.
+    """
+
+    records: list[dict[str, Any] | None]
+    file: str
+    as_written: bool
+
+
+def read_lines(content: bytes) -> Lines:
+    """The records in `content`: of all lines that are exactly as `sealed_line` made them, and of the same file.
+
+    Of a line that comes twice one counts; of two with the same number neither.
+    """
+    *whole, _ = content.split(b"\n")
+    read = {line: record for line in dict.fromkeys(whole) if (record := _believed(line)) is not None}
+    file = Counter(record[FILE] for record in read.values()).most_common(1)[0][0] if read else ""
+    good = {line: record for line, record in read.items() if record[FILE] == file}
+    times = Counter(record[NUMBER] for record in good.values())
+    in_order = sorted((r[NUMBER], line) for line, r in good.items() if times[r[NUMBER]] == 1)
+    records: list[dict[str, Any] | None] = []
+    following = 0
+    for number, line in in_order:
+        if number != following:
+            records.append(None)
+        records.append({name: value for name, value in good[line].items() if name not in (FILE, NUMBER)})
+        following = number + 1
+    if whole and whole[-1] not in good:
+        records.append(None)
+    as_written = None not in records and b"".join(line + b"\n" for _, line in in_order) == content
+    return Lines(records, file, as_written)
+
+
+def _believed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = unsealed(json.loads(line))
+        file, number = record[FILE], record[NUMBER]
+        known = type(file) is str and type(number) is int and number >= 0
+        return record if known and _as_json(sealed(record)) == line else None
+    except (ValueError, KeyError, RecursionError):
+        return None
+
+
+def take_lines(path: Path, lost: Mapping[str, Any] | None = None) -> tuple[list[dict[str, Any]], str, str | None]:
+    """The records of a file of sealed lines, the name that its next lines bear, and a message where it was damaged.
+
+    Such a file is kept beside `path`, which then holds what can be believed, with `lost`, if given, in the place of
+    what cannot. A missing file has no records. Raises `GnnlabError` where it can be neither read nor mended.
+    """
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
+    found = read_lines(content)
+    records = [record or lost for record in found.records if record or lost]
+    if found.as_written:
+        return records, found.file or uuid.uuid4().hex, None
+    kept, file = name_aside(path), uuid.uuid4().hex  # a copy, so that the file is there whenever this is ended
+    write_atomically(kept, lambda f: f.write(content), mode="wb")
+    write_atomically(path, lambda f: f.writelines(sealed_line(r, file, n) for n, r in enumerate(records)), mode="wb")
+    good = sum(record is not None for record in found.records)
+    return records, file, f"{path} was not as written and is kept as {kept.name}; {good} of its records are believed"
 
 
 def set_aside(path: Path, why: str = "damaged") -> Path:

@@ -19,7 +19,7 @@ import numpy as np
 
 from gnnlab.campaign import checkpoints
 from gnnlab.campaign.cells import Cell, CellResult, merge_visits
-from gnnlab.campaign.journal import Journal
+from gnnlab.campaign.journal import LOST, Journal
 from gnnlab.campaign.reference import HERE, Visit, is_reference, visits_of
 from gnnlab.campaign.reference import reference as reference_workload
 from gnnlab.errors import GnnlabError
@@ -157,7 +157,8 @@ class _Campaign:
         self.messages: list[str] = []
         self.measured = self.again = 0
         records = self.journal.records
-        self.ended = max((i for i, record in enumerate(records) if record["kind"] == "end"), default=-1)
+        ends = ("end", LOST)  # it may be an end that is lost
+        self.ended = max((i for i, record in enumerate(records) if record["kind"] in ends), default=-1)
         self.known = sum(bool(tried) for phase in PHASES for tried in self._known(phase).values())
 
     def log(self, line: str) -> None:
@@ -234,7 +235,8 @@ class _Campaign:
         outcomes = [CellResult.from_json(attempt.record["outcome"]) for attempt in least_drifted]
         outcome = merge_visits([found for found in outcomes if found.status == outcomes[0].status])
         if outcome.status == "measured" and best.off > self.drift:
-            note = f"the reference workload was {best.off:.0%} off its median beside this measurement"
+            how = "lost" if np.isinf(best.off) else f"{best.off:.0%} off its median"
+            note = f"the reference workload was {how} beside this measurement"
             outcome = replace(outcome, notes=(*outcome.notes, note))
         return CellAnswer(cell, outcome, best.record["host"], sum(attempt.record["took_s"] for attempt in tried))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gnnlab.campaign.journal import LOST
 from gnnlab.profiling.sampling import Clock
 
 HERE = "here"  # the name of this machine, where a campaign has no other
@@ -42,20 +43,23 @@ class Visit:
 
     place: int
     record: dict[str, Any]
-    off: float  # |reference / median reference - 1|, the larger of the two around it; 0 where there is none
+    # |reference / median reference - 1|, the larger of the two around it; 0 where there is none, inf where it is lost
+    off: float
 
 
 def visits_of(records: Sequence[dict[str, Any]], campaign: str, phase: str) -> dict[str, list[Visit]]:
     """By fingerprint, every measurement that a journal holds, judged by the reference before and after it.
 
     The references of one phase of one campaign (the same code, versions and machine) on one host are compared with
-    their median. Where a kill came between a cell and its reference, the first one after the restart stands for it.
+    their median. Where a kill came between a cell and its reference, the first one after the restart stands for it;
+    none stands for one beyond lines that are lost.
     """
+    lost = [place for place, record in enumerate(records) if record["kind"] == LOST]
     runs = [(i, r["ms"]) for i, r in enumerate(records) if is_reference(r, campaign, phase)]
     found: dict[str, list[Visit]] = {}
     for place, record in enumerate(records):
         if record["kind"] == "cell":
-            off = _off(runs, place, record["host"])
+            off = _off(runs, lost, place, record["host"])
             found.setdefault(record["fingerprint"], []).append(Visit(place, record, off))
     return found
 
@@ -64,11 +68,12 @@ def is_reference(record: dict[str, Any], campaign: str, phase: str) -> bool:
     return record["kind"] == "reference" and (record["campaign"], record["phase"]) == (campaign, phase)
 
 
-def _off(runs: Sequence[tuple[int, dict[str, float]]], place: int, host: str) -> float:
+def _off(runs: Sequence[tuple[int, dict[str, float]]], lost: Sequence[int], place: int, host: str) -> float:
     here = [(i, ms[host]) for i, ms in runs if host in ms]
     if not here:
         return 0.0
     usual = float(np.median([ms for _, ms in here]))
-    before = [ms for i, ms in here if i < place][-1:]
-    after = [ms for i, ms in here if i > place][:1]
-    return max((abs(ms / usual - 1) for ms in before + after), default=0.0)
+    first, last = max([i for i in lost if i < place], default=-1), min([i for i in lost if i > place], default=np.inf)
+    before = [ms for i, ms in here if first < i < place][-1:]
+    after = [ms for i, ms in here if place < i < last][:1]
+    return max((abs(ms / usual - 1) for ms in before + after), default=np.inf if lost else 0.0)

@@ -6,7 +6,6 @@ changes(Path("outputs/quick"))             # what left its interval, and when
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,7 +50,10 @@ class LedgerChange:
 
 
 def append(folder: Path, numbers: Collection[str]) -> None:
-    """Add the ledger rows of these notebooks, as they stand now, to the history of `folder`. Raises `GnnlabError`."""
+    """Add the ledger rows of these notebooks, as they stand now, to the history of `folder`. Raises `GnnlabError`.
+
+    A history that is not as it was written is kept beside what can be believed of it.
+    """
     rows = [row for row in ledger.judge(folder).rows if row.notebook in numbers]
     latest = [runs[0][0] for name, runs in results.runs_of(folder)[0].items() if name[:2] in numbers]
     if not latest:
@@ -63,9 +65,10 @@ def append(folder: Path, numbers: Collection[str]) -> None:
         "rows": [row.model_dump(mode="json") for row in rows],
     }
     path = folder / HISTORY
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    line = json.dumps(entry, ensure_ascii=False, allow_nan=False)
-    files.write_atomically(path, lambda file: file.write(f"{before}{line}\n"))
+    entries, name, _ = files.take_lines(path)
+    before = path.read_bytes() if path.exists() else b""
+    line = files.sealed_line(entry, name, len(entries))
+    files.write_atomically(path, lambda file: file.write(before + line), mode="wb")
 
 
 def changes(folder: Path) -> list[LedgerChange]:
@@ -92,11 +95,17 @@ def changes(folder: Path) -> list[LedgerChange]:
 def _entries(folder: Path) -> list[dict[str, Any]]:
     path = folder / HISTORY
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = files.read_lines(path.read_bytes())
     except FileNotFoundError:
         raise GnnlabError(f"{folder} has no history yet; gnnlab run writes it") from None
-    except (OSError, ValueError) as error:
-        raise GnnlabError(f"{path} is damaged ({error}); move it away, gnnlab run starts a new one") from None
+    except OSError as error:
+        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
+    if not found.as_written:
+        raise GnnlabError(
+            f"{path} is damaged: it is not as gnnlab wrote it, so it is not believed; the next gnnlab run keeps a copy "
+            "and goes on with what is good of it"
+        )
+    return found.records
 
 
 def _parameters(entry: dict[str, Any], row: Judged) -> str | None:

@@ -17,9 +17,9 @@ import torch
 from planted_campaign import UNITS, PlantedUnits, cells
 from table_rows import put
 
-from gnnlab.campaign import campaign, checkpoints, journal
+from gnnlab.campaign import campaign, checkpoints
 from gnnlab.errors import GnnlabError
-from gnnlab.files import Store
+from gnnlab.files import Store, read_lines
 from gnnlab.lab import outputs, results
 from gnnlab.lab.table import Table
 from gnnlab.training.loop import train
@@ -57,11 +57,11 @@ class Campaign:
     def check(self, folder, whole):
         """What stands in the journal is not measured again; what does not, is."""
         path = folder / campaign.JOURNAL
-        records, _, damaged = journal.read(path.read_bytes()) if path.exists() else ([], "", 0)
-        known = {record["key"] for record in records if record["kind"] == "cell"}
+        records = read_lines(path.read_bytes()).records if path.exists() else []
+        known = {record["key"] for record in records if record and record["kind"] == "cell"}
         self.asked.clear()
         self.work(folder)
-        if damaged > 1 or self.asked != Counter(cell for cell in self.plan.fingerprints if cell.key not in known):
+        if None in records or self.asked != Counter(cell for cell in self.plan.fingerprints if cell.key not in known):
             return "lost"
         return "survived" if self.state(folder) == whole else "invented"
 

@@ -7,16 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlab import files
 from gnnlab.campaign import journal
-from gnnlab.campaign.journal import Journal, lines, read
+from gnnlab.campaign.journal import LOST, Journal
 from gnnlab.errors import GnnlabError
+from gnnlab.files import read_lines, sealed_line
 
 RECORDS = [
     {"kind": "reference", "ms": {"here": 1.25}, "campaign": "c"},
     {"kind": "cell", "key": "1000,1000,openvino:CPU,1", "outcome": {"samples_ms": [0.1, 1e-7, 3.0]}, "campaign": "c"},
     {"kind": "cell", "key": "é\u2028\n", "outcome": None, "campaign": "c"},
 ]
-LINES = list(lines(RECORDS))
+GONE = {"kind": LOST, "campaign": "c"}
+LINES = [sealed_line(record, "a", number) for number, record in enumerate(RECORDS)]
 CONTENT = b"".join(LINES)
 
 
@@ -25,71 +28,87 @@ def damaged(folder):
 
 
 def test_what_is_appended_is_read_back_in_order(tmp_path):
-    with Journal(tmp_path / "new/journal.jsonl", "c") as written:
+    path = tmp_path / "new/journal.jsonl"
+    with Journal(path, "c") as written:
         for record in RECORDS:
             written.append(record)
-    with Journal(tmp_path / "new/journal.jsonl", "d") as again:
+    content = path.read_bytes()
+    with Journal(path, "d") as again:
         assert again.records == RECORDS and again.message is None
         again.append({"kind": "end"})
         assert again.records[-1] == {"kind": "end", "campaign": "d"}
-    assert (tmp_path / "new/journal.jsonl").read_bytes().startswith(CONTENT)
-    assert all(len(json.loads(line)["sha256"]) == 32 for line in LINES)
+    assert path.read_bytes().startswith(content)
+    lines = [json.loads(line) for line in content.splitlines()]
+    assert [line["line"] for line in lines] == [0, 1, 2] and len({line["file"] for line in lines}) == 1
+
+
+def without(*lost):
+    """The records but those in the places of `lost`, and None where some are missing."""
+    found = [None if place in lost else record for place, record in enumerate(RECORDS)]
+    return [record for place, record in enumerate(found) if record or place == 0 or found[place - 1]]
 
 
 @given(st.integers(0, len(CONTENT) - 1), st.integers(1, 255))
-def test_a_changed_byte_costs_the_line_that_it_is_in_and_those_behind_it(place, change):
+def test_a_changed_byte_costs_the_line_that_it_is_in_and_no_other(place, change):
     content = bytearray(CONTENT)
     content[place] ^= change
-    records, _, bad = read(bytes(content))
-    assert bad >= 1
-    assert records == RECORDS[: CONTENT[:place].count(b"\n")]
+    records, _, as_written = read_lines(bytes(content))
+    hit = CONTENT[:place].count(b"\n")
+    ends = CONTENT[place : place + 1] == b"\n"  # the next line begins in it
+    assert not as_written
+    assert records == (without(hit, hit + 1) if ends and hit < 2 else RECORDS[:2] if ends else without(hit))
 
 
 @given(st.lists(st.integers(0, len(LINES) - 1), max_size=6))
-def test_lines_that_were_doubled_dropped_or_moved_are_not_believed(places):
-    records, last, bad = read(b"".join(LINES[place] for place in places))
-    good = next((i for i, place in enumerate(places) if i != place), len(places))
-    assert records == RECORDS[:good] and bad == len(places) - good
-    assert last == (json.loads(LINES[good - 1])["sha256"] if good else "")
+def test_lines_that_were_doubled_dropped_or_moved_are_noticed_and_each_counts_once_in_its_place(places):
+    records, _, as_written = read_lines(b"".join(LINES[place] for place in places))
+    last = max(places, default=-1)
+    assert records == without(*({0, 1, 2} - set(places)))[: len(records)]
+    assert [record for record in records if record] == [RECORDS[place] for place in sorted(set(places))]
+    assert as_written == (places == list(range(last + 1)))
+
+
+def test_a_line_of_another_file_or_of_a_number_that_is_taken_is_not_believed():
+    foreign, twin = sealed_line({"kind": "end"}, "b", 3), sealed_line({"kind": "end"}, "a", 1)
+    assert read_lines(CONTENT + foreign) == ([*RECORDS, None], "a", False)
+    assert read_lines(CONTENT + twin) == (without(1), "a", False)
 
 
 def test_a_number_that_is_only_written_another_way_is_damage_too():
     assert CONTENT.count(b"1e-07") == 1
-    records, _, bad = read(CONTENT.replace(b"1e-07", b"1E-07"))
-    assert records == RECORDS[:1] and bad == 2
+    assert read_lines(CONTENT.replace(b"1e-07", b"1E-07")) == (without(1), "a", False)
 
 
 @given(st.integers(0, len(CONTENT)))
 def test_a_cut_costs_only_the_line_that_it_went_through(end):
-    records, _, bad = read(CONTENT[:end])
-    whole = CONTENT[:end].count(b"\n")
-    assert records == RECORDS[:whole]
-    assert bool(bad) == (not (CONTENT[:end].endswith(b"\n") or end == 0))
+    records, _, as_written = read_lines(CONTENT[:end])
+    assert records == RECORDS[: CONTENT[:end].count(b"\n")]
+    assert as_written == (CONTENT[:end].endswith(b"\n") or end == 0)
 
 
 @given(st.binary(max_size=200))
 def test_rubbish_holds_no_record(content):
-    assert read(content)[0] == []
+    assert set(read_lines(content).records) <= {None}
 
 
 @pytest.mark.parametrize("line", [b"[]", b"1", b'"a"', b"null", b"{}", b'{"sha256": 1}', b"[" * 100_000])
 def test_json_of_another_kind_is_damage_and_not_an_error(line):
-    assert read(line + b"\n") == ([], "", 1)
+    assert read_lines(line + b"\n") == ([None], "", False)
 
 
 @pytest.mark.parametrize(
     ("change", "good"),
     [
-        (lambda c: c[:-3], 2),
-        (lambda c: c.replace(b"openvino", b"Other"), 1),
-        (lambda c: c + b"\n", 3),
-        (lambda c: c + LINES[2], 3),
+        (lambda c: c[:-3], RECORDS[:2]),
+        (lambda c: c.replace(b"openvino", b"Other"), [RECORDS[0], GONE, RECORDS[2]]),
+        (lambda c: c + b"\n", [*RECORDS, GONE]),
+        (lambda c: c + LINES[1], RECORDS),
+        (lambda c: c + b"{}\n", [*RECORDS, GONE]),
     ],
 )
-def test_a_damaged_journal_is_kept_beside_and_goes_on_from_the_last_good_line(tmp_path, change, good):
+def test_a_damaged_journal_is_kept_beside_and_goes_on_with_every_good_line(tmp_path, change, good):
     path, content = tmp_path / "journal.jsonl", change(CONTENT)
     path.write_bytes(content)
-    good = RECORDS[:good]
     with Journal(path, "c") as mended:
         assert mended.records == good and "not as written" in mended.message
         mended.append({"kind": "end"})
@@ -115,9 +134,9 @@ def test_a_killed_repair_is_repaired_by_the_next(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         write(*arguments, **options)
 
-    write = journal.write_atomically
+    write = files.write_atomically
     path.write_bytes(CONTENT + b"{")
-    monkeypatch.setattr(journal, "write_atomically", killed)
+    monkeypatch.setattr(files, "write_atomically", killed)
     with pytest.raises(KeyboardInterrupt):
         Journal(path, "c")
     assert path.read_bytes() == CONTENT + b"{"
@@ -138,7 +157,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_good_state(tmp_path, monkey
         with pytest.raises(GnnlabError, match="No space left on device; its 1 records are kept") as stop:
             written.append(RECORDS[1])
         assert len(str(stop.value).splitlines()) == 1
-    assert path.read_bytes() == LINES[0]
+    assert read_lines(path.read_bytes())[::2] == (RECORDS[:1], True)
 
 
 class Full:

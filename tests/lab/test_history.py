@@ -51,7 +51,16 @@ def test_a_run_with_other_parameters_starts_anew(measured, tmp_path):
     assert [(c.before.value, c.after.value) for c in history.changes(tmp_path)] == [(2.0, 3.0)]
 
 
-def test_a_damaged_history_is_said_in_one_line(tmp_path):
-    (tmp_path / history.HISTORY).write_text("{not json\n")
-    with pytest.raises(GnnlabError, match="is damaged"):
-        history.changes(tmp_path)
+def test_a_history_that_was_changed_is_said_in_one_line_and_the_next_run_goes_on_with_what_is_good(measured, tmp_path):
+    path = tmp_path / history.HISTORY
+    for value in (1.0, 2.0, 3.0):
+        measured(value, value - 0.1, value + 0.1)
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    for changed in (b"{not json\n", first + second + second + third, first + third, second + first + third,
+                    first + second.replace(b"2.1", b"2.2") + third):  # fmt: skip
+        path.write_bytes(changed)
+        with pytest.raises(GnnlabError, match="is damaged"):
+            history.changes(tmp_path)
+    measured(4.0, 3.9, 4.1)
+    assert [(c.before.value, c.after.value) for c in history.changes(tmp_path)] == [(3.0, 4.0), (1.0, 3.0)]
+    assert path.with_name("history.jsonl.damaged-1").read_bytes() == changed
