@@ -8,7 +8,7 @@ PARAMS ?= quick
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup run report test slow lint format lab clean
+.PHONY: help setup run report test slow lint audit format lab clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,6 +41,9 @@ lint: $(READY)  ## check code and notebooks: ruff, and no stored outputs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --keep-count --verify notebooks/*.ipynb
+
+audit: $(READY)  ## ask PyPI for known vulnerabilities of what is pinned
+	$(BIN)/python .ci/audit.py
 
 format: $(READY)  ## mend what lint complains of
 	$(BIN)/ruff check --fix .

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from . import __version__
 from .commands.arguments import COMMANDS, JSON, PARAMS, command, show, takes
-from .errors import GnnlabError
+from .errors import DISK_ERRORS, GnnlabError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -45,18 +45,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
-        if not _out_of_memory(error):
+        if (lacking := _lacking(error)) is None:
             raise
-        print(f"gnnlab: there is too little memory ({str(error)[:120] or 'none left'}); allow more", file=sys.stderr)
+        print(f"gnnlab: {lacking}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    """Did the system refuse memory? Loaders of libraries and torch say so in words."""
+def _lacking(error: BaseException) -> str | None:
+    """What the machine or the installation lacks, and what to do; None where the error says nothing of the kind."""
+    said = str(error).splitlines()[0][:120] if str(error) else "none left"
+    # loaders of libraries and torch say in words that the system refused memory
     words = ("failed to map segment", "annot allocate memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    if isinstance(error, MemoryError) or any(word in str(error) for word in words):
+        return f"there is too little memory ({said}); allow more"
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
+        package = error.name.partition(".")[0]
+        return f"this needs package {package}, which is not installed; pip install -c constraints.txt -e . installs all"
+    if "No usable temporary directory" in said:
+        return "there is no folder for temporary files that can be written to; set TMPDIR to one"
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        where = f" ({error.filename})" if error.filename else ""
+        return (
+            f"the system refused to read or write: {error.strerror}{where}; free some space, or change what is allowed"
+        )
+    return None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,6 +6,8 @@ shown whole.
 
 from __future__ import annotations
 
+import errno
+
 
 class GnnlabError(ValueError):
     """What was asked for cannot be done: an input, a file or a setting is not what it has to be."""
@@ -23,6 +25,7 @@ class Untestable(GnnlabError):
     """A claim cannot be judged from these rows; the reason says what it would need."""
 
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)  # what only the disk can refuse
 SHOWN = 80  # characters of a foreign value or message that go into an error
 
 

@@ -9,7 +9,6 @@ made = Store(folder).make(key, lambda empty: export(empty / "model.onnx"))     #
 
 from __future__ import annotations
 
-import errno
 import glob
 import hashlib
 import itertools
@@ -31,11 +30,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import DISK_ERRORS, GnnlabError
 
 LOCK = ".lock"
 HOLDER = ".lock.json"  # beside the lock, which other processes cannot read on every system
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)  # what only the disk can refuse
 SEAL = "sha256"  # of a JSON object: the digest of all else in it
 FILE, NUMBER = "file", "line"  # of a sealed line: whose it is, and its place
 CONTENTS = "contents.json"  # of an entry of a store: the digest of each of its files
@@ -336,7 +334,7 @@ class Store:
                 try:
                     build(fresh)
                 except OSError as error:
-                    failed = None if error.errno in _DISK else error
+                    failed = None if error.errno in DISK_ERRORS else error
                     raise
                 write_sealed(fresh / CONTENTS, {"key": dict(key), "files": _digests(fresh)})
                 if anew or _size_if_whole(place) is None:  # else another process was faster, with the same content

@@ -264,18 +264,34 @@ def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypat
     ],
 )
 def test_too_little_memory_is_one_line(capsys, monkeypatch, error):
+    code, out, err = said_where_units_raise(error, capsys, monkeypatch)
+    assert code == 2 and out == "" and err.startswith("gnnlab: there is too little memory") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (ModuleNotFoundError("No module named 'redis'", name="redis.asyncio"), "needs package redis, which is not"),
+        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
+        (OSError(30, "Read-only file system", "/home/me"), "Read-only file system (/home/me)"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, error, part):
+    code, out, err = said_where_units_raise(error, capsys, monkeypatch)
+    assert code == 2 and out == "" and part in err and err.startswith("gnnlab: ") and err.count("\n") == 1
+
+
+def said_where_units_raise(error, capsys, monkeypatch):
     def run(arguments, show):
         raise error
 
     monkeypatch.setitem(sys.modules, "gnnlab.commands.units", types.SimpleNamespace(run=run))
-    code, out, err = said(capsys, "units")
-    assert code == 2 and out == "" and err.startswith("gnnlab: there is too little memory") and err.count("\n") == 1
+    return said(capsys, "units")
 
 
-def test_another_error_of_the_system_is_shown_whole(monkeypatch):
-    def run(arguments, show):
-        raise OSError("something else")
-
-    monkeypatch.setitem(sys.modules, "gnnlab.commands.units", types.SimpleNamespace(run=run))
-    with pytest.raises(OSError, match="something else"):
-        cli.main(["units"])
+@pytest.mark.parametrize(
+    "error", [OSError("something else"), ModuleNotFoundError("No module named 'gnnlab.x'", name="gnnlab.x")]
+)
+def test_another_error_of_the_system_is_shown_whole(capsys, monkeypatch, error):
+    with pytest.raises(type(error), match=str(error)):
+        said_where_units_raise(error, capsys, monkeypatch)

@@ -48,7 +48,7 @@ class SharedArrays:
                 memory.close()
                 memory.unlink()
             raise GnnlabError(
-                f"no shared memory of {size / 1e6:.0f} MB: {error.strerror or error}; use fewer or smaller graphs, or "
+                f"no shared memory of {size / 1e6:,.2f} MB: {error.strerror or error}; use fewer or smaller graphs, or "
                 "give the system more (/dev/shm; --shm-size of a container)"
             ) from None
         made = cls(memory, fields, owner=True)
