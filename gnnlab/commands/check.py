@@ -19,8 +19,7 @@ from gnnlab.lab.claims import TOLERANCE, Claim, Rule, Verdict, verdict
 from gnnlab.lab.table import Origin, estimate_text, number
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import claim_file
-from gnnlab.rewrite.claim_file import CheckedClaim
-from gnnlab.rewrite.claim_words import ClaimPart, read_claim
+from gnnlab.rewrite.claim_file import CheckedClaim, ClaimPart, read_claim
 
 from .tables import warn_if_busy
 

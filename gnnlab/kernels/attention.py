@@ -18,9 +18,38 @@ from torch.nn import functional as F
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.additive import additive_scores
-from gnnlab.kernels.aggregation import SAFE_SCORE, bag, require_edges, segment_max, segment_sum
+from gnnlab.kernels.aggregation import SAFE_SCORE, bag, edge_products, require_edges, segment_max, segment_sum
 from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.products import products, sums_by_head
+
+# heads of up to so many channels are summed by one bag, wider ones each by itself
+NARROW = 32
+
+
+def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
+    """a[target, h] . b[source, h] for each edge and head, (E, H); a (N, H, C), b (num_sources, H or 1, C).
+
+    One sampled product over the graph of all heads: 2.5 to 5 times as fast as one for each piece of the edges.
+    """
+    heads, width = a.shape[1:]
+    many = neighbours.heads(heads, shared=b.shape[1] == 1)
+    found = edge_products(a.reshape(-1, width), b.reshape(-1, width), many)
+    return found.unsqueeze(1) if heads == 1 else found.index_select(0, many.place).view(-1, heads)
+
+
+def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
+    """Sums of weight[edge, h] * values[source, h] over the edges of each target, (N, H, C).
+
+    `values` (num_sources, H or 1, C), `weight` (E, H) in the order of `neighbours.col`.
+    """
+    heads, width = weight.shape[1], values.shape[2]
+    if heads > 1 and width <= NARROW:  # one bag over all heads, for a call costs as much as the sum of a narrow head
+        many = neighbours.heads(heads, shared=values.shape[1] == 1)
+        summed = bag(values.reshape(-1, width), many, weight.reshape(-1).index_select(0, many.order))
+        return summed.view(-1, heads, width)
+    rows = [value.contiguous() for value in values.unbind(1)]
+    sums = [bag(rows[h if len(rows) > 1 else 0], neighbours, one) for h, one in enumerate(weight.t().contiguous())]
+    return torch.stack(sums, dim=1)
+
 
 __all__ = ["additive_scores", "attend", "edge_softmax", "head_products", "head_sum", "pair_scores", "segment_softmax"]
 
@@ -112,7 +141,8 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
     return _Attend.apply(scores, values, keep, neighbours)
 
 
-def _softmaxed(scores: Tensor, neighbours: Neighbours) -> Tensor:
+def softmaxed(scores: Tensor, neighbours: Neighbours) -> Tensor:
+    """`segment_softmax` without autograd and checks, of scores (E, ...)."""
     if _needs_no_shift(scores):
         weights = scores.exp()
     else:
@@ -120,7 +150,7 @@ def _softmaxed(scores: Tensor, neighbours: Neighbours) -> Tensor:
     return weights.mul_(segment_sum(weights, neighbours).reciprocal_().index_select(0, neighbours.row))
 
 
-def _softmaxed_back(grad: Tensor, weights: Tensor, neighbours: Neighbours) -> Tensor:
+def softmaxed_back(grad: Tensor, weights: Tensor, neighbours: Neighbours) -> Tensor:
     """The gradient of the scores from that of their softmax, which is overwritten."""
     grad.mul_(weights)
     expected = segment_sum(grad, neighbours).index_select(0, neighbours.row)
@@ -155,7 +185,7 @@ class _PairScores(torch.autograd.Function):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
-        weights = _softmaxed(scores, neighbours)
+        weights = softmaxed(scores, neighbours)
         ctx.neighbours = neighbours
         ctx.save_for_backward(weights)
         return weights
@@ -164,7 +194,7 @@ class _Softmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         (weights,) = ctx.saved_tensors
-        return _softmaxed_back(grad.clone(), weights, ctx.neighbours), None
+        return softmaxed_back(grad.clone(), weights, ctx.neighbours), None
 
 
 class _HeadProducts(torch.autograd.Function):
@@ -204,7 +234,7 @@ class _HeadSum(torch.autograd.Function):
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, values: Tensor, keep: Tensor | None, neighbours: Neighbours) -> Tensor:
-        weights = _softmaxed(scores, neighbours)
+        weights = softmaxed(scores, neighbours)
         ctx.neighbours = neighbours
         ctx.save_for_backward(values, keep, weights)
         return sums_by_head(values, neighbours, weights if keep is None else weights * keep)
@@ -217,7 +247,7 @@ class _Attend(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_scores = products(grad, values, neighbours)
             grad_scores = grad_scores if keep is None else grad_scores.mul_(keep)
-            grad_scores = _softmaxed_back(grad_scores, weights, neighbours)
+            grad_scores = softmaxed_back(grad_scores, weights, neighbours)
         if ctx.needs_input_grad[1]:
             grad_values = _sent_back(grad, weights if keep is None else weights * keep, values, neighbours)
         return grad_scores, grad_values, None, None

@@ -214,12 +214,8 @@ class Neighbours:
     def __deepcopy__(self, memo: dict) -> Neighbours:
         return self  # immutable
 
-    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` derives from this graph, made when first asked for and kept with it."""
-        return self.once(key, make)
-
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make()` gives for this graph, made when first asked for."""
+        """What `make` derives from this graph, made when first asked for and kept with it."""
         if key not in self._derived:
             if torch.compiler.is_compiling():
                 return make()  # nothing of a trace may be kept

@@ -1,9 +1,10 @@
 """What is done around a forward and leaves the model's own code as it is: conditions, constants, guards.
 
-model = inference(model)          # in eval no graph for gradients is recorded
-model = threads(model, 1)         # one thread of torch in each call
+model = inference(model, batch)          # in eval no graph for gradients is recorded
+model = threads(model, batch, 1)         # one thread of torch in each call
 
-Each changes the model it is given, and gives it back. It stays a module of its class with its parameters, so that
+Steps of `steps.py` take the model and the `batch` that it is called with, whether they look at it or not. Each changes
+the model it is given, and gives it back. It stays a module of its class with its parameters, so that
 checkpoints load as before; it gets a class of its own, made from its class, so that `torch.save` takes its state_dict
 and not the model itself. Constants and inference mode hold in eval mode alone; in training the model runs as it was.
 """
@@ -43,7 +44,7 @@ def around(model: nn.Module, run: Run, *, training: bool = False) -> nn.Module:
     return model
 
 
-def inference(model: nn.Module) -> nn.Module:
+def inference(model: nn.Module, batch: Any) -> nn.Module:
     """`model` in eval mode, where it records nothing for gradients."""
 
     def run(model, forward, arguments, named):
@@ -53,7 +54,7 @@ def inference(model: nn.Module) -> nn.Module:
     return around(model.eval(), run)
 
 
-def threads(model: nn.Module, count: int) -> nn.Module:
+def threads(model: nn.Module, batch: Any, count: int) -> nn.Module:
     """`model`, which runs on `count` threads of torch in each call; those around it are as before. In training torch
     keeps them after a call, for the backward pass that follows."""
 
@@ -77,7 +78,7 @@ def products(model: nn.Module, precision: str) -> nn.Module:
     return around(model, run, training=True)
 
 
-def autocast(model: nn.Module) -> nn.Module:
+def bfloat16(model: nn.Module, batch: Any) -> nn.Module:
     """`model`, whose products and sums run in bfloat16 where torch's autocast puts them."""
 
     def run(model, forward, arguments, named):
@@ -93,7 +94,7 @@ def compiled(model: nn.Module, backend: str | Callable[..., Any]) -> nn.Module:
     return around(model, lambda model, forward, arguments, named: fast(model, *arguments, **named), training=True)
 
 
-def constant(model: nn.Module) -> nn.Module:
+def constant_output(model: nn.Module, batch: Any) -> nn.Module:
     """`model` in eval mode, which is called without tensors, so that its output follows from its weights: computed once
     for each argument, and again when `Watch` sees a change. The output must not be written to."""
     kept: WeakKeyDictionary[nn.Module, tuple[Watch, dict[Any, Any]]] = WeakKeyDictionary()  # a copy has its own

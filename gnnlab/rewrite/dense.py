@@ -28,7 +28,7 @@ MOST_NODES = 256
 
 
 def places(model: nn.Module, nodes: int) -> tuple[str, ...]:
-    """Paths of the layers that `dense` changes, for a graph of so many nodes.
+    """Paths of the layers that `dense_layers` changes, for a graph of so many nodes.
 
     Raises:
         GnnlabError: there are none, or the graph is too large.
@@ -41,7 +41,7 @@ def places(model: nn.Module, nodes: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def dense(model: nn.Module) -> nn.Module:
+def dense_layers(model: nn.Module, batch: Any) -> nn.Module:
     """`model`, changed: its layers of these kinds are products on graphs of up to `MOST_NODES` nodes."""
     graphs = GraphCache()
     for layer in _layers(model).values():
@@ -93,7 +93,7 @@ def _gcn(layer: pyg.GCNConv, x: Tensor, graph: Neighbours) -> Tensor:
         return x.new_zeros(len(x), len(x)).index_put_((edges[1], edges[0]), weight, accumulate=True)
 
     rows = layer.lin(x)
-    adjacency = graph.keep(key, make)
+    adjacency = graph.once(key, make)
     return adjacency @ rows if layer.bias is None else torch.addmm(layer.bias, adjacency, rows)
 
 

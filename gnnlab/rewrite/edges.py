@@ -7,20 +7,29 @@
     total(values, edges)             # sum over the edges of each target
 
 A layer that gets `edges.index` in place of its own edges does all its work in this order: softmax and sums run over
-neighbouring rows, and weights need no permutation.
+neighbouring rows, and weights need no permutation. PyG's functions that derive edges from edges keep what they make:
+
+    code = rebound(GCNConv.forward)     # the same code; where it says `gcn_norm` it finds the one that keeps
+
+Edges that are not sorted ones go to PyG's function as they are.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch_geometric import utils
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnlab.kernels.aggregation import segment_sum
+from gnnlab.kernels.attention import segment_softmax
 from gnnlab.kernels.kept import Kept
 from gnnlab.kernels.neighbours import Neighbours
 
@@ -42,7 +51,7 @@ class Edges:
     @classmethod
     def of(cls, neighbours: Neighbours) -> Edges:
         """The edges of a prepared graph, made when first asked for and kept with it."""
-        return neighbours.keep("edges", lambda: cls(neighbours))
+        return neighbours.once("edges", lambda: cls(neighbours))
 
     def arranged(self, values: Tensor) -> Tensor:
         """`values` (E, ...) of the edges as they were given, in the order of the sorted ones; kept where they stay."""
@@ -50,7 +59,7 @@ class Edges:
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` derives from these edges alone."""
-        return self.neighbours.keep(key, make)
+        return self.neighbours.once(key, make)
 
     def kept(self, key: Any, given: Tensor | None, make: Callable[[], Any]) -> Any:
         """What `make` derives from these edges and `given`; a changed `given`, also in place, is seen.
@@ -123,3 +132,73 @@ class _Total(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         return grad.index_select(0, ctx.edges.index[TARGET]), None
+
+
+def keeping(function: Callable) -> Callable:
+    """`function(edge_index, edge_values, ...) -> (edge_index, edge_values)` whose edges depend on the edges alone."""
+
+    @functools.wraps(function)
+    def kept(edge_index: Any, values: Tensor | None = None, *args: Any, **named: Any) -> tuple[Any, Tensor | None]:
+        edges = edges_of(edge_index)
+        values = named.pop("edge_attr", named.pop("edge_weight", values))
+        if edges is None or any(isinstance(a, Tensor) for a in (*args, *named.values())):
+            return function(edge_index, values, *args, **named)
+        key = (function.__name__, args, tuple(sorted(named.items(), key=lambda item: item[0])))
+        made = edges.once((key, "edges"), lambda: _edges(edges.neighbours, function(edges.index, None, *args, **named)))
+
+        def arranged() -> Tensor | None:
+            new = function(edges.index, values, *args, **named)[1]
+            return None if new is None else made.arranged(new)
+
+        return made.index, edges.kept((key, "values"), values, arranged)
+
+    return kept
+
+
+def _edges(graph: Neighbours, result: tuple[Tensor, Tensor | None]) -> Edges:
+    return Edges.of(Neighbours.prepare(result[0], graph.num_nodes, num_sources=graph.num_sources))
+
+
+def softmax(
+    src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
+) -> Tensor:
+    """As `torch_geometric.utils.softmax`; `src` (E,) or (E, H) with the targets of sorted edges takes the fast way."""
+    edges = None if index is None else segment_of(index)
+    if edges is None or dim != 0 or src.dim() not in (1, 2):
+        return utils.softmax(src, index, ptr, num_nodes, dim)
+    return segment_softmax(src, edges.neighbours)
+
+
+REPLACED = {
+    gcn_norm: keeping(gcn_norm),
+    utils.add_self_loops: keeping(utils.add_self_loops),
+    utils.add_remaining_self_loops: keeping(utils.add_remaining_self_loops),
+    utils.remove_self_loops: keeping(utils.remove_self_loops),
+    utils.get_laplacian: keeping(utils.get_laplacian),
+    utils.softmax: softmax,
+}
+
+
+def rebound(function: types.FunctionType) -> types.FunctionType:
+    """The same code, which finds the functions that keep where it names PyG's."""
+    names = function.__globals__
+    replaced = {
+        name: REPLACED[names[name]]
+        for name in function.__code__.co_names
+        if isinstance(names.get(name), Callable) and _hashable(names[name]) and names[name] in REPLACED
+    }
+    if not replaced:
+        return function
+    made = types.FunctionType(
+        function.__code__, {**names, **replaced}, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(made, function)
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

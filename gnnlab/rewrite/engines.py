@@ -30,12 +30,12 @@ Compute = Callable[[list[Tensor]], list[Tensor]]
 Converter = Callable[[nn.Module, tuple[Tensor, ...]], Compute]  # of a module that takes and gives a tuple of tensors
 
 
-def openvino(model: nn.Module) -> nn.Module:
+def openvino(model: nn.Module, batch: Any) -> nn.Module:
     """`model`, whose forward is OpenVINO's in eval."""
     return _converted(model, _openvino)
 
 
-def onnxruntime(model: nn.Module) -> nn.Module:
+def onnxruntime(model: nn.Module, batch: Any) -> nn.Module:
     """`model`, whose forward is ONNX Runtime's in eval."""
     return _converted(model, _onnxruntime)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels import aggregation
+from gnnlab.kernels import aggregation, attention
 from gnnlab.kernels.neighbours import Neighbours
 
 _INT32 = 2**31 - 1
@@ -79,18 +79,20 @@ def _weighted_sum_heads_shape(x: Tensor, rowptr: Tensor, col: Tensor, place: Ten
 
 def segment_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     """out[i] = sum of values[k] over the edges k of i; `values` (E, ...), sorted."""
-    places = torch.arange(values.shape[0], dtype=rowptr.dtype, device=rowptr.device)
-    return weighted_sum(values, rowptr, places, None)
+    return aggregation.segment_sum(values, _edges(values, rowptr))
 
 
 def segment_max(values: Tensor, rowptr: Tensor) -> Tensor:
     """out[i] = the largest of values[k] over the edges k of i, 0 where there are none; `values` (E, ...), sorted."""
-    nodes = rowptr.shape[0] - 1
-    if values.numel() == 0:
-        return values.new_zeros(nodes, *values.shape[1:])
-    largest = torch.segment_reduce(_rows(values), "max", offsets=rowptr.long(), axis=0, unsafe=True)
+    largest = aggregation.segment_max(_rows(values), _edges(values, rowptr))
     lonely = (rowptr.diff() == 0).unsqueeze(1)
-    return largest.masked_fill_(lonely, 0).view(nodes, *values.shape[1:])
+    return largest.masked_fill_(lonely, 0).view(-1, *values.shape[1:])
+
+
+def _edges(values: Tensor, rowptr: Tensor, row: Tensor | None = None) -> Neighbours:
+    """Edges alone, which the rows of `values` belong to in their order."""
+    places = torch.arange(values.shape[0], dtype=rowptr.dtype, device=rowptr.device)
+    return Neighbours(rowptr, places, row, None, values.shape[0])
 
 
 def _segment_shape(values: Tensor, rowptr: Tensor) -> Tensor:
@@ -99,19 +101,12 @@ def _segment_shape(values: Tensor, rowptr: Tensor) -> Tensor:
 
 def segment_softmax(scores: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
     """softmax of `scores` (E, ...) over the edges of each node; `row` (E) is the node of each edge."""
-    if scores.numel() == 0:
-        return scores.clone()
-    if float(scores.abs().max()) <= aggregation.SAFE_SCORE:
-        weights = scores.exp()
-    else:
-        weights = (scores - segment_max(scores, rowptr).index_select(0, row)).exp_()
-    return weights.mul_(segment_sum(weights, rowptr).reciprocal_().index_select(0, row))
+    return attention.softmaxed(scores, _edges(scores, rowptr, row))
 
 
 def segment_softmax_backward(grad: Tensor, weights: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
     """The gradient of the scores of `segment_softmax`, from that of its weights."""
-    grad = grad * weights
-    return torch.addcmul(grad, weights, segment_sum(grad, rowptr).index_select(0, row), value=-1)
+    return attention.softmaxed_back(grad.clone(), weights, _edges(grad, rowptr, row))
 
 
 def _same_shape(values: Tensor, *others: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.kernels.neighbours import GraphCache
-from gnnlab.rewrite import lazy, messages, structure
-from gnnlab.rewrite.edges import Edges, edges_of
-from gnnlab.rewrite.scores import SCORES, SUMS
+from gnnlab.rewrite import lazy, messages
+from gnnlab.rewrite.edges import Edges, edges_of, rebound
+from gnnlab.rewrite.pieces import SCORES, SUMS
 
 EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
@@ -49,7 +49,7 @@ def serve(
 
 @functools.cache
 def served_class(kind: type[MessagePassing], form: type[nn.Module] | None = None) -> type[MessagePassing]:
-    body = {name: structure.rebound(f) for name, f in vars(kind).items() if inspect.isfunction(f)}
+    body = {name: rebound(f) for name, f in vars(kind).items() if inspect.isfunction(f)}
     code = body.get("forward", kind.forward)
     made = {name: f for name, f in body.items() if name not in ("propagate", "edge_updater", "collect", "edge_collect")}
     made |= {

@@ -21,11 +21,21 @@ from torch_geometric.data import Data
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
+from gnnlab.kernels.sparse_features import sparse_inputs, sparse_places
 from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.rewrite import around, engines, forward_edits
-from gnnlab.rewrite import dense as small
-from gnnlab.rewrite import sparse_inputs as sparse
+from gnnlab.rewrite import around, dense
+from gnnlab.rewrite.around import bfloat16, constant_output, inference, this_size_only, threads
+from gnnlab.rewrite.dense import dense_layers
+from gnnlab.rewrite.engines import onnxruntime, openvino
+from gnnlab.rewrite.forward_edits import (
+    copy_places,
+    mean_first,
+    mean_places,
+    unused_places,
+    without_copies,
+    without_unused,
+)
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
@@ -45,21 +55,26 @@ Apply = Callable[[nn.Module, Any], nn.Module]
 
 @dataclass(frozen=True)
 class RewriteStep:
-    """`apart`: kinds of steps that it does not go with. `code`: how the written module calls it. `starts`: how long it
-    takes to try, in starts of a process that loads torch and the model. `slow`: it is made anew for a new size, so that
-    the proof asks it on fewer graphs."""
+    """`apply`: a function of this module, or a partial one with further arguments by name. `apart`: kinds of steps that
+    it does not go with. `starts`: how long it takes to try, in starts of a process that loads torch and the model.
+    `slow`: it is made anew for a new size, so that the proof asks it on fewer graphs."""
 
     name: str
-    does: str
+    kind: str  # constant|rewrite|layers|engine|mode|condition|precision|guard
     look: Look
     apply: Apply
-    code: str
-    kind: str  # constant|rewrite|layers|engine|condition
     apart: frozenset[str] = frozenset()
     training: bool = True
     exact: bool = True
     starts: float = 0.02
     slow: bool = False
+
+    @property
+    def code(self) -> str:
+        """How the written module calls it."""
+        function, named = getattr(self.apply, "func", self.apply), getattr(self.apply, "keywords", {})
+        more = "".join(f", {name}={value!r}" for name, value in named.items())
+        return f"steps.{function.__name__}(model, batch{more})"
 
 
 def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]) -> tuple[nn.Module, Any]:
@@ -68,37 +83,7 @@ def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]
     return model, batch
 
 
-# ---- what each does -------------------------------------------------------------------------------------------------
-
-
-def constant_output(model: nn.Module, batch: Any) -> nn.Module:
-    """The output computed once and kept while the weights stay as they are."""
-    return around.constant(model)
-
-
-def mean_first(model: nn.Module, batch: Any) -> nn.Module:
-    """A mean over nodes before the linear layer that it follows."""
-    return forward_edits.mean_first(model, batch)
-
-
-def without_unused(model: nn.Module, batch: Any) -> nn.Module:
-    """What nothing uses is not computed."""
-    return forward_edits.without_unused(model, batch)
-
-
-def without_copies(model: nn.Module, batch: Any) -> nn.Module:
-    """No copies before what only reads."""
-    return forward_edits.without_copies(model, batch)
-
-
-def dense_layers(model: nn.Module, batch: Any) -> nn.Module:
-    """Layers of PyG as products with a dense adjacency, on small graphs."""
-    return small.dense(model)
-
-
-def sparse_inputs(model: nn.Module, batch: Any) -> nn.Module:
-    """Linear layers that leave out the zeros of the input."""
-    return sparse.sparse_inputs(model, batch)
+# ---- what each does, beside those that are imported -----------------------------------------------------------------
 
 
 def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
@@ -116,36 +101,6 @@ def compiled_sums(model: nn.Module, batch: Any, then: str = "eager") -> nn.Modul
     from gnnlab.rewrite.backend import backend  # which takes a second to load
 
     return around.compiled(model, functools.partial(backend, options={"then": then}))
-
-
-def openvino(model: nn.Module, batch: Any) -> nn.Module:
-    """The whole model in OpenVINO."""
-    return engines.openvino(model)
-
-
-def onnxruntime(model: nn.Module, batch: Any) -> nn.Module:
-    """The whole model in ONNX Runtime."""
-    return engines.onnxruntime(model)
-
-
-def inference(model: nn.Module, batch: Any) -> nn.Module:
-    """Eval mode, and no graph for gradients."""
-    return around.inference(model)
-
-
-def threads(model: nn.Module, batch: Any, count: int) -> nn.Module:
-    """So many threads of torch in each call."""
-    return around.threads(model, count)
-
-
-def this_size_only(model: nn.Module, batch: Any) -> nn.Module:
-    """Refuses tensors of other shapes, on which the form was wrong."""
-    return around.this_size_only(model, batch)
-
-
-def bfloat16(model: nn.Module, batch: Any) -> nn.Module:
-    """Products and sums in bfloat16."""
-    return around.autocast(model)
 
 
 def medium_products(model: nn.Module, batch: Any) -> nn.Module:
@@ -199,16 +154,16 @@ def _look_edit(places: Callable[[nn.Module, Any], tuple[str, ...]], found: str) 
 
 def _dense_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
     if isinstance(batch, Data):
-        return small.places(model, batch.num_nodes)
+        return dense.places(model, batch.num_nodes)
     x = batch.get("x") if isinstance(batch, dict) else next(iter(tensors_in(batch)), None)
     if x is None:
         raise GnnlabError("no x goes in that says how many nodes there are")
-    return small.places(model, len(x))
+    return dense.places(model, len(x))
 
 
 def _look_sparse(model: nn.Module, batch: Any) -> Applicability:
     try:
-        found = sparse.places(model, batch)
+        found = sparse_places(model, batch)
     except GnnlabError as error:
         return Applicability(False, str(error))
     return Applicability(True, f"{', '.join(found)}: {min(found.values()):.1%} of the input is not zero", tuple(found))
@@ -251,7 +206,6 @@ def _look_int8(model: nn.Module, batch: Any) -> Applicability:
 # ---- the registry ---------------------------------------------------------------------------------------------------
 
 GUARD = "this size only"
-_ALONE = frozenset({"engine", "layers"})
 
 
 def _thread_counts() -> list[int]:
@@ -266,177 +220,45 @@ def _threads_step(count: int) -> RewriteStep:
         now = torch.get_num_threads()
         return Applicability(count != now, f"torch has {now}" if count != now else "torch has as many already")
 
-    return RewriteStep(
-        f"{count} thread{'s' * (count > 1)}",
-        f"runs each call on {count} of the machine's cores",
-        look,
-        lambda model, batch: threads(model, batch, count),
-        f"steps.threads(model, batch, {count})",
-        "condition",
-        frozenset({"condition"}),
-    )
+    name = f"{count} thread{'s' * (count > 1)}"
+    return RewriteStep(name, "condition", look, functools.partial(threads, count=count), frozenset({"condition"}))
 
+
+_ENGINE = functools.partial(RewriteStep, kind="engine", apart=frozenset({"engine", "layers"}))
+_RUNTIME = functools.partial(_ENGINE, apart=frozenset({"engine", "layers", "mode"}), training=False)
+_NOT_CONSTANT = frozenset({"rewrite", "layers", "engine", "mode", "condition"})
 
 _ALL = (  # tried in this order: first what brings most models most
-    RewriteStep(
-        "fast layers",
-        "sums over neighbours without a row an edge",
-        _look_layers,
-        fast_layers,
-        "steps.fast_layers(model, batch)",
-        "layers",
-    ),
-    RewriteStep(
-        "constant output",
-        "keeps an output that no input changes",
-        _look_constant,
-        constant_output,
-        "steps.constant_output(model, batch)",
-        "constant",
-        frozenset({"rewrite", "layers", "engine", "mode", "condition"}),
-        training=False,
-    ),
-    RewriteStep(
-        "mean before linear",
-        "pools before a linear layer in place of after it",
-        _look_edit(forward_edits.mean_places, "a mean over nodes follows {}"),
-        mean_first,
-        "steps.mean_first(model, batch)",
-        "rewrite",
-    ),
-    RewriteStep(
-        "no unused results",
-        "leaves out what neither the output nor anything else uses",
-        _look_edit(forward_edits.unused_places, "nothing uses {}"),
-        without_unused,
-        "steps.without_unused(model, batch)",
-        "rewrite",
-    ),
-    RewriteStep(
-        "no needless copies",
-        "leaves out clone and contiguous before what only reads",
-        _look_edit(forward_edits.copy_places, "{}"),
-        without_copies,
-        "steps.without_copies(model, batch)",
-        "rewrite",
-    ),
-    RewriteStep(
-        "sparse inputs",
-        "leaves out the zeros of an input that comes again",
-        _look_sparse,
-        sparse_inputs,
-        "steps.sparse_inputs(model, batch)",
-        "rewrite",
-    ),
-    RewriteStep(
-        "dense small graph",
-        "multiplies with a dense adjacency, on graphs of some hundred nodes",
-        _look_edit(_dense_places, "{}"),
-        dense_layers,
-        "steps.dense_layers(model, batch)",
-        "rewrite",
-    ),
-    RewriteStep(
-        "inference mode",
-        "records nothing for gradients",
-        _always("eval mode, torch.no_grad"),
-        inference,
-        "steps.inference(model, batch)",
-        "mode",
-        training=False,
-    ),
+    RewriteStep("fast layers", "layers", _look_layers, fast_layers),
+    RewriteStep("constant output", "constant", _look_constant, constant_output, _NOT_CONSTANT, training=False),
+    RewriteStep("mean before linear", "rewrite", _look_edit(mean_places, "a mean over nodes follows {}"), mean_first),
+    RewriteStep("no unused results", "rewrite", _look_edit(unused_places, "nothing uses {}"), without_unused),
+    RewriteStep("no needless copies", "rewrite", _look_edit(copy_places, "{}"), without_copies),
+    RewriteStep("sparse inputs", "rewrite", _look_sparse, sparse_inputs),
+    RewriteStep("dense small graph", "rewrite", _look_edit(_dense_places, "{}"), dense_layers),
+    RewriteStep("inference mode", "mode", _always("eval mode, torch.no_grad"), inference, training=False),
     *map(_threads_step, _thread_counts()),
-    RewriteStep(
-        "OpenVINO",
-        "runs the whole model in OpenVINO",
-        _look_installed("openvino"),
-        openvino,
-        "steps.openvino(model, batch)",
-        "engine",
-        _ALONE | {"mode"},
-        training=False,
-        starts=1.0,
-    ),
-    RewriteStep(
-        "ONNX Runtime",
-        "runs the whole model in ONNX Runtime",
-        _look_installed("onnxruntime"),
-        onnxruntime,
-        "steps.onnxruntime(model, batch)",
-        "engine",
-        _ALONE | {"mode"},
-        training=False,
-        starts=2.0,
-    ),
-    RewriteStep(
-        "medium products",
-        "lets torch compute float32 products in bfloat16",
-        _always("a setting of torch"),
-        medium_products,
-        "steps.medium_products(model, batch)",
-        "precision",
-        exact=False,
-    ),
-    RewriteStep(
-        "bfloat16",
-        "products and sums in bfloat16",
-        _always("torch.autocast"),
-        bfloat16,
-        "steps.bfloat16(model, batch)",
-        "precision",
-        exact=False,
-    ),
-    RewriteStep(
-        "int8",
-        "linear layers in int8",
-        _look_int8,
-        int8_weights,
-        "steps.int8_weights(model, batch)",
-        "precision",
-        training=False,
-        exact=False,
-    ),
-    RewriteStep(
+    _RUNTIME("OpenVINO", look=_look_installed("openvino"), apply=openvino, starts=1.0),
+    _RUNTIME("ONNX Runtime", look=_look_installed("onnxruntime"), apply=onnxruntime, starts=2.0),
+    RewriteStep("medium products", "precision", _always("a setting of torch"), medium_products, exact=False),
+    RewriteStep("bfloat16", "precision", _always("torch.autocast"), bfloat16, exact=False),
+    RewriteStep("int8", "precision", _look_int8, int8_weights, training=False, exact=False),
+    _ENGINE(
         "torch.compile, gnnlab",
-        "makes sums of gathers and scatters",
-        _always("gathers and scatters of the traced graph become sums"),
-        compiled_sums,
-        "steps.compiled_sums(model, batch)",
-        "engine",
-        _ALONE,
+        look=_always("gathers and scatters of the traced graph become sums"),
+        apply=compiled_sums,
         starts=2.0,
         slow=True,
     ),
-    RewriteStep(
+    _ENGINE(
         "torch.compile, gnnlab, Inductor",
-        "makes sums of gathers and scatters and fuses the rest",
-        _always("the same, and the rest goes to Inductor"),
-        lambda model, batch: compiled_sums(model, batch, "inductor"),
-        'steps.compiled_sums(model, batch, "inductor")',
-        "engine",
-        _ALONE,
+        look=_always("the same, and the rest goes to Inductor"),
+        apply=functools.partial(compiled_sums, then="inductor"),
         starts=4.0,
         slow=True,
     ),
-    RewriteStep(
-        "torch.compile",
-        "fuses operators by Inductor",
-        _always("its default backend"),
-        compiled,
-        "steps.compiled(model, batch)",
-        "engine",
-        _ALONE,
-        starts=4.0,
-        slow=True,
-    ),
-    RewriteStep(
-        GUARD,
-        "refuses tensors of other shapes, on which the form is wrong",
-        lambda model, batch: Applicability(False, "it guards other steps"),
-        this_size_only,
-        "steps.this_size_only(model, batch)",
-        "guard",
-    ),
+    _ENGINE("torch.compile", look=_always("its default backend"), apply=compiled, starts=4.0, slow=True),
+    RewriteStep(GUARD, "guard", lambda model, batch: Applicability(False, "it guards other steps"), this_size_only),
 )
 STEPS: Mapping[str, RewriteStep] = {step.name: step for step in _ALL}
 _KINDS = ("constant", "rewrite", "layers", "engine", "mode", "condition", "precision", "guard")  # as they are applied

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError, one_line
@@ -18,8 +18,34 @@ from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.profiling.context import ProfilingContext, call
 from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
 from gnnlab.rewrite import zoo
-from gnnlab.rewrite.dense_attention import TiledAttention
 from gnnlab.rewrite.served import serve
+
+
+class TiledAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` that goes by tiles where no attention weights are asked for.
+
+    Attention of all nodes to all others, as GPS has it: in inference torch's takes a path that makes a matrix of nodes
+    by nodes in memory, and with a mask, also one that masks nothing, adds to it. What it does in training,
+    `scaled_dot_product_attention` in tiles, is several times as fast.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        **named: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        nested = any(getattr(one, "is_nested", False) for one in (query, key, value))
+        if not (need_weights or nested or torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            if key_padding_mask is not None and key_padding_mask.dtype is torch.bool and not key_padding_mask.any():
+                key_padding_mask = None
+            if query is key and key is value:  # a query of its own rules out the path with the matrix
+                query = query.view_as(query)
+        return super().forward(query, key, value, key_padding_mask, need_weights, attn_mask, **named)
 
 
 @dataclass(frozen=True)

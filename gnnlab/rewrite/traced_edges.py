@@ -24,8 +24,19 @@ from torch.fx.node import map_arg
 
 import gnnlab.rewrite.operators  # noqa: F401  (defines torch.ops.gnnlab)
 from gnnlab.rewrite import patterns
-from gnnlab.rewrite.patterns import Product, Scatter, dot_of, gather_of, product_of, rows_of, strip, value
-from gnnlab.rewrite.traced_softmax import SoftmaxNode, gradients_of, softmaxes_of
+from gnnlab.rewrite.patterns import (
+    Product,
+    Scatter,
+    SoftmaxNode,
+    dot_of,
+    gather_of,
+    gradients_of,
+    product_of,
+    rows_of,
+    softmaxes_of,
+    strip,
+    value,
+)
 from gnnlab.rewrite.traced_structure import structure_of
 
 aten, ours = torch.ops.aten, torch.ops.gnnlab

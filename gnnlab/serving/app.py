@@ -22,9 +22,9 @@ from starlette.requests import ClientDisconnect
 
 from gnnlab import __version__
 from gnnlab.errors import GnnlabError, shown
-from gnnlab.serving import documents, problems, requests
+from gnnlab.serving import documents, requests
 from gnnlab.serving.metrics import forget_the_dead
-from gnnlab.serving.problems import Problem
+from gnnlab.serving.requests import Problem
 from gnnlab.serving.service import Service, ServiceAnswer
 from gnnlab.serving.settings import ServiceSettings
 
@@ -50,7 +50,7 @@ def create(settings: ServiceSettings | None = None) -> FastAPI:
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    problems.install(app)
+    requests.install(app)
     if settings.gzip_from is not None:
         app.add_middleware(GZipMiddleware, minimum_size=settings.gzip_from, compresslevel=5)
     _add_predictions(app, settings)
@@ -144,7 +144,7 @@ def _counted(service: Service, problem: Problem) -> Problem:
 def _shown(found: ServiceAnswer | GnnlabError, model_type: str, with_scores: bool) -> dict[str, Any]:
     """A member of an answer."""
     if isinstance(found, GnnlabError):
-        return problems.as_json(422, str(found))
+        return requests.as_json(422, str(found))
     decision = found.decision
     plain = {
         "node_id": decision.node_id,

@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import BaseModel, RootModel
 
 from gnnlab.inference import state_checks
-from gnnlab.serving.problems import MEDIA_TYPE, as_json
-from gnnlab.serving.requests import OPTIONS
+from gnnlab.serving.requests import MEDIA_TYPE, OPTIONS, as_json
 from gnnlab.workloads.edge_networks import random_states
 
 

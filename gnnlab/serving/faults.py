@@ -33,7 +33,7 @@ import psutil
 
 from gnnlab.errors import one_line
 from gnnlab.inference.predictor import Predictor
-from gnnlab.serving.client import Connection, HttpAnswer
+from gnnlab.serving.load import Connection, HttpAnswer
 from gnnlab.serving.local_servers import PostgresServer, RedisServer
 from gnnlab.serving.server import started, workers_of
 from gnnlab.serving.settings import made

@@ -1,5 +1,9 @@
 """What a client that measures a service needs beside its scenario: an event loop that is on time, connections, checks.
 
+    connection = Connection("http://127.0.0.1:8000")     # kept alive: HTTP/1.1 in few lines, as a library takes longer
+    answer = await connection.post("/predict", orjson.dumps(state))
+    answer.status, answer.json                                          # than the service does
+
     client = Client(random_states(1000, (10, 10), seed=0), "hybrid")
     chosen = client.asked(single_stream, url, places)                   # checked against the predictor
     seen = client.observed(server, url, places, pid)                    # latencies, and what the client itself took
@@ -15,11 +19,11 @@ import select
 import selectors
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -29,8 +33,74 @@ from prometheus_client.parser import text_string_to_metric_families
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Decision, Predictor
 from gnnlab.profiling.sampling import quiet
-from gnnlab.serving.client import Connection, HttpAnswer
 from gnnlab.workloads.edge_networks import State
+
+
+class HttpAnswer(NamedTuple):
+    """What came back: `headers` is the whole head in lower case."""
+
+    status: int
+    headers: str
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    def header(self, name: str) -> str:
+        """The value of a header, "" where it is not there."""
+        return self.headers.partition(f"\r\n{name}: ")[2].partition("\r\n")[0]
+
+
+class Connection:
+    """Opened when it is first needed, and again after it broke; one request at a time."""
+
+    def __init__(self, url: str, headers: str = "") -> None:
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._port, self._headers = int(port), headers  # each ends with its line: "accept-encoding: gzip\r\n"
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
+
+    async def post(self, path: str, body: bytes, length: int | None = None) -> HttpAnswer:
+        """The answer to a body of JSON; `OSError` or `asyncio.IncompleteReadError` where the connection breaks.
+
+        `length` is what the request says of its body, where that is to be untrue.
+        """
+        return await self._answered(self.send(path, body, length))
+
+    async def get(self, path: str) -> HttpAnswer:
+        """The same of a request without a body."""
+        return await self._answered(self.send(path, b"", method="GET"))
+
+    async def _answered(self, sent: Awaitable[None]) -> HttpAnswer:
+        try:
+            await sent
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            answer = HttpAnswer(int(head.split(maxsplit=2)[1]), head, b"")
+            answer = answer._replace(body=await self._reader.readexactly(int(answer.header("content-length"))))
+        except BaseException:  # half an answer may be on its way: nobody may take it for the next one
+            self.close()
+            raise
+        if answer.header("connection") == "close":
+            self.close()
+        return answer
+
+    async def send(self, path: str, body: bytes, length: int | None = None, method: str = "POST") -> None:
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        head = f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n{self._headers}"
+        self._writer.write(f"{head}content-length: {length or len(body)}\r\n\r\n".encode() + body)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
 
 T = TypeVar("T")
 MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
@@ -62,8 +132,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Endpoint:
-    """`await endpoint(body)` posts to one path of a service, or gets it where there is no body, over as many connections
-    as are needed at once."""
+    """`await endpoint(body)` posts to one path of a service, or gets it where there is no body, over as many
+    connections as are needed at once."""
 
     def __init__(self, url: str, path: str, headers: str = "") -> None:
         self._url, self._path, self._headers = url, path, headers

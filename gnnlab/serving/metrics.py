@@ -1,19 +1,23 @@
 """What the service counts, in Prometheus's words; one page for all workers of a host.
 
 Several workers write into files of one folder, which the launcher names in PROMETHEUS_MULTIPROC_DIR before the library
-is loaded; each worker then answers for all of them.
+is loaded; each worker then answers for all of them. Beside the counters, where an endpoint is set, spans by
+OpenTelemetry: `predict`, with model_type and confidence.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from gnnlab import machine
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 LATENCIES_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -76,3 +80,50 @@ class CountedCache:
         self._hits.inc(hits)
         self._misses.inc(len(found) - hits)
         return found
+
+
+class Tracing:
+    """`span(model_type)` around a prediction; without an endpoint nothing is loaded, and nothing is done."""
+
+    def __init__(self, endpoint: str | None) -> None:
+        self._provider = self._tracer = None
+        if endpoint is None:
+            return
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        about = Resource.create({"service.name": "gnnlab", "service.version": machine.version("gnnlab") or ""})
+        self._provider = TracerProvider(resource=about)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=2)))
+        self._tracer = self._provider.get_tracer("gnnlab.serving")
+
+    @contextmanager
+    def span(self, model_type: str) -> Iterator[Span]:
+        """A span that lasts as long as the prediction and has its error, if it has one."""
+        if self._tracer is None:
+            yield _NO_SPAN
+            return
+        with self._tracer.start_as_current_span("predict") as span:
+            span.set_attribute("model_type", model_type)
+            yield Span(span)
+
+    def close(self) -> None:
+        """Send what is there; the endpoint may take two seconds."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+class Span:
+    """What is known at the end of a prediction."""
+
+    def __init__(self, span=None) -> None:
+        self._span = span
+
+    def answered(self, confidence: float) -> None:
+        if self._span is not None:
+            self._span.set_attribute("confidence", confidence)
+
+
+_NO_SPAN = Span()

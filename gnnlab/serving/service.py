@@ -23,12 +23,11 @@ from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, Predictor
 from gnnlab.profiling.conditions import Conditions
 from gnnlab.serving.database import Database
-from gnnlab.serving.metrics import CountedCache, Metrics
-from gnnlab.serving.problems import Problem
+from gnnlab.serving.metrics import CountedCache, Metrics, Tracing
 from gnnlab.serving.recorder import Answered, Recorder
+from gnnlab.serving.requests import Problem
 from gnnlab.serving.settings import ServiceSettings
 from gnnlab.serving.shared_cache import SharedCache
-from gnnlab.serving.tracing import Tracing
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import State, random_states

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch_geometric.utils import softmax
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels import aggregation, products
+from gnnlab.kernels import aggregation, attention
 from gnnlab.kernels.attention import (
     additive_scores,
     attend,
@@ -151,7 +151,7 @@ def test_many_channels_and_few_give_the_same(monkeypatch):
     prepared = Neighbours.prepare(torch.randint(20, (2, 100), generator=torch.Generator().manual_seed(0)), 20)
     scores, values = torch.randn(100, 3), torch.randn(20, 3, 8)
     narrow = attend(scores, values, prepared)
-    monkeypatch.setattr(products, "NARROW", 0)
+    monkeypatch.setattr(attention, "NARROW", 0)
     torch.testing.assert_close(attend(scores, values, prepared), narrow)
 
 

@@ -22,10 +22,10 @@ def model():
 
 
 WAYS = {
-    "inference": around.inference,
-    "threads": lambda m: around.threads(m, 1),
+    "inference": lambda m: around.inference(m, None),
+    "threads": lambda m: around.threads(m, None, 1),
     "products": lambda m: around.products(m, "highest"),
-    "constant": around.constant,
+    "constant": lambda m: around.constant_output(m, None),
     "this size": lambda m: around.this_size_only(m, (X, EDGES, BATCH)),
     "compiled": lambda m: around.compiled(m, "eager"),
 }
@@ -51,7 +51,7 @@ def test_a_copy_has_weights_of_its_own(way):
 
 
 def test_inference_records_nothing_in_eval_and_trains_as_before():
-    fast = around.inference(model())
+    fast = around.inference(model(), None)
     assert not fast(X, EDGES, BATCH).requires_grad
     assert fast.train()(X, EDGES, BATCH).requires_grad
 
@@ -62,7 +62,7 @@ def test_threads_are_those_of_the_call_alone():
             return torch.tensor(torch.get_num_threads())
 
     before = torch.get_num_threads()
-    assert around.threads(Counting().eval(), before + 1)() == before + 1
+    assert around.threads(Counting().eval(), None, before + 1)() == before + 1
     assert torch.get_num_threads() == before
 
 
@@ -72,7 +72,7 @@ def test_in_training_the_threads_stay_for_the_backward_pass():
             return torch.ones(1, requires_grad=True) * 1
 
     before, seen = torch.get_num_threads(), []
-    out = around.threads(Counting().train(), before + 1)()
+    out = around.threads(Counting().train(), None, before + 1)()
     try:
         out.register_hook(lambda grad: seen.append(torch.get_num_threads()))
         out.backward()
@@ -91,7 +91,7 @@ def test_a_constant_is_computed_once_and_again_after_a_change():
             self.calls += 1
             return self.weight.expand(rows, -1) * 2
 
-    fast = around.constant(Constant())
+    fast = around.constant_output(Constant(), ())
     assert fast(2).tolist() == fast(2).tolist() == [[2, 2, 2]] * 2 and fast.calls == 1
     assert fast(1).shape == (1, 3) and fast.calls == 2
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_a_constant_is_computed_once_and_again_after_a_change():
 
 
 def test_a_constant_does_not_keep_what_a_tensor_goes_into():
-    fast = around.constant(model())
+    fast = around.constant_output(model(), None)
     assert not torch.allclose(fast(X, EDGES, BATCH), fast(X + 1, EDGES, BATCH))
 
 

@@ -10,7 +10,7 @@ from gnnlab import cli
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import claims
 from gnnlab.rewrite import claim_file
-from gnnlab.rewrite.claim_words import read_claim
+from gnnlab.rewrite.claim_file import read_claim
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "claims").glob("*.py"))
 PLANTED = """

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.rewrite.claim_words import read_claim
+from gnnlab.rewrite.claim_file import read_claim
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def graph(nodes=17, edges=60, seed=0):
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 def test_outputs_and_gradients_are_those_of_pyg_on_each_graph(make):
     plain = make().double()
-    fast = dense.dense(copy.deepcopy(plain))
+    fast = dense.dense_layers(copy.deepcopy(plain), None)
     for nodes, edges, seed in ((17, 60, 0), (17, 60, 1), (1, 13, 2), (40, 200, 3)):
         x, found = graph(nodes, edges, seed)
         want, got = plain(x, found), fast(x, found)
@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_those_of_pyg_on_each_graph(make):
 def test_a_small_graph_takes_no_step_through_messages_and_a_large_one_does(monkeypatch):
     steps = []
     plain = pyg.GCNConv(5, 3)
-    fast = dense.dense(copy.deepcopy(plain))
+    fast = dense.dense_layers(copy.deepcopy(plain), None)
     monkeypatch.setattr(fast, "propagate", lambda *a, **k: (steps.append(1), pyg.GCNConv.propagate(fast, *a, **k))[1])
     small, large = graph(), graph(dense.MOST_NODES + 1, 900)
     assert torch.allclose(fast(small[0].float(), small[1]), plain(small[0].float(), small[1]), atol=1e-6) and not steps
@@ -60,11 +60,11 @@ def test_a_small_graph_takes_no_step_through_messages_and_a_large_one_does(monke
 def test_edge_weights_and_two_kinds_of_nodes_run_the_code_of_pyg():
     (x, edges), weight = graph(), torch.rand(60).double()
     for plain in (pyg.GCNConv(5, 3).double(), pyg.GraphConv(5, 3).double()):
-        fast = dense.dense(copy.deepcopy(plain))
+        fast = dense.dense_layers(copy.deepcopy(plain), None)
         assert torch.allclose(fast(x, edges, weight), plain(x, edges, weight))
         assert torch.allclose(fast(x, edge_index=edges, edge_weight=weight), plain(x, edges, weight))
     plain = pyg.SAGEConv((5, 5), 3).double()
-    both = dense.dense(copy.deepcopy(plain))
+    both = dense.dense_layers(copy.deepcopy(plain), None)
     assert torch.allclose(both((x, x[:9]), edges % 9), plain((x, x[:9]), edges % 9))
 
 

@@ -5,7 +5,7 @@ import json
 
 from edge_states import random_state
 
-from gnnlab.serving.client import Connection
+from gnnlab.serving.load import Connection
 
 STATES = [random_state(3 + seed % 17, seed) for seed in range(120)]
 BODIES = [json.dumps(state).encode() for state in STATES]

@@ -18,13 +18,12 @@ from servers import until
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.predictor import Predictor
-from gnnlab.serving import faults, problems
-from gnnlab.serving.client import Connection
+from gnnlab.serving import faults, requests
 from gnnlab.serving.faults import Expected
+from gnnlab.serving.load import Connection
 from gnnlab.serving.local_servers import free_port
-from gnnlab.serving.server import started, workers_of
+from gnnlab.serving.server import here, started, workers_of
 from gnnlab.serving.settings import made
-from gnnlab.serving.side_by_side import here
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="these faults are signals")
@@ -187,12 +186,12 @@ def right(path, body, predictors):
         asked = orjson.loads(body) or None
         found = predictors[kind].predict_batch([asked] if isinstance(asked, dict) else asked, return_scores=True)
         members = [
-            problems.as_json(422, "no state") if isinstance(one, GnnlabError) else shown(one, kind, "true" in path)
+            requests.as_json(422, "no state") if isinstance(one, GnnlabError) else shown(one, kind, "true" in path)
             for one in found
         ]
         return 200, members if isinstance(asked, list) else members[0]
     except (ValueError, KeyError, TypeError):
-        return 422, problems.as_json(422, "no request")
+        return 422, requests.as_json(422, "no request")
 
 
 def shown(decision, kind, scores):

@@ -23,8 +23,8 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from servers import until
 
 from gnnlab.serving.faults import Expected
+from gnnlab.serving.server import here
 from gnnlab.serving.settings import made
-from gnnlab.serving.side_by_side import here
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 LIMITS = {"max_body_bytes": 100_000, "max_nodes": 50, "max_states": 40}

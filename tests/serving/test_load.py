@@ -15,9 +15,8 @@ from scipy import stats
 
 from gnnlab.errors import ParityError
 from gnnlab.profiling.estimates import Estimate
-from gnnlab.serving import load, rates, side_by_side
-from gnnlab.serving.client import HttpAnswer
-from gnnlab.serving.load import Client, Observed
+from gnnlab.serving import load, rates, server
+from gnnlab.serving.load import Client, HttpAnswer, Observed
 from gnnlab.serving.local_servers import local_servers
 from gnnlab.serving.settings import made, plain
 from gnnlab.workloads.edge_networks import random_states
@@ -130,8 +129,8 @@ def client():
 def urls():
     forms = {"guide": made(engine="guide", batching="threads", cache=False, database="none")}
     forms["fast"] = made(database="none")
-    yield side_by_side.start({name: json.dumps(plain(settings)) for name, settings in forms.items()})
-    side_by_side.stop()
+    yield server.start({name: json.dumps(plain(settings)) for name, settings in forms.items()})
+    server.stop()
 
 
 def test_services_side_by_side_give_the_predictors_answers_and_a_swapped_one_is_noticed(client, urls, scenario):

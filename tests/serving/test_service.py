@@ -9,7 +9,7 @@ from edge_states import S2_STATE, random_state
 
 from gnnlab.errors import GnnlabError
 from gnnlab.serving.faults import Expected
-from gnnlab.serving.problems import Problem
+from gnnlab.serving.requests import Problem
 from gnnlab.serving.service import Service
 from gnnlab.serving.settings import made
 

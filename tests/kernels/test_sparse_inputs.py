@@ -8,9 +8,8 @@ from own_models import GCN, SAGEConv
 from torch import nn
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.sparse_features import SparseLinear
+from gnnlab.kernels.sparse_features import SparseLinear, sparse_inputs, sparse_places
 from gnnlab.profiling.parity import relative_error
-from gnnlab.rewrite.sparse_inputs import places, sparse_inputs
 
 
 def graph(density):
@@ -21,7 +20,7 @@ def graph(density):
 
 def test_the_first_layer_alone_is_replaced_and_results_and_gradients_stay():
     given, model = graph(0.02), GCN(100, 8, 2, 3)
-    assert list(places(model, given)) == ["convs.0.lin"]
+    assert list(sparse_places(model, given)) == ["convs.0.lin"]
     fast = sparse_inputs(copy.deepcopy(model), given)
     assert type(fast.convs[0].lin) is SparseLinear and fast.state_dict().keys() == model.state_dict().keys()
     for _ in range(3):
@@ -44,4 +43,4 @@ def test_a_layer_that_is_the_model():
 )
 def test_elsewhere_it_says_why_not(model, density, words):
     with pytest.raises(GnnlabError, match=words):
-        places(model, graph(density))
+        sparse_places(model, graph(density))
