@@ -9,8 +9,11 @@
 
 Needs the extra `cluster` (pip install gnnlab[cluster]). A cell of an NPU needs NPU=1, of a GPU GPU=1, and every cell
 HOST=1. One measurement runs per host at a time, however many workers it has. The journal stays here. What no worker has
-is said at once: such cells are `unavailable`. Exported models are read from `settings.models`, which must be a folder
-that the workers see too.
+is said at once: such cells are `unavailable`. A worker that is lost costs the cell that it was at. Exported models are
+read from `settings.models`, which must be a folder that the workers see too.
+
+Times of a unit are those of one kind of machine, the first that can run it: same processor, cores and versions. Workers
+of another kind are not asked for it, and workers with other measuring code than here for nothing.
 
 Whoever reaches a member of a Dask cluster can run any Python there, and Dask by itself listens on every address of a
 machine. So the commands above keep it to this machine. Over several, give each its address as --host and let TLS say
@@ -25,22 +28,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import Client, Future, wait
 
+from gnnlab import machine
 from gnnlab import worker as processes
 from gnnlab.campaign.campaign import CellAnswer
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
 from gnnlab.campaign.reference import HERE, reference
-from gnnlab.errors import GnnlabError
+from gnnlab.campaign.wanted_cells import MEASURES, code
+from gnnlab.errors import GnnlabError, one_line
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 
 HOST = "HOST"
 LOOPBACK = "--host 127.0.0.1 --dashboard-address 127.0.0.1:0"  # without them Dask listens on every address
 SCHEDULER, WORKER = f"dask scheduler {LOOPBACK}", f"dask worker ADDRESS {LOOPBACK} --nthreads 1"
+GONE_S = 30.0  # without the scheduler, or a worker that was there, after which it is taken to be gone
 _LOOK_S = 2.0  # between two looks at which workers are still there
 
 Ask = Callable[[Cell, Settings, float], CellResult]
@@ -49,23 +56,24 @@ _children: dict[str, processes.Worker] = {}  # of a worker: one process for each
 
 @dataclass(frozen=True)
 class Member:
+    """A worker: `made_by` is the machine and the versions that its times are of."""
+
     address: str
     host: str
     resources: Mapping[str, float]
+    made_by: Mapping[str, Any]
 
     def has(self, needs: Mapping[str, int]) -> bool:
         return all(self.resources.get(name, 0) >= count for name, count in needs.items())
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.made_by['processor']}, {self.made_by['cores']} cores)"
 
 
 def needs(unit: str) -> dict[str, int]:
     """The resources of a worker that a cell of this unit needs."""
     processor = units.find(unit).processor
     return {HOST: 1} if processor == "CPU" else {processor: 1, HOST: 1}
-
-
-def _missing(unit: str) -> str:
-    asked = " ".join(f"{name}={count}" for name, count in needs(unit).items())
-    return f"no worker has {asked}; start one with {WORKER} --resources '{asked}'"
 
 
 def exposed(address: str) -> str | None:
@@ -81,8 +89,12 @@ def exposed(address: str) -> str | None:
 
 
 class ClusterUnits:
-    """Asks each cell of a worker that has what it needs. `ask` and `probe` run there; others than the default are for
-    tests."""
+    """Asks each cell of a worker that has what it needs. `made_by`: of each unit the machine and versions that its
+    times are of. `ask` and `probe` run there; others than the default are for tests.
+
+    Raises:
+        GnnlabError: there is no worker that could measure anything, or, on the way, the scheduler is gone.
+    """
 
     def __init__(
         self,
@@ -91,33 +103,49 @@ class ClusterUnits:
         settings: Settings,
         timeout_s: float,
         *,
+        say: Callable[[str], None] = lambda line: None,
         ask: Ask | None = None,
         probe: Callable[[str], Availability] | None = None,
     ) -> None:
-        self.client, self.settings, self.timeout_s = client, settings, timeout_s
+        self.client, self.settings, self.timeout_s, self.say = client, settings, timeout_s, say
         self._ask = ask or ask_child
+        self._about: dict[str, dict[str, Any] | str] = {}  # by address, or why not to ask that worker
+        self._models = settings.models if any(units.find(name).exporter for name in names) else None
+        self._own_code = code(MEASURES)
+        self._lost_since: float | None = None
+        self.made_by: dict[str, Mapping[str, Any]] = {}
         if not self._workers():
-            raise GnnlabError(f"the cluster has no workers; start one with {WORKER} --resources HOST=1")
+            refused = next((why for why in self._about.values() if isinstance(why, str)), None)
+            raise GnnlabError(refused or f"the cluster has no workers; start one with {self._start_one({HOST: 1})}")
         self.available = {name: self._probed(name, probe or probe_child) for name in dict.fromkeys(names)}
 
     def __enter__(self) -> ClusterUnits:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.client.run(close_children)
+        with suppress(OSError, TimeoutError):  # the scheduler is gone, and with it the workers
+            self.client.run(close_children, on_error="ignore")
 
     def reference(self) -> dict[str, float]:
         """ms of the fixed work by host, one worker of each."""
         one_each = {worker.host: worker.address for worker in self._workers()}
-        found = self.client.run(reference, workers=list(one_each.values()))
-        return {host: found[address][HERE] for host, address in one_each.items()}
+        found = self.client.run(reference, workers=list(one_each.values()), on_error="return")
+        answers = {host: found.get(address) for host, address in one_each.items()}  # one may be lost just now
+        return {host: answer[HERE] for host, answer in answers.items() if isinstance(answer, dict)}
+
+    def on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function gives on the machine that measures, for what is no cell: on the first worker with HOST=1."""
+        able = [worker for worker in self._workers() if worker.has({HOST: 1})]
+        if not able:
+            raise GnnlabError(self._missing({HOST: 1}))
+        return self.client.submit(function, *arguments, workers=[able[0].address], pure=False).result()
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[CellAnswer]:
         waiting, running = list(cells), dict[Future, tuple[Cell, Member]]()
         try:
             while waiting or running:
                 workers = self._workers()
-                yield from self._impossible(waiting, workers)
+                yield from self._impossible(waiting, workers, idle=not running)
                 self._start(waiting, running, workers)
                 yield from self._ended(running, workers)
         finally:
@@ -128,10 +156,16 @@ class ClusterUnits:
         for worker in workers:
             if worker.host in {at.host for _, at in running.values()}:
                 continue
-            cell = next((cell for cell in waiting if worker.has(needs(cell.unit))), None)
+            cell = next((cell for cell in waiting if self._can(worker, cell.unit)), None)
             if cell is not None:
                 waiting.remove(cell)
                 running[self._submit(cell, worker)] = cell, worker
+
+    def _able(self, unit: str, workers: Sequence[Member]) -> bool:
+        return any(self._can(worker, unit) for worker in workers)
+
+    def _can(self, worker: Member, unit: str) -> bool:
+        return worker.has(needs(unit)) and worker.made_by == self.made_by.get(unit, worker.made_by)
 
     def _submit(self, cell: Cell, worker: Member) -> Future:
         where = {"workers": [worker.address], "allow_other_workers": False, "resources": needs(cell.unit)}
@@ -159,31 +193,99 @@ class ClusterUnits:
         future.cancel()
         return CellAnswer(cell, CellResult.unmeasured(cell, "failed", why), worker.host)
 
-    def _impossible(self, waiting: list[Cell], workers: list[Member]) -> Iterator[CellAnswer]:
-        for cell in list(waiting):
+    def _impossible(self, waiting: list[Cell], workers: list[Member], idle: bool) -> Iterator[CellAnswer]:
+        """Those that nobody can measure. A worker that was lost may come back, as `dask worker` starts it again."""
+        lost = {cell.unit for cell in waiting if cell.unit in self.made_by and not self._able(cell.unit, workers)}
+        if not lost:
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = time.monotonic()
+        patient = self._lost_since is not None and time.monotonic() < self._lost_since + GONE_S
+        if patient and idle and lost >= {cell.unit for cell in waiting}:
+            time.sleep(min(_LOOK_S, GONE_S))
+        for cell in [cell for cell in waiting if not (patient and cell.unit in lost)]:
             why = self._why_not(cell.unit, workers)
             if why is not None:
                 waiting.remove(cell)
                 yield CellAnswer(cell, CellResult.unmeasured(cell, "unavailable", why))
 
     def _why_not(self, unit: str, workers: Sequence[Member]) -> str | None:
-        if not any(worker.has(needs(unit)) for worker in workers):
-            return _missing(unit)
+        if not self._able(unit, workers):
+            return self._missing(needs(unit))
         found = self.available[unit]
         return None if found.usable else found.reason
+
+    def _missing(self, needs: Mapping[str, int]) -> str:
+        return f"no worker has {_words(needs)}; start one with {self._start_one(needs)}"
+
+    def _start_one(self, needs: Mapping[str, int]) -> str:
+        return f'{WORKER.replace("ADDRESS", self.client.scheduler.address)} --resources "{_words(needs)}"'
 
     def _probed(self, unit: str, probe: Callable[[str], Availability]) -> Availability:
         able = [worker for worker in self._workers() if worker.has(needs(unit))]
         if not able:
-            return Availability(False, _missing(unit))
-        return self.client.submit(probe, unit, workers=[able[0].address], pure=False).result()
+            return Availability(False, self._missing(needs(unit)))
+        self.made_by[unit] = able[0].made_by
+        if others := [str(worker) for worker in able if not self._can(worker, unit)]:
+            self.say(f"{unit} is measured on {able[0]}, not on {', '.join(others)}: other machine or versions")
+        try:
+            asked = self.client.submit(probe, unit, workers=[able[0].address], pure=False)
+            return asked.result(timeout=2 * units.PROBE_S)
+        except Exception as error:  # whatever a worker raises, or that it was lost
+            return Availability(False, f"worker {able[0].address} could not try it: {one_line(error)}")
 
     def _workers(self) -> list[Member]:
-        known = self.client.scheduler_info(n_workers=-1)["workers"]
-        return [Member(address, about["host"], about.get("resources", {})) for address, about in known.items()]
+        known = self._known()
+        for address, about in self._asked([address for address in known if address not in self._about]).items():
+            self._about[address] = about
+            if isinstance(about, str):
+                self.say(about)
+        return [
+            Member(address, about["host"], about.get("resources", {}), self._about[address])
+            for address, about in known.items()
+            if isinstance(self._about.get(address), dict)
+        ]
+
+    def _known(self) -> dict[str, Any]:
+        """What the scheduler says of its workers, asked anew."""
+        deadline = time.monotonic() + GONE_S
+        while time.monotonic() < deadline and self.client.status in ("running", "connecting"):
+            with suppress(OSError, TimeoutError):
+                return self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
+            time.sleep(_LOOK_S)
+        raise GnnlabError(
+            "the scheduler of the cluster is gone; what was measured is kept: start scheduler and workers again, then "
+            "give the same command"
+        )
+
+    def _asked(self, addresses: Sequence[str]) -> dict[str, dict[str, Any] | str]:
+        """By address what a worker says of itself, or why it is not to be asked."""
+        if not addresses:
+            return {}
+        answers = self.client.run(about, self._models, workers=list(addresses), on_error="return")
+        return {address: self._judged(address, answer) for address, answer in answers.items()}
+
+    def _judged(self, address: str, answer: Any) -> dict[str, Any] | str:
+        if not isinstance(answer, dict):
+            return f"worker {address} measures nothing: {one_line(answer)}; it needs the gnnlab that is here"
+        if answer["code"] != self._own_code:
+            return f"worker {address} measures nothing: its gnnlab measures by other code; install the one that is here"
+        if not answer["models"]:
+            return f"worker {address} measures nothing: it does not see {self._models}; share that folder with it"
+        return answer["made_by"]
+
+
+def _words(needs: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={count}" for name, count in needs.items())
 
 
 # ---- on a worker ----------------------------------------------------------------------------------------------------
+
+
+def about(models: str | None) -> dict[str, Any]:
+    """What decides over this worker's times, and whether it sees the exported models."""
+    made_by = {**machine.about(), "versions": machine.versions()}
+    return {"code": code(MEASURES), "made_by": made_by, "models": models is None or Path(models).is_dir()}
 
 
 def measure(ask: Ask, cell: Mapping[str, Any], settings: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class LocalUnits:
     """
 
     reference = staticmethod(reference)
+    made_by = None  # this machine, which every fingerprint holds
 
     def __init__(self, names: Sequence[str], settings: Settings, timeout_s: float) -> None:
         self.settings, self.timeout_s = settings, timeout_s
@@ -56,6 +57,10 @@ class LocalUnits:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             found = pool.map(lambda pair: units.probe_by(pair[1], pair[0]), self._workers.items())
             return dict(zip(self._workers, found, strict=True))
+
+    def on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function gives on the machine that measures: this one."""
+        return function(*arguments)
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[CellAnswer]:
         for cell in cells:
@@ -149,19 +154,24 @@ def measure(
     numbers = layer_of(layer, features).blocks(blocks)
     chosen = [name for name in names if units.find(name)] or list(units.all_units())
     settings = Settings(models=str(models), budget_s=budget_s)
-    with _at_work(chosen, settings, timeout_s, cluster, say) as working:
+    with at_work(chosen, settings, timeout_s, cluster, say) as working:
         conditions = {"precision": precision, "threads": threads}
         cells = wanted_cells.cells(layer, features, sizes, numbers, chosen, **conditions)
-        plan = wanted_cells.plan(cells, settings, working.available, uuid.uuid4().hex if anew else None)
+        token = uuid.uuid4().hex if anew else None
+        plan = wanted_cells.plan(cells, settings, working.available, token, working.made_by)
         done = campaign.run(folder, plan, working, reference=working.reference, seed=seed, say=say)
     return Measured(analyze(folder), done, working.available)
 
 
 @contextmanager
-def _at_work(
-    names: Sequence[str], settings: Settings, timeout_s: float, cluster: str | None, say: Callable[[str], None]
+def at_work(
+    names: Sequence[str],
+    settings: Settings,
+    timeout_s: float,
+    cluster: str | None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Any]:
-    """The units of this machine, or those that the workers of a cluster have."""
+    """The units of this machine, or those that the workers of a cluster have (`cluster`: address of its scheduler)."""
     if cluster is None:
         with LocalUnits(names, settings, timeout_s) as local:
             yield local
@@ -180,7 +190,7 @@ def _at_work(
         raise GnnlabError(
             f"no Dask scheduler answers at {cluster!r}: {one_line(error)}; start one: {SCHEDULER}"
         ) from None
-    with client, ClusterUnits(client, names, settings, timeout_s) as remote:
+    with client, ClusterUnits(client, names, settings, timeout_s, say=say) as remote:
         yield remote
 
 

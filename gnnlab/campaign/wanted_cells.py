@@ -46,9 +46,14 @@ def cells(
 
 
 def plan(
-    cells: Sequence[Cell], settings: Settings, available: Mapping[str, Availability], token: str | None = None
+    cells: Sequence[Cell],
+    settings: Settings,
+    available: Mapping[str, Availability],
+    token: str | None = None,
+    made_by: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> WantedCells:
-    """The cells with their fingerprints. `available` says for each unit on what device and driver it would run.
+    """The cells with their fingerprints. `available` says for each unit on what device and driver it would run,
+    `made_by` on what machine where that is not this one.
 
     A `token` tells these cells from those of every plan with another one or none.
     """
@@ -64,6 +69,8 @@ def plan(
     for cell in cells:
         parts = {"cell": asdict(cell), "weights": weights[cell.layer, cell.features]}
         parts["unit"] = available[cell.unit].to_json() | users[cell.unit]
+        if made_by and cell.unit in made_by:
+            parts["made_by"] = made_by[cell.unit]
         parts["models"] = models.get((cell.layer, cell.features, cell.first, cell.last, exporters[cell.unit]), [])
         found[cell] = files.digest({"campaign": campaign, **parts})
     return WantedCells(campaign, found)

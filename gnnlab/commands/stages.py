@@ -53,7 +53,8 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
 
 
 def _measure(given: SimpleNamespace, folder: Path) -> None:
-    warn_if_busy()
+    if given.cluster is None:
+        warn_if_busy()
     found = measure.measure(
         folder / "stages",
         models=folder / "exported_models",
@@ -71,6 +72,9 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
         say=_say,
     )
     _say(f"measure: {found.done}")
+    without = found.cells[~found.cells["status"].isin(table.TIMED)]
+    for (status, unit, reason), cells in without.groupby(["status", "unit", "reason"], sort=False):
+        _say(f"  {status}, {len(cells)} of {unit}: {reason}")
 
 
 def _analyze(given: SimpleNamespace, folder: Path) -> None:
@@ -85,6 +89,7 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
         off_grid=0,
         again=0,
         **{name: given.tables[name] for name in ("points", "visits", "processors", "budget_s", "timeout_s", "seed")},
+        cluster=given.cluster,
     )
     written = ", ".join(f"{count} {what}" for what, count in tables.write(folder / "tables", found).items())
     _say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")

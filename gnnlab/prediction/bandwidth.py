@@ -24,7 +24,7 @@ from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.campaign import Finished
 from gnnlab.campaign.cell_inputs import RANDOM, layer_of
 from gnnlab.campaign.cells import Cell, Settings
-from gnnlab.campaign.measure import LocalUnits
+from gnnlab.campaign.measure import at_work
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction import copies, tables
@@ -179,12 +179,13 @@ def measure(
     budget_s: float = 0.1,
     timeout_s: float = 60.0,
     seed: int = 0,
+    cluster: str | None = None,
 ) -> BandwidthFindings:
     """Measure copies, `extra` sizes for the fit, `off_grid` sizes that are not fitted, and `again` known ones.
 
     `stages`: the campaign of notebook 05; `names`: its units to take, all that were measured unless told (simulated
     ones are kept in any case); `points`: of the sweep of copies; `visits`: times that each cell is measured, on passes
-    of their own; `processors`: as of `tables.processor_units`.
+    of their own; `processors`: as of `tables.processor_units`; `cluster`: as of `campaign.measure.measure`.
 
     Raises:
         GnnlabError: nothing was measured there, a unit has no times there, or the disk refuses.
@@ -203,17 +204,18 @@ def measure(
     wanted = [cell for sizes in asked.values() for unit in chosen for cell in _cells(like, sizes, cells, unit)]
     wanted += copies.identity_cells(like, sweep, chosen, models)
     settings = Settings(models=str(models), budget_s=budget_s)
-    with LocalUnits(chosen, settings, timeout_s) as local:
-        plan = wanted_cells.plan(list(dict.fromkeys(wanted)), settings, local.available)
-        done = campaign.run(folder / MEASURED_IN, plan, local, visits=visits, seed=seed)
+    with at_work(chosen, settings, timeout_s, cluster) as working:
+        plan = wanted_cells.plan(list(dict.fromkeys(wanted)), settings, working.available, made_by=working.made_by)
+        done = campaign.run(folder / MEASURED_IN, plan, working, reference=working.reference, visits=visits, seed=seed)
+        plain = working.on_host(copies.plain_copies, sweep, like.features, budget_s)
+        copied = copies.through_units(measured_cells(folder / MEASURED_IN), sweep)
+        copied = pd.concat([copied, plain], ignore_index=True)
+        transfers = working.on_host(copies.measured_transfers, copied, like, chosen, sweep, models, budget_s)
     found = measured_cells(folder / MEASURED_IN)
     parts = {kind: _at(found, sizes, blocks_of(cells)) for kind, sizes in asked.items()}
     fitted = pd.concat([both_times(cells, parts[AGAIN]), parts["extra"]], ignore_index=True)
     fitted = fitted[fitted["unit"].isin(chosen) | (fitted["origin"] == SIMULATED)]
     fitted = fitted.drop(columns="samples_ms").reset_index(drop=True)  # some cells are of two measurements
-    copied = [copies.through_units(found, sweep), copies.plain_copies(sweep, like.features, budget_s)]
-    copied = pd.concat(copied, ignore_index=True)
-    transfers = copies.measured_transfers(copied, like, chosen, sweep, models, budget_s)
     compared = pd.DataFrame(columns=COMPARED)
     if len(parts[NEW]) or len(parts[AGAIN]):  # tables alone need no fit, which takes three sizes
         predictor = _predictor(fitted, transfers)

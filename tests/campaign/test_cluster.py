@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -77,7 +78,8 @@ def test_each_cell_runs_where_its_device_is_and_never_two_on_one_host(client, tm
     assert campaign.run(tmp_path, plan, remote, reference=remote.reference, drift=100.0).measured == 0
 
 
-def test_a_resource_that_no_worker_has_is_said_at_once(client):
+def test_a_resource_that_no_worker_has_any_more_is_said_once_it_does_not_come_back(client, monkeypatch):
+    monkeypatch.setattr(cluster, "GONE_S", 0.2)
     with units_of(client, CELLS) as remote:
         remote._workers = lambda: [w for w in ClusterUnits._workers(remote) if "NPU" not in w.resources]
         start = time.perf_counter()
@@ -99,13 +101,14 @@ def test_a_unit_without_its_driver_and_a_cell_that_fails_are_outcomes(client):
 
 def test_a_worker_that_is_lost_costs_its_cell(client, monkeypatch):
     monkeypatch.setattr(cluster, "_LOOK_S", 0.05)
+    monkeypatch.setattr(cluster, "GONE_S", 0.2)
     with units_of(client, CELLS) as remote:
         looks = iter([remote._workers()])
         remote._workers = lambda: next(looks, [])  # both are gone at the second look
         remote._ask = ask_without_end
         found = [answer.outcome for answer in remote(CELLS[:2])]
         _noticed.set()
-    assert [outcome.status for outcome in found] == ["unavailable", "failed"] and "was lost" in found[1].reason
+    assert [outcome.status for outcome in found] == ["failed", "unavailable"] and "was lost" in found[0].reason
 
 
 def ask_without_end(cell, settings, timeout_s):
@@ -125,7 +128,9 @@ def test_the_resources_follow_from_the_unit():
 
 def test_a_cluster_without_workers_is_one_line():
     class Empty:
-        def scheduler_info(self, n_workers):
+        status, scheduler = "running", SimpleNamespace(identity=None, address="tcp://127.0.0.1:1")
+
+        def sync(self, asked, n_workers):
             return {"workers": {}}
 
     with pytest.raises(GnnlabError, match="has no workers; start one"):

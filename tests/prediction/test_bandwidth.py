@@ -5,6 +5,7 @@ import pytest
 from one_table import Recorder
 from planted_campaign import BLOCKS, FEATURES, LAYER, SIZES, PlantedUnits, cells, leave
 
+from gnnlab.campaign import measure as campaign_measure
 from gnnlab.campaign.cells import Cell
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError, Untestable
@@ -26,14 +27,14 @@ def measuring(folder):
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
-    monkeypatch.setattr(bandwidth, "LocalUnits", PlantedUnits)
+    monkeypatch.setattr(campaign_measure, "LocalUnits", PlantedUnits)
     return measuring(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bandwidth, "LocalUnits", PlantedUnits)
+        patch.setattr(campaign_measure, "LocalUnits", PlantedUnits)
         return measuring(tmp_path_factory.mktemp("measured"))(extra=[GraphSize(150, 600)], again=2, points=8)
 
 

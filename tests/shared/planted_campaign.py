@@ -7,6 +7,7 @@ import numpy as np
 from gnnlab.campaign import checkpoints
 from gnnlab.campaign.campaign import CellAnswer, as_json
 from gnnlab.campaign.cells import Cell, CellResult
+from gnnlab.campaign.measure import LocalUnits
 from gnnlab.prediction.planted_truth import Truth
 from gnnlab.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
@@ -52,6 +53,8 @@ class PlantedUnits:
     """Answers as `LocalUnits` does, at once."""
 
     reference = staticmethod(lambda: {"planted": 1.0})
+    made_by = None
+    on_host = LocalUnits.on_host
 
     def __init__(self, units, settings, timeout_s):
         self.available = {unit: Availability(True, device="planted", version="1") for unit in units}
