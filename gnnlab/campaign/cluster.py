@@ -17,8 +17,8 @@ of another kind are not asked for it, and workers with other measuring code than
 
 Whoever reaches a member of a Dask cluster can run any Python there, and Dask by itself listens on every address of a
 machine. So the commands above keep it to this machine. Over several, give each its address as --host and let TLS say
-who may come in: --protocol tls --tls-ca-file ca.pem --tls-cert own.pem --tls-key own.key for scheduler and workers,
-DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__TLS__CLIENT__CERT and ...__TLS__CLIENT__KEY for gnnlab, and tls://HOST:8786.
+who may come in: `TLS` for scheduler and workers, `TLS_SETTINGS` in the environment of gnnlab, and tls://HOST:8786.
+Dask asks whether a certificate was signed by that CA, not whose it is: sign those of one cluster by a CA of its own.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from gnnlab.units.unit import Availability
 HOST = "HOST"
 LOOPBACK = "--host 127.0.0.1 --dashboard-address 127.0.0.1:0"  # without them Dask listens on every address
 SCHEDULER, WORKER = f"dask scheduler {LOOPBACK}", f"dask worker ADDRESS {LOOPBACK} --nthreads 1"
+TLS = "--protocol tls --tls-ca-file ca.pem --tls-cert own.pem --tls-key own.key"
+TLS_SETTINGS = tuple(f"DASK_DISTRIBUTED__COMM__TLS__{name}" for name in ("CA_FILE", "CLIENT__CERT", "CLIENT__KEY"))
 GONE_S = 30.0  # without the scheduler, or a worker that was there, after which it is taken to be gone
 _LOOK_S = 2.0  # between two looks at which workers are still there
 
@@ -86,6 +88,13 @@ def exposed(address: str) -> str | None:
     if own or place.scheme in ("tls", "inproc"):
         return None
     return f"{address} is neither this machine nor tls://: whoever reaches that cluster can run any Python on all of it"
+
+
+def remedy(address: str) -> str:
+    """What to do where no scheduler answers there."""
+    if address.startswith("tls://"):
+        return f"set {', '.join(TLS_SETTINGS)} to files that its CA signed, or start one: {SCHEDULER} {TLS}"
+    return f"start one: {SCHEDULER}; one that was started with TLS is named tls://HOST:PORT"
 
 
 class ClusterUnits:

@@ -179,17 +179,15 @@ def at_work(
     try:
         from distributed import Client
 
-        from gnnlab.campaign.cluster import SCHEDULER, ClusterUnits, exposed
+        from gnnlab.campaign.cluster import ClusterUnits, exposed, remedy
     except ImportError:
         raise Unavailable("a cluster needs Dask: pip install 'gnnlab[cluster]'") from None
     if warning := exposed(cluster):
         say(warning)
     try:
         client = Client(cluster, timeout=CONNECT_S)
-    except (OSError, ValueError) as error:
-        raise GnnlabError(
-            f"no Dask scheduler answers at {cluster!r}: {one_line(error)}; start one: {SCHEDULER}"
-        ) from None
+    except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
+        raise GnnlabError(f"no Dask scheduler answers at {cluster!r}: {one_line(error)}; {remedy(cluster)}") from None
     with client, ClusterUnits(client, names, settings, timeout_s, say=say) as remote:
         yield remote
 

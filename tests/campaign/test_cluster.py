@@ -169,3 +169,10 @@ def test_a_cluster_started_as_documented_listens_to_this_machine_alone():
     finally:
         process.kill()
         process.communicate()
+
+
+def test_tls_without_certificates_is_one_line_that_names_the_settings(tmp_path):
+    asked = {"models": tmp_path, "sizes": sizes.read(["10/20"]), "blocks": ["1"], "names": ["torch:CPU"], "features": 4}
+    with pytest.raises(GnnlabError, match="set DASK_DISTRIBUTED__COMM__TLS__CA_FILE") as error:
+        measure.measure(tmp_path / "stages", **asked, cluster="tls://127.0.0.1:9")
+    assert "\n" not in str(error.value)
