@@ -1,6 +1,6 @@
 """The lab's own answer to S0: the symptom encoder has no input, so its output is kept until its weights change."""
 
-from gnnlab.kernels.hoisting import HoistedSymptomEncoder
+from gnnlab.kernels.kept import HoistedSymptomEncoder
 from gnnlab.workloads import graphs, models
 
 before = models.build("symptom_gat", graphs.of_size("58/776", 64)).model.eval()

@@ -1,7 +1,7 @@
 """The symptom encoder of S0 in a form that computes the same with a fraction of the work.
 
     fast = FastSymptomEncoder.from_model(model)      # shares the weights of the SymptomGAT, computes at every call
-    fixed = HoistedSymptomEncoder(fast)              # in eval keeps the constant until something changes (hoisting.py)
+    fixed = HoistedSymptomEncoder(fast)              # in eval keeps the constant until something changes (kept.py)
     packages(fast, ["compiled", "packaged"], folder) # the same through torch.compile, and as a library compiled ahead
 
 What is rewritten, each step exact up to rounding (N nodes, H = 4 heads, C = 128 channels per head):

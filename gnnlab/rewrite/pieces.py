@@ -4,7 +4,7 @@ A piece is a run of targets with all their edges: a softmax over the edges of a 
 within it. For inference: training would have to compute each piece again for its gradients, and measured, that costs
 what it saves. The sum of GINE holds for training, too: its rows are cheap to compute again.
 
-    SCORES, SUMS    # layers with scores of attention or sums of their own, tried before `edge_update` and `message`
+    OWN_SCORES, OWN_SUMS    # layers with scores or sums of their own, tried before `edge_update` and `message`
 """
 
 from __future__ import annotations
@@ -146,5 +146,5 @@ def gatv2_scores(layer: GATv2Conv, edges: Edges, x: tuple[Tensor, Tensor], edge_
     return F.dropout(weights, p=layer.dropout, training=layer.training)
 
 
-SCORES = {GATv2Conv: gatv2_scores}  # tried before `edge_update`
-SUMS = {GINEConv: gine_sum}  # tried before `message`
+OWN_SCORES = {GATv2Conv: gatv2_scores}  # tried before `edge_update`
+OWN_SUMS = {GINEConv: gine_sum}  # tried before `message`

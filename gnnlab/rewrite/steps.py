@@ -25,9 +25,8 @@ from gnnlab.kernels.sparse_features import sparse_inputs, sparse_places
 from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.rewrite import around, dense
-from gnnlab.rewrite.around import bfloat16, constant_output, inference, this_size_only, threads
+from gnnlab.rewrite.around import bfloat16, constant_output, inference, onnxruntime, openvino, this_size_only, threads
 from gnnlab.rewrite.dense import dense_layers
-from gnnlab.rewrite.engines import onnxruntime, openvino
 from gnnlab.rewrite.forward_edits import (
     copy_places,
     mean_first,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from gnnlab.kernels.kept import state_of
 from gnnlab.rewrite.patterns import INDEX_TYPES, is_tensor, value
 
 aten = torch.ops.aten
@@ -252,7 +253,7 @@ class _Entry:
 def _state(given: Any) -> tuple | None:
     if not isinstance(given, Tensor) or given.is_inference():  # has no version: what is in it must be read
         return None
-    return given._version, given.data_ptr(), given.shape, given.stride()
+    return state_of(given)
 
 
 def _equal(given: Any, copy: Any) -> bool:

@@ -24,7 +24,7 @@ from scipy.sparse import csr_array
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, one_line, shown
-from gnnlab.workloads.file_sizes import judge, judge_text
+from gnnlab.workloads.table_files import judge, judge_text
 
 _XML_FACTOR = 30  # bytes of memory for each of a GraphML file, elements and networkx's mappings together
 FLOAT32_MAX = 3.4028234663852886e38

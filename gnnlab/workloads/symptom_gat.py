@@ -11,8 +11,7 @@ claims of the study are measured against them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
 
-from gnnlab.errors import GnnlabError, shown, whole_numbers
+from gnnlab.errors import whole_numbers
 
 FACTS = Path(__file__).parent / "data" / "symptom_cliques.json"
 
@@ -49,15 +48,6 @@ class SymptomGAT(nn.Module):
         """The same network on any graph; of `data` only the edges and their weights are taken."""
         return cls(int(data.num_nodes), data.edge_index, data.get("edge_weight"))
 
-    @classmethod
-    def from_conditions(cls, conditions: Mapping[str, Iterable[str]]) -> SymptomGAT:
-        """The network on the co-occurrence graph of conditions and their symptoms; `GnnlabError` if they give none.
-
-        >>> SymptomGAT.from_conditions({"cold": ["cough", "fever"], "flu": ["ache", "fever"]})(batch_size=2).shape
-        torch.Size([2, 256])
-        """
-        return cls.from_graph(from_conditions(conditions))
-
     def forward(self, batch_size: int = 1) -> Tensor:
         whole_numbers(1, batch_size=batch_size)
         ids = torch.arange(self.num_nodes, device=self.edge_index.device)
@@ -74,30 +64,6 @@ def symptom_graph() -> Data:
     """
     facts = json.loads(FACTS.read_text(encoding="utf-8"))
     return co_occurrence(facts["cliques"], facts["nodes"])
-
-
-def from_conditions(conditions: Mapping[str, Iterable[str]]) -> Data:
-    """The co-occurrence graph of any conditions; nodes are the symptoms in alphabetical order.
-
-    >>> from_conditions({"cold": ["cough", "fever"], "flu": ["ache", "fever"]}).edge_index.tolist()
-    [[0, 1, 2, 2], [2, 2, 0, 1]]
-
-    Raises `GnnlabError` where symptoms are no strings, or no condition has two of them (a graph without edges).
-    """
-    if not isinstance(conditions, Mapping):
-        raise GnnlabError(f"conditions: a mapping of conditions to their symptoms is needed, got {shown(conditions)}")
-    named = {condition: _symptoms(condition, symptoms) for condition, symptoms in conditions.items()}
-    number = {symptom: i for i, symptom in enumerate(sorted(set(chain.from_iterable(named.values()))))}
-    if not any(len(set(symptoms)) > 1 for symptoms in named.values()):
-        raise GnnlabError("conditions: none has two symptoms; at least two of one condition are needed")
-    return co_occurrence([[number[symptom] for symptom in symptoms] for symptoms in named.values()], len(number))
-
-
-def _symptoms(condition: str, symptoms: Iterable[str]) -> list[str]:
-    listed = list(symptoms) if isinstance(symptoms, Iterable) and not isinstance(symptoms, (str, bytes)) else [None]
-    if not all(isinstance(symptom, str) for symptom in listed):
-        raise GnnlabError(f"conditions: {shown(condition)} must map to a list of symptom names, got {shown(symptoms)}")
-    return listed
 
 
 def co_occurrence(cliques: Iterable[Iterable[int]], num_nodes: int) -> Data:

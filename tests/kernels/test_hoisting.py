@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnnlab.kernels.hoisting import HoistedSymptomEncoder
+from gnnlab.kernels.kept import HoistedSymptomEncoder
 from gnnlab.kernels.symptom_encoder import FastSymptomEncoder
 from gnnlab.profiling.parity import require_equal
 from gnnlab.workloads.symptom_gat import SymptomGAT

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from gnnlab.errors import Unavailable
 from gnnlab.profiling.parity import relative_error
-from gnnlab.rewrite import engines
+from gnnlab.rewrite import around
 
 
 def graph(nodes, edges, seed=0):
@@ -21,7 +21,7 @@ def graph(nodes, edges, seed=0):
 
 def test_openvino_follows_other_graphs_and_other_weights():
     model = WithEdges(4).eval()
-    fast = engines.openvino(copy.deepcopy(model), None)
+    fast = around.openvino(copy.deepcopy(model), None)
     for nodes, edges in ((9, 20), (30, 71)):
         given = graph(nodes, edges) | {"edge_weight": torch.rand(edges)}
         assert relative_error(model(**given), fast(**given)) < 1e-5
@@ -34,13 +34,13 @@ def test_openvino_follows_other_graphs_and_other_weights():
 
 def test_openvino_takes_a_whole_graph():
     model, data = Bipartite(4).eval(), Data(**graph(9, 20), name="mine")
-    assert relative_error(model(data), engines.openvino(copy.deepcopy(model), None)(data)) < 1e-5
+    assert relative_error(model(data), around.openvino(copy.deepcopy(model), None)(data)) < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_runtime_counts_repeated_edges_on_another_graph():
     model = own_sum(None).eval()
-    fast = engines.onnxruntime(copy.deepcopy(model), None)
+    fast = around.onnxruntime(copy.deepcopy(model), None)
     for nodes, edges in ((9, 20), (12, 71)):
         given = graph(nodes, edges)
         assert relative_error(model(**given), fast(**given)) < 1e-5
@@ -53,13 +53,13 @@ def test_what_cannot_be_exported_says_why_in_one_line():
             return x[: int(x.sum())] * len(set(x.flatten().tolist()))
 
     with pytest.raises(Unavailable, match="torch cannot export it") as caught:
-        engines.onnxruntime(Refuses().eval(), None)(torch.ones(5))
+        around.onnxruntime(Refuses().eval(), None)(torch.ones(5))
     assert "\n" not in str(caught.value)
 
 
 def test_a_copy_is_converted_by_itself():
     given = graph(9, 20) | {"batch": torch.zeros(9, dtype=torch.int64)}
-    fast = engines.openvino(Pooled(4), None)
+    fast = around.openvino(Pooled(4), None)
     before = fast(**given).clone()
     copied = copy.deepcopy(fast)
     with torch.no_grad():

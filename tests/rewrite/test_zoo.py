@@ -15,7 +15,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 from zoo_cases import CASES, GRAPHS, IN, arguments, build, edges_of, results
 
-from gnnlab.rewrite import messages, pieces, served, zoo
+from gnnlab.rewrite import pieces, served, zoo
 from gnnlab.rewrite.swap import swap
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -55,7 +55,7 @@ def of_pyg_alone(tmp_path_factory):
 def test_outputs_and_each_gradient_are_those_of_pyg_alone(name, small, of_pyg_alone, monkeypatch):
     if small:
         monkeypatch.setattr(pieces, "PIECE_NUMBERS", 40)
-        monkeypatch.setattr(messages, "PIECE_NUMBERS", 40)
+        monkeypatch.setattr(served, "PIECE_NUMBERS", 40)
     layer = swapped(build(name))
     for graph, (nodes, _) in GRAPHS.items():
         edge_index = edges_of(graph)

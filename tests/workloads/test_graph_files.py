@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from gnnlab.errors import GnnlabError
-from gnnlab.workloads import file_sizes, graphs
+from gnnlab.workloads import graphs, table_files
 
 ADJACENCY = [[0, 1, 0], [1, 0, 2], [0, 2, 0]]  # a path of three nodes, the second step twice as heavy
 
@@ -283,7 +283,7 @@ def test_an_array_that_declares_more_than_memory_is_refused_by_its_header(tmp_pa
 def test_a_text_file_that_would_fill_the_memory_is_refused_unread(tmp_path, monkeypatch, name):
     path = tmp_path / name
     path.write_text("0,1\n" * 1000)
-    monkeypatch.setattr(file_sizes.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    monkeypatch.setattr(table_files.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     assert "do not fit into memory" in refused(path)
 
 

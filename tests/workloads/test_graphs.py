@@ -60,20 +60,6 @@ def test_symptom_weights_are_co_occurrences_over_their_maximum():
     assert torch.equal(data.edge_weight, torch.tensor(counts) / max(counts))
 
 
-def test_conditions_become_cliques_over_their_sorted_symptoms():
-    data = symptom_gat.from_conditions({"flu": {"fever", "ache"}, "cold": ["fever", "cough", "cough"]})
-    assert data.edge_index.tolist() == [[0, 1, 2, 2], [2, 2, 0, 1]]  # ache, cough, fever
-    assert data.edge_weight.tolist() == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "conditions", [{}, {"a": ["x"], "b": ["y"]}, {"a": "fever"}, {"a": [1, 2]}, {"a": None}, ["a"]]
-)
-def test_conditions_without_a_graph_are_refused(conditions):
-    with pytest.raises(GnnlabError, match=r"^conditions: .*"):
-        symptom_gat.from_conditions(conditions)
-
-
 def test_digits_join_each_digit_with_its_ten_nearest_both_ways():
     data = graphs.load("digits")
     told = graphs.describe(data)

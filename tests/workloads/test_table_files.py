@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.workloads import file_sizes
+from gnnlab.workloads import table_files
 from gnnlab.workloads.deepfm import DeepFM
 from gnnlab.workloads.table_files import load
 from gnnlab.workloads.tables import Target
@@ -150,7 +150,7 @@ def test_a_header_of_a_million_columns_is_refused_without_parsing_it(tmp_path, m
 def test_a_parquet_file_that_would_fill_the_memory_is_refused_by_its_head(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     pd.DataFrame({"a": ["x"] * 5000, "b": ["y"] * 5000}).to_parquet(path)
-    monkeypatch.setattr(file_sizes.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    monkeypatch.setattr(table_files.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     with pytest.raises(GnnlabError, match="10,000 cells would take"):
         load(path, fields=["a"], targets=["b"])
 
