@@ -13,6 +13,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.lab import runner
 from gnnlab.planning import store as plan_store
 from gnnlab.planning import table_costs
+from gnnlab.planning.calibration import Calibration
 from gnnlab.planning.costs import Shares
 from gnnlab.planning.execution import Executed, carry_out
 from gnnlab.planning.partition import Graph, by_ranges
@@ -78,17 +79,17 @@ def _plans(
     folder: Path, costs: TableCosts, size: tuple[int, int], objective: str, plan: Plan | None, shares: Shares | None
 ) -> Compiled:
     """The compiled plans, where they serve this size; else plans made for it alone."""
-    slowdown = 1.0  # of units at work at once, unless notebook 07 has measured it
+    calibration = Calibration()  # notebook 07 makes one
     try:
-        slowdown = plan_store.read(folder / PLANS).slowdown
-        planner = planner_of(costs, objective=objective, slowdown=slowdown)
+        calibration = plan_store.read(folder / PLANS).calibration
+        planner = planner_of(costs, objective=objective, calibration=calibration)
         found = plan_store.read(folder / PLANS, plan_store.fingerprint_of(planner, costs.made_from))
         if plan is None:
             found.choose(*size)
             return found
     except GnnlabError as error:
         print(f"planned for this size alone: {error}", file=sys.stderr, flush=True)
-    return _planned(costs, size, objective, plan, shares, slowdown)
+    return _planned(costs, size, objective, plan, shares, calibration)
 
 
 def _planned(
@@ -97,10 +98,10 @@ def _planned(
     objective: str,
     plan: Plan | None,
     shares: Shares | None,
-    slowdown: float = 1.0,
+    calibration: Calibration | None = None,
 ) -> Compiled:
     """Plans for this size alone: all, or the given one beside those of one unit."""
-    planner = planner_of(costs, objective=objective, slowdown=slowdown)
+    planner = planner_of(costs, objective=objective, calibration=calibration)
     plans = None if plan is None else [plan, *(p for p in planner.candidates if len(p.units) == 1 and p != plan)]
     return plan_store.compile(planner, [size], plans=plans, shares=shares)
 
@@ -133,7 +134,7 @@ def _why(choice: Choice, plans: Compiled) -> str:
     where = f"looked up between {sizes} compiled sizes" if sizes > 1 else "planned for this size"
     text = (
         f"Expected {_ms(choice.ms, choice.low, choice.high)} ms {TIME_OF[plans.objective]}, {where}; times "
-        f"{choice.origin}, units at work at once slowed by {plans.slowdown - 1:.0%}."
+        f"{choice.origin}, {_learnt(plans.calibration)}."
     )
     if choice.origin == "extrapolated":
         text += " Some sizes lie outside those that were measured: take the times with care, or measure larger ones."
@@ -141,6 +142,14 @@ def _why(choice: Choice, plans: Compiled) -> str:
     if alone and choice.plan.words() != alone[0]["words"]:
         text += f" The best single unit ({alone[0]['words']}) takes {alone[0]['ms'] / choice.ms:.3g} times as long."
     return text
+
+
+def _learnt(calibration: Calibration) -> str:
+    """What executed plans are behind the interval."""
+    if not calibration.streams:
+        return "no plan executed yet, so the interval knows of the tables' errors alone (notebook 07 executes some)"
+    sizes = len({stream.size for stream in calibration.streams})
+    return f"interval by what {len({(s.size, s.plan) for s in calibration.streams})} plans took at {sizes} other sizes"
 
 
 def _weighed(choice: Choice) -> Table:

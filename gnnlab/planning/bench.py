@@ -1,18 +1,20 @@
-"""Plans tried out on this machine: how much units slow each other down, what every plan is expected to take, streams.
+"""Plans tried out on this machine: calibrated at sizes of their own, ranked, chosen by executing them, streamed.
 
     with Bench(load_costs(tables), models=folder / "exported_models") as bench:
-        trial = bench.at(GraphSize(1000, 5000), by_hand=[plan])     # contention, then every plan ranked with it
-        trial.stream(trial.ranking.chosen)                     # a form: `count` graphs in, the last result out
-        trial.predicted([plan])                                # what the same stream was expected to take
+        bench.calibrate([GraphSize(1500, 3500), GraphSize(3000, 9000)])   # random plans, beside what was expected
+        trial = bench.at(GraphSize(1000, 5000), by_hand=[plan])           # every plan ranked
+        trial.choose(peers)                       # those that could be the best, executed for a moment
+        trial.stream(trial.chosen)                # a form: `count` graphs in, the last result out
+        trial.predicted([plan])                   # what the same stream was expected to take
 
 All plans run on the same workers, one for each unit. A plan's time is that of a stream of `count` graphs from the
-first that enters to the last that leaves, over `count`; its prediction is that of the same stream, simulated.
+first that enters to the last that leaves, over `count`; its prediction is that of the same stream, simulated, times
+what such streams took over their predictions at the sizes of the calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,23 +24,28 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.sizes import GraphSize
-from gnnlab.planning import store
+from gnnlab.planning import contention, store
+from gnnlab.planning.calibration import Calibration, Stream
 from gnnlab.planning.execution import Executed, Executor, carry_out
+from gnnlab.planning.heats import Heats, run_heats
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.planning import PREDICTED, Planner, Ranking, conditions, planner_of
-from gnnlab.planning.plans import Block, Plan
+from gnnlab.planning.plans import Plan
 from gnnlab.planning.simulation import Trace
 from gnnlab.planning.table_costs import TableCosts
 from gnnlab.planning.unit_workers import UnitWorkers
 from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
+from gnnlab.profiling.timing import stopwatch
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 GRAPHS = 3  # different ones of a stream, in turn
-ROUNDS = 12  # of measuring contention
-SHORTLIST, REFINEMENTS = 6, 3  # plans whose calls are measured, and how often the ranking is made anew
+ENTRANTS = 8  # plans of the first heat, at most
+LOOKS = 3  # how often the ranking is made anew with measured calls
+LIKELY = 0.99  # of the draws have their best plan among the entrants, where so few are enough
 GUESSED = ("interpolated", "extrapolated")
+DRAWN_ROUNDS = 5  # streams of each plan of a calibration
 
 
 class Bench:
@@ -48,6 +55,7 @@ class Bench:
     def __init__(self, costs: TableCosts, models: Path | str, *, count: int = 8, **options: Any) -> None:
         self.costs = self.tables_alone = costs
         self.models, self.count, self.options = str(models), count, options
+        self.calibration = Calibration()
         self.workers = UnitWorkers()
         self.workers.start(costs.units)
         self.trials: dict[str, Trial] = {}
@@ -79,22 +87,36 @@ class Bench:
             self._open[key].burst(len(trial.graphs))  # what a runtime does at its first call is no stream
         return self._open[key]
 
-    @property
-    def slowdown(self) -> float:
-        """Of units at work at once, over all sizes."""
-        return float(np.median([trial.slowdown for trial in self.trials.values()] or [1.0]))
+    def planner(self, costs: TableCosts | None = None, calibration: Calibration | None = None) -> Planner:
+        """`calibration`: this bench's own; with other `costs` none unless told, for those may be of another machine."""
+        learnt = self.calibration if calibration is None and costs is None else calibration
+        return planner_of(costs or self.costs, calibration=learnt, **self.options)
 
-    def planner(self, costs: TableCosts | None = None, slowdown: float | None = None) -> Planner:
-        slowdown = self.slowdown if slowdown is None else slowdown
-        return planner_of(costs or self.costs, slowdown=slowdown, **self.options)
+    def calibrate(self, sizes: Sequence[GraphSize], drawn: int = 8) -> pd.DataFrame:
+        """Learn how far streams are off what is expected, from plans drawn at random at each of these sizes, for all
+        trials that follow. The rows tell contention: how many times as long a block takes beside another core's.
+
+        Raises:
+            GnnlabError: times are missing, or a unit failed.
+        """
+        trials = [Trial(self, size, look=False) for size in sizes]
+        rows = [row for trial in trials for row in trial.contention()]
+        pairs = pd.DataFrame(rows)
+        if rows:
+            pooled = pairs.groupby("form")["samples"].agg(lambda each: float(np.median(np.concatenate(list(each)))))
+            self.calibration = Calibration({pair: max(1.0, factor) for pair, factor in pooled.items()})
+        streams = [stream for trial in trials for stream in trial.drawn_streams(drawn)]
+        self.calibration = Calibration(self.calibration.contention, tuple(streams))
+        return pairs
 
     def at(self, size: GraphSize, by_hand: Sequence[Plan] = ()) -> Trial:
-        """How much units slow each other down at this size, and all plans ranked with it, `by_hand` among them.
+        """All plans ranked at this size, `by_hand` among them.
 
         Raises:
             GnnlabError: times are missing, a plan breaks a rule, or a unit failed.
         """
-        return Trial(self, size, by_hand)
+        self.trials[str(size)] = found = Trial(self, size, by_hand)
+        return found
 
     def carry_out(self, plan: Plan, graph: Data, parts: int = 1) -> Executed:
         """Run the layer on a graph by a plan, cut into `parts` where it is large; see `execution.carry_out`."""
@@ -107,34 +129,71 @@ class Bench:
 
 
 class Trial:
-    """One size. `pair`: the units whose contention was measured, none where fewer than two run the whole layer on the
-    CPU; `ratios`: how many times as long their work took beside each other as alone, by rounds."""
+    """One size. `entrants`: plans that could be the best by the tables; their calls, and those of plans `by_hand`, are
+    measured at this size, unless not to `look`, and all plans ranked again."""
 
-    def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan]) -> None:
-        self.bench, self.size = bench, str(size)
+    def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan] = (), look: bool = True) -> None:
+        self.bench, self.size, self._at = bench, str(size), (size.nodes, size.edges)
         self.graphs = _graphs(size, bench.costs.layer.features)
+        self.by_hand = tuple(by_hand)
         self._seen: dict[Plan, dict[str, tuple[str, Trace]]] = {}
+        self.heats: Heats | None = None
+        self.fitted = self._at in set(bench.tables_alone.sizes)
         bench.close_streams()
-        at = (size.nodes, size.edges)
-        self.pair = _pair(bench.planner(slowdown=1.0).rank(*at), bench.costs.devices)
-        self.ratios = self._contention() if self.pair else ()
-        self.slowdown = max(1.0, float(np.median(self.ratios))) if self.pair else 1.0
-        self._refine(at, by_hand)
-        self.planner = bench.planner(slowdown=self.slowdown)
-        self.ranking = self.planner.rank(*at, also=by_hand)
-        self._before = bench.planner(bench.tables_alone, self.slowdown)
-        self.fitted = at in set(bench.tables_alone.sizes)
-        bench.trials[self.size] = self
+        self._rank()
+        self.entrants = self._entrants()
+        for _ in range(LOOKS if look else 0):
+            if not self.time_calls([*self.entrants, *self.ranking.contenders(), *by_hand]):
+                break
+            self.entrants = self._entrants()  # what that brings to the top is looked at, too
 
     @property
     def chosen(self) -> Plan:
-        return self.ranking.chosen
+        """The plan that ran longest in the heats; without any, the one that is hardest to regret."""
+        if self.heats is None:
+            return self.ranking.chosen
+        words = {plan.words(): plan for plan in self.ranking.plans}
+        return next(words[form] for form in self.heats.ranked() if form in words)
 
-    def contention(self) -> pd.DataFrame:
-        """How many times as long work takes while another core works, as a row; none where it was not measured."""
-        fields = {"unit": "x", "better": "lower", "origin": "measured", "statistic": "median"}
-        row = {"size": self.size, "form": " beside ".join(self.pair), "samples": np.array(self.ratios)}
-        return pd.DataFrame([{**row, **fields, **conditions(self.pair)}] if self.pair else [])
+    def time_calls(self, plans: Sequence[Plan]) -> bool:
+        """Measure the calls of these plans, at the sizes that they make of the graph, by themselves in the processes
+        that plans use, and rank anew; False where nothing was left to measure. Parts of a graph often lie outside the
+        sizes of the tables."""
+        bench, costs = self.bench, self.bench.costs
+        steps = [s for plan in plans for group in self.ranking.steps[self.ranking.place(plan)] for s in group]
+        calls = {(s.unit, c.first, c.last, c.nodes, c.edges) for s in steps for c in s.calls}
+        todo = [call for call in sorted(calls) if call not in costs.measured and costs.origin(*call) in GUESSED]
+        if todo:
+            bench.costs = costs.with_measured(todo, bench.workers.measure, bench.models)
+            self._rank()
+        return bool(todo)
+
+    @property
+    def seed(self) -> int:
+        return self.bench.options.get("seed", 0)
+
+    def choose(self, peers: Mapping[str, Callable[[], Any]] | None = None, rounds: int = 2) -> pd.DataFrame:
+        """Execute the entrants, the best plan of one unit and those by hand for a moment, the faster half for longer,
+        until one is left: `chosen`. `rounds` of the first heat; `peers`: forms that do the same work, which run along.
+        A row for each."""
+        plans = dict.fromkeys([self.ranking.one_unit, *self.entrants, *self.by_hand])
+        forms = {plan.words(): self.stream(plan) for plan in plans} | dict(peers or {})
+        self.heats = run_heats(forms, rounds=rounds, seed=self.seed)
+        rows = []
+        for form, ms in self.heats.samples.items():
+            fields = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
+            notes = [f"left after heat {self.heats.left_after[form]}"] + ["chosen"] * (form == self.chosen.words())
+            about = {} if form in (peers or {}) else conditions(next(p for p in plans if p.words() == form).units)
+            samples = np.array(ms) / self.bench.count
+            rows.append({"size": self.size, "form": form, "samples": samples, **fields, **about, "notes": notes})
+        return pd.DataFrame(rows)
+
+    def contenders(self, *, top: int, others: int, seed: int = 0) -> list[Plan]:
+        """Plans for the race: as the ranking has them, the chosen one and those by hand; all their calls are timed."""
+        found = self.ranking.contenders(top=top, others=others, seed=seed)
+        plans = list(dict.fromkeys([found[0], self.chosen, *self.by_hand, *found]))
+        self.time_calls(plans)
+        return plans
 
     def stream(self, plan: Plan) -> Callable[[], np.ndarray]:
         """A form that sends `count` graphs through and gives the last result. What the plan makes of every graph has
@@ -149,25 +208,77 @@ class Trial:
         return {**conditions(plan.units), "notes": ["the chosen plan"] * (plan == self.chosen)}
 
     def predicted(self, plans: Sequence[Plan]) -> pd.DataFrame:
-        """ms a graph that were expected of the stream, as rows; in columns of their own what the tables alone expected
-        before anything was measured at this size (table_low, table_high), and whether they have it (fitted)."""
-        before = self._before.rank(self.ranking.nodes, self.ranking.edges, plans=plans)
+        """ms a graph that were expected of the stream, as rows; in columns of their own what was expected before
+        anything was measured at this size (table_ms, table_low, table_high), and if the tables have it (fitted)."""
+        before = self.bench.planner(self.bench.tables_alone, self.bench.calibration)
+        first = before.rank(*self._at, plans=plans)
         rows = []
         for plan in plans:
             (value, low, high), origin = self._streamed(self.planner, self.ranking, plan)
-            (_, table_low, table_high), _ = self._streamed(self._before, before, plan)
+            (table_ms, table_low, table_high), _ = self._streamed(before, first, plan)
             found = {"value": value, "low": low, "high": high, "n": self.ranking.draws.shape[1]}
-            tables = {"table_low": table_low, "table_high": table_high, "fitted": "yes" if self.fitted else "no"}
+            tables = {"table_ms": table_ms, "table_low": table_low, "table_high": table_high}
             notes = [f"times of blocks {origin}", "a simulated stream"]
-            key = {"size": self.size, "form": plan.words(), "notes": notes}
+            key = {"size": self.size, "form": plan.words(), "notes": notes, "fitted": "yes" if self.fitted else "no"}
             rows.append({**key, **found, **tables, **PREDICTED, **conditions(plan.units)})
         return pd.DataFrame(rows)
 
+    def contention(self) -> list[dict[str, Any]]:
+        """How many times as long a block takes beside another core's, by their kinds; none where fewer than two units
+        of the CPU run blocks of both kinds."""
+        order = [self.ranking.plans[i].units for i in np.argsort(self.ranking.ms, kind="stable")]
+        alone = [units[0] for units in order if len(units) == 1 and units[0] not in self.bench.costs.devices]
+        pair = contention.pair(list(dict.fromkeys([*alone, *self.bench.costs.units])), self.planner.model)
+        if not pair:
+            return []
+        found = contention.measure(pair, self.make, self.planner.model)
+        fields = {"unit": "x", "better": "lower", "origin": "measured", "statistic": "median", **conditions(pair)}
+        notes = ["on " + " and ".join(pair)]
+        return [
+            {"size": self.size, "form": form, "samples": np.array(ratios), **fields, "notes": notes}
+            for form, ratios in found.items()
+        ]
+
+    def drawn_streams(self, count: int) -> list[Stream]:
+        """Plans drawn at random, executed in turns, beside what the tables expect of them, and what is expected once
+        their calls were timed; nothing that was learnt before counts in it."""
+        plain = Calibration(self.bench.calibration.contention)
+        random, order = np.random.default_rng(self.seed), np.argsort(self.ranking.ms, kind="stable")
+        every = [self.ranking.plans[i] for i in order[: len(order) // 2 + 1]]
+        one = [self.ranking.plans[i] for i in order if len(self.ranking.plans[i].units) == 1]
+        several = [plan for plan in every if len(plan.units) > 1]
+        plans = _drawn(one, count // 3, random)
+        plans += _drawn(several, count - len(plans), random)
+        self.time_calls(plans)
+        expected = [self.bench.planner(costs, plain) for costs in (self.bench.tables_alone, self.bench.costs)]
+        forms = {plan: self.stream(plan) for plan in plans}
+        took: dict[Plan, list[float]] = {plan: [] for plan in plans}
+        for _ in range(DRAWN_ROUNDS):
+            for place in random.permutation(len(plans)):
+                with stopwatch() as clock:
+                    forms[plans[place]]()
+                took[plans[place]].append(clock.ms / self.bench.count)
+        found = []
+        for planner in expected:
+            ranking = planner.rank(*self._at, plans=plans)
+            for plan in plans:
+                (ms, _, _), _ = self._streamed(planner, ranking, plan)
+                traits = planner.traits(plan, *self._at)
+                found.append(Stream(self.size, plan.words(), *traits, float(np.log(np.median(took[plan]) / ms))))
+        return found
+
     def _streamed(self, planner: Planner, ranking: Ranking, plan: Plan) -> tuple[np.ndarray, str]:
         """ms a graph of a stream with the ends of its interval, and where the times of its blocks come from."""
+        place = ranking.place(plan)
         found = ranking.table([plan]).iloc[0]
-        ms = planner.simulate(ranking.steps[ranking.place(plan)], graphs=self.bench.count).total_ms / self.bench.count
-        return found[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float) * ms / found["ms"], found["origin"]
+        long_stream = planner.expected_ms(ranking.steps[place])
+        ms = planner.simulate(ranking.steps[place], graphs=self.bench.count).total_ms / self.bench.count
+        return found[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float) * ms / long_stream, found["origin"]
+
+    def probabilities(self, plans: Sequence[Plan]) -> np.ndarray:
+        """In what share of the draws each is the fastest of these plans."""
+        fastest = self.ranking.draws[[self.ranking.place(plan) for plan in plans]].argmin(axis=0)
+        return np.bincount(fastest, minlength=len(plans)) / len(fastest)
 
     def chart(self, plan: Plan) -> pd.DataFrame:
         """The same stream predicted and executed, for a Gantt chart: panel, unit, graph, start_ms, end_ms, origin."""
@@ -208,41 +319,22 @@ class Trial:
 
     def make(self, plan: Plan, places: dict[str, Any]) -> Executor:
         """A plan opened for the graphs of this size, units on the cores `places`."""
-        model = self.bench.planner(slowdown=1.0).model
+        model = self.planner.model
         return Executor(plan, model, self.graphs, self.bench.workers, models=self.bench.models, places=places)
 
-    def _contention(self, graphs: int = 2) -> tuple[float, ...]:
-        """Both units run the whole layer, in turns and at once, each pinned to a core of its own."""
-        stages = len(self.bench.costs.layer.stages)
-        with ExitStack() as stack:
-            made = [self.make(Plan((Block((u,), 1, stages),)), {u: i}) for i, u in enumerate(self.pair)]
-            pair = [stack.enter_context(executor) for executor in made]
-            for executor in pair:
-                executor.burst(len(self.graphs))
-            ratios = []
-            for _ in range(ROUNDS):
-                alone = [_per_graph(executor.burst(graphs)) for executor in pair]
-                counts = [max(2, round(graphs * max(alone) / ms)) for ms in alone]
-                both = _at_once([partial(e.burst, n) for e, n in zip(pair, counts, strict=True)])
-                ratios.append(float(np.prod(np.divide([_per_graph(t) for t in both], alone)) ** 0.5))
-        return tuple(ratios)
+    def _rank(self) -> None:
+        self.planner = self.bench.planner()
+        self.ranking = self.planner.rank(*self._at, also=self.by_hand)
 
-    def _refine(self, at: tuple[int, int], by_hand: Sequence[Plan]) -> None:
-        """Measure the calls of the best plans at the sizes that these plans make of the graph.
+    def _entrants(self) -> list[Plan]:
+        """As few plans as hold the best one in `LIKELY` of the draws, the most probable first."""
+        order = np.argsort(-self.ranking.wins, kind="stable")
+        enough = int(np.searchsorted(np.cumsum(self.ranking.wins[order]), LIKELY)) + 1
+        return [self.ranking.plans[i] for i in order[: min(enough, ENTRANTS)]]
 
-        Parts of a graph often lie outside the sizes of the tables. So predictions say which plans are worth a closer
-        look, and the calls of those are measured by themselves; what that brings to the top is looked at, too.
-        """
-        bench = self.bench
-        for _ in range(REFINEMENTS):
-            costs, ranking = bench.costs, bench.planner(slowdown=self.slowdown).rank(*at, also=by_hand)
-            looked_at = dict.fromkeys([*ranking.top(SHORTLIST), *by_hand])
-            steps = [s for plan in looked_at for group in ranking.steps[ranking.place(plan)] for s in group]
-            calls = {(s.unit, c.first, c.last, c.nodes, c.edges) for s in steps for c in s.calls}
-            todo = [call for call in sorted(calls) if call not in costs.measured and costs.origin(*call) in GUESSED]
-            if not todo:
-                break
-            bench.costs = costs.with_measured(todo, bench.workers.measure, bench.models)
+
+def _drawn(plans: Sequence[Plan], count: int, random: np.random.Generator) -> list[Plan]:
+    return [plans[i] for i in random.permutation(len(plans))[:count]]
 
 
 def _graphs(size: GraphSize, features: int) -> list[Graph]:
@@ -251,21 +343,3 @@ def _graphs(size: GraphSize, features: int) -> list[Graph]:
 
     made = [random_inputs(size.nodes, size.edges, features, seed=seed) for seed in range(GRAPHS)]
     return [Graph(g["x"].numpy(), g["edge_index"].numpy()) for g in made]
-
-
-def _pair(ranking: Ranking, devices: frozenset[str]) -> tuple[str, ...]:
-    """The two units of the CPU that run the whole layer fastest by themselves; empty where there are no two."""
-    order = np.argsort(ranking.ms, kind="stable")
-    alone = [ranking.plans[i].units[0] for i in order if len(ranking.plans[i].units) == 1]
-    on_cpu = [unit for unit in alone if unit not in devices]
-    return tuple(on_cpu[:2]) if len(on_cpu) > 1 else ()
-
-
-def _per_graph(trace: Trace) -> float:
-    """ms of work on a graph, median over the stream."""
-    return float(np.median([segment.end_ms - segment.start_ms for segment in trace.segments]))
-
-
-def _at_once(works: Sequence[Callable[[], Trace]]) -> list[Trace]:
-    with ThreadPoolExecutor(len(works)) as pool:
-        return list(pool.map(lambda work: work(), works))

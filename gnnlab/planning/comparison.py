@@ -2,7 +2,7 @@
 
     executed = lab.race("executed_plans", ...)             # over the sizes of the trials; forms are plans in words
     raced = Comparison(executed, bench.trials)
-    raced.errors(); raced.coverage(); raced.regret(); raced.gain()         # rows for the one table
+    raced.errors(); raced.coverage(); raced.reliability(); raced.regret(); raced.gain()         # rows for the one table
 
 The best of several plans is picked by every other round and judged by the rest, as in the ledger, so that luck does not
 choose; what the A/A control of a race shows beyond 1 is in the intervals.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ ONE_UNIT = "over plans of one unit"
 PEERS = ("HETERO", "AUTO", "throughput streams")  # forms of the same race, by their names
 ALL_PEERS = f"{ONE_UNIT}, HETERO, AUTO and throughput streams"
 WORST = "chosen, at the worst size"
+STATED = (0, 5, 20, 50, 80, 100)  # ends of the ranges of a stated probability, %
 _PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
 
 
@@ -41,6 +43,7 @@ class Comparison:
     """
 
     def __init__(self, executed: Any, trials: Mapping[str, Trial]) -> None:
+        self.trials = trials
         frame = executed.frame.assign(samples=executed.samples)
         frame = frame[frame["status"] == "ok"]
         self.controls = frame[frame["form"] == CONTROL].set_index("size")["samples"]
@@ -94,6 +97,28 @@ class Comparison:
             beyond = 100 * max(row["ms"] / row["table_high"] - 1, row["table_low"] / row["ms"] - 1, 0.0)
             found = {"value": beyond, "n": row["rounds"], "interval": "none", "notes": note}
             rows.append({**_key(row), "fitted": row["fitted"], **_PERCENT, **found})
+        return pd.DataFrame(rows)
+
+    def reliability(self) -> pd.DataFrame:
+        """How often plans were the fastest of those executed (%), beside how often they were said to be, by ranges of
+        what was said: two forms, `stated` and `observed`, keyed by the range."""
+        said, was = [], []
+        for size, part in self.both.groupby("size", sort=False):
+            said += list(100 * self.trials[size].probabilities([parse(form) for form in part["form"]]))
+            was += list((part["ms"] == part["ms"].min()).astype(float))
+        said, was = np.array(said), np.array(was)
+        fixed, mean = {"unit": "%", "better": "neither"}, {"statistic": "mean", "interval": "none"}
+        rows = []
+        for low, high in pairwise(STATED):
+            inside = (said >= low) & ((said < high) | (high == STATED[-1]))
+            if not inside.any():
+                continue
+            count, key = int(inside.sum()), {"stated_percent": f"{low}-{high}", **fixed}
+            observed, stated = estimates.summary(was[inside], "share"), float(said[inside].mean())
+            ends = {"low": 100 * observed.low, "high": 100 * observed.high} if count > 1 else {}
+            found = {"value": 100 * observed.value, **ends, "origin": "measured", "interval": CONFIDENCE}
+            rows.append({**key, "form": "stated", "value": stated, "n": count, "origin": "predicted", **mean})
+            rows.append({**key, "form": "observed", **found, "n": count, "statistic": "share"})
         return pd.DataFrame(rows)
 
     def regret(self) -> pd.DataFrame:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gnnlab.workloads.staged import StagedLayer
 
 HOST = "host"  # where graphs come from and results go to
+PRODUCTS, SUMS = "products", "sums"  # kinds of blocks: what they ask of a core and of the memory that cores share
 Span = tuple[int, int]
 
 
@@ -41,12 +42,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """What one unit does for one graph: its calls, and the ms of copies in and out of the memory that units share."""
+    """What one unit does for one graph: its calls, and the ms of copies in and out of the memory that units share.
+    `kind`: of the block, see `kind_of`."""
 
     unit: str
     block: int
     calls: tuple[Call, ...]
     copies_ms: float
+    kind: str = ""
 
     def ms(self, costs: TableCosts) -> float:
         return self.copies_ms + sum(costs.time_ms(self.unit, c.first, c.last, c.nodes, c.edges) for c in self.calls)
@@ -82,6 +85,12 @@ def halo_ends(layer: StagedLayer) -> int | None:
     last = max((stage.number for stage in layer.stages if "edge_index" in stage.reads), default=len(layer.stages))
     products = (s.number for s in layer.stages[last:] if any(weight.dim() > 1 for weight in s.module.parameters()))
     return next((number - 1 for number in products), None)
+
+
+def kind_of(layer: StagedLayer, first: int, last: int) -> str:
+    """A block that multiplies by weights spends its time there; any other moves and adds rows."""
+    stages = layer.block(first, last).stages
+    return PRODUCTS if any(weight.dim() > 1 for stage in stages for weight in stage.module.parameters()) else SUMS
 
 
 def looks_at_edges(layer: StagedLayer, first: int, last: int) -> bool:
@@ -129,11 +138,11 @@ class Model:
         found = []
         for place, (block, targets) in enumerate(zip(plan.blocks, after, strict=True)):
             sizes = shares(block.ratios) if block.shared else [PartSize(nodes, 0, edges)]
-            group = []
+            group, kind = [], kind_of(self.layer, block.first, block.last)
             for unit, ratio, size in zip(block.units, block.ratios, sizes, strict=True):
                 copies = self._in_ms(unit, block, place, size, nodes, edges)
                 copies += self._out_ms(unit, block, targets, nodes, edges) * ratio
-                group.append(Step(unit, place, self._calls_of(unit, block, size), copies))
+                group.append(Step(unit, place, self._calls_of(unit, block, size), copies, kind))
             found.append(tuple(group))
         return tuple(found)
 

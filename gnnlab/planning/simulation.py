@@ -1,19 +1,19 @@
 """A stream of graphs through the units of a plan, as a discrete-event simulation (SimPy).
 
-    machine = Machine(cores=2, slowdown=1.1)
+    machine = Machine(cores=2, contention={"products beside sums": 1.1})
     trace = simulate(works, machine, graphs=16)        # works: ms of each unit by block, as `Step.ms` gives them
     trace.latency_ms, trace.period_ms, trace.idle
 
 Each unit takes the graphs in their order, one at a time. Graphs in flight are bounded, so a slow unit holds up those
-before it. Units of the CPU are pinned to cores; those on one core share it, and work on several cores at once slows
-all of it down by a factor that is measured (memory and caches are shared, and so may be the cores). Units that are
-devices of their own slow nobody down.
+before it. Units of the CPU are pinned to cores; those on one core share it, and work on several cores at once takes
+longer by factors that are measured, by what works beside what (memory and caches are shared, and so may be the cores).
+Units that are devices of their own slow nobody down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
 
@@ -26,55 +26,93 @@ _EPSILON_MS = 1e-9
 
 
 class Work(NamedTuple):
-    """One unit's share of a block: ms for one graph while nothing else runs."""
+    """One unit's share of a block: ms for one graph while nothing else runs, a number or draws. `kind`: that of the
+    block, as contention knows it."""
 
     unit: str
-    ms: float
+    ms: float | np.ndarray
+    kind: str = ""
 
 
 Works = Sequence[Sequence[Work]]  # by block, by unit of the block
+Places = Mapping[str, int | str]  # the core of each unit; a device is its own
+
+
+def beside(kind: str, other: str) -> str:
+    """The name of a pair in `Machine.contention`."""
+    return f"{kind} beside {other}"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`cores` of the CPU; `devices`: units that are hardware of their own; `slowdown`: how much longer work takes while
-    one more core is at work, 1 for not at all."""
+    """`cores` of the CPU; `devices`: units that are hardware of their own; `contention`: how many times as long work of
+    a kind takes while work of another is done on one more core, by the names of `beside`; 1 where it is not told."""
 
     cores: int = 2
     devices: frozenset[str] = frozenset()
-    slowdown: float = 1.0
+    contention: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.cores < 1 or not 1 <= self.slowdown < float("inf"):
+        wrong = [f"{pair}: {factor}" for pair, factor in self.contention.items() if not 1 <= factor < float("inf")]
+        if self.cores < 1 or wrong:
             raise GnnlabError(
-                f"a machine of {self.cores} cores with a slowdown of {self.slowdown}: at least 1 core, a factor from 1"
+                f"a machine of {self.cores} cores with contention {', '.join(wrong) or 'as given'}: at least 1 core, "
+                "factors from 1"
             )
 
-    def factor(self, busy: int) -> float:
-        """How much longer work on a core takes while so many cores are busy."""
-        return 1 + (self.slowdown - 1) * max(0, busy - 1)
+    def slowdown(self, kind: str, other: str) -> float:
+        """How many times as long work takes while such other work is done on one more core."""
+        return self.contention.get(beside(kind, other), 1.0)
 
-    def places(self, works: Mapping[str, float]) -> dict[str, int | str]:
-        """A core for each unit by its ms of work for a graph, so that a stream flows fastest; devices are their own."""
-        own = {unit: unit for unit in works if unit in self.devices}
-        units = sorted(works.keys() - own.keys(), key=lambda unit: (-works[unit], unit))
+    def places(self, works: Sequence[Work]) -> dict[str, int | str]:
+        """A core for each unit by its mean ms of work for a graph, so that a stream flows fastest."""
+        means = [work._replace(ms=float(np.mean(work.ms))) for work in works]
+        own = {work.unit: work.unit for work in means if work.unit in self.devices}
+        order = sorted((work for work in means if work.unit not in own), key=lambda work: (-work.ms, work.unit))
+        units = list(dict.fromkeys(work.unit for work in order))
         ways = [dict(zip(units, cores, strict=True)) | own for cores in _groupings(len(units), self.cores)]
-        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: float(self.period_ms(works, way)))
+        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: float(self.period_ms(means, way)))
 
-    def period_ms(self, works: Mapping[str, float | np.ndarray], places: Mapping[str, int | str]) -> float | np.ndarray:
-        """ms from one graph to the next in a long stream; works are numbers or arrays of draws.
+    def period_ms(self, works: Sequence[Work], places: Places) -> float | np.ndarray:
+        """ms from one graph to the next in a long stream.
 
-        The busiest core never waits; the others are busy beside it for all of their work, which is the most that they
-        can be, so of loads a >= b >= c the part of a beyond b runs alone, that of b beyond c beside one more.
+        The busiest core never waits; each other one is busy beside it for all of its work, which is the most that it
+        can be. What works beside what is as their shares in the work of the cores.
         """
-        loads: dict[int | str, float | np.ndarray] = {}
-        for unit, ms in works.items():
-            loads[places[unit]] = loads.get(places[unit], 0.0) + ms
-        cores = [load for place, load in loads.items() if not isinstance(place, str)]
-        rising = np.sort(np.array(cores), axis=0)
-        parts = np.diff(rising, axis=0, prepend=np.zeros_like(rising[:1]))  # by how much each load exceeds the next
-        on_cores = sum(part * self.factor(len(cores) - rank) for rank, part in enumerate(parts))
-        return reduce(np.maximum, (load for place, load in loads.items() if isinstance(place, str)), on_cores)
+        devices = [work.ms for work in works if work.unit in self.devices]
+        cores = list(self._by_core(works, places).values())
+        slowed = [sum(w.ms for w in own) + self._lost(own, [c for c in cores if c is not own]) for own in cores]
+        return reduce(np.maximum, [*slowed, *devices])
+
+    def _lost(self, own: Sequence[Work], others: Sequence[Sequence[Work]]) -> float | np.ndarray:
+        """ms that a core's work takes longer beside the others: of each ms that both work, all but 1 / slowdown."""
+        lost, load = 0.0, sum(work.ms for work in own)
+        for other in others:
+            slowdown = self._mixed_slowdown(own, other)
+            theirs = sum(work.ms for work in other) * self._mixed_slowdown(other, own)
+            lost = lost + np.minimum(theirs, load * slowdown) * (1 - 1 / slowdown)
+        return lost
+
+    def overlap(self, works: Sequence[Work], places: Places) -> float:
+        """For what share of the busiest core's time others work, too: 0 for one core, n - 1 where n share evenly."""
+        cores = self._by_core(works, places)
+        loads = sorted(sum(float(np.mean(work.ms)) for work in own) for own in cores.values())
+        return sum(loads[:-1]) / loads[-1] if loads and loads[-1] > 0 else 0.0
+
+    def _by_core(self, works: Sequence[Work], places: Places) -> dict[int | str, list[Work]]:
+        found: dict[int | str, list[Work]] = {}
+        for work in works:
+            if work.unit not in self.devices:
+                found.setdefault(places[work.unit], []).append(work)
+        return found
+
+    def _mixed_slowdown(self, own: Sequence[Work], others: Sequence[Work]) -> float:
+        """The factor of a core's work beside another's, over all pairs of what they do, by their shares in it."""
+        weights = [(a, b, float(np.mean(a.ms)) * float(np.mean(b.ms))) for a in own for b in others]
+        total = sum(weight for _, _, weight in weights)
+        if total == 0:
+            return 1.0
+        return sum(weight * self.slowdown(a.kind, b.kind) for a, b, weight in weights) / total
 
 
 def _groupings(units: int, cores: int) -> Iterator[tuple[int, ...]]:
@@ -157,8 +195,8 @@ def simulate(works: Works, machine: Machine, *, graphs: int = 16, in_flight: int
 class _Stream:
     def __init__(self, works: Works, machine: Machine, graphs: int, in_flight: int) -> None:
         self.env, self.graphs = simpy.Environment(), graphs
-        loads = {work.unit: work.ms for block in works for work in block}
-        self.cores = _Cores(self.env, machine, machine.places(loads))
+        every = [work for block in works for work in block]
+        self.cores = _Cores(self.env, machine, machine.places(every))
         self.slots = simpy.Container(self.env, in_flight, in_flight)
         self.works = works
         self.queues = [[simpy.Store(self.env) for _ in block] for block in works]
@@ -188,7 +226,7 @@ class _Stream:
         while True:
             graph = yield queue.get()
             start = self.env.now
-            yield self.cores.work(work.unit, work.ms)
+            yield self.cores.work(work)
             self.segments.append(Segment(graph, place, work.unit, start, self.env.now))
             self._done(graph, place)
 
@@ -206,42 +244,52 @@ class _Stream:
 class _Cores:
     """Work in progress: what remains of each unit's, at rates that change whenever some begins or ends."""
 
-    def __init__(self, env: simpy.Environment, machine: Machine, places: Mapping[str, int | str]) -> None:
+    def __init__(self, env: simpy.Environment, machine: Machine, places: Places) -> None:
         self.env, self.machine, self.places = env, machine, places
-        self.running: dict[str, tuple[float, simpy.Event]] = {}
+        self.running: dict[str, tuple[Work, simpy.Event]] = {}
         self.since = 0.0
         self.changed = env.event()
         env.process(self._watch())
 
-    def work(self, unit: str, ms: float) -> simpy.Event:
+    def work(self, work: Work) -> simpy.Event:
         """An event that comes when the work is done."""
         self._advance()
         done = self.env.event()
-        self.running[unit] = (ms, done)
+        self.running[work.unit] = (work, done)
         if not self.changed.triggered:
             self.changed.succeed()
         return done
 
     def _rates(self) -> dict[str, float]:
-        """ms of work done in a ms."""
-        cores = [self.places[unit] for unit in self.running if unit not in self.machine.devices]
-        factor = self.machine.factor(len(set(cores)))
-        return {
-            unit: 1.0 if unit in self.machine.devices else 1 / (cores.count(self.places[unit]) * factor)
-            for unit in self.running
-        }
+        """ms of work done in a ms. Of several kinds at work on another core, each counts for its part of that core."""
+        on_core: dict[int | str, list[Work]] = {}
+        for work, _ in self.running.values():
+            if work.unit not in self.machine.devices:
+                on_core.setdefault(self.places[work.unit], []).append(work)
+        rates = dict.fromkeys(self.running, 1.0)
+        for core, own in on_core.items():
+            for work in own:
+                slowed = [
+                    np.mean([self.machine.slowdown(work.kind, other.kind) for other in others]) - 1
+                    for place, others in on_core.items()
+                    if place != core
+                ]
+                rates[work.unit] = 1 / (len(own) * (1 + sum(slowed)))
+        return rates
 
     def _advance(self) -> None:
         passed, rates = self.env.now - self.since, self._rates()
-        self.running = {u: (rest - passed * rates[u], done) for u, (rest, done) in self.running.items()}
+        self.running = {
+            u: (work._replace(ms=work.ms - passed * rates[u]), done) for u, (work, done) in self.running.items()
+        }
         self.since = self.env.now
 
     def _watch(self) -> Iterator[simpy.Event]:
         while True:
             self._advance()
-            for unit in [u for u, (rest, _) in self.running.items() if rest <= _EPSILON_MS]:
+            for unit in [u for u, (work, _) in self.running.items() if work.ms <= _EPSILON_MS]:
                 self.running.pop(unit)[1].succeed()
             self.changed = self.env.event()
             rates = self._rates()
-            next_ms = min((rest / rates[u] for u, (rest, _) in self.running.items()), default=None)
+            next_ms = min((work.ms / rates[u] for u, (work, _) in self.running.items()), default=None)
             yield self.changed if next_ms is None else self.changed | self.env.timeout(next_ms)

@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gnnlab.campaign import wanted_cells
 from gnnlab.errors import GnnlabError
 from gnnlab.files import digest, read_sealed, write_sealed
+from gnnlab.planning.calibration import Calibration
 from gnnlab.planning.costs import Shares
 from gnnlab.planning.planning import DRAWS, PREDICTED, Planner, Ranking, conditions
 from gnnlab.planning.plans import Plan, parse
@@ -73,13 +74,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Plans for sizes. `fingerprint`: of all that they were made from; `slowdown`: of units at work at once."""
+    """Plans for sizes. `fingerprint`: of all that they were made from; `calibration`: what executed plans taught."""
 
     __pydantic_config__ = _STRICT
 
     fingerprint: str
     objective: str
-    slowdown: NotNegative
+    calibration: Calibration
     plans: tuple[str, ...]
     classes: tuple[SizeClass, ...]
 
@@ -138,7 +139,7 @@ def compile(
     ranked = [planner.rank(*size, plans=plans, shares=shares) for size in dict.fromkeys(sizes)]
     kept = list(plans or dict.fromkeys(plan for ranking in ranked for plan in ranking.top(KEPT)))
     classes = tuple(_class(ranking, kept) for ranking in ranked)
-    return Compiled(fingerprint, planner.objective, planner.machine.slowdown, tuple(map(str, kept)), classes)
+    return Compiled(fingerprint, planner.objective, planner.calibration, tuple(map(str, kept)), classes)
 
 
 def compiled(path: Path, planner: Planner, sizes: Sequence[Size], made_from: str) -> Compiled:
@@ -166,7 +167,8 @@ def fingerprint_of(planner: Planner, made_from: str) -> str:
             "unable": {unit: sorted(stages) for unit, stages in space.unable.items()},
             "sharing": sorted(sorted(group) for group in space.sharing),
             "ratios": list(space.ratios),
-            "machine": [machine.cores, sorted(machine.devices), machine.slowdown],
+            "machine": [machine.cores, sorted(machine.devices)],
+            "calibration": asdict(planner.calibration),
             "planner": [planner.objective, planner.max_blocks, planner.draws, planner.seed],
             "tables": made_from,
         }

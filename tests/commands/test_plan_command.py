@@ -12,6 +12,7 @@ from gnnlab.commands import plan as plan_command
 from gnnlab.lab import runner
 from gnnlab.planning import store as plan_store
 from gnnlab.planning import table_costs
+from gnnlab.planning.calibration import Calibration, Stream
 from gnnlab.planning.planning import planner_of
 from gnnlab.planning.table_costs import TableCosts
 from gnnlab.planning.unit_workers import UnitWorkers
@@ -53,12 +54,18 @@ def test_the_plan_is_printed_with_its_reasons(plan):
 
 
 def test_compiled_plans_are_looked_up_and_stale_or_too_small_ones_are_not(plan):
-    made = planner_of(plan.costs, slowdown=1.3)
+    streams = tuple(Stream(f"{size}/9", "a plan", True, 0.5, timed, 0.2) for size in (1, 2) for timed in (True, False))
+    made = planner_of(plan.costs, calibration=Calibration({"sums beside sums": 1.3}, streams))
     plan_store.compiled(plan.folder / plan_command.PLANS, made, plan.costs.sizes, "tables")
     code, out, err = plan("--nodes", "40", "--edges", "90")
-    assert code == 0 and "looked up between 3 compiled sizes" in out and "30%" in out and err == ""
+    assert (
+        code == 0
+        and "looked up between 3 compiled sizes" in out
+        and "what 2 plans took at 2 other sizes" in out
+        and err == ""
+    )
     code, out, err = plan("--nodes", "4000", "--edges", "9000")
-    assert code == 0 and "outside the sizes" in err and "extrapolated" in out and "30%" in out
+    assert code == 0 and "outside the sizes" in err and "extrapolated" in out and "what 2 plans" in out
     plan.costs = replace(plan.costs, made_from="other tables")
     code, out, err = plan("--nodes", "40", "--edges", "90")
     assert code == 0 and "compiled from other tables" in err

@@ -59,6 +59,8 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
     "06": {"grid": ["250/1000"], "copies_mib": [0.1], "off_grid": 1, "points": 3, "budget_s": 0.01},
     "07": {
         "sizes": ["250/1100"],
+        "calibration_sizes": ["230/900", "260/1300"],
+        "drawn": 4,
         "stream_graphs": 2,
         "top": 1,
         "budget_s": 0.1,

@@ -10,7 +10,7 @@ from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError, ParityError
 from gnnlab.lab import plots
-from gnnlab.planning.bench import SHORTLIST, Bench
+from gnnlab.planning.bench import ENTRANTS, Bench
 from gnnlab.planning.comparison import Comparison
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import parse
@@ -33,34 +33,80 @@ def bench():
 
 
 @pytest.fixture(scope="module")
-def trial(bench):
-    return bench.at(GraphSize(60, 200), [MINE])
+def contention(bench):
+    return bench.calibrate([GraphSize(50, 150), GraphSize(80, 240)], drawn=4)
+
+
+@pytest.fixture(scope="module")
+def trial(bench, contention):
+    made = bench.at(GraphSize(60, 200), [MINE])
+    made.choose({"peer": lambda: None}, rounds=1)
+    return made
 
 
 @pytest.fixture(scope="module")
 def lab(trial):
     """What a notebook records of one race."""
     made = Recorder()
-    plans = [trial.ranking.one_unit, MINE, *trial.ranking.contenders()]
+    plans = trial.contenders(top=2, others=1)
     forms = {plan.words(): trial.stream(plan) for plan in plans}
     about = {plan.words(): trial.about(plan) for plan in plans}
     made.race("executed_plans", forms, {trial.size: ()}, key="size", budget_s=0.2, of_form=about, per=4)
     return made
 
 
-def test_contention_is_measured_and_plans_are_ranked_with_it(bench, trial):
-    assert trial.pair == (CPU, GPU) and len(trial.ratios) == 12
-    assert trial.planner.machine.slowdown == trial.slowdown == max(1, np.median(trial.ratios)) == bench.slowdown
-    row = Recorder().record("contention", trial.contention(), keys=["size"]).rows[0]
-    assert (row.n, row.unit, row.threads, row.keys) == (12, "x", 2, {"size": "60/200"})
+def test_contention_is_measured_by_what_works_beside_what(bench, contention):
+    rows = Recorder().record("contention", contention, keys=["size"]).rows
+    pairs = {f"{a} beside {b}" for a in ("products", "sums") for b in ("products", "sums")}
+    assert {row.form for row in rows} == pairs and {row.keys["size"] for row in rows} == {"50/150", "80/240"}
+    assert {(row.unit, row.threads, row.n) for row in rows} == {("x", 2, 8)}  # both units, four rounds
+    assert bench.calibration.contention.keys() == pairs and min(bench.calibration.contention.values()) >= 1
+    assert bench.planner().machine.contention == bench.calibration.contention
+
+
+def test_drawn_plans_of_each_size_are_executed_beside_what_was_expected(bench, contention):
+    streams = bench.calibration.streams
+    assert {stream.size for stream in streams} == {"50/150", "80/240"} and len(streams) == 2 * 2 * 4
+    assert {stream.several for stream in streams} == {False, True} == {stream.timed for stream in streams}
+    assert all(np.isfinite(stream.log_ratio) and (stream.overlap > 0) <= stream.several for stream in streams)
+    rows = Recorder().record("calibration", bench.calibration.rows(), keys=["calls"]).rows
+    assert sum(row.n for row in rows) == len(streams)
+    assert not bench.planner(bench.tables_alone).calibration.streams  # another machine's costs, it may be
+
+
+def test_predictions_are_those_of_the_calibration(bench, trial):
+    plain = bench.planner(bench.costs)
+    steps = trial.ranking.steps[trial.ranking.place(MINE)]
+    traits = trial.planner.traits(MINE, 60, 200)
+    middle, _ = bench.calibration.factors([traits], 10, 0)
+    assert traits.several and traits.timed
+    found = trial.ranking.ms[trial.ranking.place(MINE)]
+    assert found == pytest.approx(trial.planner.expected_ms(steps) * middle[0])
+    assert found != pytest.approx(plain.rank(60, 200, plans=[MINE]).ms[0])
 
 
 def test_calls_of_the_best_plans_are_measured_where_the_tables_only_guess(bench, trial):
-    best = trial.ranking.table(trial.ranking.top(SHORTLIST))
-    assert (best["origin"] == "measured").any() and bench.costs.measured and not bench.tables_alone.measured
+    best = trial.ranking.table(trial.entrants)
+    assert (best["origin"] == "measured").all() and bench.costs.measured and not bench.tables_alone.measured
     mine = {(s.unit, c.first, c.last, c.nodes, c.edges)
             for group in trial.ranking.steps[trial.ranking.place(MINE)] for s in group for c in s.calls}  # fmt: skip
     assert mine <= set(bench.costs.measured)
+
+
+def test_those_that_could_be_the_best_are_executed_and_one_plan_is_left(trial):
+    assert 1 <= len(trial.entrants) <= ENTRANTS
+    tried = set(trial.heats.samples)
+    assert {MINE.words(), trial.ranking.one_unit.words(), "peer", *(p.words() for p in trial.entrants)} == tried
+    plans = [form for form in trial.heats.ranked() if form != "peer"]
+    assert trial.heats.ranked()[0] == "peer" and trial.chosen.words() == plans[0]  # a peer is no plan
+    rows = Recorder().record("heats", trial.choose(rounds=1), keys=["size"]).rows
+    assert sum("chosen" in row.notes for row in rows) == 1 and all("left after heat" in row.notes[0] for row in rows)
+
+
+def test_what_is_the_fastest_of_some_plans_is_said_in_shares(trial):
+    plans = trial.ranking.plans[:3]
+    shares = trial.probabilities(plans)
+    assert shares.sum() == pytest.approx(1) and (shares >= 0).all()
 
 
 def test_a_stream_is_held_against_the_plain_layer_before_it_is_timed(trial, monkeypatch):
@@ -123,7 +169,7 @@ def test_handing_over_is_measured_where_something_is_handed_over(trial):
 
 def test_streams_of_one_size_are_open_at_a_time_and_open_again(bench, trial):
     other = bench.at(GraphSize(30, 80))
-    assert not bench._open and bench.slowdown == np.median([trial.slowdown, other.slowdown])
+    assert not bench._open
     trial.stream(MINE)
     assert {size for size, _ in bench._open} == {trial.size}
     other.stream(other.chosen)
@@ -140,14 +186,14 @@ def test_a_graph_that_comes_is_looked_up_and_carried_out_whole_and_in_parts(benc
         lab.record("at_run_time", pd.DataFrame([row]), keys=["size"])
     rows = lab.study("at_run_time").rows
     assert [(row.origin.value, row.n, row.interval.value) for row in rows] == [
-        ("predicted", 400, "90 % prediction"), ("measured", 1, "none"), ("measured", 1, "none")
+        ("predicted", 1000, "90 % prediction"), ("measured", 1, "none"), ("measured", 1, "none")
     ]  # fmt: skip
 
 
 def test_machines_that_are_not_here_are_simulated_and_say_so(bench):
     host = costs().only(CPU)
     machines = [host.with_simulated(), host.with_simulated().with_bandwidth(0.5), host.with_simulated(npu_cannot=())]
-    rankings = [bench.planner(machine, 1.0).rank(1000, 5000) for machine in machines]
+    rankings = [bench.planner(machine).rank(1000, 5000) for machine in machines]
     first, half, able = (ranking.rows({"chosen": ranking.chosen, "one": ranking.one_unit}) for ranking in rankings)
     assert half["value"][0] > first["value"][0] and (first["value"][0] <= first["value"][1] * 1.01)
     assert any(parse(p).units == ("simulated:NPU",) for p in rankings[2].table()["plan"]) and len(able) == 2

@@ -30,6 +30,11 @@ class Planted:
         self.value = {form: off.get(form, 1.0) * np.median(ms) for form, ms in samples.items()}
         self.fitted = fitted
 
+    def probabilities(self, plans):
+        """The plan with the least predicted time is said to be the fastest at 90 %."""
+        ms = np.array([self.value[plan.words()] for plan in plans])
+        return np.where(ms == ms.min(), 0.9, 0.1 / (len(ms) - 1))
+
     def predicted(self, plans):
         rows = []
         for plan in plans:
@@ -56,6 +61,7 @@ def recorded(*races, peers=None):
     raced = Comparison(lab.study("executed_plans"), trials)
     lab.record("plan_error", raced.errors(), keys=["size", "plan"])
     lab.record("plan_coverage", raced.coverage(), keys=["size", "plan", "fitted"])
+    lab.record("plan_reliability", raced.reliability(), keys=["stated_percent"])
     lab.record("plan_regret", raced.regret(), keys=["size"])
     lab.record("plan_gain", raced.gain(), keys=["size"])
     return lab
@@ -122,6 +128,16 @@ def test_coverage_counts_sizes_that_no_table_has():
     assert beyond.judge("goal.plan_coverage")[0].estimate.value == pytest.approx(1 / 3)
     with pytest.raises(Untestable):
         recorded(race(10, 5, 4, fitted="yes")).judge("goal.plan_coverage")
+
+
+def test_reliability_holds_what_was_said_against_what_was():
+    """At four sizes of five the plan that was said to be the fastest at 90 % is; at one another was."""
+    lab = recorded(*[race(10, 5, 4)] * 4, race(10, 5, 4, off=(1.0, 1.0, 2.0)))
+    rows = {(row.keys["stated_percent"], row.form): row for row in lab.study("plan_reliability").rows}
+    high, low = rows["80-100", "observed"], rows["5-20", "observed"]
+    assert (high.value, high.n) == (pytest.approx(80), 5) and (low.value, low.n) == (pytest.approx(10), 10)
+    assert high.low < 80 < high.high and rows["80-100", "stated"].value == pytest.approx(90)
+    assert {range_ for range_, _ in rows} == {"80-100", "5-20"}  # others were not said
 
 
 def test_a_race_without_the_chosen_plan_or_of_one_plan_alone_is_refused_in_one_line():

@@ -9,6 +9,7 @@ from synthetic_costs import UNITS, Synthetic
 from gnnlab.errors import GnnlabError
 from gnnlab.files import read_sealed, write_json, write_sealed
 from gnnlab.planning import store as plan_store
+from gnnlab.planning.calibration import Calibration, Stream
 from gnnlab.planning.costs import Model
 from gnnlab.planning.planning import Planner
 from gnnlab.planning.plans import Space
@@ -19,12 +20,13 @@ LAYER = sage(16)
 SIZES = [(1000, 1000), (1000, 10_000), (10_000, 10_000)]
 
 
-def planner(slowdown=1.0, **costs):
-    machine = Machine(2, frozenset({"GPU", "NPU"}), slowdown)
+def planner(streams=(), **costs):
+    calibration = Calibration({"sums beside sums": 1.1}, streams)
     return Planner(
         Model(LAYER, Synthetic(layer=LAYER, **costs)),
         Space(UNITS, unable={"NPU": {3, 4}}),
-        machine,
+        Machine(2, frozenset({"GPU", "NPU"}), calibration.contention),
+        calibration=calibration,
         max_blocks=3,
         draws=50,
     )
@@ -40,7 +42,10 @@ def test_what_is_written_reads_back_and_a_stale_file_is_not_used(compiled, tmp_p
     path = tmp_path / "plans.json"
     plan_store.write(path, compiled)
     assert plan_store.read(path) == plan_store.read(path, plan_store.fingerprint_of(planner(), "a")) == compiled
-    for other in (plan_store.fingerprint_of(planner(), "b"), plan_store.fingerprint_of(planner(slowdown=1.5), "a")):
+    for other in (
+        plan_store.fingerprint_of(planner(), "b"),
+        plan_store.fingerprint_of(planner(streams=(Stream("9/9", "a plan", True, 0.5, True, 0.1),)), "a"),
+    ):
         with pytest.raises(GnnlabError, match="compiled from other"):
             plan_store.read(path, other)
 
@@ -89,7 +94,7 @@ def test_linear_functions_are_interpolated_exactly_inside_any_points(points, dat
         lambda data: data | {"classes": [data["classes"][0] | {"ms": [-1.0] * len(data["plans"])}]},
         lambda data: data | {"classes": [data["classes"][0] | {"ms": [1.0]}]},
         lambda data: data | {"more": 1},
-        lambda data: {name: value for name, value in data.items() if name != "slowdown"},
+        lambda data: {name: value for name, value in data.items() if name != "calibration"},
     ],
 )
 def test_a_file_that_holds_something_else_is_refused_in_one_line(compiled, tmp_path, spoil):
