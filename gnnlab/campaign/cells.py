@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -36,7 +36,7 @@ from gnnlab.worker_process import DETAIL
 if TYPE_CHECKING:
     from gnnlab.workloads.staged import StagedLayer
 
-__all__ = ["Cell", "CellResult", "Settings", "ask", "measure"]
+__all__ = ["Cell", "CellResult", "Settings", "ask", "measure", "parity", "timed"]
 
 STATUSES = ("measured", "simulated", "failed", "timeout", "unavailable", "wrong")
 
@@ -103,8 +103,13 @@ class CellResult:
         return outcome
 
 
-def measure(cell: Cell, settings: Settings) -> CellResult:
+Work = Callable[[Unit, "StagedLayer", Loaded, Cell, Settings, str], CellResult]  # the last is a precision
+
+
+def measure(cell: Cell, settings: Settings, work: Work | None = None) -> CellResult:
     """Measure a cell in this process, and say what became of it; whatever goes wrong with the cell is an outcome.
+
+    `work` is done with the block once it is loaded: it is timed, unless told.
 
     Raises:
         GnnlabError: the unit, the layer or the graph is not known, or the cell's numbers make no sense.
@@ -119,7 +124,7 @@ def measure(cell: Cell, settings: Settings) -> CellResult:
         about["precision"] = unit.computes_in(cell.precision)
         loaded = load(unit, cell, settings.models, about["precision"])
         about |= {"device": loaded.device, "runtime_version": loaded.version}
-        outcome = _measured(unit, layer, loaded, cell, settings, about["precision"])
+        outcome = (work or _measured)(unit, layer, loaded, cell, settings, about["precision"])
     except Unavailable as error:
         outcome = CellResult("unavailable", str(error))
     except MemoryError:
@@ -139,13 +144,20 @@ def measure_here(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
     return measure(Cell(**cell), Settings.from_json(settings)).to_json()
 
 
-def ask(worker: Worker, cell: Cell, settings: Settings, timeout_s: float) -> CellResult:
+def ask(
+    worker: Worker,
+    cell: Cell,
+    settings: Settings,
+    timeout_s: float,
+    target: str = f"{__name__}:measure_here",
+    gives: type[CellResult] = CellResult,
+) -> CellResult:
     """Measure a cell in a worker; what costs the worker its process is an outcome, too: `timeout` or `failed`."""
     started, start = datetime.now(UTC), time.perf_counter()
     request = {"cell": asdict(cell), "settings": settings.to_json()}
-    answer = worker.call(f"{__name__}:measure_here", request, timeout_s=timeout_s)
+    answer = worker.call(target, request, timeout_s=timeout_s)
     if answer.status == "done":
-        return CellResult.from_json(answer.value)
+        return gives.from_json(answer.value)
     when = {"started": started.isoformat(timespec="milliseconds"), "seconds": round(time.perf_counter() - start, 4)}
     status = "timeout" if answer.status == "timeout" else "failed"
     return CellResult.unmeasured(cell, status, answer.reason, detail=answer.detail, **when)
@@ -159,7 +171,7 @@ def merge_visits(visits: Sequence[CellResult]) -> CellResult:
     if len(visits) == 1 or not first.samples_ms:
         return first
     notes = tuple(dict.fromkeys(note for visit in visits for note in visit.notes))
-    found = _timed(first.status, tuple(sample for visit in visits for sample in visit.samples_ms), notes)
+    found = timed(first.status, tuple(sample for visit in visits for sample in visit.samples_ms), notes)
     ends = min(visit.ci_ms[0] for visit in visits), max(visit.ci_ms[1] for visit in visits)
     kept = {"samples_ms": found.samples_ms, "median_ms": found.median_ms, "std_ms": found.std_ms}
     return replace(first, **kept, ci_ms=ends, notes=notes, seconds=round(sum(visit.seconds for visit in visits), 4))
@@ -168,24 +180,33 @@ def merge_visits(visits: Sequence[CellResult]) -> CellResult:
 def _measured(
     unit: Unit, layer: StagedLayer, loaded: Loaded, cell: Cell, settings: Settings, precision: str
 ) -> CellResult:
-    values, block = values_of(cell), layer.block(cell.first, cell.last)
+    values = values_of(cell)
     if loaded.simulated_ms is not None:
-        return _timed("simulated", loaded.simulated_ms, tuple(loaded.notes))
-    expected = {name: values[name] for name in block.writes}
-    try:
-        error = relative_error(expected, loaded.run(values), cell.unit)
-    except ParityError as other_shape:
-        return CellResult("wrong", str(other_shape), notes=tuple(loaded.notes))
-    if not error <= TOLERANCES[precision]:
-        allowed = f"allowed is {TOLERANCES[precision]:.0e} in {precision}"
-        reason = f"differs from torch's float32 block by {error:.2e} relative, {allowed}"
-        finite = error if math.isfinite(error) else None
-        return CellResult("wrong", reason, parity_error=finite, notes=tuple(loaded.notes))
+        return timed("simulated", loaded.simulated_ms, tuple(loaded.notes))
+    error, why = parity(cell, loaded.run(values), precision)
+    if why is not None:
+        return CellResult("wrong", why, parity_error=error, notes=tuple(loaded.notes))
     found = timing.measure(partial(loaded.run, values), target=settings.target, budget_s=settings.budget_s)
-    return replace(_timed("measured", found.samples_ms, (*loaded.notes, *found.notes)), parity_error=error)
+    return replace(timed("measured", found.samples_ms, (*loaded.notes, *found.notes)), parity_error=error)
 
 
-def _timed(status: str, samples: tuple[float, ...], notes: tuple[str, ...]) -> CellResult:
+def parity(cell: Cell, outputs: Mapping[str, np.ndarray], precision: str) -> tuple[float | None, str | None]:
+    """The relative error of what a unit gave for a cell against torch's float32 block, None where it has no finite one;
+    and why it is not to be timed, None where it is."""
+    values, block = values_of(cell), layer_of(cell.layer, cell.features).block(cell.first, cell.last)
+    try:
+        error = relative_error({name: values[name] for name in block.writes}, outputs, cell.unit)
+    except ParityError as other_shape:
+        return None, str(other_shape)
+    if error <= TOLERANCES[precision]:
+        return error, None
+    allowed = f"allowed is {TOLERANCES[precision]:.0e} in {precision}"
+    why = f"differs from torch's float32 block by {error:.2e} relative, {allowed}"
+    return error if math.isfinite(error) else None, why
+
+
+def timed(status: str, samples: tuple[float, ...], notes: tuple[str, ...]) -> CellResult:
+    """An outcome of these samples in ms."""
     return CellResult(
         status,
         samples_ms=samples,
