@@ -5,6 +5,7 @@ gat.plot()                                             # bars of the ratio over 
 gat.only(features=64).plot("value", x="size")          # lines, of a part of the rows
 cells.heat(row="stage", column="size", panel="device") # a map for each device
 models.marks(row="exporter", column="stage")           # what ran, what failed and why
+spent.stack(part="operator", panel="stage", rest=BETWEEN, title=t)   # what wholes consist of
 times.scatter(x="measured", y="predicted")             # two forms of the same cells, and the line of equality
 """
 
@@ -23,7 +24,7 @@ from gnnlab.files import digest
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from . import plots, reasons
+from . import plots, reasons, stacks
 from .plot_style import MAX_SERIES
 from .table import FIELDS, Origin, Row, Table, error_text, estimate_text, fits, format_value, gain_text, shown_as
 
@@ -187,6 +188,24 @@ class Study:
         fig = plots.heat(frame, **shape, label=f"{label} ({unit})", title=self.finding())
         words = f"Heat maps: {label} by {_plain(row)} and {_plain(column)}, one map for each {_plain(panel)}"
         self._show(fig, "heat", words, key)
+
+    def stack(self, *, part: str, panel: str, rest: str, title: str, row: str = "form", key: bool = False) -> None:
+        """Stacked bars of rows that add up, round by round: a bar for each `row`, a panel for each `panel`, the share
+        of each `part`, and the sum beside. `rest`: the part that is left. `title`: what the caller found in the rows.
+        """
+        if self._nothing():
+            return
+        self._need(row, part, panel)
+        rows = [(each, self._table.samples_of(each)) for each in self.rows if each.status == "ok"]
+        frame = pd.DataFrame(
+            [{row: r.get(row), part: r.get(part), panel: r.get(panel), "samples": samples} for r, samples in rows]
+        )
+        shape = {"row": row, "part": part, "panel": panel, "rest": rest}
+        better = next(each.better for each, _ in rows)
+        label = LABELS.get((self._unit(), better), _plain(self.name))
+        fig = stacks.stacked(frame, **shape, unit=self._unit(), label=label, title=title)
+        words = f"Stacked bars: share of each {_plain(part)} by {_plain(row)}, one panel for each {_plain(panel)}"
+        self._show(fig, "stack", f"{words}, beside the {label} in all", key)
 
     def marks(self, *, row: str, column: str, key: bool = False) -> None:
         """A matrix of what became of each pair of two keys or fields: ok, or not, with the reasons listed below.
