@@ -114,23 +114,23 @@ def export_all(
 ) -> list[Artefact]:
     """What the stage campaign runs: each stage as ONNX and as IR of dynamic shapes, and as static IR at every size.
 
-    Static ones are for NPUs, so stages that sum over targets, which the study's NPU could not run, are left out unless
-    `static_sums`. `blocks`: fused blocks to export as well, dynamic. Blocks that sum over neighbours come hand-built,
+    Static ones are for NPUs, so what sums over targets, which the study's NPU could not run, is left out unless
+    `static_sums`. `blocks`: fused blocks to export as well. Blocks that sum over neighbours come hand-built,
     too. With `anew` every model is exported by this call, also one that is there unchanged and one
     that equals another size's.
     """
     store = ModelStore(folder)
-    singles = layer.blocks(["stages"])
+    every = list(dict.fromkeys([*layer.blocks(["stages"]), *blocks]))
     made = [
         export(layer, *block, exporter=exporter, folder=store, anew=anew)
-        for block in dict.fromkeys([*singles, *blocks])
+        for block in every
         for exporter in ("onnx", "openvino", HANDBUILT)
         if exporter != HANDBUILT or _can_be_built(layer, block)
     ]
     made += [
         export(layer, *block, exporter="openvino", folder=store, size=size, anew=anew)
         for size in dict.fromkeys(sizes)
-        for block in singles
+        for block in every
         if static_sums or not layer.block(*block).reduces
     ]
     return made

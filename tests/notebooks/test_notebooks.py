@@ -56,7 +56,14 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "budget_s": 0.01,
         "race_budget_s": 0.01,
     },
-    "06": {"grid": ["250/1000"], "copies_mib": [0.1], "off_grid": 1, "points": 3, "budget_s": 0.01},
+    "06": {
+        "grid": ["250/1000"],
+        "copies_mib": [0.1],
+        "off_grid": 1,
+        "points": 3,
+        "missed_processes": 3,
+        "budget_s": 0.01,
+    },
     "07": {
         "sizes": ["250/1100"],
         "calibration_sizes": ["230/900", "260/1300"],
