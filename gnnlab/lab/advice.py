@@ -1,6 +1,6 @@
 """What to do, by the rows: the opening of a report and the top of the front page. Every sentence is computed.
 
-uses(table)                  # for each race: the fastest form that computes the same, or that nothing is faster
+uses(table, purposes)        # for each choice: the fastest form that computes the same, or that nothing is faster
 headlines(rows)              # of a ledger: which advice pays here, and which is wrong
 """
 
@@ -69,24 +69,36 @@ def _others(value: Any, default: Any) -> bool:
 # ---- a report -------------------------------------------------------------------------------------------------------
 
 
-def uses(table: Table, own: bool = False) -> list[Use]:
-    """For each race of a run what to use: first the reader's own (`own`), then in the order of the notebook.
+def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[Use]:
+    """For each choice between forms what to use: first the reader's own (`own`), then in the order of the notebook.
+
+    `purposes` says of a study what its forms are alternatives for, in words that may name keys: "attention over {nodes}
+    nodes". Cells of one purpose are taken together; a study without one is no choice.
 
     Only forms count that ran in every cell and compute the same as the baseline (`SAME`). A gain is the geometric mean
     over the cells; it is named where its whole interval is one.
     """
     found = []
-    for study in dict.fromkeys(row.study for row in table):
+    for study in dict.fromkeys(row.study for row in table if row.study in purposes):
         rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None and _same(row)]
         mine = own and study in OWN_STUDIES
         cells: dict[str, list[Row]] = {}
         for row in rows:
-            cells.setdefault(", ".join(map(str, row.keys.values())) if mine else "", []).append(row)
-        found += [_use(study, cell, of_cell, mine) for cell, of_cell in cells.items()]
+            purpose = ", ".join(map(str, row.keys.values())) if mine else _named(purposes[study], row.keys)
+            cells.setdefault(purpose, []).append(row)
+        found += [_use(study, purpose, of_cell, mine) for purpose, of_cell in cells.items()]
     return sorted(found, key=lambda use: not use.yours)
 
 
-def _use(study: str, cell: str, rows: Sequence[Row], mine: bool) -> Use:
+def _named(purpose: str, keys: Mapping[str, Any]) -> str:
+    """A purpose with the keys of a cell in it; as it is where a cell of the study has others."""
+    try:
+        return purpose.format(**keys)
+    except (KeyError, ValueError):
+        return purpose
+
+
+def _use(study: str, purpose: str, rows: Sequence[Row], mine: bool) -> Use:
     forms: dict[str, list[Estimate]] = {}
     for row in rows:
         forms.setdefault(row.form, []).append(Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n))
@@ -94,7 +106,6 @@ def _use(study: str, cell: str, rows: Sequence[Row], mine: bool) -> Use:
     gains = {form: estimates.geometric_mean(cells) for form, cells in forms.items() if len(cells) == most}
     seen = {form: gain for form, gain in gains.items() if gain.low is not None and gain.low > NO_GAIN_BELOW}
     best = max(seen, key=lambda form: seen[form].value, default=None)
-    purpose = cell or study.replace("_", " ").capitalize()
     return Use(purpose, study, best, rows[0].baseline, seen.get(best), mine)
 
 

@@ -258,7 +258,7 @@ def _shortened(text: str) -> str:
 
 _TAGS = """a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5
     h6 hr i img ins kbd li mark ol p pre q s samp small span strong sub summary sup table tbody td tfoot th thead tr ul
-    var"""
+    var wbr"""
 # No colour: it would fight with light or dark. Nothing that fetches, and nothing that leaves its place.
 _STYLES = """border border-bottom border-collapse border-left border-radius border-right border-spacing border-top
     display flex-wrap font-family font-size font-style font-variant-numeric font-weight gap grid-template-columns
@@ -267,7 +267,7 @@ _STYLES = """border border-bottom border-collapse border-left border-radius bord
 _ATTRIBUTES = {"style", "title", "alt", "colspan", "rowspan", "scope", "start", "open", "width", "height"}
 _SCHEMES = {"", "http", "https", "mailto"}
 _EMBEDDED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
-_NUMBER = re.compile(r"[<>≈~]?\s*[-+−]?\d")
+_NUMBER = re.compile(r"[<>≈~]?\s*[-+−]?\d(?!.*[A-Za-z]{4})", re.DOTALL)  # with a unit; "3 REDUCE_SUM" is a name
 _NO_NUMBER = {"", "NaN", "None", "-", "–", "failed", "unavailable", "timeout"}
 _SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight|math")  # those of pygments, and our own of a formula
 
@@ -337,12 +337,14 @@ def clean(html: str) -> Markup:
     for table in soup.find_all("table"):
         _one_head(table)
         _align_numbers(table)
-        for cell in table.find_all("td"):
+        for cell in table.select("td, tbody th"):
             if len(cell.get_text(strip=True)) > LONG_TEXT:
                 cell["class"] = "lo"
         for head in table.find_all("th"):
             if not head.get_text(strip=True):  # heads nothing, and is announced as if it did
                 head.name = "td"
+            for name in head.find_all(string=lambda text: ":" in text) if head.find_parent("thead") else ():
+                name.replace_with(BeautifulSoup(str(escape(name)).replace(":", ":<wbr>"), "html.parser"))
     safe = _CLEANER.clean(str(soup))
     safe = re.sub(r"<table\b", '<div class="wide" role="group" aria-label="Table" tabindex="0"><table', safe)
     safe = re.sub(r"<pre\b", '<pre tabindex="0"', safe)

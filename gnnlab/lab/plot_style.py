@@ -216,8 +216,15 @@ def scale(axis: Axis, log: bool, values: np.ndarray) -> None:
         if decades < 0.7:  # too narrow for powers and halves: a few even steps
             axis.set_major_locator(MaxNLocator(5))
     else:
-        axis.set_major_locator(MaxNLocator(6))
+        whole = all(float(value).is_integer() for value in np.ravel(values) if not np.isnan(value))
+        axis.set_major_locator(MaxNLocator(6, integer=whole and high > low))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def axis_label(label: str, unit: str) -> str:
+    """A quantity with its unit; without one that says the same once more: "scores", "times as fast as PyG"."""
+    said = unit in ("", "count") or label.endswith((unit, f"{unit}s")) or (unit == "x" and label.startswith("times"))
+    return label if said else f"{label} ({unit})"
 
 
 def wrapped(text: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -77,12 +78,13 @@ def bars(
             face, edge = (colour, SURFACE) if measured else (SURFACE, colour)
             span = {"left": base, "color": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES.get(source, hatch)}
             ax.barh(place, value - base, 0.92, **span)
-        ax.errorbar(value, place, xerr=reach[:, [i]], color=INK, elinewidth=1.1, capsize=2.5, fmt="none")
+        if reach[:, i].any():
+            ax.errorbar(value, place, xerr=reach[:, [i]], color=INK, elinewidth=1.1, capsize=2.5, fmt="none")
         end = max(value + reach[1, i], base)
-        style.note(ax, number(value) + STAR * (not measured), (end, place), (4, 0))
+        style.note(ax, number(value) + STAR * (not measured), (end, place), (7 if points else 4, 0))
     style.categories(ax, labels, centres, units)
     style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float))
-    ax.set_xlabel(f"{label} ({unit})")
+    ax.set_xlabel(style.axis_label(label, unit))
     ax.margins(x=0.12)
     handles = [
         Line2D([], [], ls="none", label=str(group), **style.point(colour, marker))
@@ -286,7 +288,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         )
         _shade(ax, shades, norm, palette)
         _write_in(ax, numbers.to_numpy(float), shades.to_numpy(float), kinds.to_numpy(), norm, palette)
-        ax.set(xlabel="", ylabel="")
+        ax.set(xlabel=_named_axis(column, columns), ylabel=_named_axis(row, rows) if ax in grid[:, 0] else "")
         ax.tick_params(length=0, labelsize=7)
         ax.tick_params(axis="x", rotation=90 if len(columns) > 2 else 0)
         ax.tick_params(axis="y", rotation=0)
@@ -304,6 +306,11 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     gap = [Line2D([], [], ls="none", marker="$5$", color=INK, label=f"number: {label}"), *gap]
     style.legend(fig, gap + [h for h in style.origin_handles(frame["_origin"]) if h.get_hatch()])
     return fig
+
+
+def _named_axis(name: str, values: Sequence[Any]) -> str:
+    """A name for an axis of numbers; texts speak for themselves."""
+    return name.replace("_", " ") if all(isinstance(value, int | float) for value in values) else ""
 
 
 def _shade(ax: Axes, shades: pd.DataFrame, norm: LogNorm, palette) -> None:
@@ -368,30 +375,43 @@ _NARROW = 0.018  # of the axis: a shorter bar has no number on it
 _SHADES = (1.0, 0.62)  # graphs follow each other in two shades of their unit's colour
 
 
+_FASTEST = 8  # plans that are drawn by themselves, beside those that have a label
+_CHARACTERS = 7.5  # of a unit's name, for each stage of a block: longer names are told by colour alone
+
+
 @styled
 def space(plans: pd.DataFrame) -> Figure:
-    """Plans from the best (top) to the worst: which unit runs which stage, and beside it time and interval.
+    """The fastest plans and those with a label, by rank: which unit runs which stages, the expected time, its interval.
+    Below, the times of all plans on the same axis.
 
     `plans`, best first: `blocks`, each (units, first and last stage); ms, ci_low, ci_high; `label`, "" for most, "best
     single unit" for what the title compares with. Units that share a block share the row. Raises `GnnlabError`.
     """
     style.check(plans, "blocks", "ms", "ci_low", "ci_high", "label")
+    shown = plans.assign(rank=np.arange(1, len(plans) + 1))
+    shown = shown[(shown["rank"] <= _FASTEST) | (shown["label"] != "")]
+    shape = {"nrows": 2, "ncols": 2, "width_ratios": (1.25, 1), "height_ratios": (len(shown), 1.3), "sharex": "col"}
+    fig, ((left, right), (corner, below)) = style.new_figure(_spread(plans), 2.2 + 0.34 * len(shown), **shape)
+    corner.remove()
     colours = _colours([unit for blocks in plans["blocks"] for units, *_ in blocks for unit in units])
-    fig, (left, right) = style.new_figure(_spread(plans), 5.4, nrows=1, ncols=2, sharey=True, width_ratios=(1, 1.15))
-    _tiles(left, list(plans["blocks"]), colours)
-    place = np.arange(len(plans))
-    right.fill_betweenx(place, plans["ci_low"], plans["ci_high"], color=GRID, lw=0, step="mid")
-    right.plot(plans["ms"], place, color=INK, lw=1.4)
-    style.scale(right.xaxis, True, plans[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float))
-    right.grid(axis="x", color=GRID, lw=0.6)
-    right.set_xlabel("expected time a graph (ms)")
-    for at, (ms, label) in enumerate(zip(plans["ms"], plans["label"], strict=True)):
-        if label:
-            right.plot(ms, at, marker="o", ms=6, color=SURFACE, mec=INK)  # no colour: those are of units
-            style.note(right, label, (ms, at), (8, 0))
-    handles = [Patch(label=str(name), facecolor=colour) for name, colour in colours.items()]
-    band = Patch(label="90 % interval", facecolor=GRID)
-    style.legend(fig, [*handles, Line2D([], [], label="expected time", color=INK, lw=1.4), band])
+    _tiles(left, list(shown["blocks"]), colours)
+    style.categories(left, [f"{rank}." for rank in shown["rank"]])
+    left.set(xlabel="stage", ylabel="plan, by rank")
+    left.tick_params(axis="x", labelbottom=True, length=0)
+    numbers = plans[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float)
+    for place, row in enumerate(shown.to_dict("records")):
+        reach = np.array([[row["ms"] - row["ci_low"]], [row["ci_high"] - row["ms"]]])
+        marked = style.point(INK, "o") if row["label"] else style.point(MUTED, "o")
+        right.errorbar(row["ms"], place, xerr=np.maximum(reach, 0), capsize=2.5, **marked)
+        told = ", ".join(filter(None, [number(row["ms"]), row["label"]]))
+        style.note(right, told, (max(row["ci_high"], row["ms"]), place), (6, 0))
+    style.categories(right, [""] * len(shown))
+    below.plot(plans["ms"], np.zeros(len(plans)), ls="none", marker="|", ms=13, color=INK, alpha=0.5)
+    style.categories(below, [f"all {len(plans)}"])
+    style.scale(below.xaxis, True, numbers)
+    below.set_xlim(numbers.min() / 1.05, numbers.max() * (numbers.max() / numbers.min()) ** 0.3)
+    below.set_xlabel("expected time a graph (ms)")
+    style.legend(fig, [Patch(label=str(name), facecolor=colour) for name, colour in colours.items()])
     return fig
 
 
@@ -411,20 +431,19 @@ def _colours(units: pd.Series | Sequence[str]) -> dict[str, str]:
 
 
 def _tiles(ax: Axes, plans: Sequence[Sequence[tuple]], colours: Mapping[str, str]) -> None:
-    """One picture element for a stage and unit: thousands of plans are still one small image."""
-    rows = math.lcm(*(len(units) for blocks in plans for units, *_ in blocks))
-    stages = max(last for blocks in plans for *_, last in blocks)
-    image = np.ones((len(plans) * rows, stages, 3)) * to_rgb(SURFACE)
+    """A field for each block of a plan, in the colour of its unit and with its name where there is room for it."""
     for place, blocks in enumerate(plans):
         for units, first, last in blocks:
-            height = rows // len(units)
+            height, width = 0.84 / len(units), last - first + 1
             for part, unit in enumerate(units):
-                start = place * rows + part * height
-                image[start : start + height, first - 1 : last] = to_rgb(colours[unit])
-    ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.5, stages + 0.5, len(plans) - 0.5, -0.5))
-    ax.set_xticks(range(1, stages + 1))
-    ax.set(xlabel="stage", ylabel="plan, from the fastest")
-    ax.tick_params(length=0)
+                low, look = place - 0.42 + part * height, {"facecolor": colours[unit], "edgecolor": SURFACE, "lw": 0.8}
+                ax.add_patch(Rectangle((first - 0.5, low), width, height, **look))
+                if len(unit) <= _CHARACTERS * width:
+                    middle = {"ha": "center", "va": "center", "fontsize": 6.5 if len(units) == 1 else 5.5}
+                    box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
+                    ax.text(first + width / 2 - 0.5, low + height / 2, unit, bbox=box, **middle)
+    stages = max(last for blocks in plans for *_, last in blocks)
+    ax.set(xlim=(0.5, stages + 0.5), xticks=range(1, stages + 1))
 
 
 @styled

@@ -48,6 +48,12 @@ class Opening:
     own: bool
     drawn: set[str]  # studies that have a figure to link to
 
+    @property
+    def lesson(self) -> str | None:
+        """What the front page says of profiles: that a fast path is the slow one, else the first of them."""
+        slow = [sentence for sentence, study, _ in self.profiles if study == "runtime"]
+        return next(iter([*slow[-1:], *(sentence for sentence, *_ in self.profiles)]), None)
+
 
 @dataclass
 class NotebookEntry:
@@ -126,7 +132,7 @@ def _opening(notebook: Path, result: ResultFile, table: Table) -> Opening:
     own = bool(advice.yours(result.parameters, _declared(notebook)))
     drawn = {figure.name for figure in result.figures}
     said = advice.profiles(table)
-    return Opening(advice.uses(table, own), said, own, drawn)
+    return Opening(advice.uses(table, result.purposes, own), said, own, drawn)
 
 
 def build_site(out_dir: Path) -> Path:

@@ -59,6 +59,7 @@ class ResultFile(Strict):
     rows: list[Row] = Field(default_factory=list)
     samples_sha256: str | None = None  # of NN_name.samples.parquet
     figures: list[FigureRecord] = Field(default_factory=list)
+    purposes: dict[str, str] = Field(default_factory=dict)  # of studies whose forms are a choice: what for
     started: str  # ISO 8601, UTC
     seconds: float = Field(ge=0)
     sha256: str = ""  # of all else in the file, as `files.sealed` takes it

@@ -65,6 +65,7 @@ class Lab:
         values = parameters.from_namespace(namespace, declared)
         self.yours = advice.yours(values, declared)
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
+        pd.set_option("display.float_format", tables.number)  # three digits, thousands separated
         self.notebook = notebook
         self._of_runs = base / values["output_dir"]
         self.folder = outputs.for_exploring(base, self._of_runs) if by_hand() else self._of_runs
@@ -74,6 +75,7 @@ class Lab:
         self.started, self._clock = datetime.now(UTC), time.monotonic()
         self.table = Table()
         self.figures: list[FigureRecord] = []
+        self.purposes: dict[str, str] = {}
         self._own: tempfile.TemporaryDirectory | None = None
         display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
         if self.folder != self._of_runs:
@@ -107,6 +109,7 @@ class Lab:
         device: str = "cpu",
         precision: str | Mapping[str, str] = "float32",
         of_form: Mapping[str, Mapping[str, Any]] | None = None,
+        purpose: str | None = None,
         **options: Any,
     ) -> Study:
         """Check that `forms` compute the same, time them interleaved, and record a row for each form and cell.
@@ -117,6 +120,9 @@ class Lab:
         the form says of itself (`conditions.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`.
         A form that raises `Unavailable` is one, and no failure. `options`
         are those of `profiling.races.race_forms`: tolerance, mode, control, per.
+
+        `purpose` says what the forms are alternatives for, as "attention over {nodes} nodes" with the keys of a cell: a
+        line of the table with which the report opens. A race without one is no choice of a reader's.
         """
         from gnnlab.profiling.conditions import row_of
         from gnnlab.profiling.races import race_forms  # torch, heavy
@@ -125,6 +131,7 @@ class Lab:
         with progress(f"cells of {study}", len(over)) as step:
             for label, inputs in over.items():
                 keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
+                self._choice(study, purpose, keys)
                 found = race_forms(forms, inputs, budget_s=budget_s, device=device, **options)
                 for form, raced in found.items():
                     named = base if form == CONTROL else form
@@ -143,6 +150,16 @@ class Lab:
                     self._put_raced(study, keys, form, base, raced, conditions)
                 step(", ".join(map(str, keys.values())))
         return self.study(study)
+
+    def _choice(self, study: str, purpose: str | None, keys: Mapping[str, Any]) -> None:
+        """Keep what the forms of a study are alternatives for."""
+        try:
+            _ = purpose and purpose.format(**keys)
+        except (KeyError, IndexError, ValueError):
+            told = f"{study}: the purpose {purpose!r} names what is no key"
+            raise GnnlabError(f"{told}; keys here: {', '.join(keys) or 'none'}") from None
+        if purpose:
+            self.purposes[study] = purpose
 
     def _put_raced(self, study: str, keys: dict, form: str, baseline: str, raced: Any, conditions: dict) -> None:
         fields = {"study": study, "keys": keys, "form": form, "unit": "ms", "better": "lower", **conditions}
@@ -179,12 +196,15 @@ class Lab:
             self.table.put(tables.row(study=study, form=form, unit=unit, **exact, **given))
         return self.study(study)
 
-    def record(self, study: str, frame: pd.DataFrame, *, keys: Sequence[str] = (), **constant: Any) -> Study:
+    def record(
+        self, study: str, frame: pd.DataFrame, *, keys: Sequence[str] = (), purpose: str | None = None, **constant: Any
+    ) -> Study:
         """Record a row of the table for each row of `frame`, whose columns are named as a row's fields are.
 
         `keys` are the columns that say of what a row is. Fields that are alike in all rows are given as `constant`. A
         column `samples` holds the samples; where it stands, value, low, high and n follow from them. Other columns are
         ignored, and so are NaN and None. Conditions are those of torch in this process where neither names them.
+        `purpose` as that of a race.
 
         Raises:
             GnnlabError: a row lacks a field or contradicts itself.
@@ -199,7 +219,9 @@ class Lab:
                 samples = None  # a row without a number rests on none
             if samples is not None:
                 fields = {**fields, **_fields(estimates.summary(samples, fields["statistic"]))}
-            self.table.put(tables.row(study=study, keys={name: given[name] for name in keys}, **fields), samples)
+            of_row = {name: given[name] for name in keys}
+            self._choice(study, purpose, of_row)
+            self.table.put(tables.row(study=study, keys=of_row, **fields), samples)
         return self.study(study)
 
     def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
@@ -288,6 +310,7 @@ class Lab:
             parameters=vars(self.parameters),
             environment=self.environment | {"finished": provenance.state()},
             figures=self.figures,
+            purposes=self.purposes,
             started=self.started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._clock, 1),
         )

@@ -25,13 +25,14 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots, reasons, stacks
-from .plot_style import MAX_SERIES
+from .plot_style import MAX_SERIES, axis_label
 from .table import FIELDS, Origin, Row, Table, error_text, estimate_text, fits, format_value, gain_text, shown_as
 
 if TYPE_CHECKING:
     from .session import Lab
 
 LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
+STATISTICS = {"p95": "95th percentile"}  # those that a title names
 MOST_NAMED = 2  # of several values that `only` kept
 
 
@@ -121,11 +122,14 @@ class Study:
         if len(units := dict.fromkeys(row.unit for row in rows)) > 1:
             return f"{self.title}: {len(rows)} numbers in {' and '.join(units)}"
         factor, unit = shown_as(rows[0].unit)
-        keys = self.keys
+        title = f"{self.title}, {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else self.title
+        unit = "×" if unit == "x" else "" if axis_label(title.lower(), unit) == title.lower() else f" {unit}"
+        keys, several = self.keys, len({row.form for row in rows}) > 1
         cells = [(row, _cell(row.keys, keys)) for row in (rows[0], rows[-1])]
-        named = [(row, ", ".join(dict.fromkeys(filter(None, [cell, row.form])))) for row, cell in cells]
-        ends = [f"{format_value(float(f'{row.value * factor:.3g}'))} {unit} ({name})" for row, name in named]
-        return f"{self.title}: {ends[0]}" if len(rows) == 1 else f"{self.title}: from {ends[0]} to {ends[1]}"
+        named = [(row, [cell, row.form] if several or not cell else [cell]) for row, cell in cells]
+        names = [(row, ", ".join(dict.fromkeys(filter(None, parts)))) for row, parts in named]
+        ends = [f"{format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})" for row, name in names]
+        return f"{title}: {ends[0]}" if len(rows) == 1 else f"{title}: from {ends[0]} to {ends[1]}"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,7 @@ class Study:
         if x is not None:
             self._need(x)
             self._numeric(frame, x)
-            axes = {"x": x, "y": "value", "x_label": _plain(x), "y_label": f"{label} ({unit})"}
+            axes = {"x": x, "y": "value", "x_label": _plain(x), "y_label": axis_label(label, unit)}
             frame = _named_series(frame, by)
             fig = plots.points(frame, **axes, hue=by, joined=True, log=log, title=self.finding())
         else:
@@ -160,7 +164,7 @@ class Study:
             grouped = bool(names) and frame[by].nunique() <= MAX_SERIES
             names = names if grouped else [*(name for name in names if name != "form"), by]
             frame = frame.assign(cell=[_cell(row, names) for row in frame[names].to_dict("records")])
-            hue = by if grouped else None
+            hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a form named as its cell
             frame = _named_series(frame, by)
             fig = plots.bars(frame, y="cell", hue=hue, label=label, unit=unit, log=log, title=self.finding())
         shape = f"Lines over {x}" if x else "Bars"
@@ -185,7 +189,7 @@ class Study:
             return
         frame, label, unit = self._drawn(value, missing=True)
         shape = {"row": row, "column": column, "panel": panel}
-        fig = plots.heat(frame, **shape, label=f"{label} ({unit})", title=self.finding())
+        fig = plots.heat(frame, **shape, label=axis_label(label, unit), title=self.finding())
         words = f"Heat maps: {label} by {_plain(row)} and {_plain(column)}, one map for each {_plain(panel)}"
         self._show(fig, "heat", words, key)
 
@@ -251,9 +255,8 @@ class Study:
             )
         self._numeric(frame, x, y)
         valued = {name for name in (x, y) if paired or name == "value"}
-        labels = {
-            name: f"{_plain(name)} ({shown_as(self._unit())[1]})" if name in valued else _plain(name) for name in (x, y)
-        }
+        words = {name: _plain(self.name if name == "value" else name) for name in (x, y)}
+        labels = {n: axis_label(w, shown_as(self._unit())[1]) if n in valued else w for n, w in words.items()}
         hue = by or (None if paired else "form")
         axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
         title = self._difference(frame, x, y) if paired else self.finding()
@@ -351,14 +354,18 @@ class Study:
         """The frame that `table` shows."""
         if not self.rows:
             return pd.DataFrame({self.name: ["nothing was measured"]})
-        usual = next((row.statistic for row in self.rows if row.status == "ok"), "value")
+        valued = [row for row in self.rows if row.status == "ok"]
+        statistics = {row.statistic for row in valued}
+        usual = statistics.pop() if len(statistics) == 1 else "value"
+        mixed = len({row.unit for row in valued}) > 1  # then each number has its unit beside it
         rows = []
         for row in self.rows:
             ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)
             factor, unit = shown_as(row.unit)
             ok = row.status == "ok"
-            told = _heading(row.statistic if ok else usual, unit)
-            line = {**row.keys, "form": row.form, told: estimate_text(row.estimate, factor) if ok else row.status}
+            told = _heading(usual, "" if mixed else unit)
+            value = f"{estimate_text(row.estimate, factor)} {unit if mixed else ''}".strip() if ok else row.status
+            line = {**row.keys, "form": row.form, told: value}
             line |= {"n": row.n, "over baseline": "" if ratio is None else estimate_text(ratio)}
             error = row.parity_error
             line["relative error"] = "" if error is None else f"{error:.1e}" if error else "0"
@@ -374,7 +381,9 @@ class Study:
 
 def _heading(statistic: str, unit: str) -> str:
     """What a column of values is called: "median (ms)", "count", "ratio"."""
-    return {"count": statistic, "x": "ratio" if statistic == "count" else statistic}.get(unit, f"{statistic} ({unit})")
+    statistic = "value" if statistic == "single" else statistic
+    named = {"count": statistic, "": statistic, "x": "ratio" if statistic == "count" else statistic}
+    return named.get(unit, f"{statistic} ({unit})")
 
 
 def _words(wanted: Any, distinct: bool = False) -> str:
@@ -410,7 +419,9 @@ def _named(key: str, value: Any) -> str:
     """A text speaks for itself, a number needs its name."""
     if isinstance(value, str):
         return value
-    return f"{_plain(key)} {value:.4g}" if isinstance(value, float) else f"{_plain(key)} {value}"
+    name, bracket, unit = _plain(key).partition(" (")
+    unit = f" {unit.removesuffix(')')}" if bracket else ""
+    return f"{name} {value:.4g}{unit}" if isinstance(value, float) else f"{name} {value}{unit}"
 
 
 def _named_series(frame: pd.DataFrame, by: str) -> pd.DataFrame:

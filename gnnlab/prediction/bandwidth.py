@@ -140,15 +140,14 @@ class BandwidthFindings:
         return _errors(again, "first measurement", again["low_ms"], again["high_ms"])
 
     def errors_by_stage(self) -> pd.DataFrame:
-        """At sizes never fitted, by stage and unit: cells, share within 10 % and in the interval, median error (%)."""
+        """At sizes never fitted, by stage and unit: cells, shares within 10 % and in the interval, median error (%)."""
         new = self._named(NEW)
         off = 100 * np.abs(new["predicted_ms"] / new["ms"] - 1)
         within = off <= 100 * WITHIN, new["ms"].between(new["low_ms"], new["high_ms"])
-        found = new.assign(
-            cells=1, **{"share within 10 %": within[0], "share in interval": within[1], "median error (%)": off}
-        )
-        how = {"cells": "sum", "share within 10 %": "mean", "share in interval": "mean", "median error (%)": "median"}
-        return found.groupby(["stage", "pu"], sort=False).agg(how).round(3)
+        shares = {"off by 10 % at most (%)": 100 * within[0], "in their interval (%)": 100 * within[1]}
+        found = new.assign(cells=1, **shares, **{"median error (%)": off})
+        how = {"cells": "sum", **dict.fromkeys(shares, "mean"), "median error (%)": "median"}
+        return found.groupby(["stage", "pu"], sort=False).agg(how).rename_axis(["stage", "processing unit"]).round(3)
 
     def _named(self, kind: str) -> pd.DataFrame:
         found = self.compared[self.compared["kind"] == kind].reset_index(drop=True)

@@ -31,7 +31,8 @@ def test_the_fastest_form_that_computes_the_same_everywhere_is_named():
             raced("sum", "noisy", 1.5, 0.9, 2.5),
         ]
     )
-    layer, summed = advice.uses(table)
+    layer, summed = advice.uses(table, {"layer": "a layer", "sum": "a sum"})
+    assert (layer.purpose, summed.purpose) == ("a layer", "a sum")
     assert (layer.form, layer.over, layer.times) == ("fast", "PyG", "4.00×") and layer.gain.value == pytest.approx(4)
     assert (summed.form, summed.over, summed.times) == (None, "PyG", "")
 
@@ -39,8 +40,20 @@ def test_the_fastest_form_that_computes_the_same_everywhere_is_named():
 def test_the_readers_own_models_come_first_a_line_each():
     mine = [raced("your_model", "gnnlab", gain, gain - 0.1, gain + 0.1, keys={"model": str(gain)}) for gain in (2, 3)]
     table = Table([raced("layer", "fast", 9.0, 8.9, 9.1), *mine])
-    assert [use.purpose for use in advice.uses(table, own=True)] == ["2", "3", "Layer"]
-    assert [use.yours for use in advice.uses(table)] == [False, False]
+    purposes = {"layer": "a layer", "your_model": "a model"}
+    assert [use.purpose for use in advice.uses(table, purposes, own=True)] == ["2", "3", "a layer"]
+    assert [use.yours for use in advice.uses(table, purposes)] == [False, False]
+
+
+def test_a_race_without_a_purpose_is_no_choice_and_a_purpose_that_names_a_key_has_a_line_for_each_value():
+    sizes = [raced("layer", "fast", gain, gain - 0.1, gain + 0.1, keys={"size": f"{gain}"}) for gain in (2, 3)]
+    table = Table([*sizes, raced("overhead", "fast", 9.0, 8.9, 9.1)])
+    assert advice.uses(table, {}) == []
+    by_size = advice.uses(table, {"layer": "a layer of size {size}"})
+    assert [(use.purpose, use.times) for use in by_size] == [
+        ("a layer of size 2", "2.00×"),
+        ("a layer of size 3", "3.00×"),
+    ]
 
 
 def test_a_run_on_a_busy_machine_says_so(result_file):

@@ -323,6 +323,14 @@ def test_the_two_rows_of_heads_that_pandas_writes_become_one_and_numbers_stand_t
     assert [cell.get_text() for cell in table.select("td.nu")] == ["1.5", "NaN"]
 
 
+def test_a_name_that_begins_with_a_digit_is_no_number_and_a_long_head_breaks_at_its_unit() -> None:
+    frame = pd.DataFrame({"stage": ["1 GATHER", "2 MESSAGE"], "bytes": ["32 KiB", "64 KiB"], "fast:CPU": [1, 2]})
+    safe = clean(frame.to_html(index=False))
+    table = BeautifulSoup(safe, "html.parser")
+    assert [head.get_text() for head in table.select("th.nu")] == ["bytes", "fast:CPU"]
+    assert "fast:<wbr>CPU" in str(safe)
+
+
 def test_the_terms_of_a_page_are_those_of_the_glossary_that_it_uses(tmp_path: Path) -> None:
     (tmp_path / "words.md").write_text("| word | meaning |\n|---|---|\n| **peer** | a rival |\n| **bag** | a sum |\n")
     assert report._terms("Peers are raced; a bagel is none.", tmp_path / "words.md") == [("peer", "a rival")]

@@ -137,12 +137,12 @@ def test_a_figure_has_one_unit(draw):
 
 
 @pytest.mark.parametrize(
-    ("better", "label"), [("higher", "times as fast"), ("lower", "times as long"), ("neither", "cells")]
+    ("better", "label"), [("higher", "times as fast"), ("lower", "times as long"), ("neither", "cells (x)")]
 )
 def test_a_factor_says_of_what(better, label):
     found = study({"form": "a", "value": 2.0, "unit": "x", "better": better})
     found.plot("value")
-    assert drawn(found, "cells")[0].axes[0].get_xlabel() == f"{label} (x)"
+    assert drawn(found, "cells")[0].axes[0].get_xlabel() == label
 
 
 def test_many_kept_forms_do_not_fill_title_and_name():
@@ -179,7 +179,7 @@ def test_only_keeps_rows_by_key_and_field_and_says_so():
     found = cells()
     part = found.only(stage="UPDATE").only(form=["torch"])
     assert [row.value for row in part.rows] == [5.0, 50.0] and len(part.frame) == 2
-    said = "Cells, stage UPDATE, form torch: from 5 ms (10/20, torch) to 50 ms (100/200, torch)"
+    said = "Cells, stage UPDATE, form torch: from 5 ms (10/20) to 50 ms (100/200)"
     assert part.finding() == said
     part.plot("value")
     assert list(found._lab.figures) == ["cells-UPDATE-torch"]
@@ -215,3 +215,17 @@ def test_nothing_measured_is_said_and_not_drawn():
     found.only(form="cpu").marks(row="form", column="device")
     assert found._lab.said[-1] == "Cells, form cpu: nothing was measured."
     assert study().finding() == "Cells: nothing was measured" and len(study().shown()) == 1
+
+
+def test_an_axis_does_not_say_its_unit_twice_and_whole_numbers_have_whole_ticks():
+    found = study(*({"form": "a", "value": 0.5 + n / 10, "unit": "cell", "keys": {"epoch": n}} for n in (1, 2, 3)))
+    found.plot("value", x="epoch")
+    fig, _ = drawn(found, "cells")
+    (axes,) = fig.axes
+    assert axes.get_ylabel() == "cells" and fig.get_suptitle() == "Cells: from 0.6 (epoch 1) to 0.8 (epoch 3)"
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
+def test_numbers_of_several_units_stand_in_one_column_each_with_its_own():
+    found = study({"form": "load", "value": 2.0, "unit": "s"}, {"form": "stored", "value": 3.0, "unit": "KiB"})
+    assert [text.rsplit(" ", 1)[1] for text in found.shown()["median"]] == ["s", "KiB"]

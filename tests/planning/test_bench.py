@@ -157,7 +157,12 @@ def test_every_plan_is_in_the_picture_of_the_plans(trial):
     ranking = trial.ranking
     table = ranking.table(marks={"best single unit": ranking.one_unit, "by hand": MINE})
     figure = plots.space(table)
-    assert len(figure.axes) == 2 and f"Of {len(ranking.plans)} plans" in figure.get_suptitle().replace("\n", " ")
+    tiles, times, every = figure.axes
+    assert f"Of {len(ranking.plans)} plans" in figure.get_suptitle().replace("\n", " ")
+    assert len(every.lines[0].get_xdata()) == len(ranking.plans)
+    ranks = [1 + list(table["label"]).index(label) for label in ("best single unit", "by hand")]
+    assert {f"{rank}." for rank in (1, *ranks)} <= {label.get_text() for label in tiles.get_yticklabels()}
+    assert sum("by hand" in text.get_text() for text in times.texts) == 1
     with pytest.raises(GnnlabError, match="no column"):
         plots.space(table.drop(columns="blocks"))
 
