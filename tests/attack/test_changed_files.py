@@ -7,15 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from planted_campaign import leave
+from planted_campaign import TRUTH, leave
+from small_site import judged
 from table_rows import put
 
-from gnnlab.campaign import checkpoints, journal
+from gnnlab.campaign import checkpoints
+from gnnlab.campaign.journal import LOST, Journal
 from gnnlab.errors import GnnlabError
-from gnnlab.files import Store
-from gnnlab.lab import outputs, results
+from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
+from gnnlab.files import Store, read_lines
+from gnnlab.lab import history, outputs, results
+from gnnlab.lab.ledger import Ledger
 from gnnlab.lab.table import Table
 from gnnlab.planning import store as plan_store
+from gnnlab.prediction import tables
+from gnnlab.prediction.bandwidth import COMPARED, BandwidthFindings
+from gnnlab.prediction.measured import measured_cells
+from gnnlab.prediction.planted_truth import sweep
+from gnnlab.prediction.transfer import CopyCurve, MeasuredTransfers
 from gnnlab.training import checkpoints as training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -32,10 +41,77 @@ class Target:
 
 def of_journal(folder, result_file):
     path = folder / "journal.jsonl"
-    with journal.Journal(path, "c") as written:
+    with Journal(path, "c") as written:
         for place in range(12):
             written.append({"kind": "cell", "place": place, "ms": 0.1 * place, "text": "é\u2028"})
-    return Target(path, lambda: journal.read(path.read_bytes())[0], lambda found, whole: found == whole[: len(found)])
+    whole, lines = path.read_bytes().splitlines(), []
+
+    def read():
+        """As the next campaign does, which keeps a damaged one beside it."""
+        lines[:] = path.read_bytes().split(b"\n")[:-1]
+        with Journal(path, "c") as found:
+            records = [record for record in found.records if record["kind"] != LOST]
+        for kept in path.parent.glob("*.damaged-*"):
+            kept.unlink()
+        return records
+
+    def fits(found, expected):
+        """Every line that was not touched is believed, in its place, and nothing else is."""
+        return found == [record for line, record in zip(whole, expected, strict=True) if line in lines]
+
+    return Target(path, read, fits)
+
+
+def of_history(folder, result_file):
+    """Runs whose figures leave each other's intervals. That the last of them were cut off, nothing in it can tell."""
+    path = folder / history.HISTORY
+    for value in range(1, 5):
+        rows = [judged("gat.compile", value, (value - 0.1, value + 0.1), 9, "")]
+        results.write(folder / "02_optimize_gnn.json", result_file(notebook="02_optimize_gnn"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(history.ledger, "judge", lambda folder, rows=rows: Ledger(rows, []))
+            history.append(folder, ["02"])
+    assert len(read_lines(path.read_bytes()).records) == 4
+    return Target(path, lambda: history.changes(folder), lambda found, whole: found == whole[len(whole) - len(found) :])
+
+
+def of_table(name):
+    def plant(folder, result_file):
+        curve = CopyCurve.fit(sweep(TRUTH, [256 * 4**k for k in range(9)], noise=0.0, seed=0))
+        cells = measured_cells(leave(folder / "stages"))
+        compared = cells.iloc[:0].assign(kind="", predicted_ms=0.0, low_ms=0.0, high_ms=0.0, fitted=0, form="")
+        transfers = MeasuredTransfers(curve, {"torch:CPU": curve}, {"torch:CPU": curve})
+        chosen = tables.processor_units(cells)
+        tables.write(folder, BandwidthFindings(cells, compared[COMPARED], None, transfers, chosen, None))
+
+        def read():
+            found = tables.load_tables(folder)
+            return [found.predictor.predict("torch:CPU", 1, 5, 150, 500), found.transfers]
+
+        return Target(folder / name, read)
+
+    return plant
+
+
+def of_exported(name):
+    """A model as notebook 04 leaves it, read by the index; the files of an entry have digests of their own."""
+
+    def plant(folder, result_file):
+        fields = {"layer": "sage", "features": 500, "first": 1, "last": 2, "exporter": "onnx", "form": "plain"}
+        ports = {"reads": ["x"], "writes": ["out"], "sized_by": []}
+
+        def build(empty):
+            (empty / "model.onnx").write_bytes(b"model" * 40)
+            return Check("ready", error=1e-6)
+
+        made = ModelStore(folder)
+        for nodes in (None, 10, 20):
+            wanted = Artefact(**fields, **ports, nodes=nodes, edges=nodes)
+            found = made.make(wanted, {"kind": "onnx", **fields, **ports, "nodes": nodes}, build)
+        path = folder / name if name == "index.json" else found.path.with_name(name)
+        return Target(path, lambda: load_artefacts(folder))
+
+    return plant
 
 
 def of_checkpoint(folder, result_file):
@@ -133,6 +209,12 @@ def of_model(name):
 
 KINDS = {
     "journal": of_journal,
+    "history": of_history,
+    "times.json": of_table("times.json"),
+    "transfers.json": of_table("transfers.json"),
+    "model index": of_exported("index.json"),
+    "model, check.json": of_exported("check.json"),
+    "model, model.onnx": of_exported("model.onnx"),
     "campaign checkpoint": of_checkpoint,
     "raw measurements": of_raw_measurements,
     "result": of_result,

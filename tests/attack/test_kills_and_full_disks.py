@@ -1,30 +1,39 @@
 """Work is ended at the moments that count: before each of its writes reaches the disk, is renamed, is on its way.
 
-A moment is the n-th of these calls, not a time, so that it does not matter how busy the machine is. Kills of a notebook
-run, of the training's own writes and of the service are in the tests of these.
+A moment is the n-th of these calls, not a time. Processes that answer, stream and run: `test_killed_processes`.
 """
 
 import errno
-import multiprocessing
 import os
-import signal
 import sys
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
+from moments import at_moment, killed
 from planted_campaign import UNITS, PlantedUnits, cells
+from small_site import judged
+from synthetic_costs import UNITS as SYNTHETIC
+from synthetic_costs import Synthetic
 from table_rows import put
 
 from gnnlab.campaign import campaign, checkpoints
 from gnnlab.errors import GnnlabError
-from gnnlab.files import Store, read_lines
-from gnnlab.lab import outputs, results
+from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
+from gnnlab.files import Store, digest, read_lines
+from gnnlab.lab import history, outputs, results
+from gnnlab.lab.ledger import Ledger
 from gnnlab.lab.table import Table
+from gnnlab.planning import store as plan_store
+from gnnlab.planning.costs import Model
+from gnnlab.planning.planning import Planner
+from gnnlab.planning.plans import Space
+from gnnlab.planning.simulation import Machine
 from gnnlab.training.loop import train
 from gnnlab.training.recipe import TrainingRecipe
 from gnnlab.workloads.deepfm import DeepFM
+from gnnlab.workloads.graphsage import sage
 from gnnlab.workloads.planted_table import planted
 
 pytestmark = [
@@ -32,7 +41,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork"),
 ]
-MOMENTS = ((os, "fsync"), (Path, "replace"), (Path, "rename"))
 
 
 class Campaign:
@@ -88,7 +96,7 @@ class Training:
         return "survived" if self.losses == whole else "invented"
 
 
-class ModelStore:
+class Kept:
     """An entry of a store, made, and then made anew."""
 
     def __init__(self, result_file):
@@ -105,6 +113,97 @@ class ModelStore:
         found = Store(folder).get(self.key)
         if found is not None and (found / "model.onnx").read_bytes() not in (whole, b"one" * 500):
             return "invented"
+        self.work(folder)
+        return "survived" if self.state(folder) == whole else "lost"
+
+
+class Exported:
+    """Models under their names, one of which is made from something else later."""
+
+    def __init__(self, result_file):
+        fields = {"layer": "sage", "features": 500, "first": 1, "last": 2, "exporter": "onnx", "form": "plain"}
+        ports = {"reads": ["x"], "writes": ["out"], "sized_by": []}
+        self.asked = [
+            (
+                Artefact(**fields, **ports, nodes=n, edges=n),
+                {"kind": "onnx", **fields, **ports, "nodes": n, "code": code},
+            )
+            for n, code in ((None, 1), (10, 1), (10, 2))
+        ]
+
+    def work(self, folder):
+        for wanted, key in self.asked:
+
+            def build(empty, key=key):
+                (empty / "model.onnx").write_bytes(str(key).encode())
+                return Check("ready")
+
+            ModelStore(folder).make(wanted, key, build)
+
+    def state(self, folder):
+        return {(model.name, model.key): model.path.read_bytes() for model in load_artefacts(folder)}
+
+    def check(self, folder, whole):
+        """Each model that is listed is one that was made."""
+        made = {(wanted.name, digest(key)): str(key).encode() for wanted, key in self.asked}
+        if (folder / "index.json").exists() and not self.state(folder).items() <= made.items():
+            return "invented"
+        self.work(folder)
+        return "survived" if self.state(folder) == whole else "lost"
+
+
+class Plans:
+    """Plans compiled for sizes, then for other tables."""
+
+    def __init__(self, result_file):
+        layer = sage(16)
+        machine = Machine(2, frozenset({"GPU", "NPU"}), 1.0)
+        self.planner = Planner(Model(layer, Synthetic(layer=layer)), Space(SYNTHETIC), machine, max_blocks=2, draws=20)
+
+    def work(self, folder):
+        for made_from in ("a", "b"):
+            plan_store.compiled(folder / "plans.json", self.planner, [(1000, 1000), (2000, 8000)], made_from)
+
+    def state(self, folder):
+        return plan_store.read(folder / "plans.json")
+
+    def check(self, folder, whole):
+        """Those of either tables, and never of both."""
+        if (folder / "plans.json").exists():
+            found = self.state(folder)
+            of = [plan_store.fingerprint_of(self.planner, made_from) for made_from in ("a", "b")]
+            if found.fingerprint not in of or replace(found, fingerprint=whole.fingerprint) != whole:
+                return "invented"
+        self.work(folder)
+        return "survived" if self.state(folder) == whole else "lost"
+
+
+class History:
+    """Runs that are added to the history of a folder, one after the other."""
+
+    def __init__(self, result_file):
+        self.result = result_file(notebook="02_optimize_gnn")
+
+    def work(self, folder):
+        results.write(folder / "02_optimize_gnn.json", self.result)
+        for value in range(len(self.values(folder)), 4):
+            rows = [judged("gat.compile", value, (value - 0.1, value + 0.1), 9, "")]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(history.ledger, "judge", lambda folder, rows=rows: Ledger(rows, []))
+                history.append(folder, ["02"])
+
+    def values(self, folder):
+        path = folder / history.HISTORY
+        found = read_lines(path.read_bytes() if path.exists() else b"")
+        return [entry and entry["rows"][0]["value"] for entry in found.records]
+
+    def state(self, folder):
+        return [(change.before.value, change.after.value) for change in history.changes(folder)]
+
+    def check(self, folder, whole):
+        values = self.values(folder)
+        if values != list(range(len(values))):
+            return "lost" if None in values else "invented"
         self.work(folder)
         return "survived" if self.state(folder) == whole else "lost"
 
@@ -141,46 +240,12 @@ class Results:
         return "survived" if self.state(folder) == whole else "lost"
 
 
-def at_moment(patch, wanted, act):
-    """Call `act` before the call number `wanted` of those that count; returns the counter."""
-    calls = Counter()
-
-    def counted(original):
-        def call(*arguments, **options):
-            calls["all"] += 1
-            if calls["all"] == wanted:
-                act()
-            return original(*arguments, **options)
-
-        return call
-
-    for owner, name in MOMENTS:
-        patch.setattr(owner, name, counted(getattr(owner, name)))
-    return calls
-
-
 def refuse():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed(made, folder, wanted):
-    """Work in a forked process that ends itself at that moment. Does it?"""
-
-    def child():
-        with pytest.MonkeyPatch.context() as patch:
-            at_moment(patch, wanted, die)
-            made.work(folder)
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(120)
-    process.kill()
-    process.join()
-    return process.exitcode == -signal.SIGKILL
+def ended(made, folder, wanted):
+    return killed(lambda: made.work(folder), wanted)
 
 
 def full(made, folder, wanted):
@@ -194,20 +259,24 @@ def full(made, folder, wanted):
     return True  # what only tells who holds a lock may fail without a word
 
 
-@pytest.mark.parametrize("end", [killed, full], ids=["killed", "disk full"])
-@pytest.mark.parametrize("kind", [Campaign, Training, ModelStore, Results], ids=lambda kind: kind.__name__)
+ENDS = {"killed": ended, "disk full": full}
+KINDS = (Campaign, Training, Kept, Exported, Plans, Results, History)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_work_that_was_ended_is_gone_on_with_and_gives_what_it_would_have(
     kind, end, tmp_path, result_file, random, number, tally
 ):
     torch.set_num_threads(1)  # a process that was forked has the threads of its parent no more
     made = kind(result_file)
     with pytest.MonkeyPatch.context() as patch:
-        calls = at_moment(patch, 0, die)
+        calls = at_moment(patch, 0, refuse)
         made.work(tmp_path / "whole")
     whole, moments = made.state(tmp_path / "whole"), calls["all"]
     chosen = random.permutation(moments)[:number] + 1
     for wanted in chosen.tolist():
         folder = tmp_path / f"Ende {wanted} ä 名"
-        found = made.check(folder, whole) if end(made, folder, wanted) else "lost"
-        tally[f"{kind.__name__}: {end.__name__}"][found] += 1
+        found = made.check(folder, whole) if ENDS[end](made, folder, wanted) else "lost"
+        tally[f"{kind.__name__}: {end}"][found] += 1
         assert found == "survived", wanted

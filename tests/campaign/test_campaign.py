@@ -1,16 +1,14 @@
 """Every cell ends in an outcome, in random order, none twice, whatever happens on the way. The units here are fakes."""
 
 import json
-import multiprocessing
 import os
-import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from moments import at_moment, die, killed
 
 from gnnlab.campaign import campaign, checkpoints, journal, reference
 from gnnlab.campaign.campaign import JOURNAL, CellAnswer, WantedCells, run
@@ -267,62 +265,27 @@ def test_the_reference_takes_time():
 # ---- killed at any moment
 
 
-def slow_run(folder, options):
-    def of(cell):
-        time.sleep(1e-3)
-        return outcome(cell)
-
-    run(folder, plan(), Fake(of), reference=steady, every=5, **options)
+def work(folder, seed=0):
+    return run(folder, plan(), Fake(), reference=steady, every=5, seed=seed)
 
 
-def killed_after(folder, seconds, **options):
-    """Run a campaign in a process of its own, and kill it."""
-    process = multiprocessing.get_context("fork").Process(target=slow_run, args=(folder, options))
-    process.start()
-    process.join(seconds)
-    process.kill()
-    process.join()
-    return process.exitcode
-
-
-def check_kills(tmp_path, moments):
-    slow_run(tmp_path / "whole", {})
-    expected = comparable(tmp_path / "whole")
-    start = time.perf_counter()
-    killed_after(tmp_path / "timed", 60)
-    longest = time.perf_counter() - start
-    random = np.random.default_rng(5)
-    ends = Counter()
-    for moment, share in enumerate(random.uniform(0, 1, moments)):
-        folder = tmp_path / f"killed{moment}"
-        while (code := killed_after(folder, share * longest, seed=moment)) == -signal.SIGKILL and moment % 3 == 0:
-            share *= 1.5  # some are killed several times
-        ends[code] += 1
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork")
+def test_a_dozen_kills_lose_nothing_and_measure_nothing_twice(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        calls = at_moment(patch, 0, die)
+        work(tmp_path / "whole")
+    expected = {key: row["outcome"] for key, row in comparable(tmp_path / "whole").items()}
+    for wanted in (np.random.default_rng(5).permutation(calls["all"])[:12] + 1).tolist():
+        folder = tmp_path / f"killed{wanted}"
+        assert killed(lambda folder=folder, wanted=wanted: work(folder, seed=wanted), wanted)
         before = {r["fingerprint"] for r in records(folder)} if (folder / JOURNAL).exists() else set()
         fake = Fake()
         done = run(folder, plan(), fake, reference=steady)
         assert {plan().fingerprints[c] for c in fake.asked} == {*plan().fingerprints.values()} - before
         assert max(Counter(r["fingerprint"] for r in records(folder)).values()) == 1
-        assert {k: r["outcome"] for k, r in comparable(folder).items()} == {
-            k: r["outcome"] for k, r in expected.items()
-        }
+        assert {key: row["outcome"] for key, row in comparable(folder).items()} == expected
         assert not done.messages or "damaged" not in done.messages[0]
         assert not list(folder.glob("*.damaged-*"))
-    return ends
-
-
-needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork")
-
-
-@needs_fork
-def test_a_dozen_kills_lose_nothing_and_measure_nothing_twice(tmp_path):
-    assert check_kills(tmp_path, 12)[-signal.SIGKILL] >= 3
-
-
-@needs_fork
-@pytest.mark.slow
-def test_two_hundred_kills_lose_nothing_and_measure_nothing_twice(tmp_path):
-    assert check_kills(tmp_path, 200)[-signal.SIGKILL] >= 50
 
 
 def test_a_damaged_journal_is_kept_and_what_it_lost_is_measured_again(tmp_path):
