@@ -33,14 +33,13 @@ from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import parse
 from gnnlab.planning.unit_workers import UnitWorkers
 from gnnlab.serving import faults
-from gnnlab.serving.client import Connection
 from gnnlab.serving.database import Database
+from gnnlab.serving.load import Connection
 from gnnlab.serving.local_servers import postgres_server, redis_server
 from gnnlab.serving.recorder import Recorder
-from gnnlab.serving.server import started, workers_of
+from gnnlab.serving.server import here, started, workers_of
 from gnnlab.serving.service import Service
 from gnnlab.serving.settings import made
-from gnnlab.serving.side_by_side import here
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.graphsage import random_inputs, sage
 
