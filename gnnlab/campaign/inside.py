@@ -135,7 +135,7 @@ class Inside:
     def finding(self) -> str:
         """Which operator takes most of the slowest stage that was looked into, on the slowest unit of each runtime.
 
-        Where the intervals do not tell which of several it is, they are all named.
+        Where the intervals do not tell it from others, that is said.
         """
         alone = any(cell.first == cell.last for cell in self.of)
         timed = [(fields, found) for fields, found in self._cells(fused=not alone) if found.profiled_ms]
@@ -149,10 +149,8 @@ class Inside:
         one = len(stages) == 1
         told = []
         for fields, found in reversed(slowest.values()):
-            may_be = _largest(found)
-            shares = " or ".join(_whole(share.value) for share in may_be.values())
             where = fields["form"] if one else f"{fields['form']}, {fields['stage']}"
-            told.append(f"{' or '.join(may_be)} ({shares} % of {where})")
+            told.append(_largest(found, where))
         return f"Largest part of {next(iter(stages)) if one else 'the slowest stage'}: {', '.join(told)}"
 
     def _cells(self, fused: bool | None = None) -> Iterator[tuple[dict[str, Any], CellProfile]]:
@@ -164,11 +162,14 @@ class Inside:
                 yield {**row, "statistic": "mean", "notes": "; ".join(found.notes)}, found
 
 
-def _largest(found: CellProfile) -> dict[str, Estimate]:
-    """The type of operator with the largest share, and those that may be it as well, by their intervals."""
+def _largest(found: CellProfile, where: str) -> str:
+    """The type of operator with the largest share; where intervals do not tell it from others, what else it may be."""
     shares = {kind: share for kind, share in found.shares.items() if kind != BETWEEN.type}
-    first = next(iter(shares.values()))
-    return {kind: share for kind, share in shares.items() if share.high >= first.low}
+    first, *others = (kind for kind, share in shares.items() if share.high >= next(iter(shares.values())).low)
+    if not others:
+        return f"{first} ({_whole(shares[first].value)} % of {where})"
+    other = others[0] if len(others) == 1 else f"one of {len(others)} others"
+    return f"{first} or {other} (of {where}, too noisy to tell)"
 
 
 def _percent(share: Estimate) -> str:
