@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnlab.errors import GnnlabError
-from gnnlab.export.openvino_graphs import prepared
 from gnnlab.workloads.staged import EDGES, NODES, StagedLayer
 
 if TYPE_CHECKING:
@@ -132,6 +131,8 @@ class Feed:
 
     def _prepare(self, values: Mapping[str, np.ndarray]) -> None:
         start = time.perf_counter()
+        from gnnlab.export.openvino_graphs import prepared  # OpenVINO, which other artefacts do without
+
         self._made = prepared(self.artefact.reads, values)
         self._graph = values["edge_index"]
         made = " and ".join(name for name in self.artefact.reads if name in self._made)
