@@ -35,7 +35,7 @@ from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check, Model
 from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
 from gnnlab.files import digest
 from gnnlab.openvino_core import openvino_core
-from gnnlab.workloads import gat_stages, graphsage, staged
+from gnnlab.workloads import graphsage, staged
 from gnnlab.workloads.graphsage import random_inputs
 from gnnlab.workloads.staged import REDUCTIONS, StageBlock, StagedLayer
 
@@ -66,7 +66,7 @@ COMBINATIONS = (
 )
 OUTCOMES = {READY: "ok", WRONG: "failed", FAILED: "unavailable"}  # as statuses of the lab's table
 _PACKAGES = ("torch", "openvino", "onnx", "onnxscript", "onnxruntime")
-_CODE = (staged, graphsage, gat_stages, exporters, openvino_graphs, checking)
+_CODE = (staged, graphsage, exporters, openvino_graphs, checking)
 
 
 def export(

@@ -8,18 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch_geometric.nn import GATConv, SAGEConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.layers import FastGATConv, FastSAGEConv
+from gnnlab.kernels import layers
 from gnnlab.kernels.symptom_encoder import FastSymptomEncoder
 from gnnlab.kernels.transformer import FastGraphTransformer
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 FORMS = {
-    GATConv: FastGATConv.from_pyg,
-    SAGEConv: FastSAGEConv.from_pyg,
+    **{kind: form.from_pyg for kind, form in layers.FAST.items()},
     SymptomGAT: FastSymptomEncoder.from_model,
     GraphTransformer: FastGraphTransformer.from_model,
 }

@@ -242,10 +242,13 @@ class FastSAGEConv(nn.Module):
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}, form={self.form}, {self.precision}"
 
 
+FAST = {GATConv: FastGATConv, SAGEConv: FastSAGEConv}  # by the layer of PyG that each computes
+
+
 def why_not(layer: nn.Module) -> str | None:
     """Why this layer has no fast form, in a few words; None where it has one."""
-    if type(layer) not in (GATConv, SAGEConv):
-        parent = next((f", a subclass of {t.__name__}" for t in (GATConv, SAGEConv) if isinstance(layer, t)), "")
+    if type(layer) not in FAST:
+        parent = next((f", a subclass of {t.__name__}" for t in FAST if isinstance(layer, t)), "")
         return f"there is none for {type(layer).__name__}{parent}"
     if not isinstance(layer.in_channels, int):
         return f"in_channels={layer.in_channels}: it is for bipartite graphs"

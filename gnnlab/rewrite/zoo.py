@@ -125,8 +125,7 @@ def mechanism(layer: MessagePassing | nn.MultiheadAttention) -> tuple[str, str]:
 
 def form(layer: nn.Module) -> type[nn.Module] | None:
     """The hand-made layer that computes this one, if there is one."""
-    forms = {pyg.GATConv: layers.FastGATConv, pyg.SAGEConv: layers.FastSAGEConv}
-    kind = forms.get(type(layer))
+    kind = layers.FAST.get(type(layer))
     return None if kind is None or layers.why_not(layer) else kind
 
 

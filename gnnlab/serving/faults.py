@@ -1,7 +1,7 @@
 """What faults do to the answers of a service: each request is sent until it is answered, each answer checked.
 
     counts = count_answers(1000)                                    # embedded: SQLite, no Redis
-    with redis_server() as redis, postgres_server() as postgres:
+    with up(RedisServer) as redis, up(PostgresServer) as postgres:
         counts = count_answers(100_000, redis=redis, postgres=postgres)
     counts["wrong, lost or swapped answers"]                        # 0
 
@@ -27,18 +27,16 @@ from random import Random
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import orjson
 import psutil
 
 from gnnlab.errors import one_line
-from gnnlab.inference.predictor import Predictor
-from gnnlab.serving.load import Connection, HttpAnswer
+from gnnlab.serving.load import Connection, Expected, HttpAnswer
 from gnnlab.serving.local_servers import PostgresServer, RedisServer
 from gnnlab.serving.server import started, workers_of
 from gnnlab.serving.settings import made
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
-from gnnlab.workloads.edge_networks import State, random_states
+from gnnlab.workloads.edge_networks import random_states
 
 log = logging.getLogger("gnnlab.serving")
 UNRIGHT = "wrong, lost or swapped answers"
@@ -87,32 +85,6 @@ def count_answers(
                 faults.append(("database killed and started again", lambda: _away(postgres)))
             with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop of its own
                 return thread.submit(asyncio.run, run.counted(faults)).result()
-
-
-class Expected:
-    """What the predictor says of each of `states`: scores to float32 rounding, and the best node of them."""
-
-    def __init__(self, states: Sequence[State]) -> None:
-        self._states = states
-        found = {kind: Predictor(kind, "cpu").predict_batch(states, return_scores=True) for kind in MODEL_TYPES}
-        self._scores = {kind: [one.scores for one in decisions] for kind, decisions in found.items()}
-
-    def holds(self, answer: dict[str, Any], kind: str, place: int, scores: bool = True) -> bool:
-        """Whether an answer is the one of this model to the state at `place`, with or without the scores of all."""
-        known, nodes = self._scores[kind][place], self._states[place]["nodes"]
-        within = 1e-4 * max(1, np.abs(known).max())
-        share = 1 / np.exp(known.astype(np.float64) - known.max()).sum()
-        node, given = answer.get("node"), answer.get("scores")
-        return (
-            answer.get("model_type") == kind
-            and node in range(len(known))
-            and answer["node_id"] == nodes[node]["node_id"]
-            and known[node] >= known.max() - within
-            and abs(answer["score"] - known[node]) <= within
-            and abs(answer["confidence"] - share) < 1e-3
-            and (given is not None) == scores
-            and (not scores or (len(given) == len(known) and bool((np.abs(given - known) <= within).all())))
-        )
 
 
 class _Run:

@@ -31,8 +31,9 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from gnnlab.errors import ParityError
-from gnnlab.inference.predictor import Decision, Predictor
+from gnnlab.inference.predictor import Predictor
 from gnnlab.profiling.sampling import quiet
+from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import State
 
 
@@ -168,13 +169,38 @@ class Observed:
     service: float  # and the service
 
 
+class Expected:
+    """What the predictor says of each of `states`: scores to float32 rounding, and the best node of them."""
+
+    def __init__(self, states: Sequence[State], kinds: Sequence[str] = MODEL_TYPES) -> None:
+        self._states = states
+        found = {kind: Predictor(kind, "cpu").predict_batch(states, return_scores=True) for kind in kinds}
+        self._scores = {kind: [one.scores for one in decisions] for kind, decisions in found.items()}
+
+    def holds(self, answer: dict[str, Any], kind: str, place: int, scores: bool = True) -> bool:
+        """Whether an answer is the one of this model to the state at `place`, with or without the scores of all."""
+        known, nodes = self._scores[kind][place], self._states[place]["nodes"]
+        within = 1e-4 * max(1, np.abs(known).max())
+        share = 1 / np.exp(known.astype(np.float64) - known.max()).sum()
+        node, given = answer.get("node"), answer.get("scores")
+        return (
+            answer.get("model_type") == kind
+            and node in range(len(known))
+            and answer["node_id"] == nodes[node]["node_id"]
+            and known[node] >= known.max() - within
+            and abs(answer["score"] - known[node]) <= within
+            and abs(answer["confidence"] - share) < 1e-3
+            and (given is not None) == scores
+            and (not scores or (len(given) == len(known) and bool((np.abs(given - known) <= within).all())))
+        )
+
+
 class Client:
     """Asks services for decisions on `states`, and holds each answer to what the predictor says of the same state."""
 
     def __init__(self, states: Sequence[State], model_type: str) -> None:
         self.bodies = [orjson.dumps(state) for state in states]
-        found = Predictor(model_type, "cpu").predict_batch(states, return_scores=True)
-        self._kind, self._right = model_type, [_right(*pair) for pair in zip(states, found, strict=True)]
+        self._kind, self._expected = model_type, Expected(states, (model_type,))
         self._endpoints: dict[tuple[str, ...], Endpoint] = {}
 
     def asked(
@@ -243,21 +269,9 @@ class Client:
     def _checked(self, places: Sequence[int], answers: Sequence[HttpAnswer]) -> np.ndarray:
         found = [answer.json for answer in answers]
         for place, answer, one in zip(places, answers, found, strict=True):
-            if answer.status != 200 or one["model_type"] != self._kind or not _among(one, *self._right[place]):
+            if answer.status != 200 or not self._expected.holds(one, self._kind, place, scores=False):
                 raise ParityError(f"the answer to state {place} is not the predictor's: {answer.body[:200]!r}")
         return np.array([one["node"] for one in found])
-
-
-def _right(state: State, decision: Decision) -> tuple[dict[str, tuple[int, float]], float]:
-    """The nodes that are the best within rounding, by their ids, with places and scores; and what rounding is."""
-    within = 1e-4 * max(1.0, float(np.abs(decision.scores).max()))
-    best = np.flatnonzero(decision.scores >= decision.scores.max() - within)
-    return {state["nodes"][at]["node_id"]: (int(at), float(decision.scores[at])) for at in best}, within
-
-
-def _among(answer: dict[str, Any], best: dict[str, tuple[int, float]], within: float) -> bool:
-    place, score = best.get(answer["node_id"], (-1, 0.0))
-    return answer["node"] == place and abs(answer["score"] - score) <= within
 
 
 def _cpu_s(process: psutil.Process) -> float:

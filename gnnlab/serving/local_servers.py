@@ -1,6 +1,6 @@
 """A Redis and a PostgreSQL of one's own on the loopback, which can be stopped as by a crash and started again.
 
-with redis_server() as redis, postgres_server() as postgres:
+with up(RedisServer) as redis, up(PostgresServer) as postgres:
     settings = made(redis=redis.url, database=postgres.url)
     redis.stop()
 """
@@ -17,9 +17,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from gnnlab.errors import GnnlabError, Unavailable
 
+T = TypeVar("T")
 START_S = 30.0
 
 
@@ -73,15 +75,14 @@ class PostgresServer:
             if shutil.which("runuser") is None or subprocess.run(["id", "postgres"], capture_output=True).returncode:
                 raise Unavailable("PostgreSQL does not run as root, and there is no runuser or no user postgres")
             self._as_user = ["runuser", "-u", "postgres", "--"]
-        self._folder, self._port = folder, free_port()
+        self._folder, self._data, self._port = folder, folder / "data", free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
 
-    def create(self) -> None:
-        if self._as_user:
-            shutil.chown(self._folder, "postgres", "postgres")
-        self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--pgdata", str(self._folder / "data"))
-
     def start(self) -> None:
+        if not self._data.exists():
+            if self._as_user:
+                shutil.chown(self._folder, "postgres", "postgres")
+            self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--pgdata", str(self._data))
         options = f"-p {self._port} -c listen_addresses=127.0.0.1 -c fsync=off -k {self._folder}"
         self._pg_ctl("start", "-w", "-o", options, "-l", str(self._folder / "log"))
 
@@ -89,7 +90,7 @@ class PostgresServer:
         self._pg_ctl("stop", "-m", "immediate")
 
     def _pg_ctl(self, *words: str) -> None:
-        self._run("pg_ctl", "--pgdata", str(self._folder / "data"), *words)
+        self._run("pg_ctl", "--pgdata", str(self._data), *words)
 
     def _run(self, program: str, *words: str) -> None:
         command = [*self._as_user, str(self._bin / program), *words]
@@ -109,23 +110,10 @@ def _listens(port: int) -> bool:
 
 
 @contextmanager
-def redis_server() -> Iterator[RedisServer]:
-    """A Redis for as long as the block lasts."""
+def up(kind: type[T]) -> Iterator[T]:
+    """A `RedisServer` or `PostgresServer` for as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="gnnlab-") as folder:
-        server = RedisServer(Path(folder))
-        server.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-
-
-@contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """A PostgreSQL for as long as the block lasts."""
-    with tempfile.TemporaryDirectory(prefix="gnnlab-") as folder:
-        server = PostgresServer(Path(folder))
-        server.create()
+        server = kind(Path(folder))
         server.start()
         try:
             yield server
@@ -145,13 +133,13 @@ class Beside:
 @contextmanager
 def local_servers(*, redis: bool, postgres: bool) -> Iterator[Beside]:
     """Those that are wanted, as far as they are here, for as long as the block lasts."""
-    wanted = {"redis": redis and redis_server, "postgres": postgres and postgres_server}
+    wanted = {"redis": redis and RedisServer, "postgres": postgres and PostgresServer}
     found, why = dict.fromkeys(wanted), {}
     with ExitStack() as stack:
-        for name, start in wanted.items():
+        for name, kind in wanted.items():
             try:
-                if start:
-                    found[name] = stack.enter_context(start())
+                if kind:
+                    found[name] = stack.enter_context(up(kind))
                 else:
                     why[name] = "not asked for by these parameters; params/full does"
             except Unavailable as reason:

@@ -5,11 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_models import GCN, SAGEConv
+from torch import nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.sparse_features import SparseFeatures, SparseLinear
+from gnnlab.kernels.sparse_features import SparseFeatures, SparseLinear, sparse_inputs, sparse_places
+from gnnlab.profiling.parity import relative_error
 
 
 def words(rows=300, columns=200, share=0.03, seed=0):
@@ -101,3 +104,40 @@ def test_what_is_no_matrix_is_refused_in_one_line():
         with pytest.raises(GnnlabError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+# --- A linear layer leaves out the zeros of an input that comes as it is, and nothing else changes ---
+
+
+def graph(density):
+    draw = torch.Generator().manual_seed(0)
+    x = (torch.rand(300, 100, generator=draw) < density).float()
+    return {"x": x, "edge_index": torch.randint(300, (2, 900), generator=draw)}
+
+
+def test_the_first_layer_alone_is_replaced_and_results_and_gradients_stay():
+    given, model = graph(0.02), GCN(100, 8, 2, 3)
+    assert list(sparse_places(model, given)) == ["convs.0.lin"]
+    fast = sparse_inputs(copy.deepcopy(model), given)
+    assert type(fast.convs[0].lin) is SparseLinear and fast.state_dict().keys() == model.state_dict().keys()
+    for _ in range(3):
+        outputs = [m(**given) for m in (model, fast)]
+        gradients = [
+            torch.autograd.grad(y.square().sum(), list(m.parameters()))
+            for y, m in zip(outputs, (model, fast), strict=True)
+        ]
+        assert relative_error(*outputs) < 1e-5 and relative_error(*gradients) < 1e-5
+
+
+def test_a_layer_that_is_the_model():
+    x = graph(0.02)["x"]
+    assert isinstance(sparse_inputs(nn.Linear(100, 3), (x,)), SparseLinear)
+
+
+@pytest.mark.parametrize(
+    ("model", "density", "words"),
+    [(GCN(100, 8, 2, 3), 0.6, "60% of the features"), (SAGEConv(100, 3, root_weight=False), 0.02, "as it came in")],
+)
+def test_elsewhere_it_says_why_not(model, density, words):
+    with pytest.raises(GnnlabError, match=words):
+        sparse_places(model, graph(density))

@@ -19,8 +19,7 @@ from servers import until
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.predictor import Predictor
 from gnnlab.serving import faults, requests
-from gnnlab.serving.faults import Expected
-from gnnlab.serving.load import Connection
+from gnnlab.serving.load import Connection, Expected
 from gnnlab.serving.local_servers import free_port
 from gnnlab.serving.server import here, started, workers_of
 from gnnlab.serving.settings import made

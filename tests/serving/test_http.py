@@ -22,7 +22,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 from servers import until
 
-from gnnlab.serving.faults import Expected
+from gnnlab.serving.load import Expected
 from gnnlab.serving.server import here
 from gnnlab.serving.settings import made
 from gnnlab.workloads.edge_allocator import MODEL_TYPES

@@ -8,7 +8,7 @@ from asking import STATES
 from edge_states import S2_STATE, random_state
 
 from gnnlab.errors import GnnlabError
-from gnnlab.serving.faults import Expected
+from gnnlab.serving.load import Expected
 from gnnlab.serving.requests import Problem
 from gnnlab.serving.service import Service
 from gnnlab.serving.settings import made

@@ -10,7 +10,7 @@ from servers import or_skipped, until
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Predictor
 from gnnlab.serving import shared_cache
-from gnnlab.serving.local_servers import redis_server
+from gnnlab.serving.local_servers import RedisServer, up
 from gnnlab.serving.shared_cache import SharedCache
 
 STATES = [random_state(nodes, nodes) for nodes in (3, 5, 8)]
@@ -93,7 +93,7 @@ def test_models_do_not_share_answers(redis_there, inside, open_cache):
 
 def test_redis_that_dies_and_comes_back_costs_no_answer(open_cache):
     expected = Predictor("hybrid", "cpu").predict_batch(STATES)
-    with or_skipped(redis_server()) as server:
+    with or_skipped(up(RedisServer)) as server:
         cache = open_cache(server.url)
         predictor = Predictor("hybrid", "cpu", cache=cache)
         for _ in range(2):
