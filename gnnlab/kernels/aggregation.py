@@ -153,14 +153,23 @@ def require_edges(values: Tensor, neighbours: Neighbours, name: str) -> None:
 def _samples(a: Tensor, neighbours: Neighbours) -> bool:
     if torch.compiler.is_compiling() or a.device.type != "cpu" or a.dtype not in (torch.float32, torch.float64):
         return False
-    # with more edges than pairs of nodes, torch cuts the indices that it is given
-    return neighbours.num_edges <= neighbours.num_nodes * neighbours.num_sources
+    return has_csr(neighbours)
 
 
 def _sampled(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
+    edges = csr(neighbours, a.new_zeros(neighbours.num_edges), neighbours.col.dtype)
+    return torch.sparse.sampled_addmm(edges, a, b.t(), beta=0.0, out=edges).values()
+
+
+def has_csr(neighbours: Neighbours) -> bool:
+    """Can torch hold the graph as a sparse matrix? With more edges than pairs of nodes it cuts the indices."""
+    return neighbours.num_edges <= neighbours.num_nodes * neighbours.num_sources
+
+
+def csr(neighbours: Neighbours, values: Tensor, index: torch.dtype) -> Tensor:
+    """The graph as torch's sparse matrix (N, num_sources), `values` (E,) in the order of `neighbours.col`."""
+    places = neighbours.rowptr.to(index), neighbours.col.to(index)
     size = (neighbours.num_nodes, neighbours.num_sources)
-    out = a.new_zeros(neighbours.num_edges)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
-        edges = torch.sparse_csr_tensor(neighbours.rowptr, neighbours.col, out, size=size, check_invariants=False)
-    return torch.sparse.sampled_addmm(edges, a, b.t(), beta=0.0, out=edges).values()
+        return torch.sparse_csr_tensor(*places, values, size=size, check_invariants=False)

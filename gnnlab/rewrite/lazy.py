@@ -8,7 +8,6 @@ slower, never wrong.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -164,11 +163,16 @@ def summed(rows: Rows, aggr: str) -> Any:
 
 
 def largest_of(rows: Rows) -> Any:
-    """The largest over the edges of each target, or NotImplemented where rows must be gathered for it."""
-    if rows._real is not None or rows.side != SOURCE or rows.weight is not None:
-        return NotImplemented
-    found = largest(rows.x, rows.edges)
-    return NotImplemented if found is None else found
+    """The largest over the edges of each target, (num_nodes, F), or NotImplemented where rows must be gathered for it.
+
+    As `scatter_reduce` with `amax` does, and PyG with it: 0 for targets without edges, and where several sources have
+    the largest number, its gradient goes to all of them in equal parts. Where that number is 0, torch counts the 0 that
+    PyG lets it start from as one more, whose part is lost; so does this.
+    """
+    x, graph = rows.x, rows.edges.neighbours
+    known = x.dim() == 2 and x.dtype in (torch.float32, torch.float64) and x.numel() > 0 and graph.num_edges > 0
+    plain = rows._real is None and rows.side == SOURCE and rows.weight is None
+    return _Largest.apply(x, rows.edges) if plain and known and aggregation.has_csr(graph) else NotImplemented
 
 
 def _multiplied(first: Any, second: Any) -> Any:
@@ -226,25 +230,15 @@ HANDLERS = {
 }
 
 
-def largest(x: Tensor, edges: Edges) -> Tensor | None:
-    """max over the edges (j -> i) of x[j], (num_nodes, F) for x (num_sources, F); None where torch has no product.
-
-    No row is in memory for each edge. As `scatter_reduce` with `amax` does, and PyG with it: 0 for targets without
-    edges, and where several sources have the largest number, its gradient goes to all of them in equal parts. Where
-    that number is 0, torch counts the 0 that PyG lets it start from as one more, whose part is lost; so does this.
-    """
-    graph = edges.neighbours
-    known = x.dim() == 2 and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
-    # with more edges than pairs of nodes, torch cuts the indices that it is given
-    if not known or not 0 < graph.num_edges <= graph.num_nodes * graph.num_sources:
-        return None
-    return _Largest.apply(x, edges)
-
-
 class _Largest(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, edges: Edges) -> Tensor:
-        out = torch.sparse.mm(_adjacency(edges, x.dtype), x.contiguous(), "amax")
+        graph = edges.neighbours
+
+        def adjacency() -> Tensor:
+            return aggregation.csr(graph, torch.ones(graph.num_edges, dtype=x.dtype), torch.int64)
+
+        out = torch.sparse.mm(edges.once(("adjacency", x.dtype), adjacency), x.contiguous(), "amax")
         ctx.edges = edges
         ctx.save_for_backward(x, out)
         return out
@@ -258,15 +252,3 @@ class _Largest(torch.autograd.Function):
         share = grad / segment_sum(sent, graph).view_as(grad).add_(out == 0).clamp_(min=1)
         sent.mul_(share.index_select(0, graph.row))
         return segment_sum(sent, back, back.order).view_as(x), None
-
-
-def _adjacency(edges: Edges, dtype: torch.dtype) -> Tensor:
-    return edges.once(("adjacency", dtype), lambda: _csr(edges, dtype))
-
-
-def _csr(edges: Edges, dtype: torch.dtype) -> Tensor:
-    graph = edges.neighbours
-    size, ones = (graph.num_nodes, graph.num_sources), torch.ones(graph.num_edges, dtype=dtype)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
-        return torch.sparse_csr_tensor(graph.rowptr.long(), graph.col.long(), ones, size=size, check_invariants=False)
