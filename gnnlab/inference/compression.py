@@ -10,7 +10,6 @@ channels out leaves smaller matrices, and a few hundred steps give most of the d
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
 import warnings
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn.dense.linear import Linear as PygLinear
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.network_arrays import NetworkArrays
@@ -31,33 +29,6 @@ from gnnlab.workloads.edge_allocator import EdgeAllocator
 NETWORKS_A_STEP, POOL = 32, 8
 LEARNING_RATE = 2e-3
 CALIBRATION_NETWORKS = 64
-
-
-def with_torch_linears(model: nn.Module) -> nn.Module:
-    """A copy on the CPU in which every linear layer is torch's: PyG's layers hold a Linear of PyG's own, which
-    `isinstance(layer, nn.Linear)` and `quantize_dynamic` pass by."""
-    made = copy.deepcopy(model).cpu().eval()
-    for parent in list(made.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, PygLinear):
-                linear = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
-                linear.load_state_dict(layer.state_dict())
-                setattr(parent, name, linear)
-    return made
-
-
-def int8_weights(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every linear layer in int8, activations quantized at each call.
-
-    Raises:
-        ImportError: this torch no longer has `torch.ao.quantization`, which is deprecated.
-    """
-    from torch.ao.quantization import quantize_dynamic
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
-        return quantize_dynamic(with_torch_linears(model), {nn.Linear}, dtype=torch.qint8)
 
 
 def int8_program(program: Any) -> Any:

@@ -29,6 +29,7 @@ from gnnlab.files import Made, Store, digest
 from gnnlab.inference import compression, flat_allocator
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.network_arrays import NetworkArrays, Topology
+from gnnlab.kernels import linears
 from gnnlab.openvino_core import compile_for
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.workloads import edge_networks
@@ -155,7 +156,7 @@ def _name(device: torch.device) -> str:
 
 def _eager_int8(model: EdgeAllocator, device: torch.device, store: Store) -> InferenceEngine:
     with stopwatch() as took:
-        quantized = compression.int8_weights(model)
+        quantized = linears.int8_weights(model)
 
     @torch.inference_mode()
     def run(networks: NetworkArrays) -> np.ndarray:

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
-from torch_geometric.nn import GPSConv, global_mean_pool
+from torch_geometric.nn import GPSConv
 from torch_geometric.nn.norm import LayerNorm
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels import aggregation
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
-from gnnlab.workloads.graph_transformer import FIELDS, GraphTransformer
+from gnnlab.workloads.graph_transformer import GraphTransformer
 
 SizedGraphs = tuple[int, int, int]  # first node, graphs that follow each other, nodes of each
 
 
-class FastGraphTransformer(nn.Module):
+class FastGraphTransformer(GraphTransformer):
     """`fast(data)` as `GraphTransformer`: (N, out_features), or (B, out_features) with the readout "graph".
 
     Parameters are those of the model itself: same objects, same state_dict keys, so training one trains the other. In
@@ -39,7 +39,7 @@ class FastGraphTransformer(nn.Module):
     """
 
     def __init__(self, model: GraphTransformer):
-        super().__init__()
+        nn.Module.__init__(self)  # nothing is made anew: layers and sizes are those of the model
         _check(model)
         self.embed, self.embed_pe, self.layers, self.head = model.embed, model.embed_pe, model.layers, model.head
         self.in_features, self.pe_type, self.pe_dim = model.in_features, model.pe_type, model.pe_dim
@@ -52,20 +52,12 @@ class FastGraphTransformer(nn.Module):
         """The fast form of `model`, sharing its parameters; `GnnlabError` where a layer is not as expected."""
         return cls(model)
 
-    def forward(self, data: Data) -> Tensor:
-        if data.x is None or data.x.size(-1) != self.in_features:
-            got = "none" if data.x is None else f"shape {tuple(data.x.shape)}"
-            raise GnnlabError(f"x must have shape (N, {self.in_features}), got {got}")
-        x = self.embed(data.x)  # (N, hidden)
-        if self.embed_pe is not None:
-            x = x + self.embed_pe(self._encoding(data))
+    def _through_layers(self, x: Tensor, data: Data) -> Tensor:
         neighbours = self.graphs.get(data.edge_index, x.size(0))
         blocks = _blocks(data.batch, x.size(0))
         for layer in self.layers:
             x = self._layer(layer, x, data.edge_index, neighbours, blocks)
-        if self.readout == "graph":
-            x = global_mean_pool(x, data.batch)  # (B, hidden)
-        return self.head(x)
+        return x
 
     def _layer(
         self, layer: GPSConv, x: Tensor, edge_index: Tensor, neighbours: Neighbours, blocks: Sequence[SizedGraphs]
@@ -84,14 +76,6 @@ class FastGraphTransformer(nn.Module):
             everywhere = F.dropout(everywhere, rate, True)
         both = local + layer.norm2(everywhere + x)
         return layer.norm3(both + layer.mlp(both))
-
-    def _encoding(self, data: Data) -> Tensor:
-        encoding = data.get(FIELDS[self.pe_type])
-        if encoding is None or encoding.size(-1) != self.pe_dim:
-            raise GnnlabError(
-                f"the {self.pe_type} encoding of {self.pe_dim} columns is needed; call model.prepare(data) first"
-            )
-        return encoding
 
 
 def _blocks(batch: Tensor | None, nodes: int) -> list[SizedGraphs]:

@@ -185,12 +185,16 @@ class _Training:
     def __call__(self) -> _Step:
         output = self.bound()
         ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        if not self.directions:
-            draw = torch.Generator().manual_seed(0)
-            self.directions = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+        self.directions = self.directions or directions(ends)
         found = torch.autograd.grad(ends, list(self.leaves.values()), self.directions, allow_unused=True)
         given = {name: g for name, g in zip(self.leaves, found, strict=True) if g is not None}
         return _Step(output, given)
+
+
+def directions(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a backward pass begins with, of these shapes; the same for the same shapes, to rounding in another type."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(result.shape, generator=draw, dtype=torch.float64).to(result) for result in results]
 
 
 def _conditions(form: Form) -> Conditions:

@@ -17,10 +17,10 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from gnnlab.errors import GnnlabError, one_line
+from gnnlab.kernels.linears import LINEAR
 from gnnlab.rewrite.around import around
 
-_LINEAR = (nn.Linear, pyg.Linear)
-_READERS = (*_LINEAR, pyg.MessagePassing, _NormBase, nn.LayerNorm)  # make a result of their own of what they take
+_READERS = (*LINEAR, pyg.MessagePassing, _NormBase, nn.LayerNorm)  # make a result of their own of what they take
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.matmul, torch.matmul, torch.mm,
                torch.add, torch.mul, torch.cat)  # fmt: skip
 _INPLACE = ("setitem", "iadd", "isub", "imul", "itruediv", "ipow", "imatmul")
@@ -105,7 +105,7 @@ def _means(model: nn.Module, graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """Each linear layer with the mean over nodes that alone uses what it gives."""
     found = []
     for node in graph.nodes:
-        if node.op == "call_module" and isinstance(model.get_submodule(node.target), _LINEAR) and len(node.users) == 1:
+        if node.op == "call_module" and isinstance(model.get_submodule(node.target), LINEAR) and len(node.users) == 1:
             user = next(iter(node.users))
             if _is_mean(user) and user.args[0] is node:
                 found.append((node, user))

@@ -22,6 +22,7 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling.context import call
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.parity import RTOL_FLOAT32
+from gnnlab.profiling.races import directions
 from gnnlab.workloads import models
 
 YOURS = "your graph"
@@ -151,13 +152,11 @@ def values(model: nn.Module, graph: Data, spec: str, train: bool) -> dict[str, n
 
 def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
     """The gradient of each parameter that has one, of the outputs along directions that follow from their shapes."""
-    draw = torch.Generator().manual_seed(0)
     ends = [output for output in outputs if output.requires_grad]
-    directions = [torch.randn(end.shape, generator=draw, dtype=torch.float64).to(end) for end in ends]
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not ends or not named:
         raise GnnlabError("no output depends on a parameter that wants a gradient: there is nothing to train")
-    found = torch.autograd.grad(ends, list(named.values()), directions, allow_unused=True)
+    found = torch.autograd.grad(ends, list(named.values()), directions(ends), allow_unused=True)
     return {f"gradient of {name}": g for name, g in zip(named, found, strict=True) if g is not None}
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Data
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
-from gnnlab.kernels.sparse_features import sparse_inputs, sparse_places
+from gnnlab.kernels import linears
+from gnnlab.kernels.linears import sparse_inputs
 from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.rewrite import around, dense
@@ -109,20 +109,12 @@ def medium_products(model: nn.Module, batch: Any) -> nn.Module:
 
 def int8_weights(model: nn.Module, batch: Any) -> nn.Module:
     """Linear layers in int8, activations quantized at each call."""
-    from torch.ao.quantization import quantize_dynamic
-
-    for path in _linear(model):
-        layer = model.get_submodule(path)
-        if type(layer) is not nn.Linear:
-            plain = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None)
-            plain.load_state_dict(layer.state_dict())
-            model.set_submodule(path, plain)
-    return quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8)
+    return linears.int8_weights(model)
 
 
 def _linear(model: nn.Module) -> tuple[str, ...]:
     """Paths of the linear layers of torch and PyG in a model, which is none itself."""
-    return tuple(path for path, layer in model.named_modules() if path and type(layer) in (nn.Linear, pyg.Linear))
+    return tuple(path for path, layer in model.named_modules() if path and type(layer) in linears.LINEAR)
 
 
 # ---- does it apply? -------------------------------------------------------------------------------------------------
@@ -162,7 +154,7 @@ def _dense_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
 
 def _look_sparse(model: nn.Module, batch: Any) -> Applicability:
     try:
-        found = sparse_places(model, batch)
+        found = linears.sparse_places(model, batch)
     except GnnlabError as error:
         return Applicability(False, str(error))
     return Applicability(True, f"{', '.join(found)}: {min(found.values()):.1%} of the input is not zero", tuple(found))

@@ -8,6 +8,7 @@ from one_table import Recorder
 
 from gnnlab.errors import Unavailable
 from gnnlab.inference import compression, decisions
+from gnnlab.kernels.linears import with_torch_linears
 from gnnlab.lab import claims, table
 from gnnlab.profiling.conditions import under
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, regret
@@ -75,7 +76,7 @@ def test_half_the_channels_decide_almost_as_the_model_and_pruned_weights_do_not(
     half = compression.narrow(model, 0.5, steps=100)
     assert sum(p.numel() for p in half.parameters()) < 0.5 * sum(p.numel() for p in model.parameters())
     assert all(p.requires_grad for p in half.parameters())  # as those of the model: gradients are an option of its own
-    linears = compression.with_torch_linears(model)
+    linears = with_torch_linears(model)
     kept = decisions.count({"m": model, "half": half, "same": linears}, random_states(200, seed=3), bound=0)[0]
     same = kept.set_index("form")["samples"].map(np.mean)
     assert same["same"] == 1 and same["half"] > 0.8

@@ -5,8 +5,8 @@ import torch
 
 from gnnlab.kernels import attention
 from gnnlab.kernels.aggregation import edge_products, mean, segment_sum, weighted_sum
+from gnnlab.kernels.linears import SparseFeatures
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
-from gnnlab.kernels.sparse_features import SparseFeatures
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -1,4 +1,4 @@
-"""A linear layer whose input is mostly zeros, such as bags of words: one sum over the words of each node.
+"""Linear layers in another form: without the zeros of an input such as bags of words, as torch's own, in int8.
 
 layer = SparseLinear(conv.lin)     # the same weight and bias, under the same names
 layer(x)                           # from the second call with the same x on, its zeros are left out
@@ -7,10 +7,13 @@ features = SparseFeatures.prepare(x)
 features.product(weight)           # x @ weight.T, and the gradient of weight, by hand
 
 sparse_inputs(model, batch)        # a model whose layers that multiply a sparse argument are such layers
+int8_weights(model)                # a copy with all of its linear layers in int8, those of PyG, too
 """
 
 from __future__ import annotations
 
+import copy
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +43,6 @@ class SparseFeatures:
 
     def __init__(self, entries: Neighbours, values: Tensor) -> None:
         self.entries, self.values = entries, values
-        self._sent: Tensor | None = None
 
     @classmethod
     def prepare(cls, x: Tensor) -> SparseFeatures:
@@ -84,10 +86,7 @@ class SparseFeatures:
     @property
     def sent(self) -> Tensor:
         """The values in the order of the transposed entries."""
-        if self._sent is None:
-            with torch.inference_mode(False):
-                self._sent = self.values.index_select(0, self.entries.transposed.order)
-        return self._sent
+        return self.entries.once("sent", lambda: self.values.index_select(0, self.entries.transposed.order))
 
 
 class _Product(torch.autograd.Function):
@@ -199,3 +198,30 @@ def sparse_inputs(model: nn.Module, batch: Any) -> nn.Module:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, SparseLinear(model.get_submodule(path)))
     return model
+
+
+def with_torch_linears(model: nn.Module) -> nn.Module:
+    """A copy on the CPU in which every linear layer is torch's: PyG's layers hold a Linear of PyG's own, which
+    `isinstance(layer, nn.Linear)` and `quantize_dynamic` pass by."""
+    made = copy.deepcopy(model).cpu().eval()
+    for parent in list(made.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, pyg.Linear):
+                linear = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
+                linear.load_state_dict(layer.state_dict())
+                setattr(parent, name, linear)
+    return made
+
+
+def int8_weights(model: nn.Module) -> nn.Module:
+    """A copy of `model` with every linear layer in int8, activations quantized at each call.
+
+    Raises:
+        ImportError: this torch no longer has `torch.ao.quantization`, which is deprecated.
+    """
+    from torch.ao.quantization import quantize_dynamic
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
+        return quantize_dynamic(with_torch_linears(model), {nn.Linear}, dtype=torch.qint8)

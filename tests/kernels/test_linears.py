@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.sparse_features import SparseFeatures, SparseLinear, sparse_inputs, sparse_places
+from gnnlab.kernels.linears import SparseFeatures, SparseLinear, sparse_inputs, sparse_places
 from gnnlab.profiling.parity import relative_error
 
 
