@@ -35,7 +35,7 @@ from gnnlab.planning.unit_workers import UnitWorkers
 from gnnlab.serving import faults
 from gnnlab.serving.database import Database
 from gnnlab.serving.load import Connection
-from gnnlab.serving.local_servers import postgres_server, redis_server
+from gnnlab.serving.local_servers import PostgresServer, RedisServer, up
 from gnnlab.serving.recorder import Recorder
 from gnnlab.serving.server import here, started, workers_of
 from gnnlab.serving.service import Service
@@ -265,8 +265,8 @@ def test_a_service_that_is_killed_gave_right_answers_and_its_database_is_whole(
     with ExitStack() as stack:
         options = {"port": 0, "max_batch": 4}
         if beside == "PostgreSQL, Redis":
-            postgres = stack.enter_context(or_skipped(postgres_server()))
-            options["redis"] = stack.enter_context(or_skipped(redis_server())).url
+            postgres = stack.enter_context(or_skipped(up(PostgresServer)))
+            options["redis"] = stack.enter_context(or_skipped(up(RedisServer))).url
         for wanted in some(random, 2 * len(STATES), number // (3 if beside == "SQLite" else 12)):
             database = f"sqlite:///{tmp_path}/{wanted}.sqlite"
             if beside != "SQLite":
