@@ -26,6 +26,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ TLS = "--protocol tls --tls-ca-file ca.pem --tls-cert own.pem --tls-key own.key"
 TLS_SETTINGS = tuple(f"DASK_DISTRIBUTED__COMM__TLS__{name}" for name in ("CA_FILE", "CLIENT__CERT", "CLIENT__KEY"))
 GONE_S = 30.0  # without the scheduler, or a worker that was there, after which it is taken to be gone
 _LOOK_S = 2.0  # between two looks at which workers are still there
+_LOST = OSError, TimeoutError, CancelledError, RuntimeError, AttributeError  # of a client whose scheduler is gone
 
 Ask = Callable[[Cell, Settings, float], CellResult]
 _children: dict[str, processes.Worker] = {}  # of a worker: one process for each unit
@@ -132,13 +134,13 @@ class ClusterUnits:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with suppress(OSError, TimeoutError):  # the scheduler is gone, and with it the workers
+        with suppress(Exception):  # as above
             self.client.run(close_children, on_error="ignore")
 
     def reference(self) -> dict[str, float]:
         """ms of the fixed work by host, one worker of each."""
         one_each = {worker.host: worker.address for worker in self._workers()}
-        found = self.client.run(reference, workers=list(one_each.values()), on_error="return")
+        found = self._on_each(reference, workers=list(one_each.values()))
         answers = {host: found.get(address) for host, address in one_each.items()}  # one may be lost just now
         return {host: answer[HERE] for host, answer in answers.items() if isinstance(answer, dict)}
 
@@ -158,7 +160,8 @@ class ClusterUnits:
                 self._start(waiting, running, workers)
                 yield from self._ended(running, workers)
         finally:
-            self.client.cancel(list(running))
+            with suppress(Exception):  # a client without its scheduler raises many things
+                self.client.cancel(list(running))
 
     def _start(self, waiting: list[Cell], running: dict[Future, tuple[Cell, Member]], workers: list[Member]) -> None:
         """Give each idle host the first cell that one of its workers can run."""
@@ -184,8 +187,12 @@ class ClusterUnits:
     def _ended(self, running: dict[Future, tuple[Cell, Member]], workers: list[Member]) -> Iterator[CellAnswer]:
         if not running:
             return
-        with suppress(TimeoutError):
+        try:
             wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
+        except TimeoutError:
+            pass
+        except CancelledError:  # by Dask: the connection to the scheduler was lost
+            self._known()
         alive = {worker.address for worker in workers}
         for future, (cell, worker) in list(running.items()):
             if future.done() or worker.address not in alive:
@@ -255,11 +262,19 @@ class ClusterUnits:
             if isinstance(self._about.get(address), dict)
         ]
 
+    def _on_each(self, function: Callable[..., Any], *arguments: Any, workers: list[str]) -> dict[str, Any]:
+        """By address what a function gives on each of the workers, or the exception that it ended in."""
+        try:
+            return self.client.run(function, *arguments, workers=workers, on_error="return")
+        except _LOST:
+            self._known()
+            return {}
+
     def _known(self) -> dict[str, Any]:
         """What the scheduler says of its workers, asked anew."""
         deadline = time.monotonic() + GONE_S
         while time.monotonic() < deadline and self.client.status in ("running", "connecting"):
-            with suppress(OSError, TimeoutError):
+            with suppress(*_LOST):
                 return self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
             time.sleep(_LOOK_S)
         raise GnnlabError(
@@ -271,7 +286,7 @@ class ClusterUnits:
         """By address what a worker says of itself, or why it is not to be asked."""
         if not addresses:
             return {}
-        answers = self.client.run(about, self._models, workers=list(addresses), on_error="return")
+        answers = self._on_each(about, self._models, workers=list(addresses))
         return {address: self._judged(address, answer) for address, answer in answers.items()}
 
     def _judged(self, address: str, answer: Any) -> dict[str, Any] | str:

@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_in_the_middle_costs_one_cell_and_the_same_comma
     for name in ("05_npu_measure", "06_bandwidth_analysis"):
         extra = "points: 2\n" if name.startswith("06") else "features: 8\n"
         (set_ / f"{name}.yaml").write_text(f"{extra}budget_s: 0.01\noutput_dir: {tmp_path / 'out'}\n")
-    with started(tmp_path, "scheduler", "--port", "0"):
+    with started(tmp_path, "scheduler", "--port", "0") as scheduler:
         address = waited_for(lambda: address_of(tmp_path / "scheduler"))
         one = ["--nthreads", "1", "--resources"]
         with (
@@ -127,3 +127,10 @@ def test_a_worker_that_is_killed_in_the_middle_costs_one_cell_and_the_same_comma
             assert {status for status, _ in measurements(tmp_path).values()} == {"measured"}
             lookup = json.loads((tmp_path / "out/tables/lookup_table.json").read_bytes())
             assert {key.split(",")[2] for key in lookup} == {"CPU", "NPU"} and "held_unit:npu" in printed
+            (tmp_path / "held").unlink()
+            lost = gnnlab(tmp_path, "--measure", "--cluster", address, "--params", str(set_), "--sizes", "40/90",
+                          "--blocks", "3", "--units", NPU)  # fmt: skip
+            waited_for((tmp_path / "held").exists)
+            end(scheduler.pid)
+            said = lost.communicate(timeout=240)[1].splitlines()
+            assert lost.returncode == 2 and "the scheduler of the cluster is gone" in said[-1], said
