@@ -67,7 +67,7 @@ def end(pid):
             continue
 
 
-def waited_for(what, timeout_s=120):
+def waited_for(what, timeout_s=400):
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not happen in time"
