@@ -1,6 +1,6 @@
 """The attack: what may be lost is counted, and nothing may be invented. `make slow` runs it.
 
-ATTACK_SEED=7 ATTACK_NUMBER=50 make slow      # another seed; so many attacks on each kind of file, moments of each work
+ATTACK_SEED=7 ATTACK_NUMBER=100 make slow     # another seed; so many attacks on each kind of file, moments of each work
 """
 
 import os
