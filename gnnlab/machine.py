@@ -90,9 +90,9 @@ def busy(seen: Mapping[str, Any]) -> str | None:
     return " and ".join(found) or None
 
 
-def warning() -> str | None:
-    """What to say before measuring on a machine that is busy now."""
-    why = busy(at_work())
+def warning(seen: Mapping[str, Any] | None = None) -> str | None:
+    """What to say before measuring on a machine that is busy now, or was by `seen`, which `at_work` gave."""
+    why = busy(seen or at_work())
     return why and f"this machine is busy ({why}): times will be too long, intervals wide"
 
 

@@ -44,3 +44,9 @@ def test_papermill_and_files_get_nothing(monkeypatch, capsys, console):
     shown = watched(monkeypatch, allow_stdin=False)
     work(console)
     assert shown == [] and capsys.readouterr() == ("", "") and not (console and console.file.getvalue())
+
+
+def test_what_pyg_loads_does_not_warn_in_a_notebook():
+    from tqdm import notebook
+
+    assert notebook.IProgress is not None  # what tqdm asks before it warns that ipywidgets is missing

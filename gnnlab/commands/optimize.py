@@ -67,14 +67,15 @@ def _cells(tried: Tried) -> tuple[str, ...]:
 def sentences(report: Optimized) -> list[str]:
     """What was found, for a reader."""
     lines = [f"Found, and yours to change: {sentence}" for sentence in report.facts["told"]]
-    lines += _result(report) if report.plan else [
-        f"No step was seen to make it faster over {report.processes} processes: nothing to write."
-    ]  # fmt: skip
+    over = "one process" if report.processes == 1 else f"{report.processes} processes"
+    lines += _result(report) if report.plan else [f"No step was seen to make it faster over {over}: nothing to write."]
     lines += [_offer(tried) for tried in report.tried if not tried.exact and tried.processes > 1]
     if report.left_out:
         typed = f"gnnlab optimize {report.spec} --graph {report.graph}{' --train' * report.train}"
-        left_out = "; ".join(report.left_out)
-        lines.append(f"The budget had no room for {left_out}; `{typed} --budget {report.wanted_s}` should have.")
+        left_out = ", ".join(f"'{name}'" for name in report.left_out)
+        lines.append(
+            f"The budget had no room for the steps {left_out}; `{typed} --budget {report.wanted_s}` should have."
+        )
     return lines
 
 

@@ -170,4 +170,4 @@ def choose(device: str = "auto") -> tuple[torch.device, str]:
         raise GnnlabError(f"device {device!r}: one of {', '.join(DEVICES)} is needed")
     if not here[kind] or (index and int(index) >= torch.cuda.device_count()):
         raise GnnlabError(f"device {device!r} is not here: torch {torch.__version__} does not see it; use cpu")
-    return torch.device(device), f"{device}: asked for"
+    return torch.device(device), f"{device}, as asked for"

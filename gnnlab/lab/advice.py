@@ -131,7 +131,7 @@ def profiles(table: Table) -> list[tuple[str, str, bool]]:
                 f"{100 * top.value:.0f} % of the operators' time in {top.keys['operator'].removeprefix('aten::')}"
             )
         parts += [
-            f"{100 * row.value:.0f} % of what this machine could do"
+            f"{100 * row.value:.0f} % of what the roofline allows"
             for row in table.select("roofline")
             if row.form == label
         ]

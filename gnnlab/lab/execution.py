@@ -94,18 +94,18 @@ def execute(
     notebook: Notebook,
     parameters: Mapping[str, Any],
     *,
-    root: Path,
+    here: Path,
     staged: Path,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Ended:
-    """Execute `notebook` with `parameters` in the working directory `root`; what it makes waits in `staged`.
+    """Execute `notebook` with `parameters` in the working directory `here`; what it makes waits in `staged`.
 
     A failure, a timeout or a dead kernel is a result; only Ctrl-C (`KeyboardInterrupt`) passes through, after the
     kernel was shut down.
     """
     start, executed = time.monotonic(), staged / notebook.path.name
     at = Progress(start + notebook.timeout_minutes * 60, on_progress)
-    status, reason = run_cells(notebook, parameters, at, root=root, staged=staged)
+    status, reason = run_cells(notebook, parameters, at, here=here, staged=staged)
     try:
         clean(executed)
     except (OSError, ValueError):  # never begun, or cut short by a full disk
@@ -125,7 +125,7 @@ def execute(
 
 
 def run_cells(
-    notebook: Notebook, parameters: Mapping[str, Any], at: Progress, *, root: Path, staged: Path
+    notebook: Notebook, parameters: Mapping[str, Any], at: Progress, *, here: Path, staged: Path
 ) -> tuple[Status, str | None]:
     """Execute the cells; the notebook in `staged` grows cell by cell. Passed, failed or timeout, and why."""
     written, kernel = staged / notebook.path.name, _kernel_manager({outputs.STAGED: str(staged)})
@@ -139,7 +139,7 @@ def run_cells(
             kernel_name="python3",
             language="python",
             progress_bar=False,
-            cwd=root,
+            cwd=here,
             start_timeout=START_TIMEOUT_S,
             iopub_timeout=OUTPUT_TIMEOUT_S,
             coalesce_streams=True,

@@ -158,13 +158,13 @@ def fingerprint(
     needs: Sequence[Path],
     shared: Fingerprint,
     *,
-    root: Path,
+    here: Path,
     folder: Path,
 ) -> Fingerprint:
     """What the results of a notebook are made from.
 
     `parameters` are all that it declares; `needs` are the result files that it builds on; `shared` comes from
-    `surroundings`. Files and modules that parameters name are read relative to `root`, and what lies in `folder`,
+    `surroundings`. Files and modules that parameters name are read relative to `here`, and what lies in `folder`,
     where the results go, does not count.
     """
     return {
@@ -173,10 +173,10 @@ def fingerprint(
         "inputs": {
             **{path.name: _digest(path) for path in needs},
             **{
-                path.relative_to(root).as_posix() if root in path.parents else str(path): _digest(path)
+                path.relative_to(here).as_posix() if here in path.parents else str(path): _digest(path)
                 for value in parameters.values()
                 for text in (value if isinstance(value, list) else [value])
-                for path in (_named(text, root) if isinstance(text, str) else [])
+                for path in (_named(text, here) if isinstance(text, str) else [])
                 if folder not in path.parents
             },
         },
@@ -232,12 +232,12 @@ def _cells(notebook: Path) -> str:
     return files.digest(tagged)
 
 
-def _named(text: str, root: Path) -> list[Path]:
+def _named(text: str, here: Path) -> list[Path]:
     """The files that a parameter names: by a path, or as a module in `module:factory`."""
     try:
-        if (root / text).is_file():
-            return [(root / text).resolve()]
-        return user_code.files_of(text.partition(":")[0], root) if re.fullmatch(r"[^\W\d][\w.]*:\w+", text) else []
+        if (here / text).is_file():
+            return [(here / text).resolve()]
+        return user_code.files_of(text.partition(":")[0], here) if re.fullmatch(r"[^\W\d][\w.]*:\w+", text) else []
     except (OSError, ValueError):  # too long for a name, or no name at all
         return []
 

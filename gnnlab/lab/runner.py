@@ -59,8 +59,8 @@ def run(
     Every parameter file is checked before anything executes or is written: `GnnlabError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
     `force`. Each is run until there are `runs` runs of it (1 to 100), each in a kernel of its own; those before the
-    latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Ctrl-C keeps what is done and
-    passes through.
+    latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Files and modules that parameters
+    name are looked for in the current folder; with a `root` in that. Ctrl-C keeps what is done and passes through.
     """
     if not 1 <= runs <= MOST_RUNS:
         raise GnnlabError(f"runs: got {runs}; allowed is a whole number from 1 to {MOST_RUNS}")
@@ -74,6 +74,7 @@ def run(
         recorded, damage = outputs.read_runs(folder)
         job = _Job(
             root=base,
+            here=base if root else Path.cwd(),
             set=set_,
             folder=folder,
             given=given,
@@ -83,8 +84,8 @@ def run(
             console=console or Console(),
             width=max(len(notebook.name) for notebook in chosen),
         )
-        if damage:
-            job.say(damage)
+        for line in [*filter(None, [damage]), *discovery.not_meant(chosen, overrides)]:
+            job.say(line)
         try:
             for notebook in chosen:
                 job.settle(notebook, runs, force)
@@ -122,6 +123,7 @@ class _Job:
     """The notebooks of one run: what they share, how each ended, and the lines that are printed of them."""
 
     root: Path
+    here: Path  # what paths and modules of the user's are relative to
     set: ParameterSet
     folder: Path
     given: Mapping[str, dict[str, Any] | None]
@@ -173,7 +175,7 @@ class _Job:
     def fingerprint(self, notebook: Notebook) -> provenance.Fingerprint:
         needs = [self.folder / f"{self.every[number].name}.json" for number in notebook.needs]
         values = self.values(notebook)
-        return provenance.fingerprint(notebook.path, values, needs, self.shared, root=self.root, folder=self.folder)
+        return provenance.fingerprint(notebook.path, values, needs, self.shared, here=self.here, folder=self.folder)
 
     def values(self, notebook: Notebook) -> dict[str, Any]:
         """Every parameter of a notebook, and where its results go."""
@@ -234,7 +236,7 @@ class _Job:
             def moved(at: execution.Progress) -> None:
                 step(at.heading, done=at.done, total=at.total)
 
-            ended = execution.execute(notebook, told, root=self.root, staged=staged, on_progress=moved)
+            ended = execution.execute(notebook, told, here=self.here, staged=staged, on_progress=moved)
         if ended.result is not None:
             record = outputs.record(ended.result, staged / f"{name}.json", now, ended.seconds)
             outputs.commit(staged, self.folder, name, record, more=more)

@@ -28,7 +28,7 @@ import pandas as pd
 from IPython import get_ipython
 from IPython.display import HTML, Image, Markdown, display
 
-from gnnlab import files
+from gnnlab import files, machine
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
@@ -40,7 +40,6 @@ from .results import END, RUN, FigureRecord, ResultFile, Status
 from .study import Study, headed
 from .table import Interval, Origin, Table
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # PyG loads tqdm's notebook bars; none are used here
 warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)")  # torch says it once a process, to every reader
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler writes to the terminal otherwise
 
@@ -78,6 +77,8 @@ class Lab:
         self.purposes: dict[str, str] = {}
         self._own: tempfile.TemporaryDirectory | None = None
         display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
+        if by_hand() and (busy := machine.warning(self.environment)):  # the runner says it itself
+            self.say(f"**{busy[0].upper()}{busy[1:]}.**")
         if self.folder != self._of_runs:
             told = f"Run by hand: what these cells write goes to `{_shown(self.folder, base)}`"
             self.say(f"{told}, and nothing in `{_shown(self._of_runs, base)}` is changed.")

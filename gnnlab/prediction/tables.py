@@ -33,6 +33,7 @@ from gnnlab.units import registry as units
 if TYPE_CHECKING:
     from gnnlab.prediction.bandwidth import BandwidthFindings
 
+MISSING = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
 LOOKUP, BANDWIDTH, TIMES, TRANSFERS = "lookup_table.json", "bandwidth_table.json", "times.json", "transfers.json"
 REPORT = "bandwidth_report.txt"
 PROCESSORS = ("CPU", "GPU", "NPU")
@@ -285,7 +286,7 @@ def load_tables(folder: Path) -> Tables:
         GnnlabError: a file is missing, damaged, of another version, or holds a time that is none.
     """
     times, moved = (
-        _validated(kind, read_sealed(folder / name, "run notebook 06 first"), folder / name, AGAIN)
+        _validated(kind, read_sealed(folder / name, MISSING), folder / name, AGAIN)
         for kind, name in ((TimesFile, TIMES), (TransfersFile, TRANSFERS))
     )
     table = pd.DataFrame([time.model_dump() for time in times.times], columns=list(BlockTime.model_fields))

@@ -186,7 +186,7 @@ def test_the_device_is_chosen_with_a_reason(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     device, why = choose("auto")
     assert device.type == "cpu" and "sees no CUDA and no MPS" in why
-    assert choose("cpu") == (torch.device("cpu"), "cpu: asked for")
+    assert choose("cpu") == (torch.device("cpu"), "cpu, as asked for")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose("auto")[0].type == "mps" and "sees no CUDA" in choose("auto")[1]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

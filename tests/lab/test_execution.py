@@ -20,7 +20,7 @@ def ending(monkeypatch, tmp_path, error):
         raise error
 
     monkeypatch.setattr(execution.papermill, "execute_notebook", stop)
-    return execution.execute(Notebook(tmp_path / "in.ipynb"), {}, root=tmp_path, staged=tmp_path)
+    return execution.execute(Notebook(tmp_path / "in.ipynb"), {}, here=tmp_path, staged=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def write_notebook(root, code="x = 1", prose="words"):
 def fingerprint(root, shared=SHARED, **parameters):
     values = {"width": 8, "graph": "graph.npz", "model": "mine.models:make", "kinds": ["lap"]} | parameters
     folder = root / "outputs/quick"
-    return provenance.fingerprint(root / "01_a.ipynb", values, [root / "need.json"], shared, root=root, folder=folder)
+    return provenance.fingerprint(root / "01_a.ipynb", values, [root / "need.json"], shared, here=root, folder=folder)
 
 
 def why(root, before, now):

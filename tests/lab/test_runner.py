@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import nbformat
 import papermill
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import execution, provenance, results, runner, table
+from gnnlab.lab import discovery, execution, provenance, results, runner, table
 from gnnlab.lab.results import Status
 
 PARAMETERS = """\
@@ -370,12 +371,12 @@ def without_kernels(monkeypatch):
     """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is a reason."""
     made = types.SimpleNamespace(pid=10**7, fail=None)
 
-    def run_cells(notebook, parameters, at, *, root, staged):
+    def run_cells(notebook, parameters, at, *, here, staged):
         shutil.copy(notebook.path, staged)
         if made.fail:
             return Status.FAILED, made.fail
         made.pid += 1
-        path = root / parameters["output_dir"] / f"{notebook.name}.json"
+        path = here / parameters["output_dir"] / f"{notebook.name}.json"
         result, rows = results.read(path), results.table_of(path, results.read(path))
         changed = next(iter(rows)).model_copy(update={"value": made.pid})
         rows.put(changed, [made.pid])
@@ -520,6 +521,26 @@ def test_a_terminal_shows_a_bar_and_keeps_one_line_a_notebook(repository):
     kept = [line for line in re.split(r"[\r\n]+", plain) if "passed" in line]
     assert len(kept) == 1 and kept[0].endswith("forced")
     assert "4/4" in plain and "The answer" in plain
+
+
+def test_what_parameters_name_is_looked_for_where_the_user_is(repository, tmp_path, monkeypatch):
+    monkeypatch.setattr(discovery, "root", lambda start=None: repository)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    looked, fingerprint = [], provenance.fingerprint
+
+    def pretend(*arguments, here, **options):
+        looked.append(here)
+        return execution.Ended(Status.FAILED, "not really run", 1.0, None)
+
+    def remembered(*arguments, here, **options):
+        looked.append(here)
+        return fingerprint(*arguments, here=here, **options)
+
+    monkeypatch.setattr(execution, "execute", pretend)
+    monkeypatch.setattr(provenance, "fingerprint", remembered)
+    runner.run(["01"], force=True, console=Console(file=io.StringIO()))
+    assert looked == [Path.cwd()] * 2 and (repository / "outputs/quick/01_first.failed.json").exists()
 
 
 def test_the_folder_of_results_is_found_or_its_run_is_named(repository, monkeypatch):

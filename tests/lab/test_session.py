@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_notebook
 from torch import nn
 
-from gnnlab import Lab
+from gnnlab import Lab, machine
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.lab import ledger, outputs, results, session, study
 from gnnlab.lab.results import Status
@@ -92,6 +92,20 @@ def test_who_runs_cells_by_hand_writes_to_a_folder_of_their_own(lab, monkeypatch
     assert mine.need("01").run == mine.run and lab.need("01").run == lab.run
     assert lab.path.read_bytes() == before and not (lab.folder / "figures").exists()
     assert (lab.folder / "stages/journal.jsonl").read_text() == "measured by a run"
+
+
+@pytest.mark.parametrize("others", [2.0, 80.0])
+def test_who_runs_cells_by_hand_is_told_first_that_the_machine_is_busy(lab, monkeypatch, others):
+    said, seen = [], {"others_percent": others, "steal_percent": 0.0}
+    monkeypatch.setattr(machine, "at_work", lambda: seen)
+    monkeypatch.setattr(session, "display", lambda *shown, **_: said.extend(shown))
+    by_hand(monkeypatch)
+    warned = [at for at, shown in enumerate(said) if "**This machine is busy (80 % of" in str(shown.data)]
+    assert len(warned) == (others > machine.MOST_OTHERS) and all(at < len(said) - 1 for at in warned)
+    said.clear()
+    ask(monkeypatch, allow_stdin=False)  # the runner says it itself
+    Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"})
+    assert not any("busy" in str(shown.data) for shown in said)
 
 
 def test_a_folder_that_someone_names_for_exploring_is_taken_unless_it_holds_a_run(lab, monkeypatch, tmp_path):

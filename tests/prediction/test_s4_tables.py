@@ -193,7 +193,7 @@ def test_measurements_of_another_schema_are_refused_in_one_line(stages, spoil):
 def test_missing_measurements_say_what_to_do(tmp_path):
     with pytest.raises(GnnlabError, match="measure first"):
         measured_cells(tmp_path)
-    with pytest.raises(GnnlabError, match="run notebook 06 first"):
+    with pytest.raises(GnnlabError, match="first: gnnlab run 04 05 06"):
         tables.load_tables(tmp_path)
 
 
@@ -289,7 +289,7 @@ def test_damaged_tables_are_refused_in_one_line(written, name, spoil, message):
 def test_a_table_with_a_digit_changed_is_not_believed(written, name):
     path = written[0] / name
     path.write_text(path.read_text().replace("7", "8", 1))
-    with pytest.raises(GnnlabError, match="not believed; run notebook 06 first"):
+    with pytest.raises(GnnlabError, match="not believed; run notebooks 04, 05 and 06 first"):
         tables.load_tables(written[0])
 
 
