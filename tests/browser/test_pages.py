@@ -80,9 +80,8 @@ def test_the_keyboard_opens_the_code_and_only_what_scrolls_takes_the_focus(site:
     press_until(page, ".switch")
     page.keyboard.press("Enter")
     assert page.locator("details.code:not([open])").count() == 0 < page.locator("details.code").count()
-    page.evaluate(
-        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    )
+    # the page looks at sizes once a frame
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     fits = "boxes => boxes.filter(box => box.checkVisibility() && box.scrollWidth <= box.clientWidth).length"
     assert page.locator('[tabindex="0"]').evaluate_all(fits) == 0 < page.locator('[tabindex="-1"]').evaluate_all(fits)
 
