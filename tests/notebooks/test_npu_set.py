@@ -1,0 +1,78 @@
+"""What the owner of an NPU types, `gnnlab run --params npu`: with a stand-in for the NPU."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gnnlab import cli
+from gnnlab.lab import results
+from gnnlab.prediction import tables
+
+ROOT = Path(__file__).parents[2]
+NPU, STAND_IN = "openvino:NPU", "stand_in_npu:make"
+SIZES = ["200/400", "200/1600", "400/1600"]
+SMALL = {
+    "04": {"sizes": SIZES, "features": 64, "budget_s": 0.01},
+    "05": {"sizes": SIZES, "features": 64, "budget_s": 0.01, "race_budget_s": 0.01},
+    "06": {
+        "grid": ["300/1000"],
+        "copies_mib": [0.1],
+        "off_grid": 1,
+        "again": 1,
+        "points": 3,
+        "missed_processes": 0,
+        "budget_s": 0.01,
+    },
+    "07": {
+        "sizes": ["200/1600"],
+        "calibration_sizes": ["230/900", "260/1300"],
+        "drawn": 4,
+        "stream_graphs": 2,
+        "top": 1,
+        "others": 1,
+        "budget_s": 0.1,
+        "runtime_size": "250/1200",
+        "large_graph": "karate",  # no model of fixed size holds a larger one here
+        "parts": 2,
+    },
+}
+
+
+def ran(folder, unit):
+    """Run the four notebooks of params/npu, made small, with `unit` in place of the NPU; result files by number."""
+    set_ = folder / "set"
+    set_.mkdir()
+    for path in (ROOT / "params" / "npu").glob("*.yaml"):
+        values = yaml.safe_load(path.read_text(encoding="utf-8").replace(NPU, unit))
+        values |= SMALL[path.stem[:2]] | {"output_dir": str(folder / "out")}
+        (set_ / path.name).write_text(yaml.safe_dump(values))
+    code = cli.main(["run", "--params", str(set_)])
+    files = sorted((folder / "out").glob("0*.json"))
+    return code, {path.stem[:2]: (path, results.read(path)) for path in files}
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """The stand-in is a module of the user's own, for kernels and workers, too."""
+    folder = str(Path(__file__).parents[1] / "shared")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", str(ROOT))]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_with_an_npu_one_command_exports_measures_predicts_and_plans(tmp_path, shared):
+    code, found = ran(tmp_path, STAND_IN)
+    assert code == cli.OK and {number: result.status for number, (_, result) in found.items()} == dict.fromkeys(
+        ("04", "05", "06", "07"), "passed"
+    )
+    raw = json.loads((tmp_path / "out/stages/raw_measurements.json").read_bytes())["measurements"]
+    stages = {
+        key.split(",")[3] for key, row in raw.items() if STAND_IN in key and row["outcome"]["status"] == "measured"
+    }
+    assert stages == {"1", "2", "3", "4", "5", "6", "7", "1-5", "1-7"}  # those that sum over targets, too
+    lookup, _ = tables.read_s4(tmp_path / "out/tables")
+    assert {key.split(",")[2] for key in lookup} == {"CPU", "NPU"}
+    assert len([key for key in lookup if ",NPU," in key]) == 7 * (len(SIZES) + 1)  # and the one that notebook 06 adds
