@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gnnlab.workloads.staged import StagedLayer
 
 BETWEEN = Operator("between operators")  # binding inputs, fetching results, Python, the way into the runtime
-OFF, ON = "off", "on"
+OFF, ON = "without a profiler", "under its profiler"
 _BATCH_MS = 3.0  # shorter blocks are called several times a sample
 _MOST_CALLS, _MOST_ROUNDS = 200, 100
 _OVERLAP = 1.05  # of a call; operators that take more ran beside each other
@@ -80,15 +80,16 @@ class Inside:
     of: Mapping[Cell, CellProfile]
 
     def calls(self) -> pd.DataFrame:
-        """A call without the profiler and with it; keys size, stage and profiler (off, on). One with it has the ratio
-        of the one without to it."""
+        """A call without the profiler, which is the baseline, and under it: these are the forms here; keys size, stage
+        and pu, the unit."""
         rows = []
         for fields, found in self._cells():
-            rows.append({**fields, "profiler": OFF})
+            fields = {**fields, "pu": fields["form"]}
+            rows.append({**fields, "form": OFF})
             if found.profiled_ms:
                 ratio = estimates.ratio(found.samples_ms, found.profiled_ms)
                 against = {"baseline": OFF, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
-                rows.append({**fields, "profiler": ON, "samples": found.profiled_ms, **against})
+                rows.append({**fields, "form": ON, "samples": found.profiled_ms, **against})
         return pd.DataFrame(rows)
 
     def operators(self) -> pd.DataFrame:

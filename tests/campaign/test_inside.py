@@ -50,7 +50,7 @@ def test_operators_and_what_lies_between_are_the_call_in_every_round(models, uni
     assert all((ms >= -0.05).all() for ms in found.parts.values())  # OpenVINO rounds each of its means
     assert sum(share.value for share in found.shares.values()) == pytest.approx(1)
     rows = Inside({cell: found}).operators()
-    (call,) = Inside({cell: found}).calls().query("profiler == 'on'").to_dict("records")
+    (call,) = Inside({cell: found}).calls().query("form == @inside.ON").to_dict("records")
     assert sum(np.mean(ms) for ms in rows["samples"]) == pytest.approx(np.mean(call["samples"]))
     assert set(rows["origin"]) == {"measured"} and set(rows["unit"]) == {"ms"} and set(rows["form"]) == {unit}
 
@@ -197,7 +197,7 @@ def test_the_table_for_reading_has_the_largest_first_and_what_matters():
 
 
 def test_every_line_is_a_row_of_the_table():
-    for frame, keys in ((planted().calls(), ["profiler"]), (planted().operators(), ["operator", "name", "kernel"])):
+    for frame, keys in ((planted().calls(), ["pu"]), (planted().operators(), ["operator", "name", "kernel"])):
         seen = set()
         for line in frame.to_dict("records"):
             known = {k: v for k, v in line.items() if k not in ("samples", "stage", "size", *keys) and v is not None}
