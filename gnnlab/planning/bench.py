@@ -301,8 +301,10 @@ class Trial:
     def _traces(self, plan: Plan) -> dict[str, tuple[str, Trace]]:
         """One stream through a plan, each with its origin."""
         if plan not in self._seen:
-            steps = self.ranking.steps[self.ranking.place(plan)]
-            simulated = self.planner.simulate(steps, graphs=self.bench.count)
+            place = self.ranking.place(plan)
+            steps = self.ranking.steps[place]
+            learnt = self.ranking.ms[place] / self.planner.expected_ms(steps)  # as the predicted time has it
+            simulated = self.planner.simulate(steps, graphs=self.bench.count).times(learnt)
             executed = self.bench.executor(self, plan).burst(self.bench.count)
             self._seen[plan] = {"predicted": ("simulated", simulated), "executed": ("measured", executed)}
         return self._seen[plan]

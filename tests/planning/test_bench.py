@@ -141,6 +141,9 @@ def test_the_same_streams_are_predicted_with_and_before_what_was_measured(lab, t
 def test_a_stream_is_charted_and_its_flow_told_predicted_beside_executed(trial):
     chart = trial.chart(MINE)
     assert list(dict.fromkeys(chart["panel"])) == ["predicted", "executed"] and chart["graph"].nunique() == 4
+    expected = trial.predicted([MINE])["value"][0]
+    predicted_end = chart.loc[chart["panel"] == "predicted", "end_ms"].max()
+    assert predicted_end == pytest.approx(4 * expected)  # the chart's stream is the one that was predicted
     figure = plots.gantt(chart, UNITS)
     assert [ax.get_title(loc="left")[:9] for ax in figure.axes] == ["predicted", "executed"]
     fills = [{p.get_facecolor() for p in ax.patches} for ax in figure.axes]
