@@ -26,6 +26,7 @@ SAME = 1e-4  # largest relative error of a form that is called equal
 NOISY = 0.03  # median difference of A/A controls from which a report warns
 YOURS = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
 OWN_STUDIES = ("your_model",)  # whose cells are models: a line for each
+OURS, UNTRAINED = "ours", ("chance", "constant answer")  # forms of notebook 03
 BUILT_IN = ("symptom_gat", "graph_transformer")
 FUSED, UNFUSED = "forward", "forward, attention unfused"
 FALSE, LESS, PAYS = "Does not pay here", "Pays less here", "Pays here"
@@ -138,6 +139,19 @@ def profiles(table: Table) -> list[tuple[str, str, bool]]:
         lines.append((f"{label}: {', '.join(parts)}.", "operators", mine))
         lines += [(line, "runtime", mine) for line in _fast_path(label, phases)]
     return sorted(lines, key=lambda line: not line[2])
+
+
+def trained(table: Table, name: str) -> list[tuple[str, str, bool]]:
+    """What notebook 03 reached on a table of the reader's: the last score beside what needs no training, an epoch."""
+    scores = {row.form: row for row in table.select("scores") if row.status == "ok"}  # the last epoch's stays
+    epochs = {row.form: row for row in table.select("training_epoch") if row.status == "ok"}
+    if OURS not in scores:
+        return []
+    beside = [f"{form} {number(scores[form].value)}" for form in UNTRAINED if form in scores]
+    parts = [f"validation score {number(scores[OURS].value)} ({', '.join(beside)})"]
+    if OURS in epochs:
+        parts.append(f"an epoch takes {number(epochs[OURS].value)} ms")
+    return [(f"{name}: {', '.join(parts)}.", "scores", True)]
 
 
 def _fast_path(label: str, phases: Mapping[str, Row]) -> Iterable[str]:

@@ -129,9 +129,11 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
 
 def _opening(notebook: Path, result: ResultFile, table: Table) -> Opening:
     """What a report says first."""
-    own = bool(advice.yours(result.parameters, _declared(notebook)))
-    drawn = {figure.name for figure in result.figures}
+    named = advice.yours(result.parameters, _declared(notebook))
+    own, drawn = bool(named), {figure.name for figure in result.figures}
     said = advice.profiles(table)
+    if "table" in named:
+        said += advice.trained(table, Path(result.parameters["table"]).name)
     return Opening(advice.uses(table, result.purposes, own), said, own, drawn)
 
 

@@ -109,6 +109,17 @@ def test_a_fused_attention_path_that_is_slower_is_told():
     assert len(advice.profiles(Table(rows))) == 1
 
 
+def test_a_table_of_the_readers_is_told_by_its_score_beside_what_needs_no_training():
+    score = {"study": "scores", "unit": "score", "better": "higher", "n": 3, "status": "ok", **TORCH}
+    fixed = {"origin": "measured", "statistic": "mean", "interval": "none"}
+    last = [("ours", 0.908), ("chance", 0.5), ("constant answer", 0.613)]
+    values = [(1, "ours", 0.7), *((2, *each) for each in last)]
+    rows = [tables.row(**score, **fixed, keys={"epoch": e}, form=f, value=v) for e, f, v in values]
+    said = advice.trained(Table(rows), "mine.csv")
+    assert said == [("mine.csv: validation score 0.908 (chance 0.5, constant answer 0.613).", "scores", True)]
+    assert advice.trained(Table(), "mine.csv") == []
+
+
 def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them():
     declared = {
         name: SimpleNamespace(default=value) for name, value in {"models": ["a:a", "a:b"], "graph": "g"}.items()
