@@ -223,6 +223,12 @@ def test_a_table_is_not_cut_to_a_narrow_page_in_a_file(capsys, repository, judge
     assert "x" * 120 in said(capsys, "claims")[1]
 
 
+def test_a_column_in_which_nothing_stands_is_left_out():
+    made = tables.table("t", ["a", "empty", "b"], [["1", "", ""], None, ["2", "", "x"]], right=("b",))
+    assert [column.header for column in made.columns] == ["a", "b"] and made.columns[1].justify == "right"
+    assert [column.header for column in tables.table("t", ["a", "b"], []).columns] == ["a", "b"]
+
+
 def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
     code, out, _ = said(capsys, "params", "01")
     assert code == 0 and "01_first" in out

@@ -14,9 +14,12 @@ from rich.table import Table
 
 from gnnlab.commands import tables
 from gnnlab.lab.table import duration, estimate_text
+from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import written
 from gnnlab.rewrite.optimize import Optimized, Tried, optimize
 from gnnlab.rewrite.proof import ALLOWED
+
+FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says nothing
 
 
 def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
@@ -56,12 +59,19 @@ def _cells(tried: Tried) -> tuple[str, ...]:
     return (
         "kept" if tried.kept else "",
         tried.name,
-        estimate_text(tried.gain) if tried.gain else "",
+        _gain_text(tried.gain) if tried.gain else "",
         str(tried.processes or ""),
         f"{tried.most:.3g}" if tried.most else "",
         duration(tried.once_s) if tried.once_s and tried.once_s >= 1 else "",
         why,
     )
+
+
+def _gain_text(gain: Estimate) -> str:
+    """The gain with its interval; of one whose ends are far apart its middle says nothing."""
+    if gain.low is not None and gain.high > FAR_APART * max(gain.low, 1e-12):
+        return "too noisy to tell"
+    return estimate_text(gain)
 
 
 def sentences(report: Optimized) -> list[str]:

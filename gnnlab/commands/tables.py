@@ -34,19 +34,25 @@ def table(
     whole: Sequence[str] = (),
     boxed: bool = True,
 ) -> Table:
-    """A table of rich. Cells show as they are, whatever they hold; a row that is None is a line across.
+    """A table of rich. Cells show as they are, whatever they hold; a row that is None is a line across. A column in
+    which no row has anything is left out.
 
     Numbers stand in the columns `right`; those named `whole` are never wrapped.
     """
     made = Table(title=title, title_justify="left", box=box.HEAVY_HEAD if boxed else None, pad_edge=boxed)
-    for name in columns:
+    rows = [
+        None if row is None else [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows
+    ]
+    told = [row for row in rows if row is not None]
+    shown = [place for place in range(len(columns)) if not told or any(row[place].plain for row in told)]
+    for name in (columns[place] for place in shown):
         justify = "right" if name in right else "left"
         made.add_column(name, justify=justify, overflow="fold", no_wrap=name in whole)
     for row in rows:
         if row is None:
             made.add_section()
         else:
-            made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+            made.add_row(*(row[place] for place in shown))
     return made
 
 

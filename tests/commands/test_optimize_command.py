@@ -7,6 +7,9 @@ import pytest
 from planted_search import FINE, Planted
 
 from gnnlab import cli
+from gnnlab.commands.optimize import _gain_text
+from gnnlab.lab.table import estimate_text
+from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import optimize as search
 from gnnlab.rewrite import steps
 
@@ -43,6 +46,11 @@ def test_the_table_says_why_a_step_is_not_kept(optimize, monkeypatch):
     code, out, _ = optimize("own_models:gin", "--graph", "karate")
     assert code == 0 and "kept" in out and "no [reason] at all" in out
     assert 1.9 < float(re.search(r"\nfast layers: ([\d.]+) \(", out)[1]) < 2.1 and "Proven equal on 2 graphs" in out
+
+
+def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
+    assert _gain_text(Estimate(2.0, 0.0, 132_317.0, 2)) == "too noisy to tell"
+    assert _gain_text(Estimate(2.0, 1.9, 2.1, 5)) == estimate_text(Estimate(2.0, 1.9, 2.1, 5))
 
 
 @pytest.mark.parametrize(
