@@ -113,7 +113,7 @@ class _Stage:
 
 
 @dataclass(frozen=True)
-class Lines:
+class FittedLines:
     """S4's lines of every stage beside measured copies; each method gives rows, by unit (pu) and stage."""
 
     stages: tuple[_Stage, ...]
@@ -163,7 +163,7 @@ class Lines:
         return _agreements(rows, f"{negative} of {len(lines)} intercepts are negative")
 
 
-def regress(found: BandwidthFindings, fit: Fitted) -> Lines:
+def regress(found: BandwidthFindings, fit: Fitted) -> FittedLines:
     """S4's line of each stage, by its own count of bytes, where there are times at three sizes and more."""
     layer, stages = found.predictor.layer, []
     for rate in found.rates.to_dict("records"):
@@ -182,7 +182,7 @@ def regress(found: BandwidthFindings, fit: Fitted) -> Lines:
         apart = indistinct(part["moved_bytes"], part["flops"])
         why = made.why if made else why
         stages.append(_Stage(about, made, why, apart, copy, rate["why"], rate["n"], rest, no_rest))
-    return Lines(tuple(stages))
+    return FittedLines(tuple(stages))
 
 
 def agreement(ratio: float, low: float, high: float) -> dict[str, float]:

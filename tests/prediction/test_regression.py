@@ -7,7 +7,7 @@ from gnnlab.campaign import sizes
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.prediction import planted_truth, regression
 from gnnlab.prediction.planted_truth import Truth, latencies
-from gnnlab.prediction.regression import NO_END, NOT_ABOVE_0, Line, Lines
+from gnnlab.prediction.regression import NO_END, NOT_ABOVE_0, Line, FittedLines
 from gnnlab.workloads.graphsage import sage
 
 LAYER = sage(500)
@@ -105,7 +105,7 @@ def stage(number, times=1.0, low=0.999, high=1.001, intercept=(1.0, 1.0, 1.0), r
 
 
 def lines(*ratios, **changes):
-    return Lines(tuple(stage(number, ratio, **changes) for number, ratio in enumerate(ratios, 1)))
+    return FittedLines(tuple(stage(number, ratio, **changes) for number, ratio in enumerate(ratios, 1)))
 
 
 def judged(found):
@@ -151,7 +151,7 @@ def test_a_slope_that_may_be_zero_has_no_interval_and_no_ratio():
 
 
 def test_the_intercept_is_held_against_the_time_that_remains_behind_a_copy():
-    found = Lines((
+    found = FittedLines((
         stage(1, intercept=(2.0, 1.9, 2.1), rest=(2.0,) * 3),
         stage(2, intercept=(-1.0, -2.0, -0.5), rest=(2.0,) * 3),
         stage(3, no_rest="no compute time can be told"),
@@ -172,6 +172,8 @@ def test_an_intercept_that_may_be_anything_refutes_nothing():
 
 
 def test_a_layer_or_a_stage_that_the_study_does_not_know_has_no_line():
-    none = Lines((regression._Stage(ABOUT | {"stage": "1 X"}, None, "no line", "", (1.0,) * 3, "", 9, (1.0,) * 3, ""),))
+    none = FittedLines(
+        (regression._Stage(ABOUT | {"stage": "1 X"}, None, "no line", "", (1.0,) * 3, "", 9, (1.0,) * 3, ""),)
+    )
     assert none.intercept_ratio().empty and set(none.bandwidth()["status"]) == {"unavailable", "ok"}
     assert isinstance(none.bandwidth_ratio(), pd.DataFrame)
