@@ -7,7 +7,7 @@ from gnnlab.campaign import sizes
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.prediction import planted_truth, regression
 from gnnlab.prediction.planted_truth import Truth, latencies
-from gnnlab.prediction.regression import NO_END, NOT_ABOVE_0, Line, FittedLines
+from gnnlab.prediction.regression import NO_END, NOT_ABOVE_0, FittedLines, Line
 from gnnlab.workloads.graphsage import sage
 
 LAYER = sage(500)
