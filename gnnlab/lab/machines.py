@@ -18,8 +18,8 @@ from gnnlab import files
 from gnnlab.errors import GnnlabError
 
 from . import advice, ledger, ledger_view, provenance, results
-from .claims import NO_GAIN_BELOW, RATIOS
-from .ledger import Judged
+from .claims import NO_GAIN_BELOW, RATIOS, catalogue
+from .ledger import Judged, Ledger
 from .ledger_view import LedgerLine
 
 FOLDER = "docs/reference-runs"
@@ -59,8 +59,9 @@ class Compared:
 def publish(folder: Path, root: Path) -> Path:
     """Write the ledger of a folder of results as a reference run of its machine; gives the new page.
 
-    What was there of the same machine and parameter set is replaced. Raises `GnnlabError` where there are no results,
-    or where they come from several machines or from code with uncommitted changes.
+    What was there of the same notebooks, machine and parameter set is replaced; that of other notebooks stays, for a
+    full set is hours of work, and the page says when each was measured. Raises `GnnlabError` where there are no
+    results, or where they come from several machines or from code with uncommitted changes.
     """
     judged = ledger.judge(folder)
     runs = [result for of_notebook in results.runs_of(folder)[0].values() for result, _ in of_notebook]
@@ -73,20 +74,43 @@ def publish(folder: Path, root: Path) -> Path:
     newest = max(passed, key=lambda result: result.started)
     if newest.environment.get("dirty"):
         raise GnnlabError(f"{folder} was made by code with uncommitted changes; commit them and run it again")
+    place = root / FOLDER / _name(newest.environment)
+    path = place / f"{newest.params_set}.json"
+    rows = {row.id: row for row in judged.rows}
+    made = {
+        result.notebook[:2]: {"measured": result.started, "commit": result.environment.get("commit")}
+        for result in sorted(passed, key=lambda result: result.started)
+    }
+    if path.exists():
+        before = _read(path)
+        rows |= {row.id: row for row in map(_judged, before["claims"]) if row.notebook not in made}
+        made |= {number: run for number, run in before["runs"].items() if number not in made}
+    known = catalogue()
+    judged = Ledger(
+        rows=[rows[id] for id in known if id in rows],
+        missing=[claim for id, claim in known.items() if id not in rows],
+        problems=[],
+    )
     document = {
         "machine": next(iter(phrases)),
         "parameter_set": newest.params_set,
-        "measured": newest.started,
+        "runs": dict(sorted(made.items())),
         "noise": [line for result in passed if (line := advice.noise(result, results.Table(result.rows)))][:1],
         "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
         **judged.to_dict(),
-        "problems": [],
     }
-    place = root / FOLDER / _name(newest.environment)
-    files.write_json(place / f"{newest.params_set}.json", document)
-    page = place / f"{newest.params_set}.md"
+    files.write_json(path, document)
+    page = path.with_suffix(".md")
     _write_text(page, _page(document, judged.rows))
     return page
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return files.read_json(path, "make it again: gnnlab claims FOLDER --publish")
+
+
+def _judged(row: dict[str, Any]) -> Judged:
+    return Judged(**row)
 
 
 def _name(environment: dict[str, Any]) -> str:
@@ -99,12 +123,15 @@ def _name(environment: dict[str, Any]) -> str:
 
 def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
     """The ledger as Markdown, for a reader of the repository."""
-    moment = datetime.fromisoformat(document["measured"]).astimezone(UTC)
+    made: dict[tuple[str, str], list[str]] = {}
+    for number, run in document["runs"].items():
+        day = datetime.fromisoformat(run["measured"]).astimezone(UTC)
+        made.setdefault((f"{day:%Y-%m-%d}", run["commit"]), []).append(number)
+    told = "; ".join(f"{', '.join(numbers)} on {day} by commit {commit}" for (day, commit), numbers in made.items())
     lines = [
         f"# {document['machine']}",
         "",
-        f"`params/{document['parameter_set']}`, measured until {moment:%Y-%m-%d}, "
-        f"commit {document['environment'].get('commit')}. "
+        f"`params/{document['parameter_set']}`: notebooks {told}. "
         "[How to read a verdict](../../../README.md#how-to-read-a-verdict).",
         "",
         *(f"{noise}\n" for noise in document["noise"]),
@@ -139,11 +166,9 @@ def read(root: Path) -> list[MachineLedger]:
     found = []
     for folder in sorted({page.parent for page in (root / FOLDER).glob("*/*.md")}):
         ledgers = {path.stem: path.with_suffix(".json") for path in sorted(folder.glob("*.md"))}
-        documents = [
-            files.read_json(path, "make it again: gnnlab claims FOLDER --publish") for path in ledgers.values()
-        ]
+        documents = [_read(path) for path in ledgers.values()]
         rows: dict[str, Judged] = {}
-        for row in (Judged(**row) for document in documents for row in document["claims"]):
+        for row in (_judged(row) for document in documents for row in document["claims"]):
             rows[row.id] = max(rows.get(row.id, row), row, key=_rests_on)
         found.append(MachineLedger(folder.name, documents[0]["machine"], tuple(ledgers), rows))
     if not found:
