@@ -25,6 +25,7 @@ HEADLINES, OF_A_DOCUMENT = 5, 2
 SAME = 1e-4  # largest relative error of a form that is called equal
 NOISY = 0.03  # median difference of A/A controls from which a report warns
 YOURS = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
+NO_EFFECT = (1.0, 1.0)  # claimed of a ratio
 OWN_STUDIES = ("your_model",)  # whose cells are models: a line for each
 OURS, UNTRAINED = "ours", ("chance", "constant answer")  # forms of notebook 03
 BUILT_IN = ("symptom_gat", "graph_transformer")
@@ -215,9 +216,9 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
 
     Advice of the documents that is wrong here, by surprise; advice that pays, by its gain; then what the lab's own
     forms gain. Half of the places are for what is wrong, where there is as much of both; a document has two of them,
-    more where others have nothing to say.
+    more where others have nothing to say. That two numbers are equal is no advice.
     """
-    effects = [row for row in rows if row.metric in RATIOS and row.low is not None]
+    effects = [row for row in rows if row.metric in RATIOS and row.low is not None and row.claimed != NO_EFFECT]
     advice = [row for row in effects if not row.is_goal]
     wrong = [row for row in by_surprise(advice) if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
     gains = [row for row in effects if row.low > NO_GAIN_BELOW and row not in wrong]

@@ -94,6 +94,10 @@ def test_a_headline_is_true_of_the_whole_interval():
     assert [kind for kind, _ in advice.headlines(rows)] == [advice.UNSURE]
 
 
+def test_that_two_numbers_are_equal_is_no_advice():
+    assert advice.headlines([judged("stages.intercept", 0.01, (0.005, 0.02), 9, "")]) == []
+
+
 def test_a_fused_attention_path_that_is_slower_is_told():
     timed = {"form": "mine on a graph", "study": "runtime", "n": 9, **MS, **TORCH}
     phases = [
