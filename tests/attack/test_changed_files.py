@@ -20,6 +20,7 @@ from gnnlab.lab import history, outputs, results
 from gnnlab.lab.ledger import Ledger
 from gnnlab.lab.table import Table
 from gnnlab.planning import store as plan_store
+from gnnlab.planning.calibration import Calibration, Stream
 from gnnlab.prediction import tables
 from gnnlab.prediction.bandwidth import COMPARED, BandwidthFindings
 from gnnlab.prediction.measured import measured_cells
@@ -163,7 +164,8 @@ def of_plans(folder, result_file):
     path, one = folder / "plans.json", {"nodes": 10, "edges": 20, "ms": (1.0,), "low": (0.5,), "high": (1.5,)}
     classes = (plan_store.SizeClass(**one, regret_p95=(0.0,), origin=("measured",)),)
     words = json.dumps([[["CPU"], [1, 2, 3, 4, 5, 6, 7], [1.0]]])
-    plan_store.write(path, plan_store.Compiled("print", "latency", 1.0, (words,), classes))
+    learnt = Calibration({"sums beside sums": 1.2}, (Stream("9/9", words, True, 0.5, True, 0.1),))
+    plan_store.write(path, plan_store.Compiled("print", "latency", learnt, (words,), classes))
     return Target(path, lambda: plan_store.read(path))
 
 
