@@ -157,7 +157,7 @@ class Plans:
 
     def __init__(self, result_file):
         layer = sage(16)
-        machine = Machine(2, frozenset({"GPU", "NPU"}), 1.0)
+        machine = Machine(2, frozenset({"GPU", "NPU"}))
         self.planner = Planner(Model(layer, Synthetic(layer=layer)), Space(SYNTHETIC), machine, max_blocks=2, draws=20)
 
     def work(self, folder):
