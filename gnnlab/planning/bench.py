@@ -179,10 +179,12 @@ class Trial:
         plans = dict.fromkeys([self.ranking.one_unit, *self.entrants, *self.by_hand])
         forms = {plan.words(): self.stream(plan) for plan in plans} | dict(peers or {})
         self.heats = run_heats(forms, rounds=rounds, seed=self.seed)
-        rows = []
+        ranked, rows = self.heats.ranked(), []
+        faster = ranked[: ranked.index(self.chosen.words())]  # peers alone
         for form, ms in self.heats.samples.items():
             fields = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
             notes = [f"left after heat {self.heats.left_after[form]}"] + ["chosen"] * (form == self.chosen.words())
+            notes += ["ahead of the chosen plan"] * (form in faster)
             about = {} if form in (peers or {}) else conditions(next(p for p in plans if p.words() == form).units)
             samples = np.array(ms) / self.bench.count
             rows.append({"size": self.size, "form": form, "samples": samples, **fields, **about, "notes": notes})
@@ -243,7 +245,8 @@ class Trial:
         """Plans drawn at random, executed in turns, beside what the tables expect of them, and what is expected once
         their calls were timed; nothing that was learnt before counts in it."""
         plain = Calibration(self.bench.calibration.contention)
-        random, order = np.random.default_rng(self.seed), np.argsort(self.ranking.ms, kind="stable")
+        random = np.random.default_rng([self.seed, *self._at])  # other plans at each size
+        order = np.argsort(self.ranking.ms, kind="stable")
         every = [self.ranking.plans[i] for i in order[: len(order) // 2 + 1]]
         one = [self.ranking.plans[i] for i in order if len(self.ranking.plans[i].units) == 1]
         several = [plan for plan in every if len(plan.units) > 1]

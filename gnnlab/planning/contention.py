@@ -1,6 +1,6 @@
 """How much longer a block takes while another core works, by what works there: measured, for two units of the CPU.
 
-    ratios = measure([u, v], make, layer)         # {"products beside sums": [1.02, 1.05, ...], ...}
+    ratios = measure((u, v), make, model)         # {"products beside sums": [1.02, 1.05, ...], ...}
 
 Two plans are opened: the blocks before the products on one unit and the products on the other, and the other way round.
 So each kind of block runs on each unit, by itself and beside each kind on the other's core, in turns.

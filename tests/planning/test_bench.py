@@ -99,7 +99,8 @@ def test_those_that_could_be_the_best_are_executed_and_one_plan_is_left(trial):
     assert {MINE.words(), trial.ranking.one_unit.words(), "peer", *(p.words() for p in trial.entrants)} == tried
     plans = [form for form in trial.heats.ranked() if form != "peer"]
     assert trial.heats.ranked()[0] == "peer" and trial.chosen.words() == plans[0]  # a peer is no plan
-    rows = Recorder().record("heats", trial.choose(rounds=1), keys=["size"]).rows
+    rows = Recorder().record("heats", trial.choose({"peer": lambda: None}, 1), keys=["size"]).rows
+    assert [row.form for row in rows if "ahead of the chosen plan" in row.notes] == ["peer"]
     assert sum("chosen" in row.notes for row in rows) == 1 and all("left after heat" in row.notes[0] for row in rows)
 
 
