@@ -7,6 +7,7 @@ write(root)                             # the tables in README.md and docs/refer
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from gnnlab import files
 from gnnlab.errors import GnnlabError
 
 from . import advice, ledger, ledger_view, provenance, results
-from .claims import NO_GAIN_BELOW, RATIOS, catalogue
+from .claims import NO_GAIN_BELOW, RATIOS, catalogue, documents
 from .ledger import Judged, Ledger
 from .ledger_view import LedgerLine
 
@@ -100,8 +101,13 @@ def publish(folder: Path, root: Path) -> Path:
         **judged.to_dict(),
     }
     files.write_json(path, document)
+    return _write_page(path, document)
+
+
+def _write_page(path: Path, document: dict[str, Any]) -> Path:
+    """Beside its ledger, the page to read."""
     page = path.with_suffix(".md")
-    _write_text(page, _page(document, judged.rows))
+    _write_text(page, _page(document, [_judged(row) for row in document["claims"]]))
     return page
 
 
@@ -110,7 +116,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _judged(row: dict[str, Any]) -> Judged:
-    return Judged(**row)
+    """A stored row, in the catalogue's words of today: a claim may have been put more clearly since."""
+    known = catalogue().get(row["id"])
+    return Judged(**row | ({"statement": known.statement} if known else {}))
 
 
 def _name(environment: dict[str, Any]) -> str:
@@ -140,9 +148,9 @@ def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
     parts = {"Claims of the documents": False, "Goals of the lab": True}
     for title, is_goal in parts.items():
         of_kind = [ledger_view.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
-        header = ("verdict", "claim", "claimed", "measured", "95 % interval", "runs")
+        header = ("verdict", "of", "claim", "claimed", "measured", "95 % interval", "runs")
         cells = [
-            (_verdict(line), row.statement, line.claimed, line.measured or "not here", line.interval, row.runs or "")
+            (_verdict(line), _of(row), row.statement, line.claimed, line.measured or "not here", line.interval, row.runs or "")
             for line in of_kind
             for row in [line.record]
         ]
@@ -164,16 +172,20 @@ def _said(line: LedgerLine) -> str:
 def read(root: Path) -> list[MachineLedger]:
     """Every reference run of the repository, by name. Raises `GnnlabError`."""
     found = []
-    for folder in sorted({page.parent for page in (root / FOLDER).glob("*/*.md")}):
-        ledgers = {path.stem: path.with_suffix(".json") for path in sorted(folder.glob("*.md"))}
-        documents = [_read(path) for path in ledgers.values()]
+    for folder, paths in itertools.groupby(ledgers(root), key=lambda path: path.parent):
+        read = {path.stem: _read(path) for path in paths}
         rows: dict[str, Judged] = {}
-        for row in (_judged(row) for document in documents for row in document["claims"]):
+        for row in (_judged(row) for document in read.values() for row in document["claims"]):
             rows[row.id] = max(rows.get(row.id, row), row, key=_rests_on)
-        found.append(MachineLedger(folder.name, documents[0]["machine"], tuple(ledgers), rows))
+        found.append(MachineLedger(folder.name, next(iter(read.values()))["machine"], tuple(read), rows))
     if not found:
         raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
     return found
+
+
+def ledgers(root: Path) -> list[Path]:
+    """The ledger of every machine and parameter set: the JSON files that have a page beside them."""
+    return [page.with_suffix(".json") for page in sorted((root / FOLDER).glob("*/*.md"))]
 
 
 def _rests_on(row: Judged) -> tuple[bool, int, int]:
@@ -212,8 +224,9 @@ def _word(machines: Sequence[MachineLedger], rows: Sequence[Judged | None]) -> s
 
 
 def write(root: Path) -> list[Path]:
-    """Put the tables between their marks in README.md and the page of the reference runs; gives what was written."""
-    written = []
+    """Put the tables between their marks in README.md and the page of the reference runs, and write each ledger's page
+    again; gives what was written."""
+    written = [_write_page(path, _read(path)) for path in ledgers(root)]
     for path, text in blocks(root).items():
         before = path.read_text(encoding="utf-8")
         if BEGIN not in before or END not in before.partition(BEGIN)[2]:
@@ -253,12 +266,12 @@ def _headlines(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> l
 
 def side_by_side(machines: Sequence[MachineLedger], rows: Iterable[Compared]) -> list[str]:
     """A Markdown table, claim by machine."""
-    header = ("claim", "claimed", *(one.name for one in machines), *(["machines"] if len(machines) > 1 else []))
+    header = ("of", "claim", "claimed", *(one.name for one in machines), *(["machines"] if len(machines) > 1 else []))
     cells = []
     for row in rows:
-        what = f"goal: {row.claim.statement}" if row.claim.is_goal else row.claim.statement
         found = [_cell(line) for line in row.cells]
-        cells.append((what, ledger_view.line(row.claim).claimed, *found, *([row.word] if len(machines) > 1 else [])))
+        what = (_of(row.claim), row.claim.statement)
+        cells.append((*what, ledger_view.line(row.claim).claimed, *found, *([row.word] if len(machines) > 1 else [])))
     return _table(header, cells)
 
 
@@ -267,6 +280,11 @@ def _cell(line: LedgerLine | None) -> str:
         return "not measured"
     interval = f" ({line.interval})" if line.interval else ""
     return f"{_verdict(line)}: {line.measured}{interval}"
+
+
+def _of(row: Judged) -> str:
+    """Whose claim it is: "S4", "lab" or, of the lab's goals, "goal"."""
+    return documents().get(row.source, {"name": row.source})["name"]
 
 
 def _verdict(line: LedgerLine) -> str:

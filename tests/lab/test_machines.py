@@ -17,7 +17,9 @@ def plant(root, name, params_set="full", **rows):
     claims = [row.model_dump(mode="json") for row in found]
     place = root / machines.FOLDER / name
     place.mkdir(parents=True, exist_ok=True)
-    (place / f"{params_set}.json").write_text(json.dumps({"machine": name.upper(), "claims": claims}))
+    runs = {"02": {"measured": "2026-01-02T03:04:05+00:00", "commit": "cccc"}}
+    named = {"machine": name.upper(), "parameter_set": params_set, "environment": ENVIRONMENT, "noise": []}
+    (place / f"{params_set}.json").write_text(json.dumps({**named, "runs": runs, "claims": claims}))
     (place / f"{params_set}.md").write_text("")
 
 
@@ -57,7 +59,9 @@ def test_tables_go_between_their_marks_and_nowhere_else(two):
         machines.write(two)
     for path in machines.blocks(two):
         path.write_text(f"before\n{machines.BEGIN}\nold\n{machines.END}\nafter\n")
-    for path in machines.write(two):
+    pages = [path for path in machines.write(two) if path.name != "README.md"]
+    assert [page.read_text().partition("\n")[0] for page in pages] == ["# AMD", "# INTEL"]
+    for path in machines.blocks(two):
         text = path.read_text()
         assert text.startswith("before\n") and text.endswith(f"\n{machines.END}\nafter\n") and "old" not in text
         assert "| pays on intel, not on amd |" in text
