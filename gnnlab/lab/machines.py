@@ -242,8 +242,8 @@ def blocks(root: Path) -> dict[Path, str]:
     machines = read(root)
     rows = compared(machines)
     short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
-    every = f"{', '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
-    here = f"{', '.join(one.linked() for one in machines)}."
+    every = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
+    here = f"{'; '.join(one.linked() for one in machines)}."
     return {
         root / "README.md": "\n".join([*_headlines(machines, rows), "", *side_by_side(machines, short), "", every]),
         root / FOLDER / "README.md": "\n".join([here, "", *side_by_side(machines, rows)]),
