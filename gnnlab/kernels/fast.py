@@ -16,11 +16,7 @@ from gnnlab.kernels.transformer import FastGraphTransformer
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
-FORMS = {
-    **{kind: form.from_pyg for kind, form in layers.FAST.items()},
-    SymptomGAT: FastSymptomEncoder.from_model,
-    GraphTransformer: FastGraphTransformer.from_model,
-}
+FORMS = {**layers.FAST, SymptomGAT: FastSymptomEncoder, GraphTransformer: FastGraphTransformer}
 
 
 def fast(module: nn.Module, *options: Any, **named: Any) -> nn.Module:

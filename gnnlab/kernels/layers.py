@@ -1,6 +1,6 @@
 """GATConv and SAGEConv of PyG, faster: the same weights, the same results, gradients included.
 
-    fast = FastGATConv.from_pyg(conv)
+    fast = FastGATConv(conv)
     fast(x, edge_index)        # the graph is prepared at the first call and kept
     fast(x, neighbours)        # or prepared by you, which torch.compile and torch.export like better
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GATConv, SAGEConv
-from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels import aggregation, attention
@@ -38,15 +37,18 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class FastGATConv(nn.Module):
-    """Graph attention (Velickovic et al. 2018) as PyG's GATConv computes it on one graph; made by `from_pyg`.
+    """Graph attention (Velickovic et al. 2018) as PyG's GATConv computes it on one graph, with the weights of `conv`.
 
     `forward(x, graph)`: x (N, in_channels), graph `edge_index` (2, E) or `Neighbours` -> (N, heads * out_channels), or
-    (N, out_channels) where heads are averaged.
+    (N, out_channels) where heads are averaged. `form`: auto|bag|dense.
+
+    Raises:
+        GnnlabError: `conv` is no GATConv, or has options that the fast form lacks.
     """
 
     def __init__(self, conv: GATConv, form: str = "auto") -> None:
         super().__init__()
-        _known_form(form)
+        _require(conv, GATConv, form)
         self.in_channels, self.out_channels, self.heads = conv.in_channels, conv.out_channels, conv.heads
         self.concat, self.negative_slope, self.dropout = conv.concat, conv.negative_slope, conv.dropout
         self.add_self_loops = conv.add_self_loops
@@ -60,16 +62,6 @@ class FastGATConv(nn.Module):
         self.form = form
         self.graphs = GraphCache()
         self.train(conv.training)
-
-    @classmethod
-    def from_pyg(cls, conv: GATConv, form: str = "auto") -> FastGATConv:
-        """The fast form of `conv`, with its weights. `form`: auto|bag|dense.
-
-        Raises:
-            GnnlabError: `conv` is no GATConv, or has options that the fast form lacks.
-        """
-        _require_kind(conv, GATConv)
-        return cls(conv, form)
 
     def forward(
         self,
@@ -85,7 +77,7 @@ class FastGATConv(nn.Module):
         edge = None if self.edge_dim is None or edge_attr is None else self._edge_scores(edge_attr, neighbours)
         if self.add_self_loops:
             edge = None if edge is None else fill_loops(edge, neighbours)
-            neighbours = neighbours.looped()
+            neighbours = neighbours.looped
         out = self._attended(x, neighbours, edge)
         return out + self.res(x) if self.residual else out
 
@@ -104,13 +96,11 @@ class FastGATConv(nn.Module):
             source, target = self._folded_scores(x)
             return self._project(self._attend(x.unsqueeze(1), source, target, neighbours, edge))
         values = self.lin(x)
-        source, target = self._scores(values) if self._is_narrow() else self._folded_scores(x)
+        narrow = self.heads * self.out_channels < self.in_channels
+        source, target = self._scores(values) if narrow else self._folded_scores(x)
         out = self._attend(values.view(-1, self.heads, self.out_channels), source, target, neighbours, edge)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
         return out if self.bias is None else out + self.bias
-
-    def _is_narrow(self) -> bool:
-        return self.heads * self.out_channels < self.in_channels
 
     def _scores(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """a_src . W x and a_dst . W x of each node and head, (N, heads) each, from W x (N, heads * C)."""
@@ -169,14 +159,20 @@ class FastGATConv(nn.Module):
 
 
 class FastSAGEConv(nn.Module):
-    """GraphSAGE (Hamilton et al. 2017) as PyG's SAGEConv computes it, with the mean or the sum; made by `from_pyg`.
+    """GraphSAGE (Hamilton et al. 2017) as PyG's SAGEConv computes it, mean or sum, with the weights of `conv`.
 
-    `forward(x, graph)`: x (N, in_channels), graph `edge_index` (2, E) or `Neighbours` -> (N, out_channels).
+    `forward(x, graph)`: x (N, in_channels), graph `edge_index` (2, E) or `Neighbours` -> (N, out_channels). `form`:
+    auto|bag|dense. `precision`: float32|bfloat16, which rounds x, weights and sums to 8 bits (errors of about 1 % of
+    the largest output) and gives float32 back. It is for processors that multiply in bf16 (AVX512_BF16, AMX); on others
+    it is several times slower.
+
+    Raises:
+        GnnlabError: `conv` is no SAGEConv, or has options that the fast form lacks.
     """
 
     def __init__(self, conv: SAGEConv, form: str = "auto", precision: str = "float32") -> None:
         super().__init__()
-        _known_form(form)
+        _require(conv, SAGEConv, form)
         if precision not in PRECISIONS:
             raise GnnlabError(f"precision {precision!r}: one of {', '.join(PRECISIONS)} is needed")
         self.in_channels, self.out_channels, self.aggr = conv.in_channels, conv.out_channels, conv.aggr
@@ -189,19 +185,6 @@ class FastSAGEConv(nn.Module):
         self.form, self.precision = form, precision
         self.graphs = GraphCache()
         self.train(conv.training)
-
-    @classmethod
-    def from_pyg(cls, conv: SAGEConv, form: str = "auto", precision: str = "float32") -> FastSAGEConv:
-        """The fast form of `conv`, with its weights. `form`: auto|bag|dense; `precision`: float32|bfloat16.
-
-        bfloat16 rounds x, weights and sums to 8 bits (errors of about 1 % of the largest output) and gives float32
-        back. It is for processors that multiply in bf16 (AVX512_BF16, AMX); on others it is several times slower.
-
-        Raises:
-            GnnlabError: `conv` is no SAGEConv, or has options that the fast form lacks.
-        """
-        _require_kind(conv, SAGEConv)
-        return cls(conv, form, precision)
 
     def forward(self, x: Tensor, edge_index: Tensor | Neighbours, size: None = None) -> Tensor:
         if size is not None:
@@ -256,41 +239,27 @@ def why_not(layer: nn.Module) -> str | None:
         return "its in_channels are not known before its first call; call it once"
     if layer.flow != "source_to_target":
         return f"flow={layer.flow!r}"
-    if _hooked(layer):
+    if layer.explain is True or any(value for name, value in vars(layer).items() if name.endswith("_hooks")):
         return "it has hooks, which would no longer be called"
-    return _gat_reason(layer) if type(layer) is GATConv else _sage_reason(layer)
+    attends = type(layer) is GATConv
+    if attends and layer.edge_dim is not None and layer.add_self_loops and layer.fill_value != "mean":
+        return f"fill_value={layer.fill_value!r} of edge features, only mean is supported"
+    if layer.aggr not in (("add", "sum") if attends else ("mean", "add", "sum")):
+        return f"aggr={layer.aggr!r}, only {'add is' if attends else 'mean and add are'} supported"
+    linear, shape = layer.lin if attends else layer.lin_l, (layer.out_channels, layer.in_channels)
+    if attends:
+        shape = (layer.heads * layer.out_channels, layer.in_channels)
+    if linear is None or tuple(linear.weight.shape) != shape:
+        return f"its weight has another shape than {shape}"
+    return None
 
 
-def _require_kind(layer: nn.Module, kind: type) -> None:
+def _require(layer: nn.Module, kind: type, form: str) -> None:
     reason = why_not(layer) if type(layer) is kind else f"it is a {type(layer).__name__}"
     if reason:
         raise GnnlabError(f"this layer cannot be taken for a fast {kind.__name__}: {reason}")
-
-
-def _gat_reason(layer: GATConv) -> str | None:
-    shape = (layer.heads * layer.out_channels, layer.in_channels)
-    reasons = {
-        f"fill_value={layer.fill_value!r} of edge features, only mean is supported": layer.edge_dim is not None
-        and layer.add_self_loops
-        and layer.fill_value != "mean",
-        f"aggr={layer.aggr!r}, only add is supported": layer.aggr not in ("add", "sum"),
-        f"its weight has another shape than {shape}": layer.lin is None or tuple(layer.lin.weight.shape) != shape,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _sage_reason(layer: SAGEConv) -> str | None:
-    shape = (layer.out_channels, layer.in_channels)
-    reasons = {
-        f"aggr={layer.aggr!r}, only mean and add are supported": layer.aggr not in ("mean", "add", "sum"),
-        f"its weight has another shape than {shape}": tuple(layer.lin_l.weight.shape) != shape,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _hooked(layer: MessagePassing) -> bool:
-    names = [name for name in vars(layer) if name.endswith("_hooks")]
-    return layer.explain is True or any(len(getattr(layer, name)) for name in names)
+    if form not in FORMS:
+        raise GnnlabError(f"form {form!r}: one of {', '.join(FORMS)} is needed")
 
 
 def _neighbours(layer: FastGATConv | FastSAGEConv, x: Tensor, edge_index: Tensor | Neighbours) -> Neighbours:
@@ -320,13 +289,8 @@ def _cast(linear: nn.Module, kind: torch.dtype | None) -> tuple[Tensor, Tensor |
     return weight.to(kind), None if bias is None else bias.to(kind)
 
 
-def _known_form(form: str) -> None:
-    if form not in FORMS:
-        raise GnnlabError(f"form {form!r}: one of {', '.join(FORMS)} is needed")
-
-
 def fill_loops(values: Tensor, neighbours: Neighbours) -> Tensor:
-    """`values` (E, H), in the order of `neighbours.col`, for the edges of `neighbours.looped()`, in their order.
+    """`values` (E, H), in the order of `neighbours.col`, for the edges of `neighbours.looped`, in their order.
 
     Loops that were there count for nothing, a node without other edges gets 0: as PyG's
     `add_self_loops(fill_value="mean")` behind `remove_self_loops`. Values may want gradients.

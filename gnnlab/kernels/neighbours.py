@@ -10,6 +10,7 @@ A layer that is called with plain edges keeps the neighbours of the graphs that 
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,11 @@ from gnnlab.kernels.kept import Kept
 from gnnlab.kernels.sorting import group, index_type, repeated, rows, transpose
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
+
+
+def _derived(make: Callable[[Neighbours], Any]) -> property:
+    """A property that is made when first asked for and kept with the graph."""
+    return property(functools.wraps(make)(lambda self: self.once(make.__name__, lambda: make(self))))
 
 
 class Neighbours:
@@ -71,7 +77,7 @@ class Neighbours:
             edge_index = edge_index.detach().clone() if edge_index.is_inference() else edge_index.detach()
             _check_range(edge_index, num_nodes, sources)
             if self_loops:
-                edge_index = _with_self_loops(_without_self_loops(edge_index), num_nodes)
+                edge_index = _with_self_loops(edge_index[:, edge_index[0] != edge_index[1]], num_nodes)
             return _sorted(edge_index, num_nodes, sources, self_loops=self_loops)
 
     @property
@@ -82,49 +88,59 @@ class Neighbours:
     def device(self) -> torch.device:
         return self.col.device
 
-    @property
+    @_derived
     def row(self) -> Tensor:
         """The target of each edge, (E,)."""
-        return self.once("row", lambda: rows(self.rowptr, self.num_edges))
+        return rows(self.rowptr, self.num_edges)
 
-    @property
+    @_derived
     def place(self) -> Tensor:
         """Where each edge given stands among those sorted, (E,): the inverse of `order`."""
-        return self.once("place", self._place)
+        return torch.empty_like(self.places).index_copy_(0, self.order.long(), self.places)
 
-    @property
+    @_derived
     def places(self) -> Tensor:
         """0 .. E - 1: what a bag over values that are sorted already reads."""
-        return self.once("places", self._places)
+        return torch.arange(self.num_edges, dtype=self.col.dtype, device=self.device)
 
     @property
     def degree(self) -> Tensor:
         """Edges that end at each target, (N,)."""
         return self.rowptr.diff()
 
-    @property
+    @_derived
     def offsets(self) -> Tensor:
         """`rowptr` as int64."""
-        return self.once("offsets", self.rowptr.long)
+        return self.rowptr.long()
 
-    @property
+    @_derived
     def edge_index(self) -> Tensor:
         """The edges as they were given, int64 (2, E), added self-loops behind; those of a traced graph sorted."""
-        return self.once("edge_index", self._edge_index)
+        edges = torch.stack([self.col, self.row]).long()
+        if self.order is None:
+            return edges
+        return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
 
-    @property
+    @_derived
     def transposed(self) -> Neighbours:
         """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
-        return self.once("transposed", self._transposed)
+        colptr, row, order = transpose(self.rowptr, self.col, self.num_sources)
+        return Neighbours(colptr, row, None, order, self.num_nodes)
 
-    @property
+    @_derived
     def mean_weight(self) -> Tensor:
         """1 / degree of its target for each edge, float64 (E,)."""
-        return self.once("mean_weight", lambda: 1 / self.degree.double().index_select(0, self.row))
+        return 1 / self.degree.double().index_select(0, self.row)
 
+    @property
     def looped(self) -> Neighbours:
-        """The graph in which every node has exactly one self-loop."""
-        return self if self.self_loops else self.once("looped", self._looped)
+        """The graph in which every node has exactly one self-loop, whatever it had."""
+        sizes = {"num_nodes": self.num_nodes, "num_sources": self.num_sources}
+
+        def looped() -> Neighbours:
+            return Neighbours.prepare(torch.stack([self.col, self.row]), **sizes, self_loops=True)
+
+        return self if self.self_loops else self.once("looped", looped)
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
@@ -135,30 +151,39 @@ class Neighbours:
         """
         return self if heads == 1 else self.once((heads, shared), lambda: _heads(self, heads, shared))
 
-    @property
+    @_derived
     def counts(self) -> Tensor:
         """How many edges go from j to i, float64 (targets, sources): dense, for small graphs."""
-        return self.once("counts", self._counts)
+        kind = {"dtype": torch.float64, "device": self.device}
+        ones = torch.ones(self.num_edges, **kind) if self.present is None else self.present.double()
+        flat = torch.zeros(self.num_nodes * self.num_sources, **kind)
+        flat = flat.index_add(0, self.row.long() * self.num_sources + self.col, ones)
+        return flat.view(self.num_nodes, self.num_sources)
 
-    @property
+    @_derived
     def log_counts(self) -> Tensor:
         """log of `counts`, what a softmax over all nodes adds to its scores; 0 for targets without edges."""
-        return self.once("log_counts", lambda: self.counts.log().masked_fill(self.lonely, 0))
+        return self.counts.log().masked_fill(self.lonely, 0)
 
-    @property
+    @_derived
     def lonely(self) -> Tensor:
         """Targets without edges, bool (N, 1)."""
-        return self.once("lonely", lambda: self.counts.sum(1, keepdim=True) == 0)
+        return self.counts.sum(1, keepdim=True) == 0
 
-    @property
+    @_derived
     def mean_matrix(self) -> Tensor:
         """`counts` with rows of sum 1, or 0 where there are no edges."""
-        return self.once("mean_matrix", lambda: self.counts / self.counts.sum(1, keepdim=True).clamp(min=1))
+        return self.counts / self.counts.sum(1, keepdim=True).clamp(min=1)
 
-    @property
+    @_derived
     def occupied(self) -> tuple[Tensor, Neighbours]:
         """(targets that have edges, int64 (K,); the neighbours of these alone)."""
-        return self.once("occupied", self._occupied)
+        targets = self.degree.nonzero().view(-1)
+        number = torch.zeros(self.num_nodes, dtype=self.row.dtype, device=self.device)
+        number[targets] = torch.arange(targets.shape[0], dtype=self.row.dtype, device=self.device)
+        rowptr = torch.cat([self.rowptr[:-1].index_select(0, targets), self.rowptr[-1:]])
+        row = number.index_select(0, self.row)
+        return targets, Neighbours(rowptr, self.col, row, self.order, self.num_sources, self_loops=self.self_loops)
 
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
@@ -222,46 +247,6 @@ class Neighbours:
             with torch.inference_mode(False):  # what is kept must serve training, too
                 self._derived[key] = make()
         return self._derived[key]
-
-    def _edge_index(self) -> Tensor:
-        edges = torch.stack([self.col, self.row]).long()
-        if self.order is None:
-            return edges
-        return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
-
-    def _places(self) -> Tensor:
-        return torch.arange(self.num_edges, dtype=self.col.dtype, device=self.device)
-
-    def _place(self) -> Tensor:
-        return torch.empty_like(self.places).index_copy_(0, self.order.long(), self.places)
-
-    def _transposed(self) -> Neighbours:
-        colptr, row, order = transpose(self.rowptr, self.col, self.num_sources)
-        return Neighbours(colptr, row, None, order, self.num_nodes)
-
-    def _looped(self) -> Neighbours:
-        edges = torch.stack([self.col, self.row])
-        if torch.compiler.is_compiling():
-            return _traced(edges, self.num_nodes, self.num_sources, True)
-        if self.num_sources != self.num_nodes:
-            raise GnnlabError(f"self-loops need as many sources as targets: {self.num_sources}, {self.num_nodes}")
-        looped = _with_self_loops(_without_self_loops(edges), self.num_nodes)
-        return _sorted(looped, self.num_nodes, self.num_nodes, self_loops=True)
-
-    def _counts(self) -> Tensor:
-        kind = {"dtype": torch.float64, "device": self.device}
-        ones = torch.ones(self.num_edges, **kind) if self.present is None else self.present.double()
-        flat = torch.zeros(self.num_nodes * self.num_sources, **kind)
-        flat = flat.index_add(0, self.row.long() * self.num_sources + self.col, ones)
-        return flat.view(self.num_nodes, self.num_sources)
-
-    def _occupied(self) -> tuple[Tensor, Neighbours]:
-        targets = self.degree.nonzero().view(-1)
-        number = torch.zeros(self.num_nodes, dtype=self.row.dtype, device=self.device)
-        number[targets] = torch.arange(targets.shape[0], dtype=self.row.dtype, device=self.device)
-        rowptr = torch.cat([self.rowptr[:-1].index_select(0, targets), self.rowptr[-1:]])
-        row = number.index_select(0, self.row)
-        return targets, Neighbours(rowptr, self.col, row, self.order, self.num_sources, self_loops=self.self_loops)
 
 
 class _Sort(torch.autograd.Function):
@@ -355,11 +340,6 @@ def _sample(edge_index: Tensor) -> tuple:
 def _with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     loops = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
     return torch.cat([edge_index, loops.expand(2, -1)], dim=1)
-
-
-def _without_self_loops(edge_index: Tensor) -> Tensor:
-    kept = edge_index[0] != edge_index[1]
-    return edge_index if bool(kept.all()) else edge_index[:, kept]
 
 
 def _sorted(edge_index: Tensor, num_nodes: int, num_sources: int, *, self_loops: bool = False) -> Neighbours:

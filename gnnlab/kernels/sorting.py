@@ -6,7 +6,6 @@ third to a seventh of the time of a stable sort and gives the same. Elsewhere, a
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from scipy.sparse import csr_array
 from torch import Tensor
@@ -27,9 +26,9 @@ def group(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tup
     """
     if torch.compiler.is_compiling() or node.device.type != "cpu":
         return _group_by_sort(node, other, num_nodes, kind)
-    starts = np.arange(node.shape[0] + 1, dtype=_numpy_type(kind))  # one compressed row an edge, with one entry
-    rowptr, order, other = _flip(starts, node.to(kind).numpy(), other.to(kind).numpy(), num_nodes)
-    return torch.from_numpy(rowptr).to(kind), torch.from_numpy(other).to(kind), torch.from_numpy(order).to(kind)
+    starts = torch.arange(node.shape[0] + 1, dtype=kind)  # one compressed row an edge, with one entry
+    rowptr, order, other = _flip(starts, node.to(kind), other.to(kind), num_nodes)
+    return rowptr, other, order
 
 
 def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,9 +36,7 @@ def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tenso
     kind = rowptr.dtype
     if torch.compiler.is_compiling() or rowptr.device.type != "cpu":
         return _group_by_sort(col, rows(rowptr, col.shape[0]), num_cols, kind)
-    place = np.arange(col.shape[0], dtype=_numpy_type(kind))
-    colptr, row, order = _flip(rowptr.numpy(), col.numpy(), place, num_cols)
-    return torch.from_numpy(colptr).to(kind), torch.from_numpy(row).to(kind), torch.from_numpy(order).to(kind)
+    return _flip(rowptr, col, torch.arange(col.shape[0], dtype=kind), num_cols)
 
 
 def rows(rowptr: Tensor, num_edges: int) -> Tensor:
@@ -55,10 +52,12 @@ def repeated(values: Tensor, counts: Tensor, total: int) -> Tensor:
     return torch.repeat_interleave(values, counts, output_size=total)
 
 
-def _flip(rowptr: np.ndarray, col: np.ndarray, data: np.ndarray, num_cols: int) -> tuple[np.ndarray, ...]:
-    """(colptr, row of each entry, data of each entry) of compressed rows; repeated entries stay."""
-    flipped = csr_array((data, col, rowptr), shape=(rowptr.shape[0] - 1, num_cols)).tocsc()
-    return flipped.indptr, flipped.indices, flipped.data
+def _flip(rowptr: Tensor, col: Tensor, data: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(colptr, row of each entry, data of each entry) of compressed rows, in their type; repeated entries stay."""
+    parts = data.numpy(), col.numpy(), rowptr.numpy()
+    flipped = csr_array(parts, shape=(rowptr.shape[0] - 1, num_cols)).tocsc()
+    colptr, row, data = map(torch.from_numpy, (flipped.indptr, flipped.indices, flipped.data))
+    return colptr.to(rowptr.dtype), row.to(rowptr.dtype), data
 
 
 def _group_by_sort(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,7 +65,3 @@ def _group_by_sort(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtyp
     nodes = torch.arange(num_nodes + 1, device=node.device, dtype=node.dtype)
     rowptr = torch.searchsorted(node.contiguous(), nodes)
     return rowptr.to(kind), other.index_select(0, order).to(kind), order.to(kind)
-
-
-def _numpy_type(kind: torch.dtype) -> type:
-    return np.int32 if kind is torch.int32 else np.int64

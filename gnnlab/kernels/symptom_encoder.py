@@ -1,6 +1,6 @@
 """The symptom encoder of S0 in a form that computes the same with a fraction of the work.
 
-    fast = FastSymptomEncoder.from_model(model)      # shares the weights of the SymptomGAT, computes at every call
+    fast = FastSymptomEncoder(model)                 # shares the weights of the SymptomGAT, computes at every call
     fixed = HoistedSymptomEncoder(fast)              # in eval keeps the constant until something changes (kept.py)
     packages(fast, ["compiled", "packaged"], folder) # the same through torch.compile, and as a library compiled ahead
 
@@ -57,6 +57,9 @@ class FastSymptomEncoder(nn.Module):
     training mode dropout is active and draws the same masks as the original does from the same random state.
 
     `form` is "dense" (time and memory grow with N^2), "bags" (with N + E), or "auto" by the number of nodes.
+
+    Raises:
+        GnnlabError: another model, or an unknown form.
     """
 
     def __init__(self, model: SymptomGAT, form: str = "auto"):
@@ -74,11 +77,6 @@ class FastSymptomEncoder(nn.Module):
         self.register_buffer("edge_weight", model.edge_weight)
         self._structure: tuple[tuple, tuple[Tensor, ...]] | None = None
         self.train(model.training)
-
-    @classmethod
-    def from_model(cls, model: SymptomGAT, form: str = "auto") -> FastSymptomEncoder:
-        """The fast form of `model`, sharing its parameters; `GnnlabError` for another model or an unknown form."""
-        return cls(model, form)
 
     def forward(self, batch_size: int = 1) -> Tensor:
         if not isinstance(batch_size, int) or batch_size < 1:

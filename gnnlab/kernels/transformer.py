@@ -1,6 +1,6 @@
 """The graph transformer of S1 on faster kernels: the same parameters, the same results.
 
-    fast = FastGraphTransformer.from_model(model)
+    fast = FastGraphTransformer(model)
     fast(data)                                        # as model(data)
 
 Against PyG's `GPSConv`: attention by `scaled_dot_product_attention` on each graph as it is, where `to_dense_batch`
@@ -36,6 +36,9 @@ class FastGraphTransformer(GraphTransformer):
     training mode dropout is active at the same places with the same rates; it draws its masks in the same order, so
     that equal random states give equal results. Local message passing by GIN is rewritten; "gat" and "gcn" run PyG's
     own layer inside. The edges of the last graphs are kept prepared, and prepared anew where they changed.
+
+    Raises:
+        GnnlabError: a layer is not as expected.
     """
 
     def __init__(self, model: GraphTransformer):
@@ -46,11 +49,6 @@ class FastGraphTransformer(GraphTransformer):
         self.mpnn_type, self.readout = model.mpnn_type, model.readout
         self.graphs = GraphCache()
         self.train(model.training)
-
-    @classmethod
-    def from_model(cls, model: GraphTransformer) -> FastGraphTransformer:
-        """The fast form of `model`, sharing its parameters; `GnnlabError` where a layer is not as expected."""
-        return cls(model)
 
     def _through_layers(self, x: Tensor, data: Data) -> Tensor:
         neighbours = self.graphs.get(data.edge_index, x.size(0))

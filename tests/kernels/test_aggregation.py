@@ -155,7 +155,7 @@ def test_self_loops_are_one_a_node_whatever_was_there(graph):
     edge_index, nodes = graph
     for looped in (
         Neighbours.prepare(edge_index, nodes, self_loops=True),
-        Neighbours.prepare(edge_index, nodes).looped(),
+        Neighbours.prepare(edge_index, nodes).looped,
     ):
         dense = torch.zeros(nodes, nodes, dtype=torch.float64)
         dense.index_put_((looped.row.long(), looped.col.long()), torch.ones(looped.num_edges).double(), accumulate=True)
@@ -216,7 +216,7 @@ def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
         (("x", prepared), "x must be"),
         ((x, prepared, weight[:-1]), "weight must have shape"),
         ((x, prepared, weight.double()), "make them alike"),
-        ((x, prepared.looped(), torch.rand(prepared.looped().num_edges)), "weights belong to the edges given"),
+        ((x, prepared.looped, torch.rand(prepared.looped.num_edges)), "weights belong to the edges given"),
     ]
     for arguments, message in wrong:
         with pytest.raises(GnnlabError, match=message) as error:
@@ -259,7 +259,7 @@ def test_a_graph_prepared_in_inference_mode_serves_training():
         cache = GraphCache()
         prepared = cache.get(inside, 40)
         assert cache.get(inside, 40) is prepared
-        mean(torch.randn(40, 3), prepared), prepared.looped().heads(2).transposed
+        mean(torch.randn(40, 3), prepared), prepared.looped.heads(2).transposed
     x = torch.randn(40, 3, requires_grad=True)
     mean(x, prepared).sum().backward()
     weight = torch.rand(200, requires_grad=True)

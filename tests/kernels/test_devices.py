@@ -76,7 +76,7 @@ def results(device, edge_index, inputs):
     by_head = x.view(30, 2, 4)
     outs = [
         weighted_sum(x, graph, weight),
-        weighted_sum(x, graph.looped()),
+        weighted_sum(x, graph.looped),
         mean(x, graph),
         attention.segment_softmax(scores, graph),
         attention.attend(scores, by_head, graph),

@@ -90,7 +90,7 @@ def model(seed=0):
 
 @pytest.fixture
 def hoisted():
-    return HoistedSymptomEncoder(FastSymptomEncoder.from_model(model()))
+    return HoistedSymptomEncoder(FastSymptomEncoder(model()))
 
 
 def step(encoder):
@@ -195,7 +195,7 @@ def test_a_served_tensor_is_an_object_of_its_own(hoisted):
 
 def test_inference_tensors_are_computed_anew():
     with torch.inference_mode():
-        hoisted = HoistedSymptomEncoder(FastSymptomEncoder.from_model(model()))
+        hoisted = HoistedSymptomEncoder(FastSymptomEncoder(model()))
         hoisted(1)
         hoisted.encoder.gat2.bias.add_(1)
         require_equal(hoisted.encoder(1), hoisted(1))

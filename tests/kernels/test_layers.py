@@ -49,7 +49,7 @@ def both(conv, form="bag"):
     for parameter in conv.parameters():
         torch.nn.init.normal_(parameter)
     kind = FastGATConv if isinstance(conv, GATConv) else FastSAGEConv
-    return conv, kind.from_pyg(copy.deepcopy(conv), form)
+    return conv, kind(copy.deepcopy(conv), form)
 
 
 def agree(conv, fast, edge_index, nodes, graph=None):
@@ -114,7 +114,7 @@ def random_graph(nodes=200, edges=900, seed=0):
 @pytest.mark.parametrize("conv", [GATConv(6, 4, heads=2), SAGEConv(6, 8)], ids=["gat", "sage"])
 def test_float32_on_a_larger_graph_is_within_1e_5(conv):
     edge_index, x = random_graph(), torch.randn(200, 6)
-    fast = (FastGATConv if isinstance(conv, GATConv) else FastSAGEConv).from_pyg(conv)
+    fast = (FastGATConv if isinstance(conv, GATConv) else FastSAGEConv)(conv)
     expected, got = conv(x, edge_index), fast(x, Neighbours.prepare(edge_index, 200))
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert fast.lin_l.weight is conv.lin_l.weight if isinstance(conv, SAGEConv) else fast.att_src is conv.att_src
@@ -129,7 +129,7 @@ def test_the_softmax_holds_at_any_spread_of_scores(form, scale):
         conv.att_src.mul_(scale)
         conv.att_dst.mul_(scale)
         truth = copy.deepcopy(conv).double()(x.double(), edge_index)
-        got = FastGATConv.from_pyg(conv, form)(x, edge_index)
+        got = FastGATConv(conv, form)(x, edge_index)
     assert torch.isfinite(got).all()
     # float32 scores of size s err by s * 1e-7, and weights with them
     assert (got - truth).abs().max() <= max(1e-5, scale * 1e-5) * truth.abs().max() if scale < 1e4 else True
@@ -147,7 +147,7 @@ def test_one_far_source_does_not_starve_the_others():
 def test_dropout_drops_edges_in_training_only():
     edge_index, x = random_graph(20, 200), torch.ones(20, 4)
     conv = GATConv(4, 8, heads=2, dropout=0.5, bias=False)
-    fast = FastGATConv.from_pyg(conv)
+    fast = FastGATConv(conv)
     torch.testing.assert_close(fast.eval()(x, edge_index), conv.eval()(x, edge_index))
     torch.manual_seed(0)
     runs = torch.stack([fast.train()(x, edge_index) for _ in range(150)])
@@ -172,7 +172,7 @@ def test_training_moves_the_weights_as_with_pyg():
 def test_a_changed_edge_index_is_noticed():
     edge_index, x = random_graph(), torch.randn(200, 6)
     conv = SAGEConv(6, 8)
-    fast = FastSAGEConv.from_pyg(conv)
+    fast = FastSAGEConv(conv)
     fast(x, edge_index)
     edge_index[:, 3:9] = 0
     torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
@@ -181,7 +181,7 @@ def test_a_changed_edge_index_is_noticed():
 def test_bf16_is_within_one_percent_and_gives_float32_back():
     edge_index, x = random_graph(), torch.randn(200, 32)
     conv = SAGEConv(32, 32)
-    expected, got = conv(x, edge_index), FastSAGEConv.from_pyg(conv, precision="bfloat16")(x, edge_index)
+    expected, got = conv(x, edge_index), FastSAGEConv(conv, precision="bfloat16")(x, edge_index)
     assert got.dtype is torch.float32
     assert (got - expected).abs().max() <= 0.02 * expected.abs().max()
     got.sum().backward()
@@ -190,7 +190,7 @@ def test_bf16_is_within_one_percent_and_gives_float32_back():
 def test_layers_copy_and_load_the_checkpoints_of_pyg():
     edge_index, x = random_graph(), torch.randn(200, 6)
     conv, other = GATConv(6, 4, heads=2), GATConv(6, 4, heads=2)
-    fast = FastGATConv.from_pyg(conv)
+    fast = FastGATConv(conv)
     fast(x, edge_index)
     copied = copy.deepcopy(fast)
     assert copied.lin.weight is not fast.lin.weight and len(copied.graphs) == 0
@@ -201,7 +201,7 @@ def test_layers_copy_and_load_the_checkpoints_of_pyg():
 @pytest.mark.parametrize("kind", ["gat", "gat, wide", "sage"])
 def test_layers_export_with_plain_edges(kind):
     conv = {"gat": GATConv(4, 8, heads=2), "gat, wide": GATConv(8, 4, heads=2), "sage": SAGEConv(4, 8)}[kind]
-    fast = (FastSAGEConv if kind == "sage" else FastGATConv).from_pyg(conv).eval()
+    fast = (FastSAGEConv if kind == "sage" else FastGATConv)(conv).eval()
     edge_index, x = random_graph(30, 90), torch.randn(30, conv.in_channels)  # some self-loops and edges twice
     program = torch.export.export(fast, (x, edge_index)).module()
     torch.testing.assert_close(program(x, edge_index), conv(x, edge_index))
@@ -212,7 +212,7 @@ def test_layers_export_with_plain_edges(kind):
 def test_a_gat_with_edge_features_exports_with_plain_edges():
     conv = GATConv(8, 4, heads=2, edge_dim=3).eval()
     edge_index, x, attributes = random_graph(30, 90), torch.randn(30, 8), torch.randn(90, 3)
-    program = torch.export.export(FastGATConv.from_pyg(conv).eval(), (x, edge_index, attributes)).module()
+    program = torch.export.export(FastGATConv(conv).eval(), (x, edge_index, attributes)).module()
     for edges in (edge_index, random_graph(30, 90, seed=1)):
         torch.testing.assert_close(program(x, edges, attributes), conv(x, edges, attributes))
 
@@ -221,7 +221,7 @@ def test_a_gat_with_edge_features_exports_with_plain_edges():
 @pytest.mark.parametrize(("kind", "prepared"), [("gat", True), ("sage", False)])
 def test_layers_compile_and_train_compiled(kind, prepared):
     conv = GATConv(4, 8, heads=2) if kind == "gat" else SAGEConv(4, 8)
-    fast = (FastSAGEConv if kind == "sage" else FastGATConv).from_pyg(copy.deepcopy(conv))
+    fast = (FastSAGEConv if kind == "sage" else FastGATConv)(copy.deepcopy(conv))
     edge_index, x = random_graph(30, 90), torch.randn(30, 4)
     graph = Neighbours.prepare(edge_index, 30) if prepared else edge_index
     compiled = torch.compile(fast)
@@ -265,7 +265,7 @@ def cut():
 )
 def test_a_gat_that_has_no_fast_form_is_refused_in_one_line(conv, message):
     with pytest.raises(GnnlabError, match=message) as error:
-        FastGATConv.from_pyg(conv)
+        FastGATConv(conv)
     assert "\n" not in str(error.value)
 
 
@@ -283,14 +283,14 @@ def test_a_gat_that_has_no_fast_form_is_refused_in_one_line(conv, message):
 )
 def test_a_sage_that_has_no_fast_form_is_refused_in_one_line(conv, message):
     with pytest.raises(GnnlabError, match=message) as error:
-        FastSAGEConv.from_pyg(conv)
+        FastSAGEConv(conv)
     assert "\n" not in str(error.value)
 
 
 def test_wrong_arguments_are_refused_in_one_line():
     edge_index, x = random_graph(), torch.randn(200, 6)
-    gat, sage = FastGATConv.from_pyg(GATConv(6, 4)), FastSAGEConv.from_pyg(SAGEConv(6, 4))
-    edged = FastGATConv.from_pyg(GATConv(6, 4, edge_dim=2))
+    gat, sage = FastGATConv(GATConv(6, 4)), FastSAGEConv(SAGEConv(6, 4))
+    edged = FastGATConv(GATConv(6, 4, edge_dim=2))
     calls = [
         (lambda: gat(x[:, :5], edge_index), r"x must be a tensor \(nodes, 6\), not \(200, 5\)"),
         (lambda: sage((x, x), edge_index), "not tuple"),
@@ -299,8 +299,8 @@ def test_wrong_arguments_are_refused_in_one_line():
         (lambda: edged(x, edge_index, torch.zeros(900, 3)), r"edge_attr must have shape \(900, 2\), not \(900, 3\)"),
         (lambda: gat(x, edge_index, return_attention_weights=True), "returns no attention weights"),
         (lambda: sage(x, edge_index, size=(200, 200)), "takes no size"),
-        (lambda: FastGATConv.from_pyg(GATConv(6, 4), "fast"), "form 'fast': one of auto, bag, dense"),
-        (lambda: FastSAGEConv.from_pyg(SAGEConv(6, 4), precision="int8"), "precision 'int8'"),
+        (lambda: FastGATConv(GATConv(6, 4), "fast"), "form 'fast': one of auto, bag, dense"),
+        (lambda: FastSAGEConv(SAGEConv(6, 4), precision="int8"), "precision 'int8'"),
     ]
     for call, message in calls:
         with pytest.raises(GnnlabError, match=message) as error:

@@ -39,7 +39,7 @@ def graphs(draw):
 def test_any_graph_gives_the_same_embedding(form, graph, seed):
     original = model(*graph, seed=seed)
     with torch.inference_mode():
-        require_equal(original(3), FastSymptomEncoder.from_model(original, form)(3))
+        require_equal(original(3), FastSymptomEncoder(original, form)(3))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -49,7 +49,7 @@ def test_gradients_are_the_originals(form):
     for layer in (original.gat1, original.gat2):  # scores on both sides of the leaky ReLU: gradients that are not zero
         torch.nn.init.normal_(layer.att_src)
         torch.nn.init.normal_(layer.att_dst)
-    fast = FastSymptomEncoder.from_model(copy.deepcopy(original), form)
+    fast = FastSymptomEncoder(copy.deepcopy(original), form)
     weight = torch.randn(3, 256, dtype=torch.float64)
     (original(3) * weight).sum().backward()
     (fast(3) * weight).sum().backward()
@@ -63,7 +63,7 @@ def test_gradients_are_the_originals(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_training_draws_the_same_dropout_masks(form):
     original = model().train()
-    fast = FastSymptomEncoder.from_model(original, form)
+    fast = FastSymptomEncoder(original, form)
     torch.manual_seed(3)
     expected = original(2)
     torch.manual_seed(3)
@@ -80,14 +80,14 @@ def test_softmax_holds_at_any_spread_of_scores(form, spread):
             layer.att_src.mul_(spread)
             layer.att_dst.mul_(-spread)
     with torch.inference_mode():
-        got = FastSymptomEncoder.from_model(original, form)(1)
+        got = FastSymptomEncoder(original, form)(1)
         assert torch.isfinite(got).all()
-        require_equal(original.double()(1), FastSymptomEncoder.from_model(original, form)(1), 1e-9)
+        require_equal(original.double()(1), FastSymptomEncoder(original, form)(1), 1e-9)
 
 
 def test_the_state_is_shared_and_has_the_same_keys():
     original = model()
-    fast = FastSymptomEncoder.from_model(original)
+    fast = FastSymptomEncoder(original)
     assert list(fast.state_dict()) == list(original.state_dict())
     with torch.no_grad():
         original.gat2.bias.add_(1)
@@ -99,7 +99,7 @@ def test_the_state_is_shared_and_has_the_same_keys():
 @pytest.mark.parametrize("form", FORMS)
 def test_edges_that_change_in_place_are_prepared_again(form):
     original = model()
-    fast = FastSymptomEncoder.from_model(original, form)
+    fast = FastSymptomEncoder(original, form)
     before = fast(1)
     original.edge_index[:, 0] = torch.tensor([5, 6])
     require_equal(original(1), fast(1))
@@ -109,7 +109,7 @@ def test_edges_that_change_in_place_are_prepared_again(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_precision_follows_the_weights_of_the_original(form):
     original = model()
-    fast = FastSymptomEncoder.from_model(original, form)
+    fast = FastSymptomEncoder(original, form)
     fast(1)
     original.double()
     got = fast(1)
@@ -119,7 +119,7 @@ def test_precision_follows_the_weights_of_the_original(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_was_prepared_in_inference_mode_still_trains(form):
-    fast = FastSymptomEncoder.from_model(model(), form)
+    fast = FastSymptomEncoder(model(), form)
     with torch.inference_mode():
         fast(1)
     fast(1).sum().backward()
@@ -127,26 +127,26 @@ def test_what_was_prepared_in_inference_mode_still_trains(form):
 
 
 def test_the_output_is_one_row_seen_so_often():
-    out = FastSymptomEncoder.from_model(model())(4)
+    out = FastSymptomEncoder(model())(4)
     assert out.shape == (4, 256) and out.stride(0) == 0
 
 
 def test_the_form_is_chosen_by_the_number_of_nodes():
-    assert FastSymptomEncoder.from_model(model(58)).form == "dense"
-    assert FastSymptomEncoder.from_model(model(1000)).form == "bags"
+    assert FastSymptomEncoder(model(58)).form == "dense"
+    assert FastSymptomEncoder(model(1000)).form == "bags"
 
 
 def test_a_parametrized_weight_is_computed_at_every_call():
     original = model()
     torch.nn.utils.parametrizations.weight_norm(original.gat2.lin)
-    fast = FastSymptomEncoder.from_model(original)
+    fast = FastSymptomEncoder(original)
     with torch.no_grad():
         original.gat2.lin.parametrizations.weight.original0.mul_(2)
     require_equal(original(1), fast(1))
 
 
 def test_a_copy_has_weights_of_its_own():
-    fast = FastSymptomEncoder.from_model(model())
+    fast = FastSymptomEncoder(model())
     expected = fast(1)
     other = copy.deepcopy(fast)
     with torch.no_grad():
@@ -164,19 +164,19 @@ def test_a_copy_has_weights_of_its_own():
 )
 def test_what_cannot_be_rewritten_is_refused(arguments, message):
     with pytest.raises(GnnlabError, match=message):
-        FastSymptomEncoder.from_model(*arguments)
+        FastSymptomEncoder(*arguments)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.0, "2"])
 def test_a_batch_size_is_a_positive_integer(batch_size):
     with pytest.raises(GnnlabError, match="batch_size must be an integer of 1 or more"):
-        FastSymptomEncoder.from_model(model())(batch_size)
+        FastSymptomEncoder(model())(batch_size)
 
 
 @pytest.fixture
 def encoder():
     torch.manual_seed(0)
-    return FastSymptomEncoder.from_model(SymptomGAT(4, torch.tensor([[0, 1, 1], [1, 0, 2]])).eval())
+    return FastSymptomEncoder(SymptomGAT(4, torch.tensor([[0, 1, 1], [1, 0, 2]])).eval())
 
 
 @pytest.fixture

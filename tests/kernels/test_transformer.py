@@ -35,7 +35,7 @@ def batch(sizes):
 @pytest.mark.parametrize("readout", ["node", "graph"])
 def test_outputs_are_the_originals(mpnn_type, readout):
     original = model(mpnn_type=mpnn_type, readout=readout)
-    fast = FastGraphTransformer.from_model(original)
+    fast = FastGraphTransformer(original)
     with torch.inference_mode():
         require_equal(original(graph()), fast(graph()))
         require_equal(original(batch((3, 5, 5))), fast(batch((3, 5, 5))))
@@ -44,7 +44,7 @@ def test_outputs_are_the_originals(mpnn_type, readout):
 @settings(max_examples=15, deadline=None)
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6))
 def test_graphs_of_a_batch_do_not_see_each_other(sizes):
-    fast = FastGraphTransformer.from_model(model())
+    fast = FastGraphTransformer(model())
     with torch.inference_mode():
         together = fast(batch(sizes))
         alone = [fast(g) for g in batch(sizes).to_data_list()]
@@ -54,7 +54,7 @@ def test_graphs_of_a_batch_do_not_see_each_other(sizes):
 
 def test_gradients_are_the_originals():
     original = model().double()
-    fast = FastGraphTransformer.from_model(copy.deepcopy(original))
+    fast = FastGraphTransformer(copy.deepcopy(original))
     data = batch((4, 6, 6))
     data.x = data.x.double()
     original(data).square().sum().backward()
@@ -68,7 +68,7 @@ def test_gradients_are_the_originals():
 
 def test_training_draws_the_same_dropout_masks():
     original = model(dropout=0.3).train()
-    fast = FastGraphTransformer.from_model(original)
+    fast = FastGraphTransformer(original)
     torch.manual_seed(1)
     expected = original(graph())
     torch.manual_seed(1)
@@ -80,14 +80,14 @@ def test_encodings_are_read_as_by_the_original(pe_type):
     original = model(pe_type=pe_type, pe_dim=3)
     data = original.prepare(graph(9, 30))
     with torch.inference_mode():
-        require_equal(original(data), FastGraphTransformer.from_model(original)(data))
+        require_equal(original(data), FastGraphTransformer(original)(data))
     with pytest.raises(GnnlabError, match=f"the {pe_type} encoding of 3 columns is needed"):
-        FastGraphTransformer.from_model(original)(graph())
+        FastGraphTransformer(original)(graph())
 
 
 def test_edges_that_change_in_place_are_prepared_again():
     original, data = model(), graph()
-    fast = FastGraphTransformer.from_model(original)
+    fast = FastGraphTransformer(original)
     with torch.no_grad():
         before = fast(data)
         data.edge_index[0] = (data.edge_index[0] + 1) % 7
@@ -96,7 +96,7 @@ def test_edges_that_change_in_place_are_prepared_again():
 
 
 def test_what_was_prepared_in_inference_mode_still_trains():
-    fast, data = FastGraphTransformer.from_model(model()), graph()
+    fast, data = FastGraphTransformer(model()), graph()
     with torch.inference_mode():
         fast(data)
     fast(data).sum().backward()
@@ -104,7 +104,7 @@ def test_what_was_prepared_in_inference_mode_still_trains():
 
 def test_graphs_without_edges_or_with_one_node_work():
     original = model()
-    fast = FastGraphTransformer.from_model(original)
+    fast = FastGraphTransformer(original)
     with torch.inference_mode():
         for data in (graph(4, 0), graph(1, 0), graph(1, 2)):
             require_equal(original(data), fast(data))
@@ -112,7 +112,7 @@ def test_graphs_without_edges_or_with_one_node_work():
 
 def test_weights_are_shared():
     original = model()
-    fast = FastGraphTransformer.from_model(original)
+    fast = FastGraphTransformer(original)
     assert list(fast.state_dict()) == list(original.state_dict())
     with torch.no_grad():
         original.layers[0].attn.in_proj_weight.mul_(2)
@@ -129,13 +129,13 @@ def test_weights_are_shared():
 )
 def test_data_that_does_not_fit_is_refused(fields, message):
     with pytest.raises(GnnlabError, match=message):
-        FastGraphTransformer.from_model(model())(Data(**{"edge_index": torch.zeros(2, 1, dtype=torch.long)} | fields))
+        FastGraphTransformer(model())(Data(**{"edge_index": torch.zeros(2, 1, dtype=torch.long)} | fields))
 
 
 def test_another_model_is_refused():
     with pytest.raises(GnnlabError, match="a GraphTransformer is needed, got Linear"):
-        FastGraphTransformer.from_model(torch.nn.Linear(2, 2))
+        FastGraphTransformer(torch.nn.Linear(2, 2))
     odd = model()
     odd.layers[1].norm2 = torch.nn.Identity()
     with pytest.raises(GnnlabError, match="layer 1: all three norms"):
-        FastGraphTransformer.from_model(odd)
+        FastGraphTransformer(odd)
