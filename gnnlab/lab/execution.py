@@ -33,6 +33,7 @@ from .discovery import Notebook
 from .results import ResultFile, Status
 
 START_TIMEOUT_S = 120  # of a kernel; a virus scanner may read every file of the environment first
+NO_KERNEL = "run it again when the machine is less busy; if that does not help, `python -m ipykernel_launcher` says why"
 OUTPUT_TIMEOUT_S = 60  # for the last outputs of a cell, on a busy machine
 LONGEST_REASON = 300  # characters
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -167,6 +168,8 @@ def run_cells(
     except OSError as error:
         return Status.FAILED, f"could not write {written}: {error.strerror or error}"
     except Exception as error:  # whatever else Jupyter raises: this notebook failed, the others still run
+        if str(error).startswith("Kernel"):  # before any cell: it did not respond, or died at once
+            return Status.FAILED, f"no kernel started ({error}); {NO_KERNEL}"
         return Status.FAILED, f"could not be executed ({type(error).__name__}: {error})"
 
 

@@ -150,7 +150,15 @@ def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
         of_kind = [ledger_view.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
         header = ("verdict", "of", "claim", "claimed", "measured", "95 % interval", "runs")
         cells = [
-            (_verdict(line), _of(row), row.statement, line.claimed, line.measured or "not here", line.interval, row.runs or "")
+            (
+                _verdict(line),
+                _of(row),
+                row.statement,
+                line.claimed,
+                line.measured or "not here",
+                line.interval,
+                row.runs or "",
+            )
             for line in of_kind
             for row in [line.record]
         ]

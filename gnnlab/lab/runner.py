@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gnnlab import machine
+from gnnlab import machine, user_code
 from gnnlab.errors import GnnlabError
 from gnnlab.progress import progress
 
@@ -28,6 +28,8 @@ from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
 from .table import duration
 
+READ_FROM = (".csv", ".tsv", ".parquet", ".npz", ".graphml", ".json")  # files that parameters name
+MODELS = ("model", "models")  # parameters that name module:factory
 ALL_PARTS = ", ".join(provenance.PARTS)
 MOST_RUNS = 100
 
@@ -56,7 +58,8 @@ def run(
 ) -> list[NotebookRun]:
     """Run the notebooks `numbers` (none: all) with a parameter set, then render the site of its results.
 
-    Every parameter file is checked before anything executes or is written: `GnnlabError`, one line.
+    Every parameter file, and that what it names is there, is checked before anything executes or is written:
+    `GnnlabError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
     `force`. Each is run until there are `runs` runs of it (1 to 100), each in a kernel of its own; those before the
     latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Files and modules that parameters
@@ -69,12 +72,15 @@ def run(
     chosen = discovery.select(every, numbers)
     set_ = discovery.parameter_set(params_set, base)
     given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
+    here = base if root else Path.cwd()
+    for notebook in chosen:
+        _check_named(notebook, given[notebook.name] or {}, (here, base))
     folder = discovery.output_folder(set_, given.values(), base)
     with outputs.only_run(folder):
         recorded, damage = outputs.read_runs(folder)
         job = _Job(
             root=base,
-            here=base if root else Path.cwd(),
+            here=here,
             set=set_,
             folder=folder,
             given=given,
@@ -169,7 +175,9 @@ class _Job:
                     return f"it needs {need}, which is {self.outcomes[need].status}"
             elif not _has_passed(self.folder / f"{need}.json"):
                 wanted = self.set.name if self.set.folder.parent == self.root / "params" else self.set.folder
-                return f"run {number} first: gnnlab run {number} --params {wanted}"
+                elsewhere = (self.given[notebook.name] or {}).get("output_dir")
+                into = f" -p output_dir {elsewhere}" if elsewhere else ""
+                return f"run {number} first: gnnlab run {number} --params {wanted}{into}"
         return None
 
     def fingerprint(self, notebook: Notebook) -> provenance.Fingerprint:
@@ -275,6 +283,19 @@ class _Job:
 
 
 COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red", Status.TIMEOUT: "red"}
+
+
+def _check_named(notebook: Notebook, given: Mapping[str, Any], folders: Sequence[Path]) -> None:
+    """Raise `GnnlabError` where a parameter names a file, or models in a module, that none of `folders` has."""
+    for name, value in given.items():
+        default = notebook.declared[name].default  # what a notebook makes by itself need not be there yet
+        known, texts = (each if isinstance(each, list) else [each] for each in (default, value))
+        for text in [text for text in texts if isinstance(text, str) and text not in known]:
+            if text.endswith(READ_FROM) and not any((folder / text).is_file() for folder in folders):
+                raise GnnlabError(f"{name}: there is no file {text}; paths are relative to {folders[0]}")
+            module = text.partition(":")[0] if name in MODELS and ":" in text else ""
+            if module and not (user_code.files_of(module, folders[0]) or user_code.is_there(text)):
+                raise GnnlabError(f"{name}: there is no module {module}: neither installed nor a file in {folders[0]}")
 
 
 def _has_passed(path: Path) -> bool:

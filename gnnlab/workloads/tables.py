@@ -100,9 +100,9 @@ class FeatureTable:
         return self.fields.shape[0]
 
     def __str__(self) -> str:
-        """For a reader: rows, fields and targets with their sizes, and the notes."""
-        sizes = zip(self.field_names, self.cardinalities, strict=True)
-        fields = ", ".join(f"{name} ({size:,} categories)" for name, size in sizes)
+        """For a reader: rows, fields with the categories that occur, targets with their sizes, and the notes."""
+        columns = zip(self.field_names, self.fields.unbind(1), strict=True)
+        fields = ", ".join(f"{name} ({len(column.unique()):,} categories)" for name, column in columns)
         targets = ", ".join(f"{spec.name} ({spec.size} {spec.kind})" for spec in self.specs)
         return ". ".join([f"{len(self):,} rows. Fields: {fields}. Targets: {targets}", *self.notes]) + "."
 

@@ -35,7 +35,11 @@ def ending(monkeypatch, tmp_path, error):
         (DeadKernelError("Kernel died"), "the kernel died in cell [0]"),
         (CellTimeoutError("no output"), "the outputs of cell [0] did not arrive (no output)"),
         (OSError(28, "No space left on device"), "No space left on device"),
-        (RuntimeError("Kernel didn't respond"), "could not be executed (RuntimeError: Kernel didn't respond)"),
+        (
+            RuntimeError("Kernel didn't respond in 120 seconds"),
+            "in 120 seconds); run it again when the machine is less",
+        ),
+        (RuntimeError("no event loop"), "could not be executed (RuntimeError: no event loop)"),
     ],
 )
 def test_each_end_has_a_reason_of_one_line(monkeypatch, tmp_path, error, reason):

@@ -476,6 +476,8 @@ def test_a_need_without_results_is_named_and_a_notebook_without_a_parameter_file
     outcomes, printed = start(repository, "02")
     assert outcomes["02"].reason == "run 01 first: gnnlab run 01 --params quick"
     assert not outcomes["02"].ran and "02_second  skipped  run 01 first" in printed
+    outcomes, _ = start(repository, "02", overrides=[("output_dir", "outputs/mine")])
+    assert outcomes["02"].reason == "run 01 first: gnnlab run 01 --params quick -p output_dir outputs/mine"
 
 
 @pytest.mark.parametrize(
@@ -493,6 +495,33 @@ def test_bad_requests_are_refused_before_anything_is_touched(repository, argumen
     with pytest.raises(GnnlabError, match=re.escape(part)) as refusal:
         start(repository, *arguments, **options)
     assert len(str(refusal.value).splitlines()) == 1
+    assert contents(repository) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("graphs", "[digits, nowhere.csv]", "graphs: there is no file nowhere.csv; paths are relative to "),
+        ("models", "[made_here:gcn, nowhere:gcn]", "models: there is no module nowhere: neither installed nor a file"),
+        ("graphs", "[there.csv]", None),
+        ("models", "[made_here:gcn]", None),  # the notebook's own default: it writes that module itself
+        ("models", "[there:gcn]", None),
+    ],
+)
+def test_a_file_or_a_module_that_is_not_there_is_told_before_a_kernel_starts(repository, name, value, part):
+    path = repository / "notebooks/01_first.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    declared = 'graphs: list[str] = ["digits"]  # of nodes\nmodels: list[str] = ["made_here:gcn"]  # by factory\n'
+    notebook.cells[1].source = declared + notebook.cells[1].source
+    nbformat.write(notebook, path)
+    for suffix in (".csv", ".py"):
+        (repository / f"there{suffix}").touch()
+    if part is None:
+        assert start(repository, "01", overrides=[(name, value)])[0]["01"].status is Status.PASSED
+        return
+    before = contents(repository)
+    with pytest.raises(GnnlabError, match=re.escape(part)):
+        start(repository, "01", overrides=[(name, value)])
     assert contents(repository) == before
 
 

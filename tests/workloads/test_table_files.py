@@ -43,7 +43,7 @@ def test_categories_and_classes_are_numbered_in_ascending_order_from_one_and_fro
     assert table.targets["outcome"].tolist() == [0, 1, 0, 1, 0, 1]
     assert table.targets["signs"].tolist() == [[1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [1, 0]]
     assert table.notes == ("target signs is read as 2 labels separated by ';'",)
-    assert table.best_score is None
+    assert table.best_score is None and "drug (3 categories), gene (2 categories)" in str(table)
 
 
 def test_it_trains_the_model(tmp_path):
