@@ -171,7 +171,7 @@ class _Campaign:
             tried = self._known(phase)
             again = sum(len(tried[cell]) >= self.visits for cell in todo)
             visit = f", visit {max(len(tried[cell]) for cell in todo) + 1}" if self.visits > 1 and not again else ""
-            off = f"because the reference workload was more than {self.drift:.0%} off"
+            off = f"because the reference workload was more than {100 * self.drift:.0f} % off"
             why = f", {again} of them again {off}" if again else ""
             known = len(self.plan.phase(phase)) - len(todo)
             self.log(f"{PHASES[phase]}: {len(todo)} cells to measure{visit}{why}, {known} known")
@@ -235,7 +235,7 @@ class _Campaign:
         outcomes = [CellResult.from_json(attempt.record["outcome"]) for attempt in least_drifted]
         outcome = merge_visits([found for found in outcomes if found.status == outcomes[0].status])
         if outcome.status == "measured" and best.off > self.drift:
-            how = "lost" if np.isinf(best.off) else f"{best.off:.0%} off its median"
+            how = "lost" if np.isinf(best.off) else f"{100 * best.off:.0f} % off its median"
             note = f"the reference workload was {how} beside this measurement"
             outcome = replace(outcome, notes=(*outcome.notes, note))
         return CellAnswer(cell, outcome, best.record["host"], sum(attempt.record["took_s"] for attempt in tried))

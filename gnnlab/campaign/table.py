@@ -141,7 +141,7 @@ def _notes(cell: Mapping[str, Any]) -> list[str]:
     if cell["within"] or any(note.startswith("interval is") for note in notes):
         return notes
     half = half_width(cell["ms"], (cell["ms_low"], cell["ms_high"]))
-    return [*notes, f"interval is ±{half:.1%} after {cell['n']} samples, wanted ±{TARGET:.0%}"]
+    return [*notes, f"interval is ±{100 * half:.1f} % after {cell['n']} samples, wanted ±{100 * TARGET:.0f} %"]
 
 
 def roof_rows(cells: pd.DataFrame, bound_ms: Callable[[int, int, int, int], float], samples: int) -> pd.DataFrame:

@@ -111,7 +111,7 @@ def _table(found: dict[str, tuple[Raced, float]]) -> Table:
             continue
         time_us = estimate_text(estimates.summary(1e3 * raced.times_ms / BENCHMARK_BATCH))
         gain = "" if raced.ratio is None else estimate_text(raced.ratio)
-        cells.append((form, time_us, gain, f"{same:.1%}"))
+        cells.append((form, time_us, gain, f"{100 * same:.1f} %"))
     columns = ("form", "µs (95 % interval)", "over the original (95 % interval)", "same decisions")
     return table(f"one prediction, networks of {BENCHMARK_NODES} nodes", columns, cells, right=columns[1:])
 

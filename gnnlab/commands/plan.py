@@ -160,7 +160,7 @@ def _weighed(choice: Choice) -> Table:
     cells = []
     for row in shown.to_dict("records"):
         mark = ", ".join(["chosen"] * bool(row["chosen"]) + ["one unit"] * (row["units"] == 1))
-        cells.append((row["words"], _ms(row["ms"], row["low"], row["high"]), f"{row['regret_p95']:.0%}", mark))
+        cells.append((row["words"], _ms(row["ms"], row["low"], row["high"]), f"{100 * row['regret_p95']:.0f} %", mark))
     columns = ("plan", "ms a graph (90 %)", "regret, 1 draw in 20", "")
     return table("the plans that it was weighed against", columns, cells, boxed=False)
 

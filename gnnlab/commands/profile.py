@@ -326,7 +326,9 @@ def _flops_table(report: dict[str, Any]) -> Table:
     if "total_gflops" in (formulas := report["formulas"]):
         parts += [None, ("by the closed formulas", formulas["total_gflops"]), *formulas["breakdown"].items()]
     made = _of("FLOPs of a forward pass", ("part", "GFLOP"), [p and (p[0], f"{p[1]:.4g}") for p in parts])
-    made.caption = f"{report['gb_moved']:.4f} GB moved at least; {report['coverage_of_bytes']:.1%} of the bytes covered"
+    made.caption = (
+        f"{report['gb_moved']:.4f} GB moved at least; {100 * report['coverage_of_bytes']:.1f} % of the bytes covered"
+    )
     return made
 
 
@@ -345,9 +347,9 @@ def _scaling_table(report: dict[str, Any]) -> Table:
 def _operators_table(report: dict[str, Any]) -> Table:
     rows = []
     for row in report["top"]:
-        interval = f"{row['share_low']:.1%} to {row['share_high']:.1%}"
+        interval = f"{100 * row['share_low']:.1f} % to {100 * row['share_high']:.1f} %"
         calls, own = f"{row['calls_per_forward']:g}", f"{row['self_ms_per_forward']:.4g}"
-        rows.append((row["operator"], calls, own, f"{row['share']:.1%}", interval))
+        rows.append((row["operator"], calls, own, f"{100 * row['share']:.1f} %", interval))
     return _of("operators", ("operator", "calls a run", "self ms a run", "share", "95 % interval"), rows)
 
 

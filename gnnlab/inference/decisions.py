@@ -72,8 +72,8 @@ def _note(same: np.ndarray, bound: float) -> list[str]:
     if 1 - share.value <= bound + 1e-9:  # as far as a difference of floats tells
         return []
     word = "changes" if 1 - share.high > bound else "may change"
-    ends = f"({1 - share.high:.1%} to {1 - share.low:.1%})"
-    return [f"{word} {1 - share.value:.1%} of the decisions {ends}, the bound is {100 * bound:.3g}%"]
+    ends = f"({100 * (1 - share.high):.1f} % to {100 * (1 - share.low):.1f} %)"
+    return [f"{word} {100 * (1 - share.value):.1f} % of the decisions {ends}, the bound is {100 * bound:.3g} %"]
 
 
 def _decided(layers: Layers, parts: Sequence[NetworkArrays]) -> tuple[list[np.ndarray], list[np.ndarray]]:

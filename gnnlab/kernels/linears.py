@@ -166,7 +166,7 @@ def sparse_places(model: nn.Module, batch: Any) -> dict[str, float]:
     shares = {at: float(t.count_nonzero()) / t.numel() for at, t in wide.items() if t.numel() >= FEWEST_NUMBERS}
     sparse = {at: share for at, share in shares.items() if share <= MOST_NONZEROS}
     if not sparse:
-        most = f"; {min(shares.values()):.0%} of the features are not zero" if shares else ""
+        most = f"; {100 * min(shares.values()):.0f} % of the features are not zero" if shares else ""
         raise GnnlabError(f"no input of {FEWEST_NUMBERS:,} numbers or more is mostly zeros{most}")
     found: dict[str, float] = {}
 

@@ -129,8 +129,8 @@ class Ranking:
             found = table.loc[str(plan)]
             value = {"value": found["ms"], "low": found["ci_low"], "high": found["ci_high"], "n": self.draws.shape[1]}
             often, regret = found["probability"], found["regret_p95"]
-            share = "over 99 %" if often > ALWAYS else f"{often:.0%}"
-            why = f"fastest in {share} of the draws, regret below {regret:.0%} in 19 of 20"
+            share = "over 99 %" if often > ALWAYS else f"{100 * often:.0f} %"
+            why = f"fastest in {share} of the draws, regret below {100 * regret:.0f} % in 19 of 20"
             notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {found['origin']}", why]
             rows.append({"form": form, **value, **PREDICTED, **conditions(plan.units), "notes": notes})
         return pd.DataFrame(rows)

@@ -128,10 +128,10 @@ class BandwidthFindings:
         """
         new, again = self._named(NEW), self._named(AGAIN)
         covered = new["ms"].between(new["low_ms"], new["high_ms"])
-        notes = [f"{covered.mean():.0%} of the measured times lie in their 90 % intervals"]
+        notes = [f"{100 * covered.mean():.0f} % of the measured times lie in their 90 % intervals"]
         if len(again):
             share = (np.abs(again["predicted_ms"] / again["ms"] - 1) <= WITHIN).mean()
-            notes.append(f"measured again, {share:.0%} of {len(again)} known cells are within 10 % of before")
+            notes.append(f"measured again, {100 * share:.0f} % of {len(again)} known cells are within 10 % of before")
         return _errors(new, "predicted", new["predicted_ms"], new["predicted_ms"]).assign(notes="; ".join(notes))
 
     def repeat_error(self) -> pd.DataFrame:

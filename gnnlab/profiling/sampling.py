@@ -123,10 +123,11 @@ def noise_notes(samples: Sequence[float], target: float, budget_s: float) -> tup
     q1, q3 = np.quantile(samples, [0.25, 0.75])
     notes = []
     if median > 0 and (q3 - q1) / median > _NOISY:
-        notes.append(f"noisy: half of the samples spread over {(q3 - q1) / median:.0%} of the median")
+        notes.append(f"noisy: half of the samples spread over {100 * (q3 - q1) / median:.0f} % of the median")
     half = half_width(median, order_interval(samples))
     if half > target or len(samples) < FIRST_SAMPLES:
-        notes.append(f"interval is ±{half:.1%} after {len(samples)} samples in {budget_s:g} s, wanted ±{target:.0%}")
+        reached = f"interval is ±{100 * half:.1f} % after {len(samples)} samples in {budget_s:g} s"
+        notes.append(f"{reached}, wanted ±{100 * target:.0f} %")
     return tuple(notes)
 
 
@@ -150,7 +151,7 @@ def steal_s() -> float:
 def steal_note(before: float, seconds: float) -> tuple[str, ...]:
     """A note where the hypervisor took more than 2 % since `before` (from `steal_s`), in `seconds` of wall time."""
     share = (steal_s() - before) / max(seconds, 1e-9) / (psutil.cpu_count() or 1)
-    return (f"the hypervisor took {share:.0%} of this machine's time meanwhile",) if share > 0.02 else ()
+    return (f"the hypervisor took {100 * share:.0f} % of this machine's time meanwhile",) if share > 0.02 else ()
 
 
 @contextmanager

@@ -157,7 +157,9 @@ def _look_sparse(model: nn.Module, batch: Any) -> Applicability:
         found = linears.sparse_places(model, batch)
     except GnnlabError as error:
         return Applicability(False, str(error))
-    return Applicability(True, f"{', '.join(found)}: {min(found.values()):.1%} of the input is not zero", tuple(found))
+    return Applicability(
+        True, f"{', '.join(found)}: {100 * min(found.values()):.1f} % of the input is not zero", tuple(found)
+    )
 
 
 def _look_layers(model: nn.Module, batch: Any) -> Applicability:

@@ -102,9 +102,8 @@ def _brought(found: Tried) -> str:
     if found.without is not None:
         parts.append(f"the rest without it takes {gain_text(found.without)} the time")
     if found.most is not None:
-        parts.append(
-            f"what it touches takes {1 - 1 / found.most:.0%} of a forward pass, so at most {found.most:.3g} times"
-        )
+        touched = 100 * (1 - 1 / found.most)
+        parts.append(f"what it touches takes {touched:.0f} % of a forward pass, so at most {found.most:.3g} times")
     if found.once_s is not None and found.once_s >= 1:
         parts.append(f"{found.once_s:.0f} s at the first call")
     return "; ".join(parts)

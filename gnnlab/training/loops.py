@@ -257,7 +257,7 @@ class RacedLoops:
         """What the training of the control's loop reaches, beside what is known."""
         mean = float(self.last(self.control).mean())
         start = f"training reaches a validation score of {mean:.3f}, {self._beside()}"
-        return f"{start}: {self._share(mean):.0%} of the way" if "truth" in self.known else start
+        return f"{start}: {100 * self._share(mean):.0f} % of the way" if "truth" in self.known else start
 
     def _beside(self) -> str:
         """What a score has to be compared with: "chance 0.253, a constant answer 0.448, the truth 0.823"."""
@@ -278,7 +278,7 @@ class RacedLoops:
             enough = mean >= self.known["constant answer"] + 10 * MARGIN
             far = f"less than {10 * MARGIN:g} above the constant answer"
             return None if enough else f"{self.trained()}: {far}; more epochs or smaller batches train further"
-        more = f"{TRAINED:.0%} are needed; more epochs train further"
+        more = f"{100 * TRAINED:.0f} % are needed; more epochs train further"
         return None if self._share(mean) >= TRAINED else f"{self.trained()}, {more}"
 
     def _forms(self) -> list[str]:

@@ -37,7 +37,7 @@ def judge(path: Path, size_bytes: int, what: str) -> None:
     if size_bytes > SHARE * free:
         raise GnnlabError(
             f"{path}: {what} would take {size_bytes / 1e9:,.1f} GB and do not fit into memory: {free / 1e9:.1f} GB are "
-            f"free, of which {SHARE:.0%} may be used; give a smaller file"
+            f"free, of which {100 * SHARE:.0f} % may be used; give a smaller file"
         )
 
 

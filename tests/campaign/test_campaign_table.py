@@ -81,7 +81,7 @@ def test_simulated_cells_are_never_measured_and_say_that_their_spread_is_drawn()
 
 @pytest.mark.parametrize(
     ("half", "notes", "marks"),
-    [(0.01, (), 0), (0.03, (), 1), (0.03, ("interval is ±3.0% after 25 samples in 1 s, wanted ±2%",), 1)],
+    [(0.01, (), 0), (0.03, (), 1), (0.03, ("interval is ±3.0 % after 25 samples in 1 s, wanted ±2 %",), 1)],
 )
 def test_a_wide_interval_is_marked_once_and_a_narrow_one_never(half, notes, marks):
     cells = table(answer(TORCH, 1, timed(1.0, half=half, notes=notes)))

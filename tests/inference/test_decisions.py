@@ -52,9 +52,9 @@ def test_a_form_that_changes_more_than_the_bound_says_so_with_its_interval(count
     share = counted[0].set_index("form").loc["first", "samples"].mean()
     notes = counted[0].set_index("form")["notes"]
     assert notes["first"][0] == "the first" and notes["first"][1].startswith(
-        f"changes {1 - share:.1%} of the decisions ("
+        f"changes {100 * (1 - share):.1f} % of the decisions ("
     )
-    assert notes["first"][1].endswith("the bound is 1%") and notes["shifted"] == []
+    assert notes["first"][1].endswith("the bound is 1 %") and notes["shifted"] == []
     assert decisions.count(FORMS, STATES, bound=1.0)[0].set_index("form")["notes"]["first"] == []
 
 

@@ -136,7 +136,7 @@ def test_a_layer_that_is_the_model():
 
 @pytest.mark.parametrize(
     ("model", "density", "words"),
-    [(GCN(100, 8, 2, 3), 0.6, "60% of the features"), (SAGEConv(100, 3, root_weight=False), 0.02, "as it came in")],
+    [(GCN(100, 8, 2, 3), 0.6, "60 % of the features"), (SAGEConv(100, 3, root_weight=False), 0.02, "as it came in")],
 )
 def test_elsewhere_it_says_why_not(model, density, words):
     with pytest.raises(GnnlabError, match=words):
