@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from gnnlab.errors import GnnlabError
 from gnnlab.kernels import aggregation
 from gnnlab.kernels.aggregation import segment_sum
 from gnnlab.kernels.neighbours import Neighbours
@@ -28,16 +27,10 @@ def additive_scores(
     Raises:
         GnnlabError: they do not belong to the prepared graph.
     """
-    shapes = {"source": (source, neighbours.num_sources), "target": (target, neighbours.num_nodes)}
+    neighbours.require("source", source, (neighbours.num_sources, *vector.shape), vector.dtype)
+    neighbours.require("target", target, (neighbours.num_nodes, *vector.shape), vector.dtype)
     if edge is not None:
-        shapes["edge"] = (edge, neighbours.num_edges)
-    for name, (tensor, count) in shapes.items():
-        wanted = (count, *vector.shape)
-        if tuple(tensor.shape) != wanted or tensor.dtype != vector.dtype or tensor.device != neighbours.device:
-            raise GnnlabError(
-                f"{name} must be {wanted}, {vector.dtype} on {neighbours.device}, "
-                f"not {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
-            )
+        neighbours.require("edge", edge, (neighbours.num_edges, *vector.shape), vector.dtype)
     if torch.compiler.is_compiling():
         both = source.index_select(0, neighbours.col.long()) + target.index_select(0, neighbours.row.long())
         return (F.leaky_relu(both if edge is None else both + edge, slope) * vector).sum(-1)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnlab.errors import GnnlabError
 from gnnlab.kernels.neighbours import Neighbours
 
 __all__ = ["Neighbours", "bag", "edge_products", "mean", "segment_sum", "weighted_sum", "weighted_sum_sorted"]
@@ -37,16 +36,16 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     Raises:
         GnnlabError: `x` or `weight` do not belong to the prepared graph.
     """
-    neighbours.require_features(x)
+    neighbours.require("x", x, (neighbours.num_sources, "features"))
     if weight is not None:
-        _check_weight(weight, neighbours, x)
+        neighbours.require("weight", weight, (neighbours.num_edges,), x.dtype)
         weight = neighbours.sorted_weight(weight)
     return weighted_sum_sorted(x, neighbours, weight)
 
 
 def mean(x: Tensor, neighbours: Neighbours) -> Tensor:
     """out[i] = mean over the edges (j -> i) of x[j], 0 where there are none; shapes as in `weighted_sum`."""
-    neighbours.require_features(x)
+    neighbours.require("x", x, (neighbours.num_sources, "features"))
     return weighted_sum_sorted(x, neighbours, neighbours.cast("mean_weight", x.dtype))
 
 
@@ -74,8 +73,10 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     The E x F products are never in memory: torch's sampled product sums each edge's as it makes them; on other devices
     and in precisions that it lacks they are made in pieces that fit into the cache.
     """
-    if _samples(a, neighbours):
-        return _sampled(a, b, neighbours)
+    precise = a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64)
+    if precise and not torch.compiler.is_compiling() and has_csr(neighbours):
+        edges = csr(neighbours, a.new_zeros(neighbours.num_edges), neighbours.col.dtype)
+        return torch.sparse.sampled_addmm(edges, a, b.t(), beta=0.0, out=edges).values()
     step = max(1, CHUNK_NUMBERS // max(a.shape[1], 1))
     out = a.new_empty(neighbours.num_edges)
     for start in range(0, neighbours.num_edges, step):
@@ -88,12 +89,13 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
 def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = None) -> Tensor:
     """Sums over the edges of each target of `values` (E,) or (E, H), (N,) or (N, H), without autograd.
 
-    The values stand in the order of `neighbours.col`; or anywhere, and `order` (E,) says where.
+    The values stand in the order of `neighbours.col`; or anywhere, and `order` (E,) says where. Rows of more dimensions
+    are summed as they are.
     """
     if values.shape[0] == 0 or values.numel() == 0:
         return values.new_zeros(neighbours.num_nodes, *values.shape[1:])
     precise = values.dtype in (torch.float32, torch.float64)  # in others segment_reduce adds in the type of the values
-    if precise and (values.dim() == 1 or values.shape[1] == 1):
+    if precise and values.shape[1:].numel() == 1:
         values = values if order is None else values.index_select(0, order)
         return torch.segment_reduce(values, "sum", offsets=neighbours.offsets, unsafe=True)
     order = neighbours.places if order is None else order
@@ -129,36 +131,6 @@ class _WeightedSum(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = edge_products(grad, x, neighbours)
         return grad_x, grad_weight, None
-
-
-def _check_weight(weight: Tensor, neighbours: Neighbours, x: Tensor) -> None:
-    if neighbours.order is not None and weight.shape != (neighbours.num_edges,):
-        raise GnnlabError(f"weight must have shape ({neighbours.num_edges},), one an edge, not {tuple(weight.shape)}")
-    if weight.dtype != x.dtype or weight.device != x.device:
-        raise GnnlabError(f"weight is {weight.dtype} on {weight.device} and x {x.dtype} on {x.device}; make them alike")
-
-
-def require_edges(values: Tensor, neighbours: Neighbours, name: str) -> None:
-    """`GnnlabError` unless `values` are floating, (E,) or (E, H) on the device of the graph."""
-    if not isinstance(values, Tensor) or not values.is_floating_point() or values.dim() not in (1, 2):
-        given = f"{tuple(values.shape)}, {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
-        raise GnnlabError(f"{name} must be floating, (edges,) or (edges, heads), not {given}")
-    if values.shape[0] != neighbours.num_edges or values.device != neighbours.device:
-        raise GnnlabError(
-            f"{name} are for {values.shape[0]} edges on {values.device}, "
-            f"the graph has {neighbours.num_edges} on {neighbours.device}"
-        )
-
-
-def _samples(a: Tensor, neighbours: Neighbours) -> bool:
-    if torch.compiler.is_compiling() or a.device.type != "cpu" or a.dtype not in (torch.float32, torch.float64):
-        return False
-    return has_csr(neighbours)
-
-
-def _sampled(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
-    edges = csr(neighbours, a.new_zeros(neighbours.num_edges), neighbours.col.dtype)
-    return torch.sparse.sampled_addmm(edges, a, b.t(), beta=0.0, out=edges).values()
 
 
 def has_csr(neighbours: Neighbours) -> bool:

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from gnnlab.errors import GnnlabError
 from gnnlab.kernels.additive import additive_scores
-from gnnlab.kernels.aggregation import SAFE_SCORE, bag, edge_products, require_edges, segment_max, segment_sum
+from gnnlab.kernels.aggregation import SAFE_SCORE, bag, edge_products, segment_max, segment_sum
 from gnnlab.kernels.neighbours import Neighbours
 
 # heads of up to so many channels are summed by one bag, wider ones each by itself
@@ -51,7 +50,7 @@ def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tens
     return torch.stack(sums, dim=1)
 
 
-__all__ = ["additive_scores", "attend", "edge_softmax", "head_products", "head_sum", "pair_scores", "segment_softmax"]
+__all__ = ["additive_scores", "attend", "head_products", "head_sum", "pair_scores", "segment_softmax"]
 
 
 def pair_scores(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float = 1.0) -> Tensor:
@@ -63,7 +62,9 @@ def pair_scores(source: Tensor, target: Tensor, neighbours: Neighbours, slope: f
     Raises:
         GnnlabError: they do not belong to the prepared graph.
     """
-    _require_pair(source, target, neighbours)
+    heads = ("heads",) if isinstance(source, Tensor) and source.dim() == 2 else ()
+    neighbours.require("source", source, (neighbours.num_sources, *heads))
+    neighbours.require("target", target, (neighbours.num_nodes, *source.shape[1:]), source.dtype)
     if torch.compiler.is_compiling():
         sent = source.index_select(0, neighbours.col.long())
         return F.leaky_relu(sent + target.index_select(0, neighbours.row.long()), slope)
@@ -79,15 +80,11 @@ def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
     Raises:
         GnnlabError: another number of edges, another device.
     """
-    require_edges(scores, neighbours, "scores")
+    heads = ("heads",) if isinstance(scores, Tensor) and scores.dim() == 2 else ()
+    neighbours.require("scores", scores, (neighbours.num_edges, *heads))
     if torch.compiler.is_compiling():
         return _composed(scores, neighbours)
     return _Softmax.apply(scores, neighbours)
-
-
-def edge_softmax(source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
-    """`segment_softmax` of `pair_scores`: the attention weights of a GAT layer."""
-    return segment_softmax(pair_scores(source, target, neighbours, slope), neighbours)
 
 
 def head_products(query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
@@ -98,10 +95,8 @@ def head_products(query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
     Raises:
         GnnlabError: they do not belong to the prepared graph.
     """
-    _require_values(query, neighbours.num_nodes, neighbours, "query")
-    _require_values(key, neighbours.num_sources, neighbours, "key")
-    if query.shape[1:] != key.shape[1:]:
-        raise GnnlabError(f"query and key need equal heads and channels, not {query.shape[1:]} and {key.shape[1:]}")
+    neighbours.require("query", query, (neighbours.num_nodes, "heads", "channels"))
+    neighbours.require("key", key, (neighbours.num_sources, *query.shape[1:]), query.dtype)
     if torch.compiler.is_compiling():
         asked = query.index_select(0, neighbours.row.long())
         return (asked * key.index_select(0, neighbours.col.long())).sum(-1)
@@ -279,35 +274,7 @@ def _composed_sum(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Ten
     return torch.stack([bag(value, neighbours, one.contiguous()) for value, one in heads], dim=1)
 
 
-def _require_pair(source: Tensor, target: Tensor, neighbours: Neighbours) -> None:
-    for name, tensor, count in (("source", source, neighbours.num_sources), ("target", target, neighbours.num_nodes)):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
-            given = f"{tuple(tensor.shape)}, {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise GnnlabError(f"{name} must be floating, (nodes,) or (nodes, heads), not {given}")
-        if tensor.shape[0] != count or tensor.device != neighbours.device:
-            raise GnnlabError(
-                f"{name} has {tensor.shape[0]} rows on {tensor.device}, the graph {count} nodes on {neighbours.device}"
-            )
-    if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
-        given = f"{tuple(source.shape)}, {source.dtype} and {tuple(target.shape)}, {target.dtype}"
-        raise GnnlabError(f"source and target need equal heads and types, not {given}")
-
-
-def _require_values(values: Tensor, nodes: int, neighbours: Neighbours, name: str) -> None:
-    if not isinstance(values, Tensor) or values.dim() != 3 or not values.is_floating_point():
-        given = f"{tuple(values.shape)}, {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
-        raise GnnlabError(f"{name} must be floating, (nodes, heads, channels), not {given}")
-    if values.shape[0] != nodes or values.device != neighbours.device:
-        raise GnnlabError(
-            f"{name} has {values.shape[0]} rows on {values.device}, the graph {nodes} nodes on {neighbours.device}"
-        )
-
-
 def _require_heads(weight: Tensor, values: Tensor, neighbours: Neighbours, name: str) -> None:
-    require_edges(weight, neighbours, name)
-    _require_values(values, neighbours.num_sources, neighbours, "values")
-    if weight.dim() != 2 or values.shape[1] not in (1, weight.shape[1]) or weight.dtype != values.dtype:
-        raise GnnlabError(
-            f"{name} must be (edges, heads) for values {tuple(values.shape)}, {values.dtype}, "
-            f"not {tuple(weight.shape)}, {weight.dtype}"
-        )
+    neighbours.require("values", values, (neighbours.num_sources, "heads", "channels"))
+    heads = "heads" if values.shape[1] == 1 else values.shape[1]  # one for all, or one each
+    neighbours.require(name, weight, (neighbours.num_edges, heads), values.dtype)

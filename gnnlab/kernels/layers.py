@@ -267,7 +267,7 @@ def _neighbours(layer: FastGATConv | FastSAGEConv, x: Tensor, edge_index: Tensor
         given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise GnnlabError(f"{type(layer).__name__}: x must be a tensor (nodes, {layer.in_channels}), not {given}")
     neighbours = layer.graphs.get(edge_index, x.shape[0])
-    neighbours.require_features(x)
+    neighbours.require("x", x, (neighbours.num_sources, layer.in_channels))
     return neighbours
 
 

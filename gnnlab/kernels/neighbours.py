@@ -219,18 +219,22 @@ class Neighbours:
             return _Sort.apply(weight, self)
         return self._weights.get(weight, lambda: weight.detach().index_select(0, self.order))
 
-    def require_features(self, x: Tensor) -> None:
-        """`GnnlabError` unless `x` is (num_sources, F), floating, on the same device."""
-        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
-            given = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            raise GnnlabError(f"x must be a floating-point tensor (nodes, features), not {given}")
-        if x.shape[0] != self.num_sources:
-            raise GnnlabError(
-                f"x has {x.shape[0]} rows, the neighbours were prepared for {self.num_sources} nodes; "
-                "prepare them for this graph with Neighbours.prepare"
-            )
-        if x.device != self.device:
-            raise GnnlabError(f"x is on {x.device}, the neighbours on {self.device}; move them with .to({x.device})")
+    def require(
+        self, name: str, tensor: Tensor, shape: tuple[int | str, ...], dtype: torch.dtype | None = None
+    ) -> None:
+        """`GnnlabError` unless `tensor` is floating, of this shape and type, and on the device of the graph.
+
+        A word in `shape` stands for any size.
+        """
+        given, fits = type(tensor).__name__, False
+        if isinstance(tensor, Tensor):
+            given = f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
+            fits = tensor.is_floating_point() and dtype in (None, tensor.dtype) and tensor.device == self.device
+            fits = fits and tensor.dim() == len(shape)
+            fits = fits and all(isinstance(w, str) or w == size for w, size in zip(shape, tensor.shape, strict=True))
+        if not fits:
+            wanted = f"({', '.join(map(str, shape))}), {dtype or 'floating'} on {self.device}"
+            raise GnnlabError(f"{name} must be {wanted}, as these neighbours were prepared, not {given}")
 
     def __repr__(self) -> str:
         kind = str(self.col.dtype).removeprefix("torch.")

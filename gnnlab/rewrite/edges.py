@@ -17,7 +17,6 @@ Edges that are not sorted ones go to PyG's function as they are.
 from __future__ import annotations
 
 import functools
-import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -99,12 +98,7 @@ def total(values: Tensor, edges: Edges) -> Tensor:
     """The sum over the edges of each target, (num_nodes, ...) of values (E, ...)."""
     if torch.is_grad_enabled() and values.requires_grad:
         return _Total.apply(values, edges)
-    return _sums(values, edges.neighbours)
-
-
-def _sums(values: Tensor, neighbours: Neighbours, order: Tensor | None = None) -> Tensor:
-    flat = values.reshape(values.shape[0], math.prod(values.shape[1:]))
-    return segment_sum(flat, neighbours, order).view(neighbours.num_nodes, *values.shape[1:])
+    return segment_sum(values, edges.neighbours)
 
 
 class _Gather(torch.autograd.Function):
@@ -118,15 +112,15 @@ class _Gather(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         graph = ctx.edges.neighbours
         if ctx.side == TARGET:
-            return _sums(grad, graph), None, None
-        return _sums(grad, graph.transposed, graph.transposed.order), None, None
+            return segment_sum(grad, graph), None, None
+        return segment_sum(grad, graph.transposed, graph.transposed.order), None, None
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values: Tensor, edges: Edges) -> Tensor:
         ctx.edges = edges
-        return _sums(values, edges.neighbours)
+        return segment_sum(values, edges.neighbours)
 
     @staticmethod
     @once_differentiable

@@ -10,7 +10,6 @@ from gnnlab.kernels import aggregation, attention
 from gnnlab.kernels.attention import (
     additive_scores,
     attend,
-    edge_softmax,
     head_products,
     head_sum,
     pair_scores,
@@ -159,16 +158,19 @@ def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
     prepared = Neighbours.prepare(torch.tensor([[0, 1, 2], [1, 1, 0]]), 3)
     scores, values = torch.randn(3, 2), torch.randn(3, 2, 4)
     calls = [
-        (lambda: segment_softmax(torch.randn(4, 2), prepared), "for 4 edges on cpu, the graph has 3"),
-        (lambda: segment_softmax(torch.zeros(3, dtype=torch.int64), prepared), "scores must be floating"),
-        (lambda: edge_softmax(torch.randn(4), torch.randn(3), prepared, 0.2), "source has 4 rows on cpu, the graph 3"),
-        (lambda: edge_softmax(torch.randn(3), torch.randn(3, 2), prepared, 0.2), "equal heads and types"),
-        (lambda: edge_softmax("x", torch.randn(3), prepared, 0.2), "not str"),
-        (lambda: attend(scores, values[:2], prepared), "values has 2 rows"),
-        (lambda: attend(scores, torch.randn(3, 3, 4), prepared), r"scores must be \(edges, heads\)"),
+        (lambda: segment_softmax(torch.randn(4, 2), prepared), r"scores must be \(3, heads\).*not \(4, 2\)"),
+        (
+            lambda: segment_softmax(torch.zeros(3, dtype=torch.int64), prepared),
+            r"scores must be \(3\), floating on cpu.*int64",
+        ),
+        (lambda: pair_scores(torch.randn(4), torch.randn(3), prepared), r"source must be \(3\).*not \(4,\)"),
+        (lambda: pair_scores(torch.randn(3), torch.randn(3, 2), prepared), r"target must be \(3\).*not \(3, 2\)"),
+        (lambda: pair_scores("x", torch.randn(3), prepared), "not str"),
+        (lambda: attend(scores, values[:2], prepared), r"values must be \(3, heads, channels\).*not \(2, 2, 4\)"),
+        (lambda: attend(scores, torch.randn(3, 3, 4), prepared), r"scores must be \(3, 3\).*not \(3, 2\)"),
         (lambda: attend(scores, values.double(), prepared), "torch.float64"),
-        (lambda: attend(scores, values, prepared, torch.ones(2, 2)), "keep are for 2 edges"),
-        (lambda: head_products(values, values[:, :1], prepared), "equal heads and channels"),
+        (lambda: attend(scores, values, prepared, torch.ones(2, 2)), r"keep must be \(3, 2\).*not \(2, 2\)"),
+        (lambda: head_products(values, values[:, :1], prepared), r"key must be \(3, 2, 4\).*not \(3, 1, 4\)"),
         (lambda: additive_scores(values, values, torch.ones(2, 3), prepared, 0.2), r"source must be \(3, 2, 3\)"),
     ]
     for call, message in calls:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.attention import edge_softmax
+from gnnlab.kernels.attention import pair_scores, segment_softmax
 from gnnlab.kernels.layers import FastGATConv, FastSAGEConv
 from gnnlab.kernels.neighbours import Neighbours
 
@@ -139,7 +139,7 @@ def test_one_far_source_does_not_starve_the_others():
     """A bound over all sources, instead of the largest of each target, would leave targets 1 and 2 with 0 / 0."""
     neighbours = Neighbours.prepare(torch.tensor([[0, 1, 2, 2], [0, 1, 1, 2]]), 3)
     source, target = torch.tensor([500.0, -200.0, -201.0]), torch.zeros(3)
-    weight = edge_softmax(source, target, neighbours, 1.0)
+    weight = segment_softmax(pair_scores(source, target, neighbours), neighbours)
     expected = torch.tensor([1.0, *torch.tensor([-200.0, -201.0]).softmax(0), 1.0])
     torch.testing.assert_close(weight, expected)
 
@@ -294,7 +294,7 @@ def test_wrong_arguments_are_refused_in_one_line():
     calls = [
         (lambda: gat(x[:, :5], edge_index), r"x must be a tensor \(nodes, 6\), not \(200, 5\)"),
         (lambda: sage((x, x), edge_index), "not tuple"),
-        (lambda: gat(x, Neighbours.prepare(edge_index, 201)), "x has 200 rows"),
+        (lambda: gat(x, Neighbours.prepare(edge_index, 201)), r"x must be \(201, 6\).*not \(200, 6\)"),
         (lambda: gat(x[:100], edge_index), "allowed are 0..99"),
         (lambda: edged(x, edge_index, torch.zeros(900, 3)), r"edge_attr must have shape \(900, 2\), not \(900, 3\)"),
         (lambda: gat(x, edge_index, return_attention_weights=True), "returns no attention weights"),
