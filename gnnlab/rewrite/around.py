@@ -20,7 +20,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,14 +54,19 @@ def around(model: nn.Module, run: Run, *, training: bool = False) -> nn.Module:
     return model
 
 
-def inference(model: nn.Module, batch: Any) -> nn.Module:
-    """`model` in eval mode, where it records nothing for gradients."""
+def _within(model: nn.Module, context: Callable[[], AbstractContextManager], *, training: bool = True) -> nn.Module:
+    """`model`, whose forward runs in a context, made at each call."""
 
     def run(model, forward, arguments, named):
-        with torch.no_grad():
+        with context():
             return forward(*arguments, **named)
 
-    return around(model.eval(), run)
+    return around(model, run, training=training)
+
+
+def inference(model: nn.Module, batch: Any) -> nn.Module:
+    """`model` in eval mode, where it records nothing for gradients."""
+    return _within(model.eval(), torch.no_grad, training=False)
 
 
 def threads(model: nn.Module, batch: Any, count: int) -> nn.Module:
@@ -78,27 +83,17 @@ def threads(model: nn.Module, batch: Any, count: int) -> nn.Module:
     return around(model, run, training=True)
 
 
-def products(model: nn.Module, precision: str) -> nn.Module:
+def products(model: nn.Module, batch: Any, precision: str) -> nn.Module:
     """`model`, whose float32 products may be as inexact as torch's `precision` (highest|high|medium) allows."""
-
-    def run(model, forward, arguments, named):
-        with Conditions(torch.get_num_threads(), precision).applied():
-            return forward(*arguments, **named)
-
-    return around(model, run, training=True)
+    return _within(model, lambda: Conditions(torch.get_num_threads(), precision).applied())
 
 
 def bfloat16(model: nn.Module, batch: Any) -> nn.Module:
     """`model`, whose products and sums run in bfloat16 where torch's autocast puts them."""
-
-    def run(model, forward, arguments, named):
-        with torch.autocast("cpu", torch.bfloat16):
-            return forward(*arguments, **named)
-
-    return around(model, run, training=True)
+    return _within(model, lambda: torch.autocast("cpu", torch.bfloat16))
 
 
-def compiled(model: nn.Module, backend: str | Callable[..., Any]) -> nn.Module:
+def compiled(model: nn.Module, batch: Any, backend: str | Callable[..., Any] = "inductor") -> nn.Module:
     """`model`, whose forward goes through `torch.compile(backend=...)`, in training, too."""
     fast = torch.compile(type(model).forward, backend=backend)
     return around(model, lambda model, forward, arguments, named: fast(model, *arguments, **named), training=True)
@@ -188,10 +183,15 @@ def _converted(model: nn.Module, convert: Converter) -> nn.Module:
     def run(model, forward, arguments, named):
         _, programs = kept.of(model)
         given = inspect.signature(forward).bind(*arguments, **named).arguments
-        tensors, rest = _split(given)
+        named_tensors, rest = _split(given)
+        tensors = list(named_tensors.values())
         if rest not in programs:
-            programs[rest] = _Program(_Plain(model, before, given), tensors, convert)
-        return programs[rest](tensors)
+            plain = _Plain(model, before, given)
+            with torch.inference_mode(False), torch.no_grad(), _quiet():
+                plain(*tensors)
+                programs[rest] = convert(plain.eval(), tuple(tensors)), plain.structure
+        compute, structure = programs[rest]
+        return pytree.tree_unflatten(compute(tensors), structure)
 
     return around(model.eval(), run)
 
@@ -222,28 +222,14 @@ class _Plain(nn.Module):
         given = dict(self.given)
         for name, tensor in zip(self.names, tensors, strict=True):
             argument, _, key = name.partition(".")
-            if key:
-                given[argument] = (
-                    given[argument].clone() if given[argument] is self.given[argument] else given[argument]
-                )
-                given[argument][key] = tensor
-            else:
+            if not key:
                 given[argument] = tensor
+                continue
+            if given[argument] is self.given[argument]:
+                given[argument] = given[argument].clone()
+            given[argument][key] = tensor
         outputs, self.structure = pytree.tree_flatten(self.run(self.model, **given))
         return tuple(outputs)
-
-
-class _Program:
-    """A converted model: the tensors of its arguments by name in, its output as the model gives it out."""
-
-    def __init__(self, plain: _Plain, tensors: dict[str, Tensor], convert: Converter) -> None:
-        with torch.inference_mode(False), torch.no_grad(), _quiet():
-            plain(*tensors.values())
-            self.structure = plain.structure
-            self.compute = convert(plain.eval(), tuple(tensors.values()))
-
-    def __call__(self, tensors: dict[str, Tensor]) -> Any:
-        return pytree.tree_unflatten(self.compute(list(tensors.values())), self.structure)
 
 
 def _openvino(plain: nn.Module, tensors: tuple[Tensor, ...]) -> Compute:

@@ -6,6 +6,9 @@ in `gnnlab.kernels.neighbours`. They have no gradients of their own: backward pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,49 @@ _INT32 = 2**31 - 1
 _LIBRARY = torch.library.Library("gnnlab", "DEF")
 
 
+def _operator(shape: Callable[..., Any]) -> Callable[[Callable], Callable]:
+    """Makes a function an operator of its name; `shape` gives what it does, empty, for a trace."""
+
+    def define(function: Callable) -> Callable:
+        name = f"gnnlab::{function.__name__}"
+        torch.library.define(name, torch.library.infer_schema(function, mutates_args=()), lib=_LIBRARY)
+        run = torch.compiler.disable(function)  # what Inductor's code calls, torch.compile would else compile again
+        torch.library.impl(name, "CompositeExplicitAutograd", run, lib=_LIBRARY)
+        torch.library.register_fake(name, shape, lib=_LIBRARY)
+        return function
+
+    return define
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
+
+
+def _edges(values: Tensor, rowptr: Tensor, row: Tensor | None = None) -> Neighbours:
+    """Edges alone, which the rows of `values` belong to in their order."""
+    places = torch.arange(values.shape[0], dtype=rowptr.dtype, device=rowptr.device)
+    return Neighbours(rowptr, places, row, None, values.shape[0])
+
+
+def _sorted_shape(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    return tuple(index.new_empty(size, dtype=torch.int32) for size in (nodes + 1, index.shape[0]))
+
+
+def _heads_shape(rowptr: Tensor, col: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    edges = col.shape[0] * heads
+    place = col.new_empty(edges, dtype=torch.int64)
+    return rowptr.new_empty((rowptr.shape[0] - 1) * heads + 1), col.new_empty(edges), place
+
+
+def _like(values: Tensor, *others: Tensor) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _row_a_node(x: Tensor, rowptr: Tensor, *others: Tensor | None) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, *x.shape[1:])
+
+
+@_operator(_sorted_shape)
 def sort_edges(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """(rowptr (nodes + 1), order (E)) of the edges that end at `index` (E), both int32: edge order[k] is the k-th.
 
@@ -31,11 +77,7 @@ def sort_edges(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     return found.rowptr.int(), found.col.int()
 
 
-def _sort_edges_shape(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    kind = {"dtype": torch.int32}
-    return index.new_empty(nodes + 1, **kind), index.new_empty(index.shape[0], **kind)
-
-
+@_operator(_heads_shape)
 def sort_heads(rowptr: Tensor, col: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """(rowptr, col, place) of the graph in which node i of head h is number i * heads + h.
 
@@ -48,12 +90,7 @@ def sort_heads(rowptr: Tensor, col: Tensor, heads: int) -> tuple[Tensor, Tensor,
     return found.rowptr.int(), (col[place // heads] * heads + place % heads).int(), place
 
 
-def _sort_heads_shape(rowptr: Tensor, col: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    edges = col.shape[0] * heads
-    place = col.new_empty(edges, dtype=torch.int64)
-    return rowptr.new_empty((rowptr.shape[0] - 1) * heads + 1), col.new_empty(edges), place
-
-
+@_operator(_row_a_node)
 def weighted_sum(x: Tensor, rowptr: Tensor, col: Tensor, weight: Tensor | None) -> Tensor:
     """out[i] = sum over the edges k of i of weight[k] * x[col[k]], (N, ...) for x (sources, ...), weight E numbers."""
     graph = Neighbours(rowptr, col, None, None, x.shape[0])
@@ -61,10 +98,7 @@ def weighted_sum(x: Tensor, rowptr: Tensor, col: Tensor, weight: Tensor | None) 
     return aggregation.bag(_rows(x), graph, weight).view(graph.num_nodes, *x.shape[1:])
 
 
-def _weighted_sum_shape(x: Tensor, rowptr: Tensor, col: Tensor, weight: Tensor | None) -> Tensor:
-    return x.new_empty(rowptr.shape[0] - 1, *x.shape[1:])
-
-
+@_operator(lambda x, rowptr, *others: x.new_empty((rowptr.shape[0] - 1) // x.shape[1], *x.shape[1:]))
 def weighted_sum_heads(x: Tensor, rowptr: Tensor, col: Tensor, place: Tensor, weight: Tensor) -> Tensor:
     """The same for each head: x (sources, heads, C), weight (E, heads, 1); the others as `sort_heads` makes them."""
     heads, width = x.shape[1:]
@@ -73,15 +107,13 @@ def weighted_sum_heads(x: Tensor, rowptr: Tensor, col: Tensor, place: Tensor, we
     return aggregation.bag(x.reshape(-1, width), graph, weight).view(-1, heads, width)
 
 
-def _weighted_sum_heads_shape(x: Tensor, rowptr: Tensor, col: Tensor, place: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty((rowptr.shape[0] - 1) // x.shape[1], *x.shape[1:])
-
-
+@_operator(_row_a_node)
 def segment_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     """out[i] = sum of values[k] over the edges k of i; `values` (E, ...), sorted."""
     return aggregation.segment_sum(values, _edges(values, rowptr))
 
 
+@_operator(_row_a_node)
 def segment_max(values: Tensor, rowptr: Tensor) -> Tensor:
     """out[i] = the largest of values[k] over the edges k of i, 0 where there are none; `values` (E, ...), sorted."""
     largest = aggregation.segment_max(_rows(values), _edges(values, rowptr))
@@ -89,70 +121,25 @@ def segment_max(values: Tensor, rowptr: Tensor) -> Tensor:
     return largest.masked_fill_(lonely, 0).view(-1, *values.shape[1:])
 
 
-def _edges(values: Tensor, rowptr: Tensor, row: Tensor | None = None) -> Neighbours:
-    """Edges alone, which the rows of `values` belong to in their order."""
-    places = torch.arange(values.shape[0], dtype=rowptr.dtype, device=rowptr.device)
-    return Neighbours(rowptr, places, row, None, values.shape[0])
-
-
-def _segment_shape(values: Tensor, rowptr: Tensor) -> Tensor:
-    return values.new_empty(rowptr.shape[0] - 1, *values.shape[1:])
-
-
+@_operator(_like)
 def segment_softmax(scores: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
     """softmax of `scores` (E, ...) over the edges of each node; `row` (E) is the node of each edge."""
     return attention.softmaxed(scores, _edges(scores, rowptr, row))
 
 
+@_operator(_like)
 def segment_softmax_backward(grad: Tensor, weights: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
     """The gradient of the scores of `segment_softmax`, from that of its weights."""
     return attention.softmaxed_back(grad.clone(), weights, _edges(grad, rowptr, row))
 
 
-def _same_shape(values: Tensor, *others: Tensor) -> Tensor:
-    return torch.empty_like(values, memory_format=torch.contiguous_format)
-
-
+@_operator(lambda a, b, rowptr, row, col: a.new_empty(row.shape[0], *a.shape[1:-1]))
 def edge_dot(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> Tensor:
     """sum over the last dimension of a[row[k]] * b[col[k]] for each edge k, (E) or (E, heads); `row` (E) sorted."""
     if a.numel() == 0 or row.numel() == 0:
-        return _edge_dot_shape(a, b, rowptr, row, col).zero_()
+        return a.new_zeros(row.shape[0], *a.shape[1:-1])
     graph = Neighbours(rowptr, col, row, None, b.shape[0])
     if a.dim() == 2:
         return aggregation.edge_products(a, b, graph)
     heads = zip(a.unbind(1), b.unbind(1), strict=True)
     return torch.stack([aggregation.edge_products(one, other, graph) for one, other in heads], dim=1)
-
-
-def _edge_dot_shape(a: Tensor, b: Tensor, rowptr: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    return a.new_empty(row.shape[0], *a.shape[1:-1])
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
-
-
-for _schema, _function, _shape in (
-    ("sort_edges(Tensor index, SymInt nodes) -> (Tensor, Tensor)", sort_edges, _sort_edges_shape),
-    ("sort_heads(Tensor rowptr, Tensor col, SymInt heads) -> (Tensor, Tensor, Tensor)", sort_heads, _sort_heads_shape),
-    ("weighted_sum(Tensor x, Tensor rowptr, Tensor col, Tensor? weight) -> Tensor", weighted_sum, _weighted_sum_shape),
-    (
-        "weighted_sum_heads(Tensor x, Tensor rowptr, Tensor col, Tensor place, Tensor weight) -> Tensor",
-        weighted_sum_heads,
-        _weighted_sum_heads_shape,
-    ),
-    ("segment_sum(Tensor values, Tensor rowptr) -> Tensor", segment_sum, _segment_shape),
-    ("segment_max(Tensor values, Tensor rowptr) -> Tensor", segment_max, _segment_shape),
-    ("segment_softmax(Tensor scores, Tensor rowptr, Tensor row) -> Tensor", segment_softmax, _same_shape),
-    (
-        "segment_softmax_backward(Tensor grad, Tensor weights, Tensor rowptr, Tensor row) -> Tensor",
-        segment_softmax_backward,
-        _same_shape,
-    ),
-    ("edge_dot(Tensor a, Tensor b, Tensor rowptr, Tensor row, Tensor col) -> Tensor", edge_dot, _edge_dot_shape),
-):
-    _name = "gnnlab::" + _schema.split("(")[0]
-    torch.library.define(_name, _schema.removeprefix(_schema.split("(")[0]), lib=_LIBRARY)
-    _run = torch.compiler.disable(_function)  # what Inductor's code calls, torch.compile would else compile again
-    torch.library.impl(_name, "CompositeExplicitAutograd", _run, lib=_LIBRARY)
-    torch.library.register_fake(_name, _shape, lib=_LIBRARY)

@@ -41,18 +41,10 @@ BY_TARGET = (
     aggr.VarAggregation, aggr.StdAggregation, aggr.SoftmaxAggregation, aggr.MultiAggregation,
     aggr.DegreeScalerAggregation,
 )  # fmt: skip
+# what PyG gives a method beside the arguments of `propagate`
 SPECIAL = {
-    "index",
-    "ptr",
-    "size",
-    "size_i",
-    "size_j",
-    "dim_size",
-    "edge_index",
-    "edge_index_i",
-    "edge_index_j",
-    "adj_t",
-}
+    "index", "ptr", "size", "size_i", "size_j", "dim_size", "edge_index", "edge_index_i", "edge_index_j", "adj_t"
+}  # fmt: skip
 NOTHING: Mapping[str, Tensor] = types.MappingProxyType({})
 # layers that make rows an edge, with the modules that make them
 PIECED = {

@@ -24,8 +24,18 @@ from gnnlab.kernels import linears
 from gnnlab.kernels.linears import sparse_inputs
 from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.rewrite import around, dense
-from gnnlab.rewrite.around import bfloat16, constant_output, inference, onnxruntime, openvino, this_size_only, threads
+from gnnlab.rewrite import dense
+from gnnlab.rewrite.around import (
+    bfloat16,
+    compiled,
+    constant_output,
+    inference,
+    onnxruntime,
+    openvino,
+    products,
+    this_size_only,
+    threads,
+)
 from gnnlab.rewrite.dense import dense_layers
 from gnnlab.rewrite.forward_edits import (
     copy_places,
@@ -90,31 +100,16 @@ def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
     return swap(model).model
 
 
-def compiled(model: nn.Module, batch: Any) -> nn.Module:
-    """The forward through torch.compile and its own backend."""
-    return around.compiled(model, "inductor")
-
-
 def compiled_sums(model: nn.Module, batch: Any, then: str = "eager") -> nn.Module:
     """The forward through torch.compile and the lab's backend, which hands the rest to `then` (eager|inductor)."""
     from gnnlab.rewrite.backend import backend  # which takes a second to load
 
-    return around.compiled(model, functools.partial(backend, options={"then": then}))
-
-
-def medium_products(model: nn.Module, batch: Any) -> nn.Module:
-    """Float32 products that may be computed in bfloat16."""
-    return around.products(model, "medium")
+    return compiled(model, batch, functools.partial(backend, options={"then": then}))
 
 
 def int8_weights(model: nn.Module, batch: Any) -> nn.Module:
     """Linear layers in int8, activations quantized at each call."""
     return linears.int8_weights(model)
-
-
-def _linear(model: nn.Module) -> tuple[str, ...]:
-    """Paths of the linear layers of torch and PyG in a model, which is none itself."""
-    return tuple(path for path, layer in model.named_modules() if path and type(layer) in linears.LINEAR)
 
 
 # ---- does it apply? -------------------------------------------------------------------------------------------------
@@ -190,7 +185,7 @@ def _look_installed(package: str) -> Look:
 
 
 def _look_int8(model: nn.Module, batch: Any) -> Applicability:
-    paths = _linear(model)
+    paths = tuple(path for path, layer in model.named_modules() if path and type(layer) in linears.LINEAR)
     if not paths:
         return Applicability(False, "it has no linear layers of torch or PyG")
     return Applicability(True, f"{len(paths)} linear layer{'s' * (len(paths) > 1)}", paths)
@@ -202,10 +197,9 @@ GUARD = "this size only"
 
 
 def _thread_counts() -> list[int]:
-    counts, most = [1], machine.cores()
-    while counts[-1] * 2 <= most:
-        counts.append(counts[-1] * 2)
-    return counts if counts[-1] == most else [*counts, most]
+    """The powers of two up to the cores, and the cores."""
+    cores = machine.cores()
+    return sorted({cores, *(2**power for power in range(cores.bit_length()))})
 
 
 def _threads_step(count: int) -> RewriteStep:
@@ -219,6 +213,7 @@ def _threads_step(count: int) -> RewriteStep:
 
 _ENGINE = functools.partial(RewriteStep, kind="engine", apart=frozenset({"engine", "layers"}))
 _RUNTIME = functools.partial(_ENGINE, apart=frozenset({"engine", "layers", "mode"}), training=False)
+_MEDIUM = functools.partial(products, precision="medium")
 _NOT_CONSTANT = frozenset({"rewrite", "layers", "engine", "mode", "condition"})
 
 _ALL = (  # tried in this order: first what brings most models most
@@ -233,7 +228,7 @@ _ALL = (  # tried in this order: first what brings most models most
     *map(_threads_step, _thread_counts()),
     _RUNTIME("OpenVINO", look=_look_installed("openvino"), apply=openvino, starts=1.0),
     _RUNTIME("ONNX Runtime", look=_look_installed("onnxruntime"), apply=onnxruntime, starts=2.0),
-    RewriteStep("medium products", "precision", _always("a setting of torch"), medium_products, exact=False),
+    RewriteStep("medium products", "precision", _always("a setting of torch"), _MEDIUM, exact=False),
     RewriteStep("bfloat16", "precision", _always("torch.autocast"), bfloat16, exact=False),
     RewriteStep("int8", "precision", _look_int8, int8_weights, training=False, exact=False),
     _ENGINE(

@@ -24,10 +24,10 @@ def model():
 WAYS = {
     "inference": lambda m: around.inference(m, None),
     "threads": lambda m: around.threads(m, None, 1),
-    "products": lambda m: around.products(m, "highest"),
+    "products": lambda m: around.products(m, None, "highest"),
     "constant": lambda m: around.constant_output(m, None),
     "this size": lambda m: around.this_size_only(m, (X, EDGES, BATCH)),
-    "compiled": lambda m: around.compiled(m, "eager"),
+    "compiled": lambda m: around.compiled(m, None, "eager"),
 }
 
 
