@@ -15,7 +15,7 @@ what such streams took over their predictions at the sizes of the calibration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,11 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.sizes import GraphSize
-from gnnlab.planning import contention, store
+from gnnlab.planning import calibration as learning
+from gnnlab.planning import store
 from gnnlab.planning.calibration import Calibration, Stream
+from gnnlab.planning.comparison import Heats, in_turns, run_heats
 from gnnlab.planning.execution import Executed, Executor, carry_out
-from gnnlab.planning.heats import Heats, run_heats
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.planning import PREDICTED, Planner, Ranking, conditions, planner_of
 from gnnlab.planning.plans import Plan
@@ -35,12 +36,11 @@ from gnnlab.planning.simulation import Trace
 from gnnlab.planning.table_costs import TableCosts
 from gnnlab.planning.unit_workers import UnitWorkers
 from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
-from gnnlab.profiling.timing import stopwatch
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-GRAPHS = 3  # different ones of a stream, in turn
+GRAPHS = 3  # different random ones of a stream, in turn
 ENTRANTS = 8  # plans of the first heat, at most
 LOOKS = 3  # how often the ranking is made anew with measured calls
 LIKELY = 0.99  # of the draws have their best plan among the entrants, where so few are enough
@@ -48,7 +48,7 @@ GUESSED = ("interpolated", "extrapolated")
 DRAWN_ROUNDS = 5  # streams of each plan of a calibration
 
 
-class Bench:
+class Bench(AbstractContextManager):
     """The units of `costs` at work. `costs` grows by what is measured on the way, `trials` by the sizes tried; `count`:
     graphs of a stream; `options`: those of `planner_of`."""
 
@@ -60,9 +60,6 @@ class Bench:
         self.workers.start(costs.units)
         self.trials: dict[str, Trial] = {}
         self._open, self._streams = {}, ExitStack()  # executors by size and plan, of one size at a time
-
-    def __enter__(self) -> Bench:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -134,7 +131,7 @@ class Trial:
 
     def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan] = (), look: bool = True) -> None:
         self.bench, self.size, self._at = bench, str(size), (size.nodes, size.edges)
-        self.graphs = _graphs(size, bench.costs.layer.features)
+        self.graphs = [Graph.drawn(*self._at, bench.costs.layer.features, seed) for seed in range(GRAPHS)]
         self.by_hand = tuple(by_hand)
         self._seen: dict[Plan, dict[str, tuple[str, Trace]]] = {}
         self.heats: Heats | None = None
@@ -230,10 +227,10 @@ class Trial:
         of the CPU run blocks of both kinds."""
         order = [self.ranking.plans[i].units for i in np.argsort(self.ranking.ms, kind="stable")]
         alone = [units[0] for units in order if len(units) == 1 and units[0] not in self.bench.costs.devices]
-        pair = contention.pair(list(dict.fromkeys([*alone, *self.bench.costs.units])), self.planner.model)
+        pair = learning.contending(list(dict.fromkeys([*alone, *self.bench.costs.units])), self.planner.model)
         if not pair:
             return []
-        found = contention.measure(pair, self.make, self.planner.model)
+        found = learning.contention(pair, self.make, self.planner.model)
         fields = {"unit": "x", "better": "lower", "origin": "measured", "statistic": "median", **conditions(pair)}
         notes = ["on " + " and ".join(pair)]
         return [
@@ -255,19 +252,14 @@ class Trial:
         self.time_calls(plans)
         expected = [self.bench.planner(costs, plain) for costs in (self.bench.tables_alone, self.bench.costs)]
         forms = {plan: self.stream(plan) for plan in plans}
-        took: dict[Plan, list[float]] = {plan: [] for plan in plans}
-        for _ in range(DRAWN_ROUNDS):
-            for place in random.permutation(len(plans)):
-                with stopwatch() as clock:
-                    forms[plans[place]]()
-                took[plans[place]].append(clock.ms / self.bench.count)
+        took = {plan: np.median(ms) / self.bench.count for plan, ms in in_turns(forms, DRAWN_ROUNDS, random).items()}
         found = []
         for planner in expected:
             ranking = planner.rank(*self._at, plans=plans)
             for plan in plans:
                 (ms, _, _), _ = self._streamed(planner, ranking, plan)
                 traits = planner.traits(plan, *self._at)
-                found.append(Stream(self.size, plan.words(), *traits, float(np.log(np.median(took[plan]) / ms))))
+                found.append(Stream(self.size, plan.words(), *traits, float(np.log(took[plan] / ms))))
         return found
 
     def _streamed(self, planner: Planner, ranking: Ranking, plan: Plan) -> tuple[np.ndarray, str]:
@@ -340,11 +332,3 @@ class Trial:
 
 def _drawn(plans: Sequence[Plan], count: int, random: np.random.Generator) -> list[Plan]:
     return [plans[i] for i in random.permutation(len(plans))[:count]]
-
-
-def _graphs(size: GraphSize, features: int) -> list[Graph]:
-    """Different random graphs of one size, the same for the same numbers."""
-    from gnnlab.workloads.graphsage import random_inputs
-
-    made = [random_inputs(size.nodes, size.edges, features, seed=seed) for seed in range(GRAPHS)]
-    return [Graph(g["x"].numpy(), g["edge_index"].numpy()) for g in made]

@@ -2,14 +2,22 @@
 
 `BlockTask` says what a unit has to do, in a form that goes through JSON; `BlockRunner` does it in a worker, whose
 targets are `open_block`, `run_block` and `close_block`. Every graph of the stream is loaded once: edges are sorted,
-models compiled, parts numbered.
+models compiled, parts numbered. `SharedArrays` are named arrays in one piece of memory that processes share, so that a
+value is handed on by its name:
+
+    arrays = SharedArrays.create({"graph0/x": ((1000, 500), "float32")})
+    SharedArrays.attach(arrays.layout)["graph0/x"]         # in another process: the same memory
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from math import prod
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
@@ -17,12 +25,80 @@ import numpy as np
 from gnnlab.campaign.cell_inputs import Cell, layer_of, load
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import halo_ends, looks_at_edges
-from gnnlab.planning.shared_arrays import SharedArrays
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Loaded
 from gnnlab.workloads.staged import EDGES, NODES
 
 Values = dict[str, np.ndarray]
+Fields = Mapping[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
+_ALIGNED = 64  # bytes of a cache line
+
+
+class SharedArrays:
+    """Whoever created it closes it last; views of its arrays must be gone by then."""
+
+    def __init__(self, memory: SharedMemory, fields: Fields, owner: bool) -> None:
+        self._memory, self._fields, self._owner = memory, dict(fields), owner
+        self._arrays: dict[str, np.ndarray] = {}
+        start = 0
+        for name, (shape, dtype) in self._fields.items():
+            self._arrays[name] = np.ndarray(shape, dtype, memory.buf, start)
+            start += _room(shape, dtype)
+
+    @classmethod
+    def create(cls, fields: Fields, given: Mapping[str, np.ndarray] | None = None) -> SharedArrays:
+        """Arrays of zeros, and copies of those `given`. Raises `GnnlabError` where there is no memory for them."""
+        given = given or {}
+        fields = {**fields, **{name: (array.shape, str(array.dtype)) for name, array in given.items()}}
+        size = max(1, sum(_room(*field) for field in fields.values()))
+        memory = None
+        try:
+            memory = SharedMemory(create=True, size=size)
+            if hasattr(os, "posix_fallocate"):  # else the first write beyond what there is ends the process
+                os.posix_fallocate(memory._fd, 0, size)
+        except OSError as error:
+            if memory is not None:
+                memory.close()
+                memory.unlink()
+            raise GnnlabError(
+                f"no shared memory of {size / 1e6:,.2f} MB: {error.strerror or error}; use fewer or smaller graphs, or "
+                "give the system more (/dev/shm; --shm-size of a container)"
+            ) from None
+        made = cls(memory, fields, owner=True)
+        for name, array in given.items():
+            made[name][:] = array
+        return made
+
+    @classmethod
+    def attach(cls, layout: Mapping[str, Any]) -> SharedArrays:
+        memory = SharedMemory(layout["memory"])
+        if os.name == "posix":  # or this process's tracker would remove what belongs to another one
+            resource_tracker.unregister(memory._name, "shared_memory")
+        return cls(memory, {name: (tuple(shape), dtype) for name, shape, dtype in layout["fields"]}, owner=False)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What `attach` needs; goes through JSON."""
+        fields = [[name, list(shape), dtype] for name, (shape, dtype) in self._fields.items()]
+        return {"memory": self._memory.name, "fields": fields}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def of_slot(self, slot: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The value `name` of the graph in a slot, which has room for that of the largest graph."""
+        return self[f"slot{slot}/{name}"][: prod(shape)].reshape(shape)
+
+    def close(self) -> None:
+        self._arrays.clear()
+        self._memory.close()
+        if self._owner:
+            self._memory.unlink()
+
+
+def _room(shape: tuple[int, ...], dtype: str) -> int:
+    size = prod(shape) * np.dtype(dtype).itemsize
+    return -(-size // _ALIGNED) * _ALIGNED
 
 
 @dataclass(frozen=True)
@@ -39,17 +115,6 @@ class BlockTask:
     shares: tuple[tuple[int, int, int], ...]
     models: str | None = None
 
-    @property
-    def first(self) -> int:
-        return self.spans[0][0]
-
-    @property
-    def last(self) -> int:
-        return self.spans[-1][1]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BlockTask:
         lists = {name: tuple(map(tuple, data[name])) for name in ("spans", "sizes", "shares")}
@@ -62,8 +127,9 @@ class BlockRunner:
     def __init__(self, task: BlockTask, arrays: SharedArrays) -> None:
         self.task, self.arrays = task, arrays
         self.layer = layer_of(task.layer, task.features)
-        self.block = self.layer.block(task.first, task.last)
-        self.with_halo = task.part is not None and looks_at_edges(self.layer, task.first, task.last)
+        first, last = task.spans[0][0], task.spans[-1][1]
+        self.block = self.layer.block(first, last)
+        self.with_halo = task.part is not None and looks_at_edges(self.layer, first, last)
         self.cut = halo_ends(self.layer) if self.with_halo else None
         self._stack = ExitStack()
         with self._stack:
@@ -103,20 +169,17 @@ class _Graph:
         if task.part is not None:
             self.targets, halo, edges = task.shares[place]
             rows = self.targets + halo if runner.with_halo else self.targets
-            self._take_part(f"graph{place}/{task.part}", arrays)
+            name = f"graph{place}/{task.part}"
+            nodes, self.edge_index = arrays[f"{name}/nodes"], arrays[f"{name}/edge_index"]
+            self.own = _as_slice(nodes[: self.targets])
+            self.rows = nodes if runner.with_halo else self.own
+            self.edge_rows = _as_slice(arrays[f"{name}/edges"])
         self.size = rows, edges
         behind_cut = [runner.cut is not None and span[0] > runner.cut for span in task.spans]
         self.calls = [
             (runner.load(span, self.targets if behind else rows, edges), behind)
             for span, behind in zip(task.spans, behind_cut, strict=True)
         ]
-
-    def _take_part(self, name: str, arrays: SharedArrays) -> None:
-        nodes = arrays[f"{name}/nodes"]
-        self.own = _as_slice(nodes[: self.targets])
-        self.rows = nodes if self.runner.with_halo else self.own
-        self.edge_rows = _as_slice(arrays[f"{name}/edges"])
-        self.edge_index = arrays[f"{name}/edge_index"]
 
     def read(self, slot: int) -> Values:
         """The values that the block reads, of this unit's part."""
@@ -126,7 +189,8 @@ class _Graph:
             if name == "edge_index":
                 continue
             whole = self.x if name == "x" else self._of_slot(name, slot)
-            values[name] = whole[: self.size[0]] if name in shape_only else whole[self._rows(name)]
+            rows = self.edge_rows if EDGES in self.layer.values[name].dims else self.rows
+            values[name] = whole[: self.size[0]] if name in shape_only else whole[rows]
         if "x" not in self.runner.block.reads:  # some units look at it for the number of nodes
             values["x"] = self.x[: self.size[0]]
         return values
@@ -149,9 +213,6 @@ class _Graph:
                 whole[self.own] = values[name][: self.targets]
             else:
                 whole[self.edge_rows] = values[name]
-
-    def _rows(self, name: str) -> slice | np.ndarray:
-        return self.edge_rows if EDGES in self.layer.values[name].dims else self.rows
 
     def _of_slot(self, name: str, slot: int) -> np.ndarray:
         shape = self.layer.values[name].shape(self.nodes, self.edges)

@@ -1,18 +1,22 @@
-"""Executed plans beside what was predicted of them: errors, coverage, and what the choice was worth.
+"""Executed plans: one chosen by executing several, and all of them beside what was predicted.
+
+    found = run_heats(forms, rounds=2, seed=0)             # until one is left
+    found.ranked()[0], found.samples, found.left_after
 
     executed = lab.race("executed_plans", ...)             # over the sizes of the trials; forms are plans in words
     raced = Comparison(executed, bench.trials)
     raced.errors(); raced.coverage(); raced.reliability(); raced.regret(); raced.gain()         # rows for the one table
 
 The best of several plans is picked by every other round and judged by the rest, as in the ledger, so that luck does not
-choose; what the A/A control of a race shows beyond 1 is in the intervals.
+choose; what the A/A control of a race shows beyond 1 is in the intervals. Heats are successive halving (Karnin et al.
+2013; Jamieson and Talwalkar 2016): time goes to those that could still be the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +27,7 @@ from gnnlab.planning.planning import conditions
 from gnnlab.planning.plans import parse
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONFIDENCE, CONTROL, Estimate
+from gnnlab.profiling.timing import stopwatch
 
 if TYPE_CHECKING:
     from gnnlab.planning.bench import Trial
@@ -33,6 +38,52 @@ ALL_PEERS = f"{ONE_UNIT}, HETERO, AUTO and throughput streams"
 WORST = "chosen, at the worst size"
 STATED = (0, 5, 20, 50, 80, 100)  # ends of the ranges of a stated probability, %
 _PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
+
+
+def in_turns(
+    forms: Mapping[Any, Callable[[], Any]], rounds: int, random: np.random.Generator
+) -> dict[Any, list[float]]:
+    """ms of `rounds` calls of each form: all in each round, in random order."""
+    names, took = list(forms), {form: [] for form in forms}
+    for _ in range(rounds):
+        for place in random.permutation(len(names)):
+            with stopwatch() as clock:
+                forms[names[place]]()
+            took[names[place]].append(clock.ms)
+    return took
+
+
+@dataclass(frozen=True)
+class Heats:
+    """`samples`: ms of each call in the last heat of a form; `left_after`: that heat, counted from 1."""
+
+    samples: dict[str, list[float]]
+    left_after: dict[str, int]
+
+    def ranked(self) -> list[str]:
+        """Those that stayed longest first, of one heat by their medians."""
+        return sorted(self.samples, key=lambda form: (-self.left_after[form], float(np.median(self.samples[form]))))
+
+
+def run_heats(forms: Mapping[str, Callable[[], Any]], *, rounds: int = 2, seed: int = 0) -> Heats:
+    """Each heat calls what is left `rounds` times, in turns and in random order, and the slower half leaves; each next
+    one has twice the rounds. The last is run by two.
+
+    Raises:
+        GnnlabError: there are no forms.
+    """
+    if not forms:
+        raise GnnlabError("no forms to choose from; give at least one")
+    random, left = np.random.default_rng(seed), list(forms)
+    found = Heats({}, {})
+    for heat in itertools.count(1):
+        took = in_turns({form: forms[form] for form in left}, rounds, random)
+        found.samples.update(took)
+        found.left_after.update(dict.fromkeys(left, heat))
+        if len(left) <= 2:
+            return found
+        left = sorted(left, key=lambda form: float(np.median(took[form])))[: max(2, len(left) // 2)]
+        rounds *= 2
 
 
 class Comparison:
@@ -109,7 +160,7 @@ class Comparison:
         said, was = np.array(said), np.array(was)
         fixed, mean = {"unit": "%", "better": "neither"}, {"statistic": "mean", "interval": "none"}
         rows = []
-        for low, high in pairwise(STATED):
+        for low, high in itertools.pairwise(STATED):
             inside = (said >= low) & ((said < high) | (high == STATED[-1]))
             if not inside.any():
                 continue
@@ -135,7 +186,9 @@ class Comparison:
             notes = f"against {rival}, the fastest of {len(others)} others"
             about = {"size": size, "form": "chosen", "notes": notes, **_conditions(chosen["form"])}
             rows.append({**about, **_PERCENT, **_numbers(found[-1])})
-        worst = Estimate(*(_most([getattr(one, end) for one in found]) for end in ("value", "low", "high")), found[0].n)
+        ends = ([getattr(one, end) for one in found] for end in ("value", "low", "high"))
+        # which size is the worst was seen in the same samples, so its own interval would be too narrow
+        worst = Estimate(*(None if None in each else max(each) for each in ends), found[0].n)
         last = rows[int(np.argmax([one.value for one in found]))]
         notes = f"{last['size']}, {last['notes']}; chosen on every other round and judged on the rest"
         return pd.DataFrame([*rows, {**last, **_numbers(worst), "size": "all", "form": WORST, "notes": notes}])
@@ -183,8 +236,3 @@ def _conditions(form: str) -> dict[str, Any]:
 
 def _numbers(found: Estimate) -> dict[str, Any]:
     return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}
-
-
-def _most(ends: Sequence[float | None]) -> float | None:
-    """The largest: which size is the worst was seen in the same samples, so its own interval would be too narrow."""
-    return None if None in ends else max(ends)

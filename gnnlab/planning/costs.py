@@ -141,7 +141,8 @@ class Model:
             group, kind = [], kind_of(self.layer, block.first, block.last)
             for unit, ratio, size in zip(block.units, block.ratios, sizes, strict=True):
                 copies = self._in_ms(unit, block, place, size, nodes, edges)
-                copies += self._out_ms(unit, block, targets, nodes, edges) * ratio
+                handed = [(target, self.moved_bytes(block, unit, target, nodes, edges)) for target in targets]
+                copies += ratio * max(self.costs.transfer_ms(unit, *each) for each in handed)  # to the slowest reader
                 group.append(Step(unit, place, self._calls_of(unit, block, size), copies, kind))
             found.append(tuple(group))
         return tuple(found)
@@ -170,10 +171,6 @@ class Model:
         found = self.layer.block(block.first, block.last)
         names = set(found.reads) - found.shape_only - {"edge_index"}
         return sum(self.layer.values[name].bytes(share.targets + share.halo, share.edges) for name in names)
-
-    def _out_ms(self, unit: str, block: Block, targets: Sequence[str], nodes: int, edges: int) -> float:
-        """Handing on all that a block writes, to the slowest of those that read it."""
-        return max(self.costs.transfer_ms(unit, t, self.moved_bytes(block, unit, t, nodes, edges)) for t in targets)
 
     def moved_bytes(self, block: Block, source: str, target: str, nodes: int, edges: int) -> int:
         """Between units of this machine's memory: what the block writes. To or from another memory: all that later

@@ -17,6 +17,7 @@ import itertools
 import queue
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -28,15 +29,13 @@ import psutil
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.block_runner import BlockTask
+from gnnlab.planning.block_runner import BlockTask, Fields, SharedArrays
 from gnnlab.planning.costs import Model
-from gnnlab.planning.in_flight import Flying, Report, Window
 from gnnlab.planning.partition import Graph, Part, by_metis, by_ranges
 from gnnlab.planning.planning import conditions
-from gnnlab.planning.plans import Block, Plan
-from gnnlab.planning.shared_arrays import Fields, SharedArrays
+from gnnlab.planning.plans import Plan
 from gnnlab.planning.simulation import Segment, Trace, window
-from gnnlab.planning.unit_workers import UnitWorkers
+from gnnlab.planning.unit_workers import Flying, Report, UnitWorkers, Window
 from gnnlab.profiling.parity import relative_error
 from gnnlab.profiling.timing import stopwatch
 
@@ -55,7 +54,7 @@ class Result:
     left_s: float
 
 
-class Executor:
+class Executor(AbstractContextManager):
     """A plan on its units, for a stream of these graphs. `places`: the core of each unit; `timeout_s`: for a unit to
     give any answer.
 
@@ -95,9 +94,6 @@ class Executor:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Executor:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -178,22 +174,22 @@ class Executor:
         )
 
     def _open(self, model: Model, models: str | None) -> None:
-        parts = [self._parts(block) for block in self.plan.blocks]
-        given = dict(_part_arrays(parts))
+        given, parts = {}, []  # of each block, by graph: the parts for the units that share it
         for place, graph in enumerate(self.graphs):
             given |= {f"graph{place}/x": graph.x, f"graph{place}/edge_index": graph.edge_index}
+        for block in self.plan.blocks:
+            shared = self.graphs if block.shared else []
+            parts.append([by_ranges(graph.edge_index, graph.size[0], block.ratios) for graph in shared])
+        for place, graph, of_graph in ((b, g, each) for b, found in enumerate(parts) for g, each in enumerate(found)):
+            for number, part in enumerate(of_graph):
+                name = f"graph{graph}/{_part_name(place, number)}"
+                given |= {f"{name}/{field}": getattr(part, field) for field in ("nodes", "edges", "edge_index")}
         self._arrays = SharedArrays.create(self._slots(), given)
         self.workers.start(self.plan.units)
         for place, block in enumerate(self.plan.blocks):
-            for part, unit in enumerate(block.units):
-                task = self._task(model, place, part, parts[place], models)
+            for number, unit in enumerate(block.units):
+                task = self._task(model, place, number, parts[place], models)
                 self.workers.open(unit, self.key, task, self._arrays)
-
-    def _parts(self, block: Block) -> list[list[Part]]:
-        """By graph: the parts for the units that share it; none where nobody shares."""
-        if not block.shared:
-            return []
-        return [by_ranges(graph.edge_index, graph.size[0], block.ratios) for graph in self.graphs]
 
     def _task(self, model: Model, place: int, part: int, parts: list[list[Part]], models: str | None) -> BlockTask:
         block = self.plan.blocks[place]
@@ -222,15 +218,6 @@ def _part_name(block: int, part: int) -> str:
     return f"block{block}/part{part}"
 
 
-def _part_arrays(parts: list[list[list[Part]]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Every array of every part, with its name: by block, graph and place among those that share."""
-    for block, of_block in enumerate(parts):
-        for graph, found in enumerate(of_block):
-            for place, part in enumerate(found):
-                for name in ("nodes", "edges", "edge_index"):
-                    yield f"graph{graph}/{_part_name(block, place)}/{name}", getattr(part, name)
-
-
 def _cores(plan: Plan, places: Mapping[str, Any]) -> dict[str, int | None]:
     """The cores of this machine for the units of a plan; None for a device."""
     process = psutil.Process()
@@ -254,16 +241,9 @@ class Executed:
     def row(self) -> dict[str, Any]:
         """One run, as a row for the one table."""
         form = "one graph alone" if self.parts == 1 else f"{self.parts} parts, cut and loaded"
-        single = {
-            "unit": "ms",
-            "better": "lower",
-            "origin": "measured",
-            "statistic": "single",
-            "value": self.ms,
-            "n": 1,
-        }
         key = {"size": "/".join(map(str, self.size)), "form": form, "notes": [self.plan.words()]}
-        return {**key, **single, "parity_error": self.parity_error, **conditions(self.plan.units)}
+        single = {"value": self.ms, "n": 1, "unit": "ms", "better": "lower", "statistic": "single"}
+        return {**key, **single, "origin": "measured", "parity_error": self.parity_error, **conditions(self.plan.units)}
 
 
 def carry_out(

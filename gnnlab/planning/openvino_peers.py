@@ -57,9 +57,9 @@ def peer_forms(
         AUTO: (f"AUTO:{devices}", "LATENCY"),
         STREAMS: ("CPU", "THROUGHPUT"),
     }
-    forms = {}
+    forms, options = {}, {"INFERENCE_PRECISION_HINT": HINTS["float32"]}
     for name, (device, hint) in ways.items():
-        compiled = openvino_core().compile_model(artefact.path, device, _options(hint))
+        compiled = openvino_core().compile_model(artefact.path, device, options | {"PERFORMANCE_HINT": hint})
         run = partial(_streamed if hint == "THROUGHPUT" else _in_turn, compiled, feeds)
         for place, graph in enumerate(graphs):
             require_equal(graph.through(layer), run(place + 1), RTOL_FLOAT32, name)
@@ -70,10 +70,6 @@ def peer_forms(
 def conditions_of() -> dict[str, Any]:
     """What they compute under, as fields of a row."""
     return {"runtime": f"OpenVINO {machine.version('openvino')}", "precision": "float32", "threads": machine.cores()}
-
-
-def _options(hint: str) -> dict[str, Any]:
-    return {"PERFORMANCE_HINT": hint, "INFERENCE_PRECISION_HINT": HINTS["float32"]}
 
 
 def _in_turn(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], count: int) -> np.ndarray:

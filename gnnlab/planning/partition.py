@@ -47,6 +47,14 @@ class Graph:
 
         return cls(**{name: tensor.numpy() for name, tensor in inputs_of(data, features).items()})
 
+    @classmethod
+    def drawn(cls, nodes: int, edges: int, features: int, seed: int = 0) -> Graph:
+        """A random graph of that size, the same for the same numbers."""
+        from gnnlab.workloads.graphsage import random_inputs
+
+        made = random_inputs(nodes, edges, features, seed=seed)
+        return cls(**{name: tensor.numpy() for name, tensor in made.items()})
+
     @property
     def size(self) -> tuple[int, int]:
         return len(self.x), self.edge_index.shape[1]

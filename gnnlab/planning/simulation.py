@@ -181,28 +181,28 @@ def window(blocks: int) -> int:
     return blocks + 1
 
 
-def simulate(works: Works, machine: Machine, *, graphs: int = 16, in_flight: int | None = None) -> Trace:
-    """Send `graphs` through; at most `in_flight` at once, by default the `window` of so many blocks.
+def simulate(works: Works, machine: Machine, *, graphs: int = 16) -> Trace:
+    """Send `graphs` through, as many at once as the `window` of so many blocks holds.
 
     Raises:
         GnnlabError: no graphs, no units, or a time that is negative or no number.
     """
-    if graphs < 1 or not works or (in_flight is not None and in_flight < 1):
-        raise GnnlabError(f"a stream of {graphs} graphs through {len(works)} blocks, {in_flight} at once; 1 at least")
+    if graphs < 1 or not works:
+        raise GnnlabError(f"a stream of {graphs} graphs through {len(works)} blocks; 1 of each at least")
     for work in (work for block in works for work in block):
         if not (np.isfinite(work.ms) and work.ms >= 0):
             raise GnnlabError(
                 f"{work.unit} takes {work.ms} ms for a block; a finite time that is not negative is needed"
             )
-    return _Stream(works, machine, graphs, in_flight or window(len(works))).run()
+    return _Stream(works, machine, graphs).run()
 
 
 class _Stream:
-    def __init__(self, works: Works, machine: Machine, graphs: int, in_flight: int) -> None:
+    def __init__(self, works: Works, machine: Machine, graphs: int) -> None:
         self.env, self.graphs = simpy.Environment(), graphs
         every = [work for block in works for work in block]
         self.cores = _Cores(self.env, machine, machine.places(every))
-        self.slots = simpy.Container(self.env, in_flight, in_flight)
+        self.slots = simpy.Container(self.env, window(len(works)), window(len(works)))
         self.works = works
         self.queues = [[simpy.Store(self.env) for _ in block] for block in works]
         self.segments: list[Segment] = []

@@ -24,7 +24,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.files import digest, read_sealed, write_sealed
 from gnnlab.planning.calibration import Calibration
 from gnnlab.planning.costs import Shares
-from gnnlab.planning.planning import DRAWS, PREDICTED, Planner, Ranking, conditions
+from gnnlab.planning.planning import DRAWS, PREDICTED, Planner, conditions
 from gnnlab.planning.plans import Plan, parse
 
 SCHEMA_VERSION = 1
@@ -90,14 +90,15 @@ class Compiled:
         Raises:
             GnnlabError: the size lies outside those that plans were compiled for, or `plan` is not among these.
         """
-        weights = self._weights(nodes, edges)
-        if weights is None:
+        points = np.log([[c.nodes, c.edges] for c in self.classes])
+        shares = weights(points, np.log([nodes, edges])) if min(nodes, edges) > 0 else None
+        if shares is None:
             known = ", ".join(f"{c.nodes}/{c.edges}" for c in self.classes)
             raise GnnlabError(
                 f"{nodes} nodes and {edges} edges lie outside the sizes that plans were compiled for ({known}); "
                 "measure larger ones (notebooks 05 and 06), or plan this size by itself"
             )
-        found = {name: weights @ np.array([getattr(c, name) for c in self.classes]) for name in _NUMBERS}
+        found = {name: shares @ np.array([getattr(c, name) for c in self.classes]) for name in _NUMBERS}
         table = pd.DataFrame(found | {"plan": self.plans, "words": [parse(plan).words() for plan in self.plans]})
         table["units"] = [len(parse(plan).units) for plan in self.plans]
         if plan is not None and str(plan) not in self.plans:
@@ -105,18 +106,14 @@ class Compiled:
         every = range(len(self.plans)) if plan is None else [self.plans.index(str(plan))]
         best = min(every, key=lambda i: (found["regret_p95"][i], found["ms"][i]))
         table["chosen"] = np.arange(len(self.plans)) == best
-        near = {c.origin[best] for c, weight in zip(self.classes, weights, strict=True) if weight > 0}
-        same = len(near) == 1 and weights.max() > 1 - 1e-12
+        near = {c.origin[best] for c, weight in zip(self.classes, shares, strict=True) if weight > 0}
+        same = len(near) == 1 and shares.max() > 1 - 1e-12
         worse = (origin for origin in ("simulated", "extrapolated") if origin in near)
         origin = near.pop() if same else next(worse, "interpolated")
         numbers = (float(found[name][best]) for name in _NUMBERS[:3])
         return Choice(
             (nodes, edges), parse(self.plans[best]), *numbers, origin, table.sort_values("ms", ignore_index=True)
         )
-
-    def _weights(self, nodes: int, edges: int) -> np.ndarray | None:
-        points = np.log([[c.nodes, c.edges] for c in self.classes])
-        return weights(points, np.log([nodes, edges])) if min(nodes, edges) > 0 else None
 
 
 def compile(
@@ -138,8 +135,13 @@ def compile(
         raise GnnlabError("no sizes to compile plans for; give at least one")
     ranked = [planner.rank(*size, plans=plans, shares=shares) for size in dict.fromkeys(sizes)]
     kept = list(plans or dict.fromkeys(plan for ranking in ranked for plan in ranking.top(KEPT)))
-    classes = tuple(_class(ranking, kept) for ranking in ranked)
-    return Compiled(fingerprint, planner.objective, planner.calibration, tuple(map(str, kept)), classes)
+    columns = {"ms": "ms", "low": "ci_low", "high": "ci_high", "regret_p95": "regret_p95"}
+    classes = []
+    for ranking in ranked:
+        table = ranking.table(kept).set_index("plan").loc[[str(plan) for plan in kept]]
+        numbers = {name: tuple(table[column].astype(float)) for name, column in columns.items()}
+        classes.append(SizeClass(ranking.nodes, ranking.edges, **numbers, origin=tuple(table["origin"])))
+    return Compiled(fingerprint, planner.objective, planner.calibration, tuple(map(str, kept)), tuple(classes))
 
 
 def compiled(path: Path, planner: Planner, sizes: Sequence[Size], made_from: str) -> Compiled:
@@ -233,10 +235,3 @@ def _on_a_line(places: np.ndarray, offset: np.ndarray, axis: np.ndarray, scale: 
         return None
     order = np.argsort(places)
     return np.array([np.interp(here, places[order], np.eye(len(places))[i][order]) for i in range(len(places))])
-
-
-def _class(ranking: Ranking, kept: Sequence[Plan]) -> SizeClass:
-    table = ranking.table(kept).set_index("plan").loc[[str(plan) for plan in kept]]
-    columns = {"ms": "ms", "low": "ci_low", "high": "ci_high", "regret_p95": "regret_p95"}
-    numbers = {name: tuple(table[column].astype(float)) for name, column in columns.items()}
-    return SizeClass(ranking.nodes, ranking.edges, **numbers, origin=tuple(table["origin"]))

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.heats import run_heats
+from gnnlab.planning.comparison import run_heats
 
 
 def test_the_fastest_is_left_and_was_called_most():

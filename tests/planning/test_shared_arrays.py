@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.shared_arrays import SharedArrays
+from gnnlab.planning.block_runner import SharedArrays
 
 FIELDS = {"a/x": ((3, 5), "float32"), "b": ((7,), "int64"), "empty": ((0, 4), "float32")}
 
@@ -18,7 +18,7 @@ def test_another_process_sees_the_same_memory_and_leaves_it_there():
     try:
         arrays["a/x"][:] = np.arange(15).reshape(3, 5)
         code = (
-            "import json, sys; from gnnlab.planning.shared_arrays import SharedArrays\n"
+            "import json, sys; from gnnlab.planning.block_runner import SharedArrays\n"
             "arrays = SharedArrays.attach(json.loads(sys.argv[1]))\n"
             "print(float(arrays['a/x'].sum())); arrays['b'][:] = 9\n"
         )

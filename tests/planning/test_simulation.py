@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.simulation import Machine, Work, beside, simulate
+from gnnlab.planning.simulation import Machine, Work, beside, simulate, window
 
 MS = st.floats(0.1, 50)
 
@@ -56,15 +56,14 @@ def test_contention_goes_by_what_works_beside_what():
 @given(
     works=st.lists(st.lists(MS, min_size=1, max_size=2), min_size=1, max_size=3),
     cores=st.integers(1, 4),
-    flight=st.integers(1, 4),
 )
-def test_no_graph_is_lost_and_none_overtakes_another(works, cores, flight):
+def test_no_graph_is_lost_and_none_overtakes_another(works, cores):
     named = [[Work(f"{place}{unit}", ms) for unit, ms in enumerate(block)] for place, block in enumerate(works)]
     machine = Machine(cores)
-    trace = simulate(named, machine, graphs=12, in_flight=flight)
+    trace = simulate(named, machine, graphs=12)
     assert list(trace.left) == sorted(trace.left) and len(trace.segments) == 12 * sum(map(len, works))
     inside = [sum(e <= t < left for e, left in zip(trace.entered, trace.left, strict=True)) for t in trace.entered]
-    assert max(inside) <= flight
+    assert max(inside) <= window(len(works))
     every = [work for block in named for work in block]
     least = float(machine.period_ms(every, machine.places(every)))
     alone = {work.unit: work.ms for work in every}
@@ -87,7 +86,6 @@ def test_the_formula_never_falls_when_a_unit_takes_longer(works, cores, slowdown
     [
         lambda: simulate([], Machine()),
         lambda: simulate([[Work("a", 1)]], Machine(), graphs=0),
-        lambda: simulate([[Work("a", 1)]], Machine(), in_flight=0),
         lambda: simulate([[Work("a", -1)]], Machine()),
         lambda: simulate([[Work("a", float("nan"))]], Machine()),
         lambda: Machine(0),
