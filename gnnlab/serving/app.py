@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from gnnlab import __version__
 from gnnlab.errors import GnnlabError, shown
-from gnnlab.serving import documents, requests
+from gnnlab.serving import requests
 from gnnlab.serving.metrics import forget_the_dead
 from gnnlab.serving.requests import Problem
 from gnnlab.serving.service import Service, ServiceAnswer
@@ -59,7 +59,7 @@ def create(settings: ServiceSettings | None = None) -> FastAPI:
 
 
 def _add_predictions(app: FastAPI, settings: ServiceSettings) -> None:
-    @app.post("/predict", responses=documents.ONE_ANSWER, openapi_extra=documents.ONE_STATE)
+    @app.post("/predict", responses=requests.ONE_ANSWER, openapi_extra=requests.ONE_STATE)
     async def predict(request: Request) -> Response:
         """Choose the node for the next task."""
 
@@ -74,7 +74,7 @@ def _add_predictions(app: FastAPI, settings: ServiceSettings) -> None:
 
         return await _within_limits(request, settings, answered)
 
-    @app.post("/predict_batch", responses=documents.MANY_ANSWERS, openapi_extra=documents.MANY_STATES)
+    @app.post("/predict_batch", responses=requests.MANY_ANSWERS, openapi_extra=requests.MANY_STATES)
     async def predict_batch(request: Request) -> Response:
         """Choose a node for each of many networks; one that cannot be answered has its error in its place."""
 
@@ -91,12 +91,12 @@ def _add_predictions(app: FastAPI, settings: ServiceSettings) -> None:
 
 
 def _add_observation(app: FastAPI) -> None:
-    @app.get("/health/live", response_model=documents.Health)
+    @app.get("/health/live", response_model=requests.Health)
     async def live() -> Response:
         """The process answers."""
         return _json({"status": "live"})
 
-    @app.get("/health/ready", response_model=documents.Health, responses=documents.NOT_READY)
+    @app.get("/health/ready", response_model=requests.Health, responses=requests.NOT_READY)
     async def ready(request: Request) -> Response:
         """The models are loaded, and requests are taken; Redis or a database that is away costs no answer."""
         service: Service = request.app.state.service
@@ -104,7 +104,7 @@ def _add_observation(app: FastAPI) -> None:
             raise service.busy("the service is stopping")
         return _json({"status": "ready", **service.parts})
 
-    @app.get("/metrics", response_class=Response, responses=documents.METRICS)
+    @app.get("/metrics", response_class=Response, responses=requests.METRICS)
     async def metrics(request: Request) -> Response:
         """Counters in Prometheus's text format, of all workers of this host."""
         return Response(request.app.state.service.metrics.page(), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,5 @@
-"""What comes in, read within its limits and given up when the client does; and the problems that are answered instead.
+"""What comes in, read within its limits and given up when the client does; the problems that are answered instead; and
+what /openapi.json says of bodies and answers.
 
 A problem is problem+json (RFC 9457) of one line, which says what was given and what is allowed.
 """
@@ -14,11 +15,14 @@ from urllib.parse import parse_qsl
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from pydantic import BaseModel, RootModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gnnlab.errors import shown
+from gnnlab.inference import state_checks
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
+from gnnlab.workloads.edge_networks import random_states
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -144,3 +148,84 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _hung_up(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+# ---- what /openapi.json says ----------------------------------------------------------------------------------------
+
+
+class Chosen(BaseModel):
+    """The node for the next task: its id and place, how sure the model is, its score; on request those of all nodes."""
+
+    node_id: str
+    node: int
+    confidence: float
+    score: float
+    model_type: str
+    scores: list[float] | None = None
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457: why there is no answer, in one line."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class Answers(RootModel):
+    """An answer for each state, in their order, or the problem that it has."""
+
+    root: list[Chosen | ProblemDetails]
+
+
+class Health(BaseModel):
+    """redis and database: off, here or away; without them answers come all the same."""
+
+    status: str
+    redis: str | None = None
+    database: str | None = None
+
+
+EXAMPLE = random_states(1, (3, 3), seed=0)[0]
+CHOSEN = {"node_id": "node_1", "node": 1, "confidence": 0.62, "score": 0.4, "model_type": "hybrid"}
+
+
+MEANINGS = {
+    "model_type": "which model decides; without it that of the service",
+    "scores": "whether the scores of all nodes are wanted, too",
+}
+
+
+def _request_body(schema: dict[str, Any], example: Any) -> dict[str, Any]:
+    content = {"schema": schema, "examples": {"small": {"value": example}}}
+    parameters = [
+        {"name": name, "in": "query", "description": MEANINGS[name], "schema": {"type": "string", "enum": list(values)}}
+        for name, values in OPTIONS.items()
+    ]
+    return {"parameters": parameters, "requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+STATE = state_checks.json_schema()
+ONE_STATE = _request_body(STATE, EXAMPLE)
+MANY_STATES = _request_body({"type": "array", "items": STATE, "minItems": 1}, [EXAMPLE, EXAMPLE])
+
+
+def _problem_document(status: int, detail: str) -> dict[str, Any]:
+    content = {"schema": ProblemDetails.model_json_schema(), "example": as_json(status, detail)}
+    return {"description": detail, "content": {MEDIA_TYPE: content}}
+
+
+PROBLEMS = {
+    400: _problem_document(400, "the body is no JSON"),
+    413: _problem_document(413, "the body is too long"),
+    415: _problem_document(415, "the body is not said to be application/json"),
+    422: _problem_document(422, "node 'a', field cpu_util: 1.7 given, a number 0..1 is needed"),
+    500: _problem_document(500, "the model failed on this batch; the log of the service says how"),
+    503: _problem_document(503, "too many wait; Retry-After says when to come again"),
+    504: _problem_document(504, "the deadline has passed"),
+}
+ONE_ANSWER = {200: {"model": Chosen, "content": {"application/json": {"example": CHOSEN}}}, **PROBLEMS}
+MANY_ANSWERS = {200: {"model": Answers, "content": {"application/json": {"example": [CHOSEN, CHOSEN]}}}, **PROBLEMS}
+NOT_READY = {503: _problem_document(503, "the service is stopping")}
+METRICS = {200: {"description": "Counters", "content": {"text/plain": {"example": "predictions_total 1.0"}}}}

@@ -22,9 +22,8 @@ from gnnlab.inference.guide import GuidePredictor
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, Predictor
 from gnnlab.profiling.conditions import Conditions
-from gnnlab.serving.database import Database
+from gnnlab.serving.database import Answered, Database, Recorder
 from gnnlab.serving.metrics import CountedCache, Metrics, Tracing
-from gnnlab.serving.recorder import Answered, Recorder
 from gnnlab.serving.requests import Problem
 from gnnlab.serving.settings import ServiceSettings
 from gnnlab.serving.shared_cache import SharedCache

@@ -33,10 +33,9 @@ from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import parse
 from gnnlab.planning.unit_workers import UnitWorkers
 from gnnlab.serving import faults
-from gnnlab.serving.database import Database
+from gnnlab.serving.database import Database, Recorder
 from gnnlab.serving.load import Connection
 from gnnlab.serving.local_servers import PostgresServer, RedisServer, up
-from gnnlab.serving.recorder import Recorder
 from gnnlab.serving.server import here, started, workers_of
 from gnnlab.serving.service import Service
 from gnnlab.serving.settings import made

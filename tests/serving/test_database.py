@@ -10,10 +10,9 @@ from alembic.migration import MigrationContext
 from edge_states import S2_STATE, random_state
 from sqlalchemy.engine import make_url
 
-from gnnlab.serving import database, recorder
-from gnnlab.serving.database import Database, network_metrics, predictions
+from gnnlab.serving import database
+from gnnlab.serving.database import Answered, Database, Recorder, network_metrics, predictions
 from gnnlab.serving.metrics import Metrics
-from gnnlab.serving.recorder import Answered, Recorder
 from gnnlab.serving.settings import made
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
@@ -49,6 +48,13 @@ def with_database(url, body, **options):
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
+async def rows_of(kept, table, *conditions):
+    """What a table holds under these conditions, the latest first."""
+    asked = sa.select(table).where(*conditions).order_by(table.c.id.desc())
+    async with kept.engine.connect() as connection:
+        return [dict(row) for row in (await connection.execute(asked)).mappings()]
+
+
 def answered(time=NOW, state=S2_STATE, node_id="node_3"):
     return Answered(time, "ppo", state, node_id, 3, -1.5, 0.25)
 
@@ -79,7 +85,7 @@ def test_processes_that_start_together_migrate_once(url):
         await asyncio.gather(*(one.migrate() for one in others))
         for one in others:
             await one.close()
-        return await kept.since(NOW)
+        return await rows_of(kept, predictions)
 
     assert with_database(url, body) == []
 
@@ -89,12 +95,12 @@ def test_rows_come_back_the_latest_first_and_by_node(url):
         await kept.migrate()
         for hours in (0, 1, 2):
             one = answered(NOW + timedelta(hours=hours), random_state(5, hours))
-            rows = [recorder._prediction(one)], recorder._nodes(one)
+            rows = [database._prediction(one)], database._nodes(one)
             await kept.insert((predictions, rows[0]), (network_metrics, rows[1]))
         return (
-            await kept.since(NOW + timedelta(minutes=30)),
-            await kept.of_node("node_4", NOW),
-            await kept.of_node("x", NOW),
+            await rows_of(kept, predictions, predictions.c.created_at >= NOW + timedelta(minutes=30)),
+            await rows_of(kept, network_metrics, network_metrics.c.node_id == "node_4"),
+            await rows_of(kept, network_metrics, network_metrics.c.node_id == "x"),
         )
 
     made_since, reported, nothing = with_database(url, body)
@@ -113,7 +119,7 @@ def test_ids_of_any_characters_are_kept(url, node_id):
         one.record(answered(datetime.now(UTC), state, node_id))
         await one.stop(20)
         again = Database(url)
-        found = await again.since(NOW)
+        found = await rows_of(again, predictions)
         await again.close()
         return [row["node_id"] for row in found]
 
@@ -130,7 +136,7 @@ def recorded(url, body, **options):
         one.start()
         await body(one, own)
         await one.stop(20)
-        rows = await kept.since(datetime(2000, 1, 1, tzinfo=UTC), most=100_000)
+        rows = await rows_of(kept, predictions)
         return len(rows), metrics.recorded._value.get(), metrics.unrecorded._value.get()
 
     return with_database(url, run)
@@ -146,7 +152,7 @@ def test_all_that_is_recorded_arrives_before_the_end_and_what_has_no_room_is_cou
 
 
 def test_a_database_that_fails_for_a_while_gets_all_of_it_afterwards(url, monkeypatch):
-    monkeypatch.setattr(recorder, "RETRY_S", 0.05)
+    monkeypatch.setattr(database, "RETRY_S", 0.05)
 
     async def body(one, own):
         insert, ping = own.insert, own.ping
@@ -165,8 +171,8 @@ def test_a_database_that_fails_for_a_while_gets_all_of_it_afterwards(url, monkey
 
 
 def test_rows_that_a_database_refuses_are_given_up_and_the_others_kept(url, monkeypatch):
-    monkeypatch.setattr(recorder, "RETRY_S", 0.05)
-    monkeypatch.setattr(recorder, "ROWS", 1)
+    monkeypatch.setattr(database, "RETRY_S", 0.05)
+    monkeypatch.setattr(database, "ROWS", 1)
 
     async def body(one, _):
         for node in (1, None, 2):
@@ -194,7 +200,7 @@ def test_the_pool_is_of_the_sizes_that_were_asked_for_and_tries_a_connection_bef
 
 
 def test_postgresql_that_crashes_and_comes_back_costs_no_record(postgres_there, monkeypatch):
-    monkeypatch.setattr(recorder, "RETRY_S", 0.05)
+    monkeypatch.setattr(database, "RETRY_S", 0.05)
     url = make_url(postgres_there.url).set(drivername="postgresql+asyncpg")
     asyncio.run(emptied(url))
 

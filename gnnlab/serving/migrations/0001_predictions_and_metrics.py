@@ -36,8 +36,3 @@ def upgrade() -> None:
         sa.Column("node_type", sa.Integer, nullable=False),
     )
     op.create_index("idx_node_timestamp", "network_metrics", ["node_id", "timestamp"])
-
-
-def downgrade() -> None:
-    op.drop_table("network_metrics")
-    op.drop_table("predictions")
