@@ -247,17 +247,17 @@ def compare(arguments) -> int:
       gnnlab compare --history outputs/quick       what changed between the runs of this folder, and when
     """
     from .commands.tables import of_comparison, table
-    from .lab import compare, history
+    from .lab import compare
 
     if arguments.history:
         if arguments.b:
             raise GnnlabError(f"--history is that of one folder; {arguments.b} is a second one")
-        found = history.changes(_results(arguments.a))
+        found = compare.history(_results(arguments.a))
         if arguments.json:
             show(json.dumps([change.to_dict() for change in found], indent=1, ensure_ascii=False))
         else:
-            rows = [change.cells for change in found]
-            show(table("changes beyond noise", history.COLUMNS, rows) if rows else "nothing changed beyond noise")
+            shown = table("changes beyond noise", compare.HISTORY_COLUMNS, [change.cells for change in found])
+            show(shown if found else "nothing changed beyond noise")
         return OK
     if arguments.b is None:
         raise GnnlabError("two runs are compared: gnnlab compare A B; or one over time: gnnlab compare --history A")

@@ -6,7 +6,9 @@ shown whole.
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Iterable
 
 
 class GnnlabError(ValueError):
@@ -33,6 +35,12 @@ def shown(value: object) -> str:
     """`repr` of a value from outside, on one line and cut to a readable length."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """ " (did you mean digits?)", the nearest of what is known; empty where none is near."""
+    near = difflib.get_close_matches(str(name)[:SHOWN], known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def whole_numbers(least: int, /, **values: object) -> None:

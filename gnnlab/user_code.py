@@ -6,7 +6,6 @@ with importable():
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.errors import GnnlabError, meant, one_line, shown
 
 
 @contextmanager
@@ -107,6 +106,5 @@ def _factory(spec: str, module: Any, name: str) -> Callable[..., Any]:
     if factory is not None:
         raise GnnlabError(f"{spec}: {name} is no function or class but {shown(factory)}; name one that makes it")
     offered = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-    near = difflib.get_close_matches(name, offered, n=3, cutoff=0.4) or offered[:5]
-    hint = f"; near are {', '.join(near)}" if near else ""
-    raise GnnlabError(f"module {module.__name__} has no factory {shown(name)}{hint}")
+    there = ", ".join(offered[:5]) or "none"
+    raise GnnlabError(f"module {module.__name__} has no factory {shown(name)}{meant(name, offered)}; it has {there}")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
@@ -27,9 +28,8 @@ def test_a_disk_that_is_full_leaves_the_earlier_file_whole_and_no_litter(tmp_pat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(GnnlabError, match=r"No space left on device; what was there before is unchanged") as error:
+    with refused(r"No space left on device; what was there before is unchanged"):
         files.write_json(path, {"seconds": 2})
-    assert "\n" not in str(error.value)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
@@ -213,9 +213,8 @@ def test_what_a_build_lacks_is_not_said_of_the_disk(tmp_path):
 
 def test_a_store_that_cannot_be_is_said_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(GnnlabError, match=r"could not store .*choose another folder") as error:
+    with refused(r"could not store .*choose another folder"):
         files.Store(tmp_path / "file" / "models").make({}, write("one"))
-    assert "\n" not in str(error.value)
 
 
 DIES = """

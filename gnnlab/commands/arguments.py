@@ -75,9 +75,9 @@ SIZES = {
 }
 
 
-def _apart(name: str, arguments) -> int:
-    """What the module of that name does, loaded now."""
-    return import_module(f"{__package__}.{name}").run(arguments, show)
+def _apart(name: str, arguments, function: str = "run") -> int:
+    """What a function of the module of that name does, loaded now."""
+    return getattr(import_module(f"{__package__}.{name}"), function)(arguments, show)
 
 
 @command(
@@ -169,7 +169,7 @@ def units(arguments) -> int:
       gnnlab units
       gnnlab units openvino:GPU openvino:NPU --json
     """
-    return _apart("units", arguments)
+    return _apart("stages", arguments, "units")
 
 
 @command(
@@ -293,7 +293,15 @@ def serve(arguments) -> int:
       gnnlab serve --redis redis://127.0.0.1:6379/0 --database postgresql://gnnlab@127.0.0.1/gnnlab
       curl -H 'content-type: application/json' -d @state.json http://127.0.0.1:8000/predict
     """
-    return _apart("serve", arguments)
+    import logging
+
+    from ..serving import server
+    from ..serving.settings import made
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    options = ("host", "port", "model_type", "workers", "redis", "database")
+    given = {name: getattr(arguments, name) for name in options}  # others: the environment, or the default
+    return server.serve(made(**{name: value for name, value in given.items() if value is not None}))
 
 
 @command(

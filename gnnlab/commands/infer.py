@@ -15,10 +15,9 @@ import numpy as np
 from rich.table import Table
 
 from gnnlab.errors import GnnlabError
-from gnnlab.inference import guide
 from gnnlab.inference.decisions import SCORES_WITHIN
 from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.inference.predictor import Decision, Predictor
+from gnnlab.inference.predictor import Decision, Predictor, guide_decide
 from gnnlab.lab.table import estimate_text
 from gnnlab.profiling import estimates
 from gnnlab.profiling.races import Raced, race_forms
@@ -37,7 +36,8 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
 
     `show` prints a table of rich.
     """
-    predictor = _predictor(arguments)
+    how = ("int8", "eager") if arguments.quantize else ()
+    predictor = Predictor(arguments.model_type, arguments.device, *how)
     print(f"gnnlab: device {predictor.why_device}", file=sys.stderr)
     if arguments.benchmark:
         show(_table(benchmark(arguments.model_type, predictor)))
@@ -82,7 +82,7 @@ def benchmark(model_type: str, predictor: Predictor) -> dict[str, tuple[Raced, f
     """S2's benchmark, so many predictions: each form's race over the original path, whose answers are of
     `BENCHMARK_BATCH` states, and the share of `BENCHMARK_STATES` decisions that are the original's."""
     states = edge_networks.random_states(BENCHMARK_STATES, (BENCHMARK_NODES, BENCHMARK_NODES), seed=1)
-    original = partial(guide.decide, edge_allocator.load(model_type))
+    original = partial(guide_decide, edge_allocator.load(model_type))
     cached = Predictor(model_type, "cpu", cache=PredictionCache(1000, 3600))
     forms = {
         "original": lambda states: [original(state) for state in states],
@@ -114,12 +114,6 @@ def _table(found: dict[str, tuple[Raced, float]]) -> Table:
         cells.append((form, time_us, gain, f"{100 * same:.1f} %"))
     columns = ("form", "µs (95 % interval)", "over the original (95 % interval)", "same decisions")
     return table(f"one prediction, networks of {BENCHMARK_NODES} nodes", columns, cells, right=columns[1:])
-
-
-def _predictor(arguments: Namespace) -> Predictor:
-    if not arguments.quantize:
-        return Predictor(arguments.model_type, arguments.device)
-    return Predictor(arguments.model_type, arguments.device, "int8", "eager")
 
 
 def _state(line: bytes) -> Any:

@@ -33,7 +33,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
         processes=arguments.processes,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    show(json.dumps(as_json(report), indent=2) if arguments.json else table(report))
+    show(json.dumps(asdict(report), indent=2) if arguments.json else table(report))
     if not arguments.json:
         for line in sentences(report):
             show(line)
@@ -111,8 +111,3 @@ def _offer(tried: Tried) -> str:
         f"Not applied, as it changes results: {tried.name}, {estimate_text(gain)} times as fast as {base}, with errors "
         f"of {tried.error:.1e} of the largest output."
     )
-
-
-def as_json(report: Optimized) -> dict[str, Any]:
-    """The report as plain values."""
-    return asdict(report)

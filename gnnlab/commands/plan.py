@@ -55,7 +55,9 @@ def run(arguments: Namespace, show: Show) -> int:
         plans = _plans(folder, costs, size, arguments.objective, plan, _shares(graph))
     choice = plans.choose(nodes, edges, plan)
     if graph is not None:
-        show(_planned_layer(costs, arguments.execute))
+        counts = "where its edges go" if arguments.execute else "how its edges would be shared out"
+        named = f"the lab's own layer ({costs.layer.name}, {costs.layer.features} features)"
+        show(f"Planned is {named}, not a model of yours; of the graph counts its size and {counts}.")
     show(f"{nodes} nodes, {edges} edges: {choice.plan.words()}")
     show(f"  {choice.plan}")
     show(_why(choice, plans))
@@ -65,14 +67,6 @@ def run(arguments: Namespace, show: Show) -> int:
             model = planner_of(costs).model
             show(_done(carry_out(choice.plan, model, graph, workers, models=folder / MODELS, parts=arguments.parts)))
     return 0
-
-
-def _planned_layer(costs: TableCosts, execute: bool) -> str:
-    """What is planned, and what of the graph counts for that."""
-    layer = costs.layer
-    counts = "its size and where its edges go" if execute else "its size and how its edges would be shared out"
-    named = f"the lab's own layer ({layer.name}, {layer.features} features)"
-    return f"Planned is {named}, not a model of yours; of the graph counts {counts}."
 
 
 def _plans(

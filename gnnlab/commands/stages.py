@@ -1,10 +1,12 @@
 """`gnnlab stages`: the stage campaign from the shell, to the same folders and by the same calls as notebooks 04 to 06.
 
-It ends as S4's script does, with `lookup_table.json` and `bandwidth_table.json`.
+It ends as S4's script does, with `lookup_table.json` and `bandwidth_table.json`. `gnnlab units` says what they can
+run on here, why not, and what to install.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -12,14 +14,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rich.table import Table
+
 from gnnlab.campaign import checkpoints, measure, sizes, table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery, parameters
 from gnnlab.lab.outputs import only_run
 from gnnlab.prediction import bandwidth, tables
-from gnnlab.units import registry as units
+from gnnlab.units import registry
+from gnnlab.units.unit import Availability, Unit
 
+from .tables import table as printed
 from .tables import warn_if_busy
 
 CAMPAIGN, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
@@ -31,7 +37,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     if not steps:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
     given, folder = _parameters(arguments)
-    units.tried(given.units)
+    registry.tried(given.units)
     with only_run(folder):
         for step in steps:
             _STEPS[step](given, folder)
@@ -119,14 +125,39 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
 
 def _options(arguments: Namespace) -> Mapping[str, Any]:
     named = {name: getattr(arguments, name) for name in ("sizes", "units", "blocks")}
-    named["sizes"] = named["sizes"] and [_absolute(text) for text in named["sizes"]]
+    if named["sizes"]:  # a file lies where the command was given, not in the repository
+        named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
     return {name: value for name, value in named.items() if value}
-
-
-def _absolute(text: str) -> str:
-    """A file that is named on the command line lies where the command was given, not in the repository."""
-    return str(Path(text).resolve()) if text.endswith(".json") else text
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+# ---- units -----------------------------------------------------------------------------------------------------------
+
+
+def units(arguments: Namespace, show) -> int:
+    """`gnnlab units`: try every unit, or those named, each in a worker; prints a table, or JSON. `show` prints."""
+    registry.tried(arguments.units)
+    known = {name: registry.find(name) for name in arguments.units} or registry.all_units()
+    found = registry.probe(known)
+    rows = [row(name, known[name], availability) for name, availability in found.items()]
+    show(json.dumps(rows, indent=2) if arguments.json else _shown(rows))
+    return 0
+
+
+def row(name: str, unit: Unit, found: Availability) -> dict[str, object]:
+    """A unit for JSON: the name that it is asked for by, what it is, and whether it can be used here."""
+    what = {"unit": name, "processor": unit.processor, "runtime": unit.runtime, "origin": unit.origin}
+    how = {"precisions": list(unit.precisions), "static_shapes": unit.static_shapes, "exporter": unit.exporter}
+    return what | how | found.to_json()
+
+
+def _shown(rows: list[dict[str, object]]) -> Table:
+    cells = []
+    for r in rows:
+        usable = ("simulated" if r["origin"] == "simulated" else "yes") if r["usable"] else "no"
+        cells.append((r["unit"], usable, r["device"] if r["usable"] else r["why"], r["remedy"] or "", r["version"]))
+    columns = ("unit", "usable", "device, or why not", "what it needs", "version")
+    return printed("processing units", columns, cells, whole=columns[:2], boxed=False)

@@ -34,6 +34,7 @@ from gnnlab.openvino_core import compile_for
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.workloads import edge_networks
 from gnnlab.workloads.edge_allocator import EdgeAllocator
+from gnnlab.workloads.staged import fingerprint
 
 Run = Callable[[NetworkArrays], np.ndarray]
 MOST_NODES = 2048  # in a pass: hidden values of 512 KiB, which stay in the cache and are not mapped in anew each time
@@ -284,15 +285,13 @@ def _openvino(precision: str, model: EdgeAllocator, device: torch.device, store:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def fingerprint(model: nn.Module) -> str:
+def weights_digest(model: nn.Module) -> str:
     """A digest of the names, types, shapes and bytes of all weights and buffers."""
-    tensors = sorted((dict(model.named_parameters()) | dict(model.named_buffers())).items())
-    named = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors]
-    return digest(type(model).__name__, named, *(t.detach().cpu().numpy().tobytes() for _, t in tensors))
+    return fingerprint(dict(model.named_parameters()) | dict(model.named_buffers()))
 
 
 def _stored(store: Store, kind: str, model: EdgeAllocator, build: Callable[[Path], None]) -> Made:
-    return store.make({"kind": kind, "weights": fingerprint(model), **_made_by()}, build)
+    return store.make({"kind": kind, "weights": weights_digest(model), **_made_by()}, build)
 
 
 @cache

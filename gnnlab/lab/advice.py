@@ -82,7 +82,8 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
     """
     found = []
     for study in dict.fromkeys(row.study for row in table if row.study in purposes):
-        rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None and _same(row)]
+        rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None]
+        rows = [row for row in rows if row.parity_error is None or row.parity_error <= SAME]
         mine = own and study in OWN_STUDIES
         cells: dict[str, list[Row]] = {}
         for row in rows:
@@ -109,10 +110,6 @@ def _use(study: str, purpose: str, rows: Sequence[Row], mine: bool) -> Use:
     seen = {form: gain for form, gain in gains.items() if gain.low is not None and gain.low > NO_GAIN_BELOW}
     best = max(seen, key=lambda form: seen[form].value, default=None)
     return Use(purpose, study, best, rows[0].baseline, seen.get(best), mine)
-
-
-def _same(row: Row) -> bool:
-    return row.parity_error is None or row.parity_error <= SAME
 
 
 def profiles(table: Table) -> list[tuple[str, str, bool]]:

@@ -239,7 +239,10 @@ def evaluate(claim: Claim, table: Table) -> Found:
     if rule.stat == "value":
         if len(chosen) > 1:
             raise Untestable(f"its rule names {len(chosen)} rows of {rule.study}, not one")
-        return Found(chosen[0].estimate, chosen, _sampled(chosen))
+        one = chosen[0]
+        sampled = one.n > 1 and one.interval is not Interval.EXACT
+        how = f"{one.statistic} of {one.n} samples" if sampled else one.origin.value
+        return Found(one.estimate, chosen, how)
     _enough(rule, chosen)
     cells = [row.estimate for row in chosen]
     if rule.stat == "geomean":
@@ -292,13 +295,6 @@ def _counts(rule: Rule, rows: list[Row]) -> Found:
     how = "counted: " + ", ".join(f"{form} {format_value(value)}" for form, value in counted.items())
     holds = all(counted[form] == value for form, value in rule.equals.items())
     return Found(Estimate(first, first, first, 1), [by_form[form] for form in rule.equals], how, holds)
-
-
-def _sampled(rows: Sequence[Row]) -> str:
-    row = rows[0]
-    if row.interval is Interval.EXACT:
-        return row.origin.value
-    return f"{row.statistic} of {row.n} samples" if row.n > 1 else row.origin.value
 
 
 def _cells(rows: Sequence[Row]) -> str:

@@ -7,7 +7,6 @@ A notebook says in its metadata what it needs and how long it may take at most:
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.errors import GnnlabError, meant, one_line, shown
 
 from . import parameters
 from .parameters import Parameter
@@ -123,9 +122,7 @@ def read_parameters(
     names = [notebook.name for notebook in every or chosen]
     for file in sorted([*set_.folder.glob("*.yaml"), *set_.folder.glob("*.yml")]):
         if file.suffix != ".yaml" or file.stem not in names:
-            close = difflib.get_close_matches(file.stem, names, n=1)
-            hint = f"; did you mean {close[0]}.yaml?" if close else ""
-            raise GnnlabError(f"{file} belongs to no notebook{hint}")
+            raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, [f'{name}.yaml' for name in names])}")
     for notebook in chosen:
         if "output_dir" not in notebook.declared:
             raise GnnlabError(f"{notebook.name} declares no parameter output_dir: the folder that its results go to")

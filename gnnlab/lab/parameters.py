@@ -14,7 +14,6 @@ own `inspect_notebook` leaves out lines whose text holds what looks like a comme
 from __future__ import annotations
 
 import ast
-import difflib
 import io
 import json
 import re
@@ -28,7 +27,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, meant, shown
 
 TYPES = ("int", "float", "str", "bool", "list[int]", "list[float]", "list[str]")
 FORM = "`name: type = literal  # meaning, unit; choices or range`"
@@ -207,9 +206,8 @@ def check(given: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[s
 
 def unknown(name: Any, declared: Mapping[str, Any]) -> str:
     """The sentence that says that a parameter does not exist, with the closest that does."""
-    close = difflib.get_close_matches(str(name), declared, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(declared) or 'none'}"
-    return f"unknown parameter {shown(name)}; {hint}"
+    hint = meant(name, declared) or f"; known are {', '.join(declared) or 'none'}"
+    return f"unknown parameter {shown(name)}{hint}"
 
 
 class _Yaml(yaml.SafeLoader):

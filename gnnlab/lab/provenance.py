@@ -167,9 +167,11 @@ def fingerprint(
     `surroundings`. Files and modules that parameters name are read relative to `here`, and what lies in `folder`,
     where the results go, does not count.
     """
+    cells = [cell for cell in json.loads(notebook.read_bytes())["cells"] if cell["cell_type"] == "code"]
+    tagged = [["".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells]
     return {
         "parameters": dict(parameters),
-        "code": {**shared["code"], CELLS: _cells(notebook)},
+        "code": {**shared["code"], CELLS: files.digest(tagged)},
         "inputs": {
             **{path.name: _digest(path) for path in needs},
             **{
@@ -224,12 +226,6 @@ def _nvidia() -> list[str]:
         except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
             pass  # no driver, or one that hangs: the device files, if any, tell
     return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-
-
-def _cells(notebook: Path) -> str:
-    cells = [cell for cell in json.loads(notebook.read_bytes())["cells"] if cell["cell_type"] == "code"]
-    tagged = [["".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells]
-    return files.digest(tagged)
 
 
 def _named(text: str, here: Path) -> list[Path]:

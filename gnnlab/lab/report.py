@@ -108,6 +108,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
     ]
     table = Table(result.rows)
     read = " ".join([cells.html.striptags(), *(f"{row.record.statement} {row.record.why}" for row in rows)])
+    declared = _declared(executed_ipynb)
     html = _page(
         "report.html.j2",
         title=notebook_html.title(notebook) or _spoken(executed_ipynb.stem),
@@ -116,7 +117,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
         cells=cells,
         rows=rows,
         terms=_terms(read, discovery.root(folder) / "docs" / "glossary.md"),
-        parameters=_parameter_rows(executed_ipynb, result),
+        parameters=[(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()],
         machine=provenance.in_a_phrase(result.environment),
         noise=advice.noise(result, table),
         opening=_opening(executed_ipynb, result, table),
@@ -283,12 +284,6 @@ def _thumbnail(out_dir: Path, result: ResultFile) -> tuple[FigureRecord, str] | 
     if path.suffix != ".png" or not path.is_relative_to(out_dir.resolve()) or not path.is_file():
         return None
     return figure, "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def _parameter_rows(notebook: Path, result: ResultFile) -> list[tuple[str, Any, str]]:
-    """(name, value, meaning) of each parameter; the meaning comes from the notebook's own `parameters` cell."""
-    declared = _declared(notebook)
-    return [(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()]
 
 
 def _declared(notebook: Path) -> Mapping[str, Any]:

@@ -212,7 +212,7 @@ class Lab:
         """
         known = set(tables.FIELDS) - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
-            named = {n: v for n, v in given.items() if n in known and not _missing(v)}
+            named = {n: v for n, v in given.items() if n in known and not (pd.api.types.is_scalar(v) and pd.isna(v))}
             fields = self._conditions_for({**constant, **named})
             samples = given.get("samples")
             samples = None if samples is None or pd.api.types.is_scalar(samples) or not len(samples) else samples
@@ -369,8 +369,3 @@ def _shown(folder: Path, base: Path) -> str:
 def _fields(found: Estimate) -> dict[str, Any]:
     kind = Interval.NONE if found.low is None else Interval.CONFIDENCE
     return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "interval": kind}
-
-
-def _missing(value: Any) -> bool:
-    """None or NaN: what a frame holds where a row leaves a column out."""
-    return pd.api.types.is_scalar(value) and bool(pd.isna(value))

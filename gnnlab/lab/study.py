@@ -12,7 +12,7 @@ times.scatter(x="measured", y="predicted")             # two forms of the same c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -20,20 +20,20 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from . import plots, reasons, stacks
+from . import plots, stacks
 from .plot_style import MAX_SERIES, axis_label
 from .table import FIELDS, Origin, Row, Table, error_text, estimate_text, fits, format_value, gain_text, shown_as
+from .wording import cell_name, grouped_reasons, named_series, plain, words_of
 
 if TYPE_CHECKING:
     from .session import Lab
 
 LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
 STATISTICS = {"p95": "95th percentile"}  # those that a title names
-MOST_NAMED = 2  # of several values that `only` kept
+MOST_NAMED = 2  # columns of a reason
 
 
 class Study:
@@ -84,7 +84,7 @@ class Study:
     @property
     def title(self) -> str:
         """The name for a reader, and what `only` kept: "Gat layer, size 58/776"."""
-        kept = [f"{_plain(name)} {_words(wanted)}" for name, wanted in self._kept.items() if name != "status"]
+        kept = [f"{plain(name)} {words_of(wanted)}" for name, wanted in self._kept.items() if name != "status"]
         return ", ".join([self.name.replace("_", " ").capitalize(), *kept])
 
     # ---- what the rows say ------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Study:
         title = f"{self.title}, {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else self.title
         unit = "×" if unit == "x" else "" if axis_label(title.lower(), unit) == title.lower() else f" {unit}"
         keys, several = self.keys, len({row.form for row in rows}) > 1
-        cells = [(row, _cell(row.keys, keys)) for row in (rows[0], rows[-1])]
+        cells = [(row, cell_name(row.keys, keys)) for row in (rows[0], rows[-1])]
         named = [(row, [cell, row.form] if several or not cell else [cell]) for row, cell in cells]
         names = [(row, ", ".join(dict.fromkeys(filter(None, parts)))) for row, parts in named]
         ends = [f"{format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})" for row, name in names]
@@ -145,7 +145,10 @@ class Study:
         if self._nothing():
             return
         if y == "samples":
-            self._plot_samples(key)
+            samples = {row.form: self._table.samples_of(row) for row in self.rows if row.status == "ok"}
+            label = self.name.replace("_", " ")
+            fig = plots.samples(samples, unit=self._unit(), x_label=label, title=self.finding())
+            self._show(fig, "", f"Dots: every sample of {', '.join(samples)}, {label}", key)
             return
         frame, label, unit = self._drawn(y)
         if log is None:
@@ -156,30 +159,23 @@ class Study:
         if x is not None:
             self._need(x)
             self._numeric(frame, x)
-            axes = {"x": x, "y": "value", "x_label": _plain(x), "y_label": axis_label(label, unit)}
-            frame = _named_series(frame, by)
+            axes = {"x": x, "y": "value", "x_label": plain(x), "y_label": axis_label(label, unit)}
+            frame = named_series(frame, by)
             fig = plots.points(frame, **axes, hue=by, joined=True, log=log, title=self.finding())
         else:
             names = [name for name in [*self.keys, "form"] if name != by and frame[name].nunique() > 1]
             grouped = bool(names) and frame[by].nunique() <= MAX_SERIES
             names = names if grouped else [*(name for name in names if name != "form"), by]
-            frame = frame.assign(cell=[_cell(row, names) for row in frame[names].to_dict("records")])
+            frame = frame.assign(cell=[cell_name(row, names) for row in frame[names].to_dict("records")])
             hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a form named as its cell
-            frame = _named_series(frame, by)
+            frame = named_series(frame, by)
             fig = plots.bars(frame, y="cell", hue=hue, label=label, unit=unit, log=log, title=self.finding())
         shape = f"Lines over {x}" if x else "Bars"
         kind = "value" if y == "value" and any(row.ratio is not None for row in self.rows) else ""
-        by = f", by {' and '.join(map(_plain, self.keys))}" if self.keys else ""
+        by = f", by {' and '.join(map(plain, self.keys))}" if self.keys else ""
         self._show(fig, kind, f"{shape}: {label}{by}, with 95 % intervals", key)
         if remarks := self._remarks():
             self._lab.say("\n".join(remarks))
-
-    def _plot_samples(self, key: bool) -> None:
-        """Every sample of each form as a dot."""
-        samples = {row.form: self._table.samples_of(row) for row in self.rows if row.status == "ok"}
-        label = self.name.replace("_", " ")
-        fig = plots.samples(samples, unit=self._unit(), x_label=label, title=self.finding())
-        self._show(fig, "", f"Dots: every sample of {', '.join(samples)}, {label}", key)
 
     def heat(self, *, row: str, column: str, panel: str = "form", value: str = "value", key: bool = False) -> None:
         """A map of the `value` or `ratio` by two keys or fields, a panel for each value of a third, numbers in the
@@ -190,7 +186,7 @@ class Study:
         frame, label, unit = self._drawn(value, missing=True)
         shape = {"row": row, "column": column, "panel": panel}
         fig = plots.heat(frame, **shape, label=axis_label(label, unit), title=self.finding())
-        words = f"Heat maps: {label} by {_plain(row)} and {_plain(column)}, one map for each {_plain(panel)}"
+        words = f"Heat maps: {label} by {plain(row)} and {plain(column)}, one map for each {plain(panel)}"
         self._show(fig, "heat", words, key)
 
     def stack(self, *, part: str, panel: str, rest: str, title: str, row: str = "form", key: bool = False) -> None:
@@ -206,9 +202,9 @@ class Study:
         )
         shape = {"row": row, "part": part, "panel": panel, "rest": rest}
         better = next(each.better for each, _ in rows)
-        label = LABELS.get((self._unit(), better), _plain(self.name))
+        label = LABELS.get((self._unit(), better), plain(self.name))
         fig = stacks.stacked(frame, **shape, unit=self._unit(), label=label, title=title)
-        words = f"Stacked bars: share of each {_plain(part)} by {_plain(row)}, one panel for each {_plain(panel)}"
+        words = f"Stacked bars: share of each {plain(part)} by {plain(row)}, one panel for each {plain(panel)}"
         self._show(fig, "stack", f"{words}, beside the {label} in all", key)
 
     def marks(self, *, row: str, column: str, key: bool = False) -> None:
@@ -226,12 +222,12 @@ class Study:
         frame = pd.DataFrame(rows).sort_values("status", key=lambda s: s.map(worst.index), kind="stable")
         frame = frame.drop_duplicates([row, column]).sort_index()
         counts = ", ".join(f"{(frame['status'] == s).sum()} {s}" for s in worst[::-1] if (frame["status"] == s).any())
-        title = f"{self.title}: of {len(frame)} pairs of {_plain(row)} and {_plain(column)}, {counts}"
+        title = f"{self.title}: of {len(frame)} pairs of {plain(row)} and {plain(column)}, {counts}"
         fig = plots.marks(frame, row=row, column=column, title=title)
-        self._show(fig, "marks", f"A mark for each {_plain(row)} and {_plain(column)}: {counts}", key)
+        self._show(fig, "marks", f"A mark for each {plain(row)} and {plain(column)}: {counts}", key)
         lost = [(r.get(row), r.get(column), f"{r.status}: {r.reason}") for r in shown if r.status != "ok"]
         if lost:
-            why = reasons.grouped(lost, _plain(column), frame[column].nunique(), MOST_NAMED)
+            why = grouped_reasons(lost, plain(column), frame[column].nunique(), MOST_NAMED)
             self._lab.say("\n".join(f"- {line}" for line in why))
 
     def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:
@@ -255,11 +251,15 @@ class Study:
             )
         self._numeric(frame, x, y)
         valued = {name for name in (x, y) if paired or name == "value"}
-        words = {name: _plain(self.name if name == "value" else name) for name in (x, y)}
+        words = {name: plain(self.name if name == "value" else name) for name in (x, y)}
         labels = {n: axis_label(w, shown_as(self._unit())[1]) if n in valued else w for n, w in words.items()}
         hue = by or (None if paired else "form")
         axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
-        title = self._difference(frame, x, y) if paired else self.finding()
+        title = self.finding()
+        if paired:
+            off = 100 * (frame[y] / frame[x] - 1).abs()
+            far = f"{off.median():.2g} % in the median of {len(off)} cells, {off.max():.2g} % at most"
+            title = f"{self.title}: {plain(y)} is off {plain(x)} by {far}"
         fig = plots.points(frame, **axes, hue=hue, equal=paired, title=title)
         self._show(
             fig, "scatter", f"Points: {labels[y]} over {labels[x]}" + ", with the line of equality" * paired, key
@@ -277,12 +277,6 @@ class Study:
             }
             sides.append(side[[*keys, "origin"]].assign(**numbers))
         return sides[0].drop(columns="origin").merge(sides[1], on=keys)
-
-    def _difference(self, pairs: pd.DataFrame, x: str, y: str) -> str:
-        """How far two forms are apart, over their cells."""
-        off = 100 * (pairs[y] / pairs[x] - 1).abs()
-        far = f"{off.median():.2g} % in the median of {len(off)} cells, {off.max():.2g} % at most"
-        return f"{self.title}: {_plain(y)} is off {_plain(x)} by {far}"
 
     def _unit(self) -> str:
         """The one unit of the rows that have a number. Raises `GnnlabError` where there are several."""
@@ -308,7 +302,7 @@ class Study:
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and keep a figure under the study's name, what was kept of it, and the kind of figure."""
-        parts = [self.name, *(_words(wanted, distinct=True) for wanted in self._kept.values()), kind]
+        parts = [self.name, *(words_of(wanted, distinct=True) for wanted in self._kept.values()), kind]
         name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", part).strip("-") for part in parts if part)
         forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
         self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
@@ -326,7 +320,7 @@ class Study:
         unit, better = self._unit(), next(row.better for row in self.rows if row.status == "ok")
         factor, shown = shown_as(unit)
         numbers = {end: frame[end].astype(float) * factor for end in ("value", "low", "high")}
-        return frame.assign(**numbers), LABELS.get((unit, better), _plain(self.name)), shown
+        return frame.assign(**numbers), LABELS.get((unit, better), plain(self.name)), shown
 
     def _remarks(self) -> list[str]:
         """Each form over all cells, what the A/A control shows, and what has no number."""
@@ -372,11 +366,11 @@ class Study:
             line |= {"origin": row.origin.value, "why": row.reason or ""}
             rows.append(line | {c: "; ".join(row.notes) if c == "notes" else getattr(row, c) for c in columns})
         frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
-        plain = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
-        plain += ["origin"] if frame["origin"].nunique() == 1 else []
+        said_by_none = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
+        said_by_none += ["origin"] if frame["origin"].nunique() == 1 else []
         front = [*self.keys, "form"]
-        frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *plain))]]
-        return headed(frame.rename(columns=_plain), _plain(front[0]))
+        frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *said_by_none))]]
+        return headed(frame.rename(columns=plain), plain(front[0]))
 
 
 def _heading(statistic: str, unit: str) -> str:
@@ -384,49 +378,6 @@ def _heading(statistic: str, unit: str) -> str:
     statistic = "value" if statistic == "single" else statistic
     named = {"count": statistic, "": statistic, "x": "ratio" if statistic == "count" else statistic}
     return named.get(unit, f"{statistic} ({unit})")
-
-
-def _words(wanted: Any, distinct: bool = False) -> str:
-    """One value, or the first of several and how many more: `distinct` from every other choice of them."""
-    if not isinstance(wanted, list | tuple | set):
-        return str(wanted)
-    named = [str(each) for each in wanted]
-    more = len(named) - MOST_NAMED
-    if more <= 0:
-        return ", ".join(named)
-    told = f"{', '.join(named[:MOST_NAMED])} and {more} more"
-    return f"{told} {digest(named)[:6]}" if distinct else told
-
-
-def _plain(name: str) -> str:
-    """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
-    if name == "pu":  # as S4 calls it
-        return "processing unit"
-    for ending, unit in (("gb_s", "GB/s"), ("mib", "MiB"), ("ms", "ms")):
-        if name == ending:
-            return unit
-        if name.endswith(f"_{ending}"):
-            return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({unit})"
-    return name.replace("_", " ")
-
-
-def _cell(row: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The name of a cell: "1000/1000, features 64"."""
-    return ", ".join(_named(key, row[key]) for key in keys if key in row)
-
-
-def _named(key: str, value: Any) -> str:
-    """A text speaks for itself, a number needs its name."""
-    if isinstance(value, str):
-        return value
-    name, bracket, unit = _plain(key).partition(" (")
-    unit = f" {unit.removesuffix(')')}" if bracket else ""
-    return f"{name} {value:.4g}{unit}" if isinstance(value, float) else f"{name} {value}{unit}"
-
-
-def _named_series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
-    return frame.assign(**{by: [_named(by, value) for value in frame[by]]})
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:

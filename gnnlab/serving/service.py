@@ -18,9 +18,8 @@ from starlette.concurrency import run_in_threadpool
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
-from gnnlab.inference.guide import GuidePredictor
 from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.inference.predictor import Decision, Predictor
+from gnnlab.inference.predictor import Decision, GuidePredictor, Predictor
 from gnnlab.profiling.conditions import Conditions
 from gnnlab.serving.database import Answered, Database, Recorder
 from gnnlab.serving.metrics import CountedCache, Metrics, Tracing

@@ -62,7 +62,8 @@ class DeepFM(nn.Module):
         for table in self.embeddings:  # so that the product of a pair starts with variance 1, whatever the width
             nn.init.normal_(table.weight, std=embedding_dim**-0.25)
         widths = (num_fields * embedding_dim, hidden, hidden // 2, hidden // 4)
-        self.deep = nn.Sequential(*(layer for pair in itertools.pairwise(widths) for layer in _layer(*pair, dropout)))
+        layers = ((nn.Linear(*pair), nn.GELU(), nn.Dropout(dropout)) for pair in itertools.pairwise(widths))
+        self.deep = nn.Sequential(*itertools.chain.from_iterable(layers))
         joined = hidden // 4 + num_fields * (num_fields - 1) // 2
         self.heads = nn.ModuleList(nn.Linear(joined, target.size) for target in self.targets)
         self.log_variances = nn.Parameter(torch.zeros(len(self.targets)))
@@ -95,10 +96,6 @@ def _loss(kind: str, logits: Tensor, wanted: Tensor) -> Tensor:
 def weighted(losses: Tensor, log_variances: Tensor) -> Tensor:
     """sum of exp(-s) L + s over the targets: learned uncertainty weights (Kendall et al. 2018); both (T,) -> scalar."""
     return torch.dot(torch.exp(-log_variances), losses.to(log_variances.dtype)) + log_variances.sum()
-
-
-def _layer(width_in: int, width_out: int, dropout: float) -> tuple[nn.Module, ...]:
-    return nn.Linear(width_in, width_out), nn.GELU(), nn.Dropout(dropout)
 
 
 def _check(

@@ -24,7 +24,7 @@ from scipy.sparse import csr_array
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, one_line, shown
-from gnnlab.workloads.table_files import judge, judge_text
+from gnnlab.workloads.table_files import judge, judge_text, opened
 
 _XML_FACTOR = 30  # bytes of memory for each of a GraphML file, elements and networkx's mappings together
 FLOAT32_MAX = 3.4028234663852886e38
@@ -34,20 +34,7 @@ HEADERS = (("source", "target"), ("src", "dst"), ("from", "to"))
 
 def read(path: Path) -> Data:
     """The graph in the file, by its suffix; raises `GnnlabError` in one line that begins with the path."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        allowed = ", ".join(READERS)
-        raise GnnlabError(f"{path}: a graph file ends in {allowed}, not in {shown(path.suffix)}")
-    try:
-        if path.is_dir():
-            raise GnnlabError(f"{path}: is a folder; give the path of a file")
-        if not path.exists():
-            raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
-        return reader(path)
-    except OSError as error:
-        raise GnnlabError(f"{path}: cannot be read: {one_line(error)}") from error
-    except MemoryError as error:
-        raise GnnlabError(f"{path}: the graph it describes does not fit into memory") from error
+    return opened(path, READERS, "graph", lambda path: READERS[path.suffix.lower()](path))
 
 
 def read_edge_list(path: Path) -> Data:
@@ -111,7 +98,10 @@ def _header(path: Path, rows: pd.DataFrame) -> tuple[dict[str, int], pd.DataFram
     first = [name.lower() for name in rows.iloc[0]]
     pair = next((pair for pair in HEADERS if set(pair) <= set(first)), None)
     if pair is None:
-        _require_no_header(path, rows)
+        whole = rows.iloc[:, :2].apply(lambda column: column.str.fullmatch(r"[+-]?[0-9]+")).all(axis=1)
+        if len(rows) > 1 and not whole.iloc[0] and whole.iloc[1:].all():  # names above integers: a header, and no edge
+            told = f"header {shown(','.join(rows.iloc[0]))} is not understood"
+            raise GnnlabError(f"{path}: {told}; write {' or '.join(map(','.join, HEADERS))}, or none")
         columns = dict(zip(("source", "target", "weight"), range(rows.shape[1]), strict=False))
         return columns, rows
     columns = {"source": first.index(pair[0]), "target": first.index(pair[1])}
@@ -123,14 +113,6 @@ def _header(path: Path, rows: pd.DataFrame) -> tuple[dict[str, int], pd.DataFram
     if len(rows) == 1:
         raise GnnlabError(f"{path}: a header and no edge; at least one row is needed")
     return columns, rows.iloc[1:]
-
-
-def _require_no_header(path: Path, rows: pd.DataFrame) -> None:
-    """Where all other rows join integers, names in the first row are a header that is not understood, and no edge."""
-    whole = rows.iloc[:, :2].apply(lambda column: column.str.fullmatch(r"[+-]?[0-9]+")).all(axis=1)
-    if len(rows) > 1 and not whole.iloc[0] and whole.iloc[1:].all():
-        allowed = " or ".join(",".join(pair) for pair in HEADERS)
-        raise GnnlabError(f"{path}: header {shown(','.join(rows.iloc[0]))} is not understood; write {allowed}, or none")
 
 
 def _weights(path: Path, column: pd.Series) -> np.ndarray:
@@ -206,20 +188,21 @@ def read_npz(path: Path) -> Data:
     (PyG's own reader makes features binary, edges undirected, and drops weights and self-loops without a word.)
     """
     arrays = _npz_arrays(path)
-    shape, indptr, indices, weight = _csr(path, arrays, "adj")
-    if shape[0] != shape[1]:
-        raise GnnlabError(f"{path}: adj_shape must be square, got {shape[0]} x {shape[1]}")
-    num_nodes = shape[0]
-    source = np.repeat(np.arange(num_nodes), np.diff(indptr))
-    data = Data(edge_index=torch.from_numpy(np.stack([source, indices])), num_nodes=num_nodes)
-    if (weight != 1).any():
-        data.edge_weight = torch.from_numpy(weight)
+    adjacency = _csr(path, arrays, "adj")
+    num_nodes, columns = adjacency.shape
+    if num_nodes != columns:
+        raise GnnlabError(f"{path}: adj_shape must be square, got {num_nodes} x {columns}")
+    source = np.repeat(np.arange(num_nodes), np.diff(adjacency.indptr))
+    data = Data(edge_index=torch.from_numpy(np.stack([source, adjacency.indices])), num_nodes=num_nodes)
+    if (adjacency.data != 1).any():
+        data.edge_weight = torch.from_numpy(adjacency.data)
     if "attr_data" in arrays:
-        rows, indptr, indices, values = _csr(path, arrays, "attr")
-        if rows[0] != num_nodes:
-            raise GnnlabError(f"{path}: attr_shape has {rows[0]} rows, the adjacency has {num_nodes} nodes")
-        judge(path, 4 * rows[0] * rows[1], f"{rows[0]} x {rows[1]} features")
-        data.x = torch.from_numpy(csr_array((values, indices, indptr), rows).toarray())
+        features = _csr(path, arrays, "attr")
+        rows, columns = features.shape
+        if rows != num_nodes:
+            raise GnnlabError(f"{path}: attr_shape has {rows} rows, the adjacency has {num_nodes} nodes")
+        judge(path, 4 * rows * columns, f"{rows} x {columns} features")
+        data.x = torch.from_numpy(features.toarray())
     if "labels" in arrays:
         labels = arrays["labels"]
         if labels.ndim not in (1, 2) or len(labels) != num_nodes:
@@ -263,8 +246,8 @@ def _declared_bytes(archive: zipfile.ZipFile, name: str) -> int:
     return max(archive.getinfo(name).file_size, math.prod(shape) * kind.itemsize)
 
 
-def _csr(path: Path, arrays: dict[str, np.ndarray], name: str) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray]:
-    """Shape, row pointers, column indices (int64) and values (float32) of a CSR matrix that holds together."""
+def _csr(path: Path, arrays: dict[str, np.ndarray], name: str) -> csr_array:
+    """The matrix of float32 that the four arrays of a name describe, checked."""
     values, indices, indptr, shape = (arrays[f"{name}_{part}"] for part in CSR)
     for part in ("indices", "indptr", "shape"):
         if arrays[f"{name}_{part}"].dtype.kind not in "iu":
@@ -276,31 +259,20 @@ def _csr(path: Path, arrays: dict[str, np.ndarray], name: str) -> tuple[list[int
         raise GnnlabError(f"{path}: {name}_indptr must have {rows + 1} entries for {rows} rows, got {indptr.shape}")
     indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
     if indices.ndim != 1 or values.shape != indices.shape or indptr[0] != 0 or indptr[-1] != len(indices):
-        raise GnnlabError(
-            f"{path}: {name}_indptr must run from 0 to the number of entries; it runs from {indptr[0]} to "
-            f"{indptr[-1]}, with {values.size} values and {indices.size} indices"
-        )
+        told = f"it runs from {indptr[0]} to {indptr[-1]}, with {values.size} values and {indices.size} indices"
+        raise GnnlabError(f"{path}: {name}_indptr must run from 0 to the number of entries; {told}")
     if (np.diff(indptr) < 0).any():
         raise GnnlabError(f"{path}: {name}_indptr falls after row {int(np.argmax(np.diff(indptr) < 0))}; it must rise")
-
-    def row(entry: int) -> int:
-        return int(np.searchsorted(indptr, entry, side="right")) - 1
-
-    outside = (indices < 0) | (indices >= columns)
-    if outside.any():
-        entry = int(np.argmax(outside))
-        raise GnnlabError(
-            f"{path}: row {row(entry)} of {name}_indices holds {indices[entry]}; 0..{columns - 1} are allowed"
-        )
     with np.errstate(over="ignore"):
         values = values.astype(np.float32)
-    if not np.isfinite(values).all():
-        entry = int(np.argmin(np.isfinite(values)))
-        raise GnnlabError(
-            f"{path}: {name}_data is {values[entry]} at row {row(entry)}, column {indices[entry]}; "
-            f"finite float32 is needed"
-        )
-    return [rows, columns], indptr, indices, values
+    wrong = {"indices": (indices < 0) | (indices >= columns), "data": ~np.isfinite(values)}
+    allowed = {"indices": f"0..{columns - 1} are allowed", "data": "finite float32 is needed"}
+    for part, found in ((indices, "indices"), (values, "data")):
+        if wrong[found].any():
+            entry = int(np.argmax(wrong[found]))
+            row = int(np.searchsorted(indptr, entry, side="right")) - 1
+            raise GnnlabError(f"{path}: row {row} of {name}_{found} holds {part[entry]}; {allowed[found]}")
+    return csr_array((values, indices, indptr), (rows, columns))
 
 
 READERS: dict[str, Callable[[Path], Data]] = {

@@ -61,8 +61,12 @@ class GraphTransformer(nn.Module):
         super().__init__()
         sizes = {"in_features": in_features, "hidden_dim": hidden_dim, "num_layers": num_layers}
         sizes |= {"num_heads": num_heads, "ffn_dim": ffn_dim, "pe_dim": pe_dim, "out_features": out_features}
-        choices = {"mpnn_type": (mpnn_type, MPNN_TYPES), "pe_type": (pe_type, PE_TYPES)}
-        _check(sizes, choices | {"readout": (readout, READOUTS)})
+        whole_numbers(1, **sizes)
+        choices = {"mpnn_type": (mpnn_type, MPNN_TYPES), "pe_type": (pe_type, PE_TYPES), "readout": (readout, READOUTS)}
+        for name, (given, allowed) in choices.items():
+            if given not in allowed:
+                needed = f"{name} must be one of {', '.join(allowed)}"
+                raise GnnlabError(f"graph_transformer: {needed}, got {shown(given)}")
         if hidden_dim % num_heads:
             raise GnnlabError(f"graph_transformer: hidden_dim={hidden_dim} must be a multiple of num_heads={num_heads}")
         if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
@@ -93,15 +97,11 @@ class GraphTransformer(nn.Module):
         x = self.embed(data.x)  # (N, hidden)
         if self.embed_pe is not None:
             x = x + self.embed_pe(self._encoding(data))
-        x = self._through_layers(x, data)
+        for layer in self.layers:
+            x = layer(x, data.edge_index, data.batch)
         if self.readout == "graph":
             x = global_mean_pool(x, data.batch)  # (B, hidden)
         return self.head(x)
-
-    def _through_layers(self, x: Tensor, data: Data) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, data.edge_index, data.batch)
-        return x
 
     def _encoding(self, data: Data) -> Tensor:
         encoding = data.get(FIELDS[self.pe_type])
@@ -137,13 +137,6 @@ def _local(hidden: int, heads: int, mpnn_type: str) -> nn.Module:
     if mpnn_type == "gat":
         return GATConv(hidden, hidden // heads, heads=heads)
     return GCNConv(hidden, hidden)
-
-
-def _check(sizes: dict[str, int], choices: dict[str, tuple[str, tuple[str, ...]]]) -> None:
-    whole_numbers(1, **sizes)
-    for name, (given, allowed) in choices.items():
-        if given not in allowed:
-            raise GnnlabError(f"graph_transformer: {name} must be one of {', '.join(allowed)}, got {shown(given)}")
 
 
 class Encodings(BaseTransform):

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.transforms import LocalDegreeProfile
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, meant, shown
 from gnnlab.workloads import graph_files, pyg_datasets, random_graphs, symptom_gat
 
 CACHE = Path("data")  # where PyG keeps what it downloads, beside the work of the reader
@@ -49,7 +48,8 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
         if colon and family == "random":
             return _named(checked(random_graphs.generate(random_graphs.parse(rest)), "random graph"), spec)
         if colon and family in pyg_datasets.FAMILIES:
-            return _named(_together(pyg_datasets.load(spec, cache), spec), spec)
+            found = [checked(graph, spec) for graph in pyg_datasets.load(spec, cache)]
+            return _named(found[0] if len(found) == 1 else Batch.from_data_list(found), spec)
     if isinstance(spec, Data):
         return _named(checked(spec, "graph"), str(spec.get("name") or "graph"))
     path = _path(spec)
@@ -123,11 +123,6 @@ def _digits() -> Data:
 BUNDLED = {"symptoms": symptom_gat.symptom_graph, "digits": _digits, "karate": lambda: KarateClub()[0]}
 
 
-def _together(graphs: list[Data], spec: str) -> Data:
-    graphs = [checked(graph, spec) for graph in graphs]
-    return graphs[0] if len(graphs) == 1 else Batch.from_data_list(graphs)
-
-
 def _named(data: Data, name: str) -> Data:
     data.name = name
     return data
@@ -141,10 +136,8 @@ def _path(spec: object) -> Path:
             return path
     names = [*BUNDLED, *(f"{family}:" for family in ("random", *pyg_datasets.FAMILIES))]
     sets = [name for known in pyg_datasets.NAMES.values() for name in known]
-    near = difflib.get_close_matches(str(spec)[:100], [*names, *sets], n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
     known = f"{', '.join(names)} or a path to {', '.join(graph_files.READERS)}"
-    raise GnnlabError(f"{shown(spec)} is no graph{hint}: {known} are understood")
+    raise GnnlabError(f"{shown(spec)} is no graph{meant(spec, [*names, *sets])}: {known} are understood")
 
 
 def _exists(path: Path) -> bool:

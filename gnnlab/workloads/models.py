@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gnnlab import user_code
-from gnnlab.errors import GnnlabError, one_line, shown, whole_numbers
+from gnnlab.errors import GnnlabError, meant, one_line, shown, whole_numbers
 from gnnlab.workloads import graphs
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
@@ -75,12 +74,9 @@ def build(
     >>> build("graph_transformer", "digits", num_layers=2).label
     'graph_transformer on digits'
     """
-    if not callable(model_spec) and (not isinstance(model_spec, str) or not _is_known(model_spec)):
-        near = difflib.get_close_matches(str(model_spec), BUILT_IN, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise GnnlabError(
-            f"{shown(model_spec)} is no model{hint}: {', '.join(BUILT_IN)} or module:factory are understood"
-        )
+    if not callable(model_spec) and not (isinstance(model_spec, str) and (model_spec in BUILT_IN or ":" in model_spec)):
+        known = f"{', '.join(BUILT_IN)} or module:factory are understood"
+        raise GnnlabError(f"{shown(model_spec)} is no model{meant(model_spec, BUILT_IN)}: {known}")
     whole_numbers(1, batch_size=batch_size)
     graph = graphs.load(graph_spec)
     options = {name: value for name, value in options.items() if value is not None}
@@ -91,10 +87,6 @@ def build(
         else:
             name, model, batch = of_the_user(model_spec, graph, options)
     return Workload(name, graph.name, graph, model, batch)
-
-
-def _is_known(spec: str) -> bool:
-    return spec in BUILT_IN or ":" in spec
 
 
 def _moved(value: Any, device: str | torch.device) -> Any:
@@ -128,9 +120,8 @@ def _known(name: str, constructor: Callable[..., None], options: dict[str, Any])
     allowed = [p.name for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in allowed:
-            near = difflib.get_close_matches(option, allowed, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise GnnlabError(f"{name} has no option {shown(option)}{hint}; it has {', '.join(allowed) or 'none'}")
+            there = ", ".join(allowed) or "none"
+            raise GnnlabError(f"{name} has no option {shown(option)}{meant(option, allowed)}; it has {there}")
 
 
 # ---- the user's own -------------------------------------------------------------------------------------------------

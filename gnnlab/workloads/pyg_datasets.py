@@ -8,7 +8,6 @@ their publishers, which PyG reads; nothing else in the lab does.)
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 from torch_geometric import datasets
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.errors import GnnlabError, meant, one_line, shown
 
 FAMILIES = {"planetoid": "Planetoid", "lrgb": "LRGBDataset", "pyg": None}
 NAMES = {
@@ -79,8 +78,7 @@ def _known(class_name: str, name: str) -> str:
 def _fetch(class_name: str, name: str, folder: Path):
     kind = getattr(datasets, class_name, None) if class_name in datasets.__all__ else None
     if not inspect.isclass(kind):
-        near = difflib.get_close_matches(class_name, datasets.__all__, n=3)
-        hint = f"; near are {', '.join(near)}" if near else ""
+        hint = meant(class_name, datasets.__all__)
         raise GnnlabError(f"torch_geometric.datasets has no class {shown(class_name)}{hint}")
     root = folder / f"{class_name}-{name}" if name else folder / class_name
     if not re.fullmatch(r"[\w.-]*", name) or ".." in name:

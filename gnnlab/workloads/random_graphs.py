@@ -13,7 +13,6 @@ Node numbers are shuffled, so that memory locality is alike in all three.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, meant, shown
 
 DEGREES = ("uniform", "powerlaw", "clique")
 EXPONENT = 2.5
@@ -45,9 +44,7 @@ def parse(text: str) -> RandomSpec:
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in RandomSpec.__dataclass_fields__:
-            near = difflib.get_close_matches(key, RandomSpec.__dataclass_fields__, n=1)
-            hint = f", did you mean {near[0]}=?" if near else ""
-            allowed = "nodes=, edges=, degrees=, seed=, features="
+            hint, allowed = meant(key, RandomSpec.__dataclass_fields__), "nodes=, edges=, degrees=, seed=, features="
             raise GnnlabError(f"random graph: {shown(part)} is not understood{hint}; allowed are {allowed}")
         if key in given:
             raise GnnlabError(f"random graph: {key} is given twice; give it once")

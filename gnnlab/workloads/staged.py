@@ -59,6 +59,15 @@ class Stage:
         return self.reads if self.sized_by is None else (*self.reads, self.sized_by)
 
 
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the names, shapes, types and bytes of some tensors."""
+    parts: list[str | bytes] = []
+    for name, tensor in sorted(tensors.items()):
+        parts.append(f"{name}{tuple(tensor.shape)}{tensor.dtype}")
+        parts.append(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest(*parts)
+
+
 class StageBlock(nn.Module):
     """The stages `first`..`last` in one module: `forward(*reads)` gives a tuple, one tensor for each of `writes`.
 
@@ -97,12 +106,8 @@ class StageBlock(nn.Module):
 
     def fingerprint(self) -> str:
         """A digest of its weights, their names and shapes."""
-        parts: list[str | bytes] = []
-        for stage in self.stages:
-            for name, tensor in sorted(stage.module.state_dict().items()):
-                parts.append(f"{stage.number}.{name}{tuple(tensor.shape)}{tensor.dtype}")
-                parts.append(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return digest(*parts)
+        weights = [(stage.number, *named) for stage in self.stages for named in stage.module.state_dict().items()]
+        return fingerprint({f"{number}.{name}": tensor for number, name, tensor in weights})
 
     def bytes_moved(self, nodes: int, edges: int) -> int:
         """Bytes of what it reads and what it writes; values read for their shape alone are free."""

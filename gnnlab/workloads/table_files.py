@@ -7,10 +7,9 @@ declares, before anything of it is allocated or parsed whole.
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.errors import GnnlabError, meant, one_line, shown
 from gnnlab.workloads.tables import FeatureTable, Target
 
 SHARE = 0.5  # of the memory that is free, for what one file holds
@@ -88,7 +87,9 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     fields, targets = _names(path, "fields", fields), _names(path, "targets", targets)
     columns, notes = _answered(path, read_columns(path, [*fields, *targets]), targets)
     found = {name: _target(path, columns[name]) for name in targets}
-    categories = {name: _categories(path, columns[name]) for name in fields}
+    categories = {name: _ascending(columns[name].dropna().unique()) for name in fields}
+    for name, values in categories.items():
+        _require_no_quantity(path, f"field {name!r}", values)
     constant = [name for name in fields if columns[name].nunique(dropna=False) < 2]
     if len(constant) == len(fields):
         raise GnnlabError(f"{path}: every field holds one value only ({', '.join(fields)}); choose fields that vary")
@@ -119,7 +120,7 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
 
 def _names(path: Path, what: str, names: Sequence[str]) -> list[str]:
     if isinstance(names, str) or not names:
-        there = shown(", ".join(_opened(path, _header)))
+        there = shown(", ".join(opened(path, READERS, "table", _header)))
         raise GnnlabError(
             f"{path}: {what} must name one column or more, as [name, name], got {shown(names)}; the file has {there}"
         )
@@ -137,12 +138,6 @@ def _answered(path: Path, columns: pd.DataFrame, targets: list[str]) -> tuple[pd
             notes.append(f"{int(out.sum())} of {len(out)} rows are left out: target {name} is missing")
             columns = columns[~out]
     return columns, notes
-
-
-def _categories(path: Path, column: pd.Series) -> list[str]:
-    values = _ascending(column.dropna().unique())
-    _require_no_quantity(path, f"field {column.name!r}", values)
-    return values
 
 
 def _target(path: Path, column: pd.Series) -> tuple[Target, Tensor]:
@@ -212,26 +207,30 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
 
     Raises `GnnlabError` in one line that begins with the path.
     """
-    columns = _opened(path, lambda path: READERS[path.suffix.lower()](path, names))
+    columns = opened(path, READERS, "table", lambda path: READERS[path.suffix.lower()](path, names))
     if columns.empty:
         raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
     return columns.apply(_clean)
 
 
-def _opened(path: Path, read: Callable[[Path], Any]) -> Any:
-    """What `read` makes of the file, or one line on why it cannot be read."""
+def opened(path: Path, readers: Mapping[str, Any], what: str, read: Callable[[Path], Any]) -> Any:
+    """What `read` makes of a file of a `what`, or one line on why it cannot be read; `readers` by the suffixes allowed.
+
+    Raises:
+        GnnlabError: no such file, another suffix, what the system refuses, too little memory.
+    """
     try:
         if path.is_dir():
             raise GnnlabError(f"{path}: is a folder; give the path of a file")
         if not path.exists():
             raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
-        if path.suffix.lower() not in READERS:
-            raise GnnlabError(f"{path}: a table file ends in {', '.join(READERS)}, not in {shown(path.suffix)}")
+        if path.suffix.lower() not in readers:
+            raise GnnlabError(f"{path}: a {what} file ends in {', '.join(readers)}, not in {shown(path.suffix)}")
         return read(path)
     except OSError as error:
         raise GnnlabError(f"{path}: cannot be read: {one_line(error)}") from error
     except MemoryError as error:
-        raise GnnlabError(f"{path}: the table does not fit into memory") from error
+        raise GnnlabError(f"{path}: the {what} does not fit into memory") from error
 
 
 def _header(path: Path) -> list[str]:
@@ -294,9 +293,8 @@ def _places(path: Path, header: Sequence[str], names: Sequence[str]) -> list[int
         if header.count(name) > 1:
             raise GnnlabError(f"{path}: {header.count(name)} columns are named {name!r}; names must differ")
         if name not in header:
-            close = difflib.get_close_matches(str(name), header, n=1, cutoff=0.5)
-            there = f"did you mean {close[0]!r}?" if close else f"there are {shown(', '.join(header))}"
-            raise GnnlabError(f"{path}: there is no column {name!r}; {there}")
+            there = f"there are {shown(', '.join(header))}"
+            raise GnnlabError(f"{path}: there is no column {name!r}{meant(name, header)}; {there}")
     return [header.index(name) for name in names]
 
 

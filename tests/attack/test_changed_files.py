@@ -16,7 +16,7 @@ from gnnlab.campaign.journal import LOST, Journal
 from gnnlab.errors import GnnlabError
 from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
 from gnnlab.files import Store, read_lines
-from gnnlab.lab import history, outputs, results
+from gnnlab.lab import compare, outputs, results
 from gnnlab.lab.ledger import Ledger
 from gnnlab.lab.table import Table
 from gnnlab.planning import store as plan_store
@@ -65,15 +65,15 @@ def of_journal(folder, result_file):
 
 def of_history(folder, result_file):
     """Runs whose figures leave each other's intervals. That the last of them were cut off, nothing in it can tell."""
-    path = folder / history.HISTORY
+    path = folder / compare.HISTORY
     for value in range(1, 5):
         rows = [judged("gat.compile", value, (value - 0.1, value + 0.1), 9, "")]
         results.write(folder / "02_optimize_gnn.json", result_file(notebook="02_optimize_gnn"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(history.ledger, "judge", lambda folder, rows=rows: Ledger(rows, []))
-            history.append(folder, ["02"])
+            patch.setattr(compare.ledger, "judge", lambda folder, rows=rows: Ledger(rows, []))
+            compare.remember(folder, ["02"])
     assert len(read_lines(path.read_bytes()).records) == 4
-    return Target(path, lambda: history.changes(folder), lambda found, whole: found == whole[len(whole) - len(found) :])
+    return Target(path, lambda: compare.history(folder), lambda found, whole: found == whole[len(whole) - len(found) :])
 
 
 def of_table(name):

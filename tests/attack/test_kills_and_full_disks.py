@@ -22,7 +22,7 @@ from gnnlab.campaign import campaign, checkpoints
 from gnnlab.errors import GnnlabError
 from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
 from gnnlab.files import Store, digest, read_lines
-from gnnlab.lab import history, outputs, results
+from gnnlab.lab import compare, outputs, results
 from gnnlab.lab.ledger import Ledger
 from gnnlab.lab.table import Table
 from gnnlab.planning import store as plan_store
@@ -189,16 +189,16 @@ class History:
         for value in range(len(self.values(folder)), 4):
             rows = [judged("gat.compile", value, (value - 0.1, value + 0.1), 9, "")]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(history.ledger, "judge", lambda folder, rows=rows: Ledger(rows, []))
-                history.append(folder, ["02"])
+                patch.setattr(compare.ledger, "judge", lambda folder, rows=rows: Ledger(rows, []))
+                compare.remember(folder, ["02"])
 
     def values(self, folder):
-        path = folder / history.HISTORY
+        path = folder / compare.HISTORY
         found = read_lines(path.read_bytes() if path.exists() else b"")
         return [entry and entry["rows"][0]["value"] for entry in found.records]
 
     def state(self, folder):
-        return [(change.before.value, change.after.value) for change in history.changes(folder)]
+        return [(change.before.value, change.after.value) for change in compare.history(folder)]
 
     def check(self, folder, whole):
         values = self.values(folder)

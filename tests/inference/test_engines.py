@@ -9,6 +9,7 @@ from allocator_cases import node, states, usual_states
 from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference import engines
@@ -159,11 +160,11 @@ def test_a_stored_model_is_used_again_and_another_for_other_weights(tmp_path):
 
 def test_the_fingerprint_follows_every_weight():
     model = load("hybrid")
-    before = engines.fingerprint(model)
-    assert before == engines.fingerprint(load("hybrid")) != engines.fingerprint(load("dqn"))
+    before = engines.weights_digest(model)
+    assert before == engines.weights_digest(load("hybrid")) != engines.weights_digest(load("dqn"))
     with torch.no_grad():
         model.layers[1].lin_l.weight[3, 4] += 1e-3
-    assert engines.fingerprint(model) != before
+    assert engines.weights_digest(model) != before
 
 
 @pytest.mark.parametrize(
@@ -176,9 +177,8 @@ def test_the_fingerprint_follows_every_weight():
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(arguments, message):
-    with pytest.raises(GnnlabError, match=message) as error:
+    with refused(message):
         engines.make(model=load("dqn"), **arguments)
-    assert "\n" not in str(error.value)
 
 
 def test_an_engine_that_does_not_work_here_says_why(monkeypatch):

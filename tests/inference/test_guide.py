@@ -6,10 +6,8 @@ import torch
 from edge_states import S2_STATE, random_state
 
 from gnnlab.errors import GnnlabError
-from gnnlab.inference import guide
-from gnnlab.inference.guide import GuidePredictor
 from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.inference.predictor import Predictor
+from gnnlab.inference.predictor import GuidePredictor, Predictor, guide_decide
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 STATES = [random_state(nodes, nodes) for nodes in (1, 4, 7)]
@@ -23,7 +21,7 @@ def test_it_has_gradients_on_and_chooses_the_best():
         assert edge_index.shape[1] == 2 * len(STATES[2]["links"])
         return x[:, 0]
 
-    decision = guide.decide(model, STATES[2])
+    decision = guide_decide(model, STATES[2])
     assert seen == [True] and decision.score == max(np.float32(node["cpu_util"]) for node in STATES[2]["nodes"])
 
 

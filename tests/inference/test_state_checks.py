@@ -8,6 +8,7 @@ import pytest
 from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.state_checks import LIMITS, check, check_batch
@@ -137,9 +138,8 @@ def test_every_plain_value_within_the_limits_passes(data):
     ],
 )
 def test_what_is_wrong_is_said_with_its_node_and_field(state, message):
-    with pytest.raises(GnnlabError, match=message) as error:
+    with refused(message):
         check(state)
-    assert "\n" not in str(error.value) and isinstance(error.value, GnnlabError)
 
 
 def test_values_at_the_limits_are_good():

@@ -133,7 +133,7 @@ def test_given_parameters_are_understood_an_override_first_and_defaults_are_left
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
-        ([("widht", "1")], "-p widht: unknown parameter 'widht'; did you mean 'width'?"),
+        ([("widht", "1")], "-p widht: unknown parameter 'widht' (did you mean width?)"),
         ([("width", "1"), ("width", "2")], "-p width is given twice"),
         ([("width", "99")], "width: got 99; allowed is a whole number from 1 to 64"),
         ([("rate", "fast")], "rate: got 'fast'"),
@@ -150,7 +150,7 @@ def test_a_wrong_override_is_refused(chosen, quick, overrides, part):
 def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(chosen, quick, name, hint):
     quick.file(chosen[1]).write_text("widht: 5")
     message = refused(discovery.read_parameters, chosen, quick)
-    assert "02_second.yaml: unknown parameter 'widht'; did you mean 'width'?" in message
+    assert "02_second.yaml: unknown parameter 'widht' (did you mean width?)" in message
     (quick.folder / name).write_text("")
     message = refused(discovery.read_parameters, chosen, quick)
     assert f"{name} belongs to no notebook" in message and hint in message

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
+from refusals import refused
 
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import plot_style, plots
@@ -243,9 +244,8 @@ POINT = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]}
     ],
 )
 def test_what_cannot_be_drawn_is_one_clear_line(operators: pd.DataFrame, draw, message: str) -> None:
-    with pytest.raises(GnnlabError, match=message) as error:
+    with refused(message):
         draw(operators)
-    assert "\n" not in str(error.value)
 
 
 def test_a_bar_whose_group_stands_alone_lies_at_its_label(operators: pd.DataFrame) -> None:

@@ -1,10 +1,10 @@
 """Reasons become one line where they say the same of several cells."""
 
-from gnnlab.lab.reasons import grouped
+from gnnlab.lab.wording import grouped_reasons
 
 
 def lines(cells, columns=3):
-    return grouped(cells, "stage", columns, 2)
+    return grouped_reasons(cells, "stage", columns, 2)
 
 
 def test_reasons_that_differ_in_the_name_of_the_stage_are_one_line():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pydantic import ValidationError
+from refusals import refused
 from table_rows import TORCH, counted, put
 
 from gnnlab.errors import GnnlabError
@@ -50,18 +51,16 @@ def test_a_row_that_contradicts_itself_is_refused_in_a_file_too(tmp_path, result
     content = json.loads(path.read_text())
     content["rows"][0] |= fields
     path.write_text(json.dumps(content))
-    with pytest.raises(GnnlabError, match=r"01_a\.json is not a result file of this version: rows\.0") as error:
+    with refused(r"01_a\.json is not a result file of this version: rows\.0"):
         results.read(path)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', '{"schema_version": 99}', "\x00\xff"])
 def test_a_damaged_file_is_refused_in_one_line_that_names_it(tmp_path, text):
     path = tmp_path / "01_a.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(GnnlabError, match=r"01_a\.json") as error:
+    with refused(r"01_a\.json"):
         results.read(path)
-    assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_says_which_notebook_to_run(tmp_path):
@@ -80,9 +79,8 @@ def test_samples_of_another_result_or_none_are_refused_in_one_line(tmp_path, res
     path = tmp_path / "01_a.json"
     results.write(path, result_file(), table())
     change(results.samples_path(path))
-    with pytest.raises(GnnlabError, match=r"01_a\.samples\.parquet") as error:
+    with refused(r"01_a\.samples\.parquet"):
         results.table_of(path, results.read(path))
-    assert "\n" not in str(error.value)
 
 
 # ---- several runs

@@ -253,7 +253,7 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("refuse", "unknown parameter 'widht'; did you mean 'width'?"),
+        ("refuse", "unknown parameter 'widht' (did you mean width?)"),
         ("die", "the kernel died in cell [4], under 'The answer' (exit code 3)"),
         ("silent", "it ended without writing 01_first.json; its last cell has to finish the session"),
         ("damage", "01_first.json is not a result file of this version"),
@@ -483,7 +483,7 @@ def test_a_need_without_results_is_named_and_a_notebook_without_a_parameter_file
 @pytest.mark.parametrize(
     ("arguments", "options", "part"),
     [
-        ([], {"overrides": [("widht", "4")]}, "did you mean 'width'?"),
+        ([], {"overrides": [("widht", "4")]}, "did you mean width?"),
         (["9"], {}, "there is no notebook '9'"),
         ([], {"overrides": [("output_dir", "notebooks")]}, "is not empty and holds no results"),
         ([], {"runs": 0}, "runs: got 0; allowed is a whole number from 1 to 100"),

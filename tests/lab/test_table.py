@@ -1,6 +1,7 @@
 """A row that contradicts itself is refused; what is written is read back, samples and all."""
 
 import pytest
+from refusals import refused
 from table_rows import TORCH
 
 from gnnlab.errors import GnnlabError
@@ -32,9 +33,8 @@ GOOD |= {"value": 1.0, "low": 0.9, "high": 1.1, "n": 7}
     ],
 )
 def test_a_row_that_contradicts_itself_is_refused_in_one_line(change, message):
-    with pytest.raises(GnnlabError, match=message) as refused:
+    with refused(message):
         row(**{**GOOD, **change})
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("lacking", ["origin", "n", "unit", "better", "device", "precision", "threads", "statistic"])

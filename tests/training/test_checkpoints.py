@@ -3,6 +3,7 @@ import json
 
 import pytest
 import torch
+from refusals import refused
 from training_cases import model, tables
 
 from gnnlab import files
@@ -117,9 +118,9 @@ def test_a_damaged_checkpoint_is_said_to_be_so_and_left_as_it_is(tmp_path, damag
     save(tmp_path, TENSORS, {"epoch": 1})
     damage(tmp_path)
     before = everything(tmp_path)
-    with pytest.raises(GnnlabError, match=r"is damaged.*left as it is") as caught:
+    with refused(r"is damaged.*left as it is"):
         load(tmp_path)
-    assert "\n" not in str(caught.value) and everything(tmp_path) == before
+    assert everything(tmp_path) == before
 
 
 def test_the_first_fact_that_differs_is_named_with_both_values(tmp_path):

@@ -3,6 +3,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from refusals import refused
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.estimates import Estimate
@@ -29,9 +30,8 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what a mac
 )
 def test_a_value_that_is_not_allowed_is_refused_in_one_line_with_its_name(name, values):
     for value in values:
-        with pytest.raises(GnnlabError, match=rf"^{name}=") as caught:
+        with refused(rf"^{name}="):
             TrainingRecipe(**{name: value})
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,8 @@ def test_a_value_that_is_not_allowed_is_refused_in_one_line_with_its_name(name, 
 )
 @no_cuda
 def test_switches_that_do_not_go_together_or_with_what_is_here_are_refused_at_construction(switches, words):
-    with pytest.raises(GnnlabError, match=words) as caught:
+    with refused(words):
         TrainingRecipe(**switches)
-    assert "\n" not in str(caught.value)
 
 
 def test_bf16_is_refused_where_the_probe_finds_it_emulated(monkeypatch):

@@ -78,7 +78,7 @@ def test_the_installed_command_finds_a_unit_in_the_current_folder_and_keeps_the_
 @pytest.mark.parametrize(
     ("unit", "why"),
     [
-        ("odd_unit:mke", "module odd_unit has no factory 'mke'; near are make"),
+        ("odd_unit:mke", "module odd_unit has no factory 'mke' (did you mean make?)"),
         ("odd_unti:make", "there is no module odd_unti: neither installed nor as a file in"),
         ("odd_unit:make", "odd_unit:make cannot be called with nothing: missing a required argument: 'size'"),
         ("broken:make", "module broken cannot be imported: ZeroDivisionError: division by zero"),

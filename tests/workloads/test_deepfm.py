@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 from torch.nn import functional as F
 
 from gnnlab.errors import GnnlabError
@@ -139,9 +140,8 @@ def test_names_of_targets_are_free():
 )
 def test_sizes_that_do_not_fit_are_refused_in_one_line(changes, message):
     arguments = {"cardinalities": SIZES, "targets": TARGETS} | changes
-    with pytest.raises(GnnlabError, match=message) as caught:
+    with refused(message):
         DeepFM(**arguments)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 4, 1)])

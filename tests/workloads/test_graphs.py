@@ -142,7 +142,7 @@ def test_another_seed_gives_another_random_graph():
         ("nodes=1e3,edges=5", "integer"),
         ("nodes=99999999999,edges=5", "10000000"),
         ("nodes=10000000,edges=5,features=1000", "exceed"),
-        ("nodes=10,edges=5,degree=uniform", "did you mean degrees=?"),
+        ("nodes=10,edges=5,degree=uniform", "did you mean degrees?"),
         ("nodes=10,edges=5,degrees=star", "uniform, powerlaw, clique"),
         ("nodes=10,edges=5,edges=6", "twice"),
         ("nodes=10,edges=5,", "is not understood"),

@@ -247,7 +247,7 @@ def test_options_reach_the_factory(mine):
         ("mine_lacking:make", r"mine_lacking needs no_such_package_anywhere, which is not installed"),
         ("mine_broken:f", r"mine_broken cannot be imported: SyntaxError"),
         ("mine_exits:f", r"mine_exits cannot be imported: SystemExit: usage"),
-        ("mine:mke", r"module mine has no factory 'mke'; near are make"),
+        ("mine:mke", r"module mine has no factory 'mke' \(did you mean make\?\)"),
         ("mine:", r"module mine has no factory ''"),
         ("mine:number", r"number is no function or class but 5"),
         ("mine:raises", r"mine:raises raised KeyError: 'no such\\nthing'"),

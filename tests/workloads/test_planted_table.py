@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
-from gnnlab.errors import GnnlabError
 from gnnlab.workloads.deepfm import DeepFM, target_losses, weighted
 from gnnlab.workloads.planted_table import TARGETS, planted
 
@@ -117,9 +117,8 @@ def test_a_short_training_comes_above_chance_and_not_above_the_best():
     ],
 )
 def test_sizes_that_make_no_table_are_refused_in_one_line(options, message):
-    with pytest.raises(GnnlabError, match=message) as caught:
+    with refused(message):
         planted(**({"rows": 10} | options))
-    assert "\n" not in str(caught.value)
 
 
 def test_one_row_is_a_table():

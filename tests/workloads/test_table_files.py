@@ -131,7 +131,7 @@ def test_quantities_are_refused_and_few_steps_with_a_fraction_are_classes(tmp_pa
         ),
         ({"targets": ()}, r"targets must name one column or more, as \[name, name\], got \(\); the file has "),
         ({"fields": ("drug", "outcome")}, "column 'outcome' is asked for twice"),
-        ({"fields": ("drug", "jene")}, "no column 'jene'; did you mean 'gene'"),
+        ({"fields": ("drug", "jene")}, r"no column 'jene' \(did you mean gene\?\)"),
     ],
 )
 def test_columns_that_cannot_be_asked_for_are_refused(tmp_path, options, message):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads.tables import FeatureTable, Target, scores
@@ -118,9 +119,8 @@ def answers(**changes):
     ],
 )
 def test_what_does_not_fit_together_is_refused_in_one_line(changes, message):
-    with pytest.raises(GnnlabError, match=message) as caught:
+    with refused(message):
         numbered(4, **changes)
-    assert "\n" not in str(caught.value)
 
 
 CLASSES, LABELS = Target("c", "classes", 3), Target("l", "labels", 2)

@@ -1,0 +1,100 @@
+"""What rows are called, and why some have no number: reasons that differ only in a name or in a number become one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from gnnlab.files import digest
+
+MOST_NAMED = 2  # of several values that `Study.only` kept
+_NUMBER = re.compile(r"\b\d+\.\d+\b")
+
+
+def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns: int, most_named: int) -> list[str]:
+    """A line for each reason, of (row, column, reason) `cells`, and where it holds: "why (a, b × every size)".
+
+    `column` is what a column is called, `columns` how many there are; where a reason holds for all of more than
+    `most_named` columns, they are not listed.
+    """
+    kinds: dict[str, list[tuple[Any, Any, str]]] = {}
+    for row, at, reason in cells:
+        kinds.setdefault(_NUMBER.sub("#", _unnamed(reason, at, column)), []).append((row, at, reason))
+    return [
+        f"{_with_numbers(kind, [reason for *_, reason in found])} ({_places(found, column, columns, most_named)})"
+        for kind, found in kinds.items()
+    ]
+
+
+def _unnamed(reason: str, at: Any, column: str) -> str:
+    """The reason with the name of its column, "3 REDUCE_SUM" or without the number, told as "this stage"."""
+    for name in (str(at), re.sub(r"^[\d-]+ ", "", str(at))):
+        reason = re.sub(rf"(?<!\w){re.escape(name)}(?![\w.])", f"this {column}", reason)
+    return reason
+
+
+def _with_numbers(kind: str, reasons: Sequence[str]) -> str:
+    """`kind` with its numbers again: "0.78 to 0.94" where they differ."""
+    several = [_NUMBER.findall(reason) for reason in reasons]
+    for numbers in zip(*several, strict=False):
+        least, most = min(numbers, key=float), max(numbers, key=float)
+        kind = kind.replace("#", least if least == most else f"{least} to {most}", 1)
+    return kind
+
+
+def _places(found: Iterable[tuple[Any, Any, str]], column: str, columns: int, most_named: int) -> str:
+    """Rows with the same columns together: "a, b × c; d × every size"."""
+    of_row: dict[Any, dict[Any, None]] = {}
+    for row, at, _ in found:
+        of_row.setdefault(row, {})[at] = None
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for row, at in of_row.items():
+        rows.setdefault(tuple(at), []).append(str(row))
+    named = {at: f"every {column}" if len(at) == columns > most_named else ", ".join(map(str, at)) for at in rows}
+    return "; ".join(f"{', '.join(names)} × {named[at]}" for at, names in rows.items())
+
+
+def words_of(wanted: Any, distinct: bool = False) -> str:
+    """One value, or the first of several and how many more: `distinct` from every other choice of them."""
+    if not isinstance(wanted, list | tuple | set):
+        return str(wanted)
+    named = [str(each) for each in wanted]
+    more = len(named) - MOST_NAMED
+    if more <= 0:
+        return ", ".join(named)
+    told = f"{', '.join(named[:MOST_NAMED])} and {more} more"
+    return f"{told} {digest(named)[:6]}" if distinct else told
+
+
+def plain(name: str) -> str:
+    """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
+    if name == "pu":  # as S4 calls it
+        return "processing unit"
+    for ending, unit in (("gb_s", "GB/s"), ("mib", "MiB"), ("ms", "ms")):
+        if name == ending:
+            return unit
+        if name.endswith(f"_{ending}"):
+            return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({unit})"
+    return name.replace("_", " ")
+
+
+def cell_name(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The name of a cell: "1000/1000, features 64"."""
+    return ", ".join(named(key, row[key]) for key in keys if key in row)
+
+
+def named(key: str, value: Any) -> str:
+    """A text speaks for itself, a number needs its name."""
+    if isinstance(value, str):
+        return value
+    name, bracket, unit = plain(key).partition(" (")
+    unit = f" {unit.removesuffix(')')}" if bracket else ""
+    return f"{name} {value:.4g}{unit}" if isinstance(value, float) else f"{name} {value}{unit}"
+
+
+def named_series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
+    return frame.assign(**{by: [named(by, value) for value in frame[by]]})
