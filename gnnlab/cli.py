@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
-from .commands.arguments import COMMANDS, JSON, PARAMS, command, show, takes
+from .commands.arguments import COMMANDS, JSON, PARAMS, command, number, show, takes
 from .errors import DISK_ERRORS, GnnlabError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -107,12 +107,6 @@ def _parser() -> _Parser:
     return parser
 
 
-def _runs(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d?|100", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 100")
-    return int(text)
-
-
 NOTEBOOKS = takes("notebooks", nargs="*", metavar="NN", help="numbers of notebooks, as 01 (default: all)")
 
 
@@ -125,7 +119,7 @@ NOTEBOOKS = takes("notebooks", nargs="*", metavar="NN", help="numbers of noteboo
     takes("--force", action="store_true", help="run what is unchanged, too"),
     takes(
         "--runs",
-        type=_runs,
+        type=number(int, 1, 100, "whole number from 1 to 100"),
         default=1,
         metavar="N",
         help="run until each notebook has N runs, each in a fresh process; the ledger pools them (%(default)s)",

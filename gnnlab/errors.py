@@ -9,6 +9,10 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class GnnlabError(ValueError):
@@ -41,6 +45,12 @@ def meant(name: object, known: Iterable[str]) -> str:
     """ " (did you mean digits?)", the nearest of what is known; empty where none is near."""
     near = difflib.get_close_matches(str(name)[:SHOWN], known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def first_wrong(error: ValidationError) -> tuple[str, str]:
+    """(where, what) of the first thing that pydantic refused: ("rows.0.value", "Field required")."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
 
 
 def whole_numbers(least: int, /, **values: object) -> None:

@@ -318,9 +318,7 @@ class Store:
         """The entry of `key` (JSON: all that it depends on), built by `build(empty folder)` unless it is there.
 
         With `anew` it is built in any case; the one before stays until the new one is whole.
-
-        Raises:
-            GnnlabError: the disk refuses; nothing half made stays. What `build` raises is passed on.
+        Raises `GnnlabError`: the disk refuses; nothing half made stays. What `build` raises is passed on.
         """
         if not anew and (found := self.get(key)):
             return Made(found, _size_if_whole(found) or 0, made=False, seconds=0.0)

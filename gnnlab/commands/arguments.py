@@ -53,18 +53,19 @@ def show(what: object) -> None:
     Console(width=wide).print(what)
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,9}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+def number(kind: type, least: float, most: float, what: str) -> Callable[[str], float]:
+    """What argparse calls for a number, int or float, from `least` to `most`; `what` is how an error names it."""
+
+    def understood(text: str) -> float:
+        if re.fullmatch(r"\d+" if kind is int else r"\d+(\.\d+)?", text, re.ASCII) and least <= kind(text) <= most:
+            return kind(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
+
+    return understood
 
 
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d{1,4}(\.\d+)?", text) or not float(text) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and below 10,000")
-    return float(text)
-
-
+_count = number(int, 1, 9_999_999_999, "whole number above 0")
+_seconds = number(float, 1e-9, 9_999.999, "number of seconds above 0 and below 10,000")
 SIZES = {
     "hidden_dim": "channels of a hidden layer",
     "num_layers": "layers",

@@ -63,7 +63,10 @@ def as_json(path: Path, parts: list[ClaimPart], found: CheckedClaim) -> dict[str
     rows = []
     for part in parts:
         figure = found.memory if part.memory else found.speed
-        judged = verdict(_claim(part), figure.interval).value
+        fields = {"id": part.text, "statement": part.text, "claimed": part.claimed, "margin": part.margin}
+        fields |= {"notebook": "09", "of": Rule(study="check"), "source": "file"}
+        claim = Claim(**fields, metric="memory_ratio" if part.memory else "ratio")
+        judged = verdict(claim, figure.interval).value
         rows.append({"claim": part.text, "read_as": part.reading, **_numbers(figure), "verdict": judged})
     return {
         "file": path.name,
@@ -116,12 +119,6 @@ def _figure(report: dict[str, Any], parts: list[ClaimPart], found: CheckedClaim)
             low, high = part.claimed[0] / TOLERANCE, min(part.claimed[1], found.speed.high or math.inf) * TOLERANCE
             fig.axes[0].axvspan(low, high, alpha=0.12, zorder=0)
     return fig
-
-
-def _claim(part: ClaimPart) -> Claim:
-    metric = "memory_ratio" if part.memory else "ratio"
-    fields = {"id": part.text, "notebook": "09", "statement": part.text, "of": Rule(study="check"), "source": "file"}
-    return Claim(**fields, metric=metric, claimed=part.claimed, margin=part.margin)
 
 
 def _numbers(found: Estimate) -> dict[str, Any]:

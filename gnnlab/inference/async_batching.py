@@ -31,9 +31,7 @@ class AsyncBatcher:
     is raised in its own caller alone; an exception raised by `predict_batch` reaches every caller of that batch as a
     `GnnlabError` with the exception as its cause. At most `max_queue` requests wait; further callers are held up in
     `predict` until there is room. A caller that is cancelled loses its place, and nobody else anything.
-
-    Raises:
-        GnnlabError: `max_batch` or `max_queue` is no integer of 1 or more.
+    Raises `GnnlabError`: `max_batch` or `max_queue` is no integer of 1 or more.
     """
 
     def __init__(
@@ -55,11 +53,7 @@ class AsyncBatcher:
         await self.stop()
 
     async def start(self) -> None:
-        """Take requests from now on, on the running event loop.
-
-        Raises:
-            GnnlabError: it runs already.
-        """
+        """Take requests from now on, on the running event loop. Raises `GnnlabError`: it runs already."""
         if self._worker is not None:
             raise GnnlabError("the batcher runs already; stop it first")
         self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue()
@@ -95,8 +89,7 @@ class AsyncBatcher:
     async def predict(self, state: Any) -> Any:
         """The answer to one state, or its error raised.
 
-        Raises:
-            GnnlabError: the batcher is not running, or the batch that held this request failed.
+        Raises `GnnlabError`: the batcher is not running, or the batch that held this request failed.
         """
         if not self._open:
             raise GnnlabError("the batcher takes no requests; start it, or enter it with `async with`")

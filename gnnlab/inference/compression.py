@@ -69,9 +69,7 @@ def narrow(model: EdgeAllocator, keep: float = 0.5, *, steps: int = 300, seed: i
     """A copy with the share `keep` of the hidden channels, tuned for `steps` steps to score as `model` does.
 
     A channel counts as much as the product of the norms of what leads to it and of what leads away from it.
-
-    Raises:
-        GnnlabError: a share that is not above 0 and at most 1.
+    Raises `GnnlabError`: a share that is not above 0 and at most 1.
     """
     if not 0 < keep <= 1:
         raise GnnlabError(f"a share of {keep!r}: a number above 0 and up to 1 is needed")

@@ -112,9 +112,8 @@ def make(
     name and precision are one of `BUILDERS`. onnx, openvino and package need a `folder` for their files, and use those
     that are there again.
 
-    Raises:
-        GnnlabError: there is no such engine, not in this precision or not on this device.
-        Unavailable: it does not work here.
+    Raises `GnnlabError`: there is no such engine, not in this precision or not on this device; `Unavailable`: it does
+    not work here.
     """
     build = BUILDERS.get((name, precision))
     if build is None:
@@ -134,7 +133,9 @@ def make(
     except (ImportError, RuntimeError, NotImplementedError) as error:
         raise Unavailable(f"engine {name!r} in {precision} does not work here: {one_line(error)}") from error
     load_s = max(0.0, all_of_it.s - built.build_s)
-    return replace(built, name=name, precision=precision, load_s=load_s, first_call_ms=first.ms, device=_name(device))
+    chip = f"CUDA {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type.upper()
+    chip = "" if device.type == "cpu" else chip
+    return replace(built, name=name, precision=precision, load_s=load_s, first_call_ms=first.ms, device=chip)
 
 
 def missing(name: str, precision: str, reason: Unavailable) -> InferenceEngine:
@@ -144,12 +145,6 @@ def missing(name: str, precision: str, reason: Unavailable) -> InferenceEngine:
         raise Unavailable(str(reason))
 
     return InferenceEngine(name, precision, run, runtime=name)
-
-
-def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"CUDA {torch.cuda.get_device_name(device)}"
-    return "" if device.type == "cpu" else device.type.upper()
 
 
 # ---- torch -----------------------------------------------------------------------------------------------------------

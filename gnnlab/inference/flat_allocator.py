@@ -49,15 +49,13 @@ class FlatAllocator(nn.Module):
         *layers, (head, head_bias) = self.layers
         for weight, bias in layers:
             if self.on_graph:
-                out = torch.cat([self._summed(out, source, target, starts), out], dim=1)
+                if self.sums == "bag":
+                    around = torch.embedding_bag(out, source, starts, False, 0, False, None, False)[0]
+                else:
+                    around = torch.zeros_like(out).index_add(0, target, out.index_select(0, source))
+                out = torch.cat([around, out], dim=1)
             out = torch.addmm(bias, out, weight).relu_()
         return torch.addmm(head_bias, out, head).squeeze(1)
-
-    def _summed(self, x: Tensor, source: Tensor, target: Tensor, starts: Tensor) -> Tensor:
-        """out[i] = sum over the edges (j -> i) of x[j]."""
-        if self.sums == "bag":
-            return torch.embedding_bag(x, source, starts, False, 0, False, None, False)[0]
-        return torch.zeros_like(x).index_add(0, target, x.index_select(0, source))
 
 
 class DenseAllocator:

@@ -117,8 +117,7 @@ class NetworkArrays:
     def of(cls, states: Sequence[State], topologies: Topologies | None = None) -> NetworkArrays:
         """Read one state or more; `topologies` are asked where there is one.
 
-        Raises:
-            GnnlabError: a state is none; the message names node and field.
+        Raises `GnnlabError`: a state is none; the message names node and field.
         """
         found = _as_table(states, topologies)
         return cls.of_checked([state_checks.check(state) for state in states]) if found is None else found

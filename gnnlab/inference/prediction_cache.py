@@ -30,9 +30,7 @@ class PredictionCache:
     """The predictions used last, at most `max_entries` and none older than `ttl_s` seconds (`math.inf`: no limit).
 
     Safe to share among threads. `hits` and `misses` are counted. `clock` is for tests.
-
-    Raises:
-        GnnlabError: `max_entries` is no integer of 1 or more, or `ttl_s` no number above 0.
+    Raises `GnnlabError`: `max_entries` is no integer of 1 or more, or `ttl_s` no number above 0.
     """
 
     def __init__(self, max_entries: int, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,8 +45,7 @@ class PredictionCache:
     def key(x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes:
         """32 bytes for features, edges and the model that answers; arrays of any layout, fingerprint any string.
 
-        Raises:
-            GnnlabError: an array of Python objects, whose bytes are addresses.
+        Raises `GnnlabError`: an array of Python objects, whose bytes are addresses.
         """
         digest = hashlib.sha256()
         for array in (x, edge_index):

@@ -56,9 +56,7 @@ class Predictor:
     `device`: auto|cuda|mps|cpu, `why_device` says why; `engine` and `precision` as `engines.make` has them; `folder`
     for engines that keep files; `cache` answers states that were seen with the same numbers. `model` replaces the
     shipped weights. With `missing_ok` an engine that does not work here says so when it is first asked.
-
-    Raises:
-        GnnlabError: an unknown model type; engine, precision and device do not go together, or are not here.
+    Raises `GnnlabError`: an unknown model type; engine, precision and device do not go together, or are not here.
     """
 
     def __init__(
@@ -156,8 +154,7 @@ def _split(scores: np.ndarray, networks: NetworkArrays) -> list[np.ndarray]:
 def choose(device: str = "auto") -> tuple[torch.device, str]:
     """(device, reason): the one asked for, or with "auto" the first that is here of CUDA, MPS and CPU.
 
-    Raises:
-        GnnlabError: it is none of these, or not here.
+    Raises `GnnlabError`: it is none of these, or not here.
     """
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
@@ -201,9 +198,7 @@ class GuidePredictor:
     """`guide_decide` with the calls of a `Predictor`, behind S2's input validation: the baseline of a service.
 
     With a `cache`, asked before the model as S2's are, by the arrays that a state is parsed to.
-
-    Raises:
-        GnnlabError: an unknown model type.
+    Raises `GnnlabError`: an unknown model type.
     """
 
     def __init__(self, model_type: str, cache: Cache | None = None) -> None:

@@ -63,9 +63,7 @@ def check(state: Any) -> CheckedState:
 
     A state is `{"nodes": [...], "links": [[node_id, node_id], ...]}`; each node has a node_id of its own and the fields
     of `LIMITS`, nothing else; links may be left out, and join two different nodes once.
-
-    Raises:
-        GnnlabError: anything else.
+    Raises `GnnlabError`: anything else.
     """
     try:
         plain = _State.model_validate(state).model_dump()

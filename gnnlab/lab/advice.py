@@ -225,14 +225,9 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
     for most in (OF_A_DOCUMENT, HEADLINES):
         chosen = _varied([*chosen, *gains], most)[:HEADLINES]
     chosen.sort(key=lambda row: row.is_goal)  # what the documents say comes before what the lab aims at
-    return [(_kind(row) if row in wrong else PAYS, row) for row in chosen]
-
-
-def _kind(wrong: Judged) -> str:
-    """What is true of its whole interval."""
-    if wrong.low > NO_GAIN_BELOW:
-        return LESS
-    return UNSURE if wrong.high > NO_GAIN_BELOW else FALSE
+    kinds = {row.id: UNSURE if row.high > NO_GAIN_BELOW else FALSE for row in wrong}  # true of its whole interval
+    kinds |= {row.id: LESS for row in wrong if row.low > NO_GAIN_BELOW}
+    return [(kinds.get(row.id, PAYS), row) for row in chosen]
 
 
 def _one_of_a_study(rows: Iterable[Judged]) -> list[Judged]:

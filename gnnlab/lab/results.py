@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, first_wrong
 from gnnlab.files import SEAL, unsealed, write_sealed
 
 from .table import Row, Strict, Table
@@ -89,10 +89,9 @@ def read(path: Path) -> ResultFile:
     except OSError as error:
         raise GnnlabError(f"could not read {path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
+        where, what = first_wrong(error)
         raise GnnlabError(
-            f"{path} is not a result file of this version: {where}: {first['msg']}; run it again"
+            f"{path} is not a result file of this version: {where or 'file'}: {what}; run it again"
         ) from None
     try:
         unsealed(json.loads(content))

@@ -52,9 +52,7 @@ class Lab:
     `parameters` holds the checked values as attributes, `folder` is where outputs go, `table` what was recorded,
     `yours` the names of the parameters (models, graph, ...) by which the reader named something of their own.
     Who runs the cells by hand gets a folder of their own, `outputs/lab`, never that of a run.
-
-    Raises:
-        GnnlabError: a parameter is unknown, of another type or out of range; before anything was computed.
+    Raises `GnnlabError`: a parameter is unknown, of another type or out of range; before anything was computed.
     """
 
     def __init__(self, notebook: str, namespace: Mapping[str, Any], root: Path | None = None) -> None:
@@ -206,9 +204,7 @@ class Lab:
         column `samples` holds the samples; where it stands, value, low, high and n follow from them. Other columns are
         ignored, and so are NaN and None. Conditions are those of torch in this process where neither names them.
         `purpose` as that of a race.
-
-        Raises:
-            GnnlabError: a row lacks a field or contradicts itself.
+        Raises `GnnlabError`: a row lacks a field or contradicts itself.
         """
         known = set(tables.FIELDS) - {"study", "keys"}
         for given in frame.to_dict(orient="records"):

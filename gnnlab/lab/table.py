@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, first_wrong
 from gnnlab.files import write_atomically
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
@@ -159,9 +159,7 @@ _OPTIONAL = {  # what a row may leave out: there is none of it
 def row(**fields: Any) -> Row:
     """A row from its fields; those that may be absent (reason, ratio, parity error, notes) can be left out, and so can
     value, low, high and n of a row that is not "ok". Where `low` is missing or NaN there is no interval.
-
-    Raises:
-        GnnlabError: a field is missing, unknown, or contradicts another; in one line.
+    Raises `GnnlabError`: a field is missing, unknown, or contradicts another; in one line.
     """
     plain = {name: _plain(value) for name, value in fields.items()}
     given = {**_OPTIONAL, "value": None, **{name: value for name, value in plain.items() if value is not None}}
@@ -177,10 +175,8 @@ def row(**fields: Any) -> Row:
     try:
         return Row(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        name = f"{given.get('study')}, {given.get('form')}"
-        raise GnnlabError(f"row of {name}: {where + ': ' if where else ''}{first['msg']}") from None
+        wrong = ": ".join(filter(None, first_wrong(error)))
+        raise GnnlabError(f"row of {given.get('study')}, {given.get('form')}: {wrong}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -256,8 +252,7 @@ class Table:
     def read_samples(self, path: Path, told: str) -> None:
         """Take the samples of the rows from the file of `write_samples`, which returned `told`.
 
-        Raises:
-            GnnlabError: it is missing, or another file.
+        Raises `GnnlabError`: it is missing, or another file.
         """
         try:
             content = Path(path).read_bytes()

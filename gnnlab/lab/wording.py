@@ -22,18 +22,14 @@ def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns:
     """
     kinds: dict[str, list[tuple[Any, Any, str]]] = {}
     for row, at, reason in cells:
-        kinds.setdefault(_NUMBER.sub("#", _unnamed(reason, at, column)), []).append((row, at, reason))
+        kind = reason
+        for name in (str(at), re.sub(r"^[\d-]+ ", "", str(at))):  # "3 REDUCE_SUM" or without the number: "this stage"
+            kind = re.sub(rf"(?<!\w){re.escape(name)}(?![\w.])", f"this {column}", kind)
+        kinds.setdefault(_NUMBER.sub("#", kind), []).append((row, at, reason))
     return [
         f"{_with_numbers(kind, [reason for *_, reason in found])} ({_places(found, column, columns, most_named)})"
         for kind, found in kinds.items()
     ]
-
-
-def _unnamed(reason: str, at: Any, column: str) -> str:
-    """The reason with the name of its column, "3 REDUCE_SUM" or without the number, told as "this stage"."""
-    for name in (str(at), re.sub(r"^[\d-]+ ", "", str(at))):
-        reason = re.sub(rf"(?<!\w){re.escape(name)}(?![\w.])", f"this {column}", reason)
-    return reason
 
 
 def _with_numbers(kind: str, reasons: Sequence[str]) -> str:

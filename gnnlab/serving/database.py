@@ -123,8 +123,7 @@ class Database:
 def make_folder(url: URL) -> None:
     """Make the folder of a database that is a file.
 
-    Raises:
-        GnnlabError: it cannot be made, or nothing may be written there.
+    Raises `GnnlabError`: it cannot be made, or nothing may be written there.
     """
     if url.get_backend_name() != "sqlite":
         return

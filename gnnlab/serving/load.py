@@ -143,16 +143,12 @@ class Endpoint:
 
     async def __call__(self, body: bytes | None) -> HttpAnswer:
         async with self._room:
-            connection = self._free()
+            # the one that was used last, so that few are used; none that the service may have closed meanwhile
+            fresh = self._idle and time.monotonic() - self._idle[-1][0] < KEPT_S
+            connection = self._idle.pop()[1] if fresh else Connection(self._url, self._headers)
             answer = await (connection.get(self._path) if body is None else connection.post(self._path, body))
             self._idle.append((time.monotonic(), connection))
             return answer
-
-    def _free(self) -> Connection:
-        """The one that was used last, so that few are used; none that the service may have closed meanwhile."""
-        if self._idle and time.monotonic() - self._idle[-1][0] < KEPT_S:
-            return self._idle.pop()[1]
-        return Connection(self._url, self._headers)
 
     async def close(self) -> None:
         while self._idle:
@@ -208,8 +204,7 @@ class Client:
     ) -> Any:
         """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
 
-        Raises:
-            ParityError: an answer is an error, wrong, or that of another state.
+        Raises `ParityError`: an answer is an error, wrong, or that of another state.
         """
         answers = run(scenario(self._endpoint(url), [self.bodies[place] for place in places]))
         return self._checked(places, answers)
@@ -230,8 +225,7 @@ class Client:
     ) -> Observed:
         """One run of a scenario that gives (latency ms, ms late, answer) of each request; `pid` is the service's.
 
-        Raises:
-            ParityError: an answer is neither right nor a refusal (503).
+        Raises `ParityError`: an answer is neither right nor a refusal (503).
         """
         service = psutil.Process(pid)
         bodies = [self.bodies[place] for place in places]

@@ -28,8 +28,7 @@ START_S = 30.0
 class RedisServer:
     """`url` while it is up; `stop` and `start` keep the port. Nothing is written to the disk.
 
-    Raises:
-        Unavailable: there is no redis-server here.
+    Raises `Unavailable`: there is no redis-server here.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,8 +59,7 @@ class RedisServer:
 class PostgresServer:
     """`url` of an empty database while it is up; `stop` is as a crash, and `start` goes on from there.
 
-    Raises:
-        Unavailable: there is no PostgreSQL here, or it cannot run as this user.
+    Raises `Unavailable`: there is no PostgreSQL here, or it cannot run as this user.
     """
 
     def __init__(self, folder: Path) -> None:

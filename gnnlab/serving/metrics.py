@@ -8,9 +8,10 @@ OpenTelemetry: `predict`, with model_type and confidence.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -99,31 +100,13 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=2)))
         self._tracer = self._provider.get_tracer("gnnlab.serving")
 
-    @contextmanager
-    def span(self, model_type: str) -> Iterator[Span]:
-        """A span that lasts as long as the prediction and has its error, if it has one."""
+    def span(self, model_type: str) -> AbstractContextManager[Any]:
+        """A span that lasts as long as the prediction and has its error, if it has one; None without an endpoint."""
         if self._tracer is None:
-            yield _NO_SPAN
-            return
-        with self._tracer.start_as_current_span("predict") as span:
-            span.set_attribute("model_type", model_type)
-            yield Span(span)
+            return nullcontext()
+        return self._tracer.start_as_current_span("predict", attributes={"model_type": model_type})
 
     def close(self) -> None:
         """Send what is there; the endpoint may take two seconds."""
         if self._provider is not None:
             self._provider.shutdown()
-
-
-class Span:
-    """What is known at the end of a prediction."""
-
-    def __init__(self, span=None) -> None:
-        self._span = span
-
-    def answered(self, confidence: float) -> None:
-        if self._span is not None:
-            self._span.set_attribute("confidence", confidence)
-
-
-_NO_SPAN = Span()

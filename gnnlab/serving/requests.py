@@ -47,23 +47,21 @@ def response(status: int, detail: str, headers: Mapping[str, str] | None = None)
 
 def install(app: FastAPI) -> None:
     """Have every error of the application answered so; what nobody expected is logged whole."""
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
 
+    @app.exception_handler(Problem)
+    async def problem(request: Request, error: Problem) -> Response:
+        return response(error.status, error.detail, error.headers)
 
-async def _problem(request: Request, error: Problem) -> Response:
-    return response(error.status, error.detail, error.headers)
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return response(500, "the service failed on this request; its log says how")
 
-
-async def _http(request: Request, error: HTTPException) -> Response:
-    remedy = "/openapi.json says what is there"
-    known = {404: f"there is no {shown(request.url.path)}; {remedy}", 405: f"{request.method} is not allowed; {remedy}"}
-    return response(error.status_code, known.get(error.status_code, str(error.detail)), error.headers)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    return response(500, "the service failed on this request; its log says how")
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        remedy = "/openapi.json says what is there"
+        known = {404: f"there is no {shown(request.url.path)}", 405: f"{request.method} is not allowed"}
+        said = f"{known[error.status_code]}; {remedy}" if error.status_code in known else str(error.detail)
+        return response(error.status_code, said, error.headers)
 
 
 OPTIONS = {"model_type": MODEL_TYPES, "scores": ("true", "false")}
@@ -74,9 +72,7 @@ def options_of(request: Request, model_type: str) -> tuple[str, bool]:
     """(which model decides, whether all scores are wanted), as the address says; `model_type` where it names none.
 
     FastAPI's own reading of two parameters takes longer than a prediction.
-
-    Raises:
-        Problem: 422 another parameter, or another value.
+    Raises `Problem`: 422 another parameter, or another value.
     """
     query = request.scope["query_string"]
     if not query:
@@ -93,10 +89,8 @@ def options_of(request: Request, model_type: str) -> tuple[str, bool]:
 async def json_of(request: Request, most_bytes: int) -> Any:
     """The body, parsed.
 
-    Raises:
-        Problem: 415 it is not said to be JSON (a web page of elsewhere cannot say so unasked), 413 it is too long,
-            400 it is no JSON.
-        ClientDisconnect: the client hung up while it was sending.
+    Raises `Problem`: 415 it is not said to be JSON (a web page of elsewhere cannot say so unasked), 413 it is too long,
+    400 it is no JSON; `ClientDisconnect`: the client hung up while it was sending.
     """
     kind = request.headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "application/json":
@@ -128,11 +122,7 @@ def limit_nodes(states: Sequence[Any], most: int) -> None:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client hangs up.
-
-    Raises:
-        ClientDisconnect: the client did.
-    """
+    """The result of `work`, which is cancelled when the client hangs up. Raises `ClientDisconnect`: the client did."""
     answer, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hung_up(request))
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -53,8 +53,7 @@ GREETING = "gnnlab: serving at "
 def serve(settings: ServiceSettings) -> int:
     """Serve until a signal ends it; the exit code.
 
-    Raises:
-        GnnlabError: the port is taken, the address is none of this machine, or the database's folder cannot be.
+    Raises `GnnlabError`: the port is taken, the address is none of this machine, or the database's folder cannot be.
     """
     import uvicorn
     from uvicorn.supervisors import Multiprocess
@@ -125,9 +124,7 @@ def running(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[
     this process.
 
     `port=0` takes any port that is free. What it logs goes to this process's standard error.
-
-    Raises:
-        GnnlabError: it did not become ready within `start_s` seconds.
+    Raises `GnnlabError`: it did not become ready within `start_s` seconds.
     """
     with started(settings, start_s=start_s) as (url, _):
         yield url
@@ -206,9 +203,7 @@ def side_by_side(
     """Services of these settings for as long as the block lasts; their ports are any that are free.
 
     Those `apart` are started as a user starts them, each in a process of its own, with workers where it has several.
-
-    Raises:
-        GnnlabError: one of them did not start.
+    Raises `GnnlabError`: one of them did not start.
     """
     given = {name: json.dumps(plain(settings) | {"port": 0, "workers": 1}) for name, settings in forms.items()}
     with Worker() as worker, ExitStack() as stack:
@@ -236,11 +231,7 @@ def stop() -> None:
 
 @contextmanager
 def here(settings: ServiceSettings) -> Iterator[str]:
-    """The URL of a service in a thread of this process.
-
-    Raises:
-        GnnlabError: it did not start; its log says why.
-    """
+    """The URL of a service in a thread of this process. Raises `GnnlabError`: it did not start; its log says why."""
     import uvicorn
 
     from gnnlab.serving.app import create

@@ -107,15 +107,14 @@ class Service:
     async def answer(self, model_type: str, states: Sequence[State], waits: Waits = _waits) -> Answers:
         """An answer or an error for each state, in their order; what is not computed at once is awaited by `waits`.
 
-        Raises:
-            Problem: 503 where too many states wait already, 504 where the deadline has passed.
+        Raises `Problem`: 503 where too many states wait already, 504 where the deadline has passed.
         """
         began = time.perf_counter()
         with self._tracing.span(model_type) as span:
             found = await self._answers(model_type, states, waits)
             good = [one for one in found if isinstance(one, ServiceAnswer)]
-            if good:
-                span.answered(min(one.confidence for one in good))
+            if good and span is not None:
+                span.set_attribute("confidence", min(one.confidence for one in good))
         self.metrics.latency.labels(model_type).observe(time.perf_counter() - began)
         self.metrics.predictions.labels(model_type).inc(len(good))
         if self._recorder is not None:

@@ -16,7 +16,7 @@ from redis.connection import parse_url
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, first_wrong, shown
 
 PREFIX = "GNNLAB_SERVE_"
 NONE = "none"
@@ -135,20 +135,16 @@ def _database(text: str) -> URL | None:
 def made(**given: Any) -> ServiceSettings:
     """Settings from what is given, then from the environment, then from the defaults.
 
-    Raises:
-        GnnlabError: one of them is not what it has to be; the line names it, and no value of a secret.
+    Raises `GnnlabError`: one of them is not what it has to be; the line names it, and no value of a secret.
     """
     try:
         return ServiceSettings(**given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(map(str, first["loc"])) or "settings"
+        name, wrong = first_wrong(error)
         known = ServiceSettings.model_fields.get(name)
         secret = known is not None and known.annotation is SecretStr
-        text = "" if secret else f" {shown(first['input'])} given,"
-        raise GnnlabError(
-            f"{name}:{text} {first['msg'].removeprefix('Value error, ')}; see gnnlab serve --help"
-        ) from None
+        text = "" if secret else f" {shown(error.errors()[0]['input'])} given,"
+        raise GnnlabError(f"{name or 'settings'}:{text} {wrong}; see gnnlab serve --help") from None
 
 
 def plain(settings: ServiceSettings) -> dict[str, Any]:

@@ -65,7 +65,9 @@ class SharedCache:
             except (redis.RedisError, OSError) as error:
                 self._failed(error)
             else:
-                self._answered()
+                if self._away:
+                    log.warning("Redis is back")
+                self._away = False
                 return [_scores(value) for value in found]
         return self._local.get_many(keys)
 
@@ -104,11 +106,6 @@ class SharedCache:
         if not self._away:
             log.warning("Redis is away, answers are cached in this process: %s", one_line(error))
         self._away = True
-
-    def _answered(self) -> None:
-        if self._away:
-            log.warning("Redis is back")
-        self._away = False
 
 
 def _scores(value: bytes | None) -> np.ndarray | None:

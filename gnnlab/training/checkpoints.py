@@ -116,9 +116,8 @@ class RunFolder:
     def open(self, resume: bool) -> Checkpoint | None:
         """The checkpoint to go on from, None to start.
 
-        Raises:
-            GnnlabError: the folder cannot be made, or another process trains into it; without `resume`, there is a
-                checkpoint; it is damaged, or of another training; or processes see different ones.
+        Raises `GnnlabError`: the folder cannot be made, or another process trains into it; without `resume`, there is a
+        checkpoint; it is damaged, or of another training; or processes see different ones.
         """
         if share().rank == 0:  # now, and not when the first epoch is done
             self._held.enter_context(locked(self.folder, "trains into"))
@@ -151,8 +150,7 @@ class RunFolder:
     def save(self, position: dict[str, Any], losses: Sequence[float], stepper: Stepper) -> None:
         """Keep where training stands. All processes come here, and leave when the checkpoint stands.
 
-        Raises:
-            GnnlabError: the disk refuses; the first process says why.
+        Raises `GnnlabError`: the disk refuses; the first process says why.
         """
         tensors = capture(stepper.model, stepper.optimizer)
         if share().rank:
@@ -196,8 +194,7 @@ def table_facts(table: FeatureTable) -> dict[str, Any]:
 def require_same(saved: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
     """`saved` and `own` hold facts by topic ("model", "recipe", ...).
 
-    Raises:
-        GnnlabError: they differ; names the first fact that does, with both values.
+    Raises `GnnlabError`: they differ; names the first fact that does, with both values.
     """
     for topic, facts in own.items():
         before = saved.get(topic)

@@ -26,7 +26,6 @@ from gnnlab.training.process_group import processes, share
 from gnnlab.training.recipe import TrainingRecipe, from_json
 from gnnlab.workloads import planted_table, table_files
 from gnnlab.workloads.deepfm import DeepFM
-from gnnlab.workloads.tables import FeatureTable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,18 +71,15 @@ def _recipe(path: Path) -> TrainingRecipe:
 
 
 def _train(given: argparse.Namespace, recipe: TrainingRecipe) -> History:
-    table = _table(given)
+    if given.table is None:
+        table = planted_table.planted(given.rows)
+    else:
+        table = table_files.load(given.table, fields=given.fields, targets=given.targets)
     training, validation = table.split(given.validation, recipe.seed)
     torch.manual_seed(recipe.seed)
     model = DeepFM(table.cardinalities, table.specs, hidden=given.hidden, dropout=given.dropout)
     folder = {"folder": given.folder, "resume": given.resume}
     return train(model, training, validation, recipe, on_epoch=_print, **folder)
-
-
-def _table(given: argparse.Namespace) -> FeatureTable:
-    if given.table is None:
-        return planted_table.planted(given.rows)
-    return table_files.load(given.table, fields=given.fields, targets=given.targets)
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -74,10 +74,8 @@ def train(
     With a `folder` there is a checkpoint after each epoch, and after every `checkpoint_steps` steps within it. With
     `resume` training goes on from the checkpoint, or starts where there is none; `epochs` may then be more than
     before. `on_epoch` is called with each row of the history. In a terminal there is a bar.
-
-    Raises:
-        GnnlabError: model, tables and recipe do not go together; a loss is not finite (epoch, step and batch named);
-            the checkpoint is damaged, of something else, or would be overwritten: it is left as it is.
+    Raises `GnnlabError`: model, tables and recipe do not go together; a loss is not finite (epoch, step and batch
+    named); the checkpoint is damaged, of something else, or would be overwritten: it is left as it is.
     """
     whole_numbers(0, checkpoint_steps=checkpoint_steps)
     with TrainingRun(model, training, validation, recipe, folder=folder, resume=resume) as run:
@@ -157,7 +155,8 @@ class TrainingRun:
     def train_epoch(self, checkpoint_steps: int = 0, advance: Callable[[], None] = lambda: None) -> float:
         """The steps of the current epoch that are to come, then the next epoch is current. Gives the mean loss."""
         begun = time.perf_counter() - (self.seconds if self.step else 0.0)  # with what it took before it was cut
-        _forget_peak(self.stepper.device)
+        if self.stepper.device.type == "cuda":  # the peak of a process cannot be forgotten
+            torch.cuda.reset_peak_memory_stats(self.stepper.device)
         steps, record = self._steps(), LossRecord(self.step, self.stepper.device)
         for place in range(self.step, len(steps)):
             last = place + 1 == len(steps)
@@ -219,14 +218,8 @@ class TrainingRun:
             self.folder.save(position, self.losses, self.stepper)
 
 
-def _forget_peak(device: torch.device) -> None:
-    """Start anew on CUDA; the peak of a process cannot be forgotten."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def _peak_mib(device: torch.device) -> float:
-    """CUDA: of the allocator since `_forget_peak`. CPU: the largest resident set of this process since it started."""
+    """CUDA: of the allocator since the epoch began. CPU: the largest resident set of this process since it started."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     if sys.platform == "win32":

@@ -47,9 +47,7 @@ def processes(device: str = "cpu") -> Iterator[str]:
     """Join the group that torchrun prepared (gloo on a CPU, nccl on CUDA); gives the device of this process.
 
     A process of a group ends when torchrun is gone: nobody else would end it, and a restart would find it at work.
-
-    Raises:
-        GnnlabError: there are more processes on this machine than it has CUDA devices.
+    Raises `GnnlabError`: there are more processes on this machine than it has CUDA devices.
     """
     if "WORLD_SIZE" not in os.environ:
         yield device
@@ -96,14 +94,10 @@ def _sharded(objective: nn.Module, device: str) -> nn.Module:
     for tensor in [*objective.parameters(), *objective.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
     mesh = init_device_mesh(torch.device(device).type, (share().world,))
-    for layer in _layers(objective):
-        fully_shard(layer, mesh=mesh)
+    for part in objective.modules():  # what holds weights and no further modules: containers need not be called
+        if not list(part.children()) and list(part.parameters()):
+            fully_shard(part, mesh=mesh)
     return fully_shard(objective, mesh=mesh)
-
-
-def _layers(module: nn.Module) -> list[nn.Module]:
-    """What holds weights and no further modules; these are called, containers of them need not be."""
-    return [part for part in module.modules() if not list(part.children()) and list(part.parameters())]
 
 
 def gradients_stay(network: nn.Module, stay: bool) -> AbstractContextManager[Any]:

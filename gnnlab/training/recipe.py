@@ -49,7 +49,8 @@ class TrainingRecipe:
         for name, value in asdict(self).items():
             if problem := _problem(name, value):
                 raise GnnlabError(f"{name}={value!r}: {problem}")
-        if self.compile and self.device == "cpu" and not _compiler():
+        compilers = [os.environ.get("CXX"), "g++", "clang++", "c++", "cl", "icx"]
+        if self.compile and self.device == "cpu" and not any(shutil.which(name) for name in compilers if name):
             raise GnnlabError("compile=True needs a C++ compiler, none was found: install one (g++, clang++ or cl)")
         if self.compile and self.sharded:
             raise GnnlabError("compile=True and sharded=True are not supported together; choose one")
@@ -103,11 +104,6 @@ def _device_problem(device: Any) -> str | None:
         found = f"torch finds {count or 'no'} CUDA device{'s' * (count != 1)} here"
         return f"{found}; use cpu" + " or a lower number" * bool(count)
     return None
-
-
-def _compiler() -> bool:
-    wanted = [os.environ.get("CXX"), "g++", "clang++", "c++", "cl", "icx"]
-    return any(shutil.which(name) for name in wanted if name)
 
 
 # ---- precision: asked of the device and, on a processor, measured ---------------------------------------------------

@@ -94,8 +94,7 @@ def checkpointed(model: nn.Module, wanted: bool) -> Iterator[None]:
 def evaluate(objective: Objective, table: FeatureTable, share: RankShare) -> dict[str, Any]:
     """validation_loss, score, score.<target> and labels_left_out, the same in every process, each predicting its share.
 
-    Raises:
-        GnnlabError: the predictions are not finite.
+    Raises `GnnlabError`: the predictions are not finite.
     """
     batches = torch.arange(len(table)).split(BATCH_ROWS)
     training = objective.training

@@ -84,13 +84,13 @@ def target_losses(
     outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]
 ) -> list[Tensor]:
     """Mean loss of each target, scalars in the order of `specs`: cross entropy, or binary cross entropy for labels."""
-    return [_loss(spec.kind, outputs[spec.name], targets[spec.name]) for spec in specs]
-
-
-def _loss(kind: str, logits: Tensor, wanted: Tensor) -> Tensor:
-    if kind == "classes":
-        return F.cross_entropy(logits, wanted)
-    return F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype))
+    losses = []
+    for spec in specs:
+        logits, wanted = outputs[spec.name], targets[spec.name]
+        classes = spec.kind == "classes"
+        loss = F.cross_entropy if classes else F.binary_cross_entropy_with_logits
+        losses.append(loss(logits, wanted if classes else wanted.to(logits.dtype)))
+    return losses
 
 
 def weighted(losses: Tensor, log_variances: Tensor) -> Tensor:

@@ -97,9 +97,7 @@ def decide(scores: Tensor | np.ndarray, batch: Tensor | np.ndarray | None = None
     """The row of the highest score in each network, (B,) int64; of equal scores the first.
 
     `scores` (N,); `batch` (N,) the network of each row, 0..B-1 and each of them somewhere; None: all rows are one.
-
-    Raises:
-        GnnlabError: no node to choose from, or a score that is NaN.
+    Raises `GnnlabError`: no node to choose from, or a score that is NaN.
     """
     scores = torch.as_tensor(scores)
     if scores.numel() == 0 or bool(scores.isnan().any()):

@@ -59,8 +59,7 @@ def features(state: Mapping[str, Any]) -> np.ndarray:
 def edges(state: Mapping[str, Any]) -> np.ndarray:
     """(2, E) int64, each link of the state in both directions: first all as given, then all reversed.
 
-    Raises:
-        GnnlabError: a link names a node that the state does not have.
+    Raises `GnnlabError`: a link names a node that the state does not have.
     """
     row = {node["node_id"]: i for i, node in enumerate(state["nodes"])}
     try:
@@ -93,9 +92,7 @@ def random_network(nodes: int, rng: np.random.Generator) -> tuple[np.ndarray, np
     """(features (N, 7) float32, links (links, 2) int64) of a connected network of about two links a node.
 
     A tree that grows by preferential attachment (Barabasi and Albert 1999), and as many links again between any two.
-
-    Raises:
-        GnnlabError: less than one node.
+    Raises `GnnlabError`: less than one node.
     """
     if nodes < 1:
         raise GnnlabError(f"a network of {nodes} nodes cannot be had; 1 or more are needed")

@@ -67,9 +67,7 @@ def train(model_type: str, seed: int = 0, recipe: Recipe | None = None) -> tuple
 
     Trains on one thread, and leaves torch's threads and random state as they were. On the same processor with the same
     torch, the same seed gives the same bits.
-
-    Raises:
-        GnnlabError: an unknown type.
+    Raises `GnnlabError`: an unknown type.
     """
     require_type(model_type)
     recipe = recipe or RECIPES[model_type]

@@ -47,8 +47,7 @@ GRAPH_SEED = 42
 def sage(features: int = 500, out_features: int | None = None, seed: int = 0) -> StagedLayer:
     """GraphSAGE's layer with weights drawn from `seed`; `out_features` is `features` unless told.
 
-    Raises:
-        GnnlabError: a width below 1.
+    Raises `GnnlabError`: a width below 1.
     """
     width = features if out_features is None else out_features
     if features < 1 or width < 1:
@@ -123,9 +122,7 @@ def random_inputs(nodes: int, edges: int, features: int, seed: int = GRAPH_SEED)
 
     Ends are drawn with replacement, so that targets repeat, edges may occur twice, and the last node (of two and more)
     is no edge's target.
-
-    Raises:
-        GnnlabError: no node, or edges without a node to end in.
+    Raises `GnnlabError`: no node, or edges without a node to end in.
     """
     if nodes < 1 or edges < 0 or features < 1:
         raise GnnlabError(f"random graph of {nodes} nodes, {edges} edges, {features} features: 1, 0, 1 at least")
@@ -143,8 +140,7 @@ TINY = 1e-16  # what PyG adds to a softmax's denominator
 def gat(features: int = 500, heads: int = 4, channels: int = 64, seed: int = 0) -> StagedLayer:
     """A GAT layer whose heads are concatenated, with weights drawn from `seed`.
 
-    Raises:
-        GnnlabError: a width below 1.
+    Raises `GnnlabError`: a width below 1.
     """
     if min(features, heads, channels) < 1:
         raise GnnlabError(f"gat: features={features}, heads={heads}, channels={channels}; at least 1 each is needed")

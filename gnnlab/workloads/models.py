@@ -83,7 +83,10 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if not callable(model_spec) and model_spec in BUILT_IN:
-            name, (model, batch) = model_spec, BUILT_IN[model_spec](graph, batch_size, options)
+            name, kind = model_spec, BUILT_IN[model_spec]
+            _known(name, kind.__init__, options)
+            model = kind.from_graph(graph, **options)
+            batch = {"batch_size": batch_size} if kind is SymptomGAT else model.prepare(graph)
         else:
             name, model, batch = of_the_user(model_spec, graph, options)
     return Workload(name, graph.name, graph, model, batch)
@@ -99,21 +102,7 @@ def _moved(value: Any, device: str | torch.device) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def _symptom_gat(graph: Data, batch_size: int, options: dict[str, Any]) -> tuple[nn.Module, Any]:
-    _known("symptom_gat", SymptomGAT.__init__, options)
-    return SymptomGAT.from_graph(graph), {"batch_size": batch_size}
-
-
-def _graph_transformer(graph: Data, batch_size: int, options: dict[str, Any]) -> tuple[nn.Module, Any]:
-    _known("graph_transformer", GraphTransformer.__init__, options)
-    model = GraphTransformer.from_graph(graph, **options)
-    return model, model.prepare(graph)
-
-
-BUILT_IN: dict[str, Callable[[Data, int, dict[str, Any]], tuple[nn.Module, Any]]] = {
-    "symptom_gat": _symptom_gat,
-    "graph_transformer": _graph_transformer,
-}
+BUILT_IN = {"symptom_gat": SymptomGAT, "graph_transformer": GraphTransformer}
 
 
 def _known(name: str, constructor: Callable[..., None], options: dict[str, Any]) -> None:

@@ -44,9 +44,7 @@ def planted(
     The fields are those of a pharmacogenomic table, or one for each of `cardinalities`. `noise`: scale of the noise
     on scores of standard deviation 1, 0.001..1000. Tables of the same seed and sizes share one truth, whatever their
     number of rows.
-
-    Raises:
-        GnnlabError: a number that is none or out of range.
+    Raises `GnnlabError`: a number that is none or out of range.
     """
     sizes = tuple(PHARMACOGENOMIC.values() if cardinalities is None else cardinalities)
     names = (

@@ -98,23 +98,15 @@ def _fetch(class_name: str, name: str, folder: Path):
 
 
 def _arguments(kind: type, class_name: str, name: str, root: Path) -> dict[str, str]:
-    """`root` and `name` as far as the data set takes them; what it needs beyond is an error."""
-    parameters = inspect.signature(kind).parameters
-    given = {"root": str(root)} if "root" in parameters else {}
-    if name and "name" not in parameters:
-        raise GnnlabError(f"{class_name} takes no name; write pyg:{class_name}")
+    """`root` and `name` as far as the data set takes them; others, and what it needs beyond, are an error."""
+    given = {"root": str(root)} if "root" in inspect.signature(kind).parameters else {}
     given |= {"name": name} if name else {}
-    needed = [
-        key
-        for key, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        and key not in given
-    ]
-    if needed == ["name"]:
-        raise GnnlabError(f"{class_name} is a family of data sets; write pyg:{class_name}:NAME")
-    if needed:
-        raise GnnlabError(f"{class_name} needs {', '.join(needed)}: build it yourself and pass the Data object")
+    try:
+        inspect.signature(kind).bind(**given)
+    except TypeError as error:
+        asked = f"pyg:{class_name}{f':{name}' * bool(name)}"
+        ways = f"write pyg:{class_name} or pyg:{class_name}:NAME, or build it yourself and pass the Data object"
+        raise GnnlabError(f"{asked}: {error}; {ways}") from None
     return given
 
 

@@ -14,57 +14,45 @@ Node numbers are shuffled, so that memory locality is alike in all three.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, meant, shown
+from gnnlab.errors import GnnlabError, first_wrong, meant, shown
 
-DEGREES = ("uniform", "powerlaw", "clique")
 EXPONENT = 2.5
-MOST = {"nodes": 10_000_000, "edges": 20_000_000, "features": 100_000, "seed": 2**63 - 1}
 MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32
 DENSE = 4  # above one pair in so many, all pairs are ranked; below, pairs are drawn until enough differ
 
 
-@dataclass(frozen=True)
-class RandomSpec:
-    nodes: int
-    edges: int  # directed, exact
-    degrees: str = "uniform"  # uniform|powerlaw|clique
-    seed: int = 0
-    features: int = 16
+class RandomSpec(BaseModel):
+    nodes: int = Field(ge=2, le=10_000_000)
+    edges: int = Field(ge=1, le=20_000_000)  # directed, exact
+    degrees: Literal["uniform", "powerlaw", "clique"] = "uniform"
+    seed: int = Field(0, ge=0, le=2**63 - 1)
+    features: int = Field(16, ge=1, le=100_000)
 
 
 def parse(text: str) -> RandomSpec:
     """Reads `nodes=...,edges=...[,degrees=...][,seed=...][,features=...]`; raises `GnnlabError` for anything else."""
-    given: dict[str, int | str] = {}
+    given: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in RandomSpec.__dataclass_fields__:
-            hint, allowed = meant(key, RandomSpec.__dataclass_fields__), "nodes=, edges=, degrees=, seed=, features="
-            raise GnnlabError(f"random graph: {shown(part)} is not understood{hint}; allowed are {allowed}")
+        if not equals or key not in RandomSpec.model_fields:
+            allowed = ", ".join(f"{name}=" for name in RandomSpec.model_fields)
+            told = f"{shown(part)} is not understood{meant(key, RandomSpec.model_fields)}"
+            raise GnnlabError(f"random graph: {told}; allowed are {allowed}")
         if key in given:
             raise GnnlabError(f"random graph: {key} is given twice; give it once")
-        given[key] = value if key == "degrees" else _integer(key, value)
-    missing = [f"{key}=" for key in ("nodes", "edges") if key not in given]
-    if missing:
-        raise GnnlabError(f"random graph: {' and '.join(missing)} missing; write random:nodes=1000,edges=10000")
-    return _possible(RandomSpec(**given))
-
-
-def _integer(key: str, value: str) -> int:
-    low = {"nodes": 2, "edges": 1, "features": 1, "seed": 0}[key]
-    if not (value.isascii() and value.isdigit() and len(value) < 20 and low <= int(value) <= MOST[key]):
-        raise GnnlabError(f"random graph: {key}={shown(value)}: an integer {low}..{MOST[key]} is needed")
-    return int(value)
-
-
-def _possible(spec: RandomSpec) -> RandomSpec:
-    if spec.degrees not in DEGREES:
-        raise GnnlabError(f"random graph: degrees={shown(spec.degrees)}: one of {', '.join(DEGREES)} is needed")
+        given[key] = value
+    try:
+        spec = RandomSpec.model_validate_strings(given)
+    except ValidationError as error:
+        name, wrong = first_wrong(error)
+        raise GnnlabError(f"random graph: {name}={shown(given.get(name, ''))}: {wrong}") from None
     most = spec.nodes * (spec.nodes - 1)
     if spec.edges > most:
         raise GnnlabError(

@@ -140,8 +140,7 @@ class StagedLayer:
     def block(self, first: int, last: int) -> StageBlock:
         """The stages `first`..`last` as one module, weights shared with the layer.
 
-        Raises:
-            GnnlabError: there are no such stages.
+        Raises `GnnlabError`: there are no such stages.
         """
         if not 1 <= first <= last <= len(self.stages):
             raise GnnlabError(
@@ -157,9 +156,7 @@ class StagedLayer:
     def blocks(self, texts: Sequence[str] = ("all",)) -> list[tuple[int, int]]:
         """(first, last) of every text, each once: "3", "1-5", `stages` for each by itself, `all` for every contiguous
         block, n (n + 1) / 2 of them.
-
-        Raises:
-            GnnlabError: no text, one that is none of these, or one that names a stage that the layer has not.
+        Raises `GnnlabError`: no text, one that is none of these, or one that names a stage that the layer has not.
         """
         every = [(first, last) for first in self.numbers for last in range(first, len(self.stages) + 1)]
         named = {"stages": [(number, number) for number in self.numbers], "all": every}
@@ -216,8 +213,7 @@ class StagedLayer:
     def reduced_by(self, reduction: str) -> StagedLayer:
         """The same layer, whose sums over targets are written as "index_add" or "scatter_add"; weights are shared.
 
-        Raises:
-            GnnlabError: another reduction.
+        Raises `GnnlabError`: another reduction.
         """
         if reduction not in REDUCTIONS:
             raise GnnlabError(f"{self.name}: no reduction {reduction!r}; {' or '.join(REDUCTIONS)} is understood")

@@ -77,9 +77,8 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     Categories and classes are numbered in ascending order; index 0 of a field is for missing values. A target with a
     `;` in any cell is multi-label: `pain;rash` are two labels, a separator alone is none. Rows without a target and
     fields with one value only are left out, and `notes` says so.
-
-    Raises:
-        GnnlabError: no such file or column, a file of another kind, text or quantities as a target, one class only.
+    Raises `GnnlabError`: no such file or column, a file of another kind, text or quantities as a target, one class
+    only.
 
     >>> table = load("rows.csv", fields=["drug", "gene"], targets=["outcome"])
     """
@@ -216,8 +215,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
 def opened(path: Path, readers: Mapping[str, Any], what: str, read: Callable[[Path], Any]) -> Any:
     """What `read` makes of a file of a `what`, or one line on why it cannot be read; `readers` by the suffixes allowed.
 
-    Raises:
-        GnnlabError: no such file, another suffix, what the system refuses, too little memory.
+    Raises `GnnlabError`: no such file, another suffix, what the system refuses, too little memory.
     """
     try:
         if path.is_dir():

@@ -16,8 +16,8 @@ from torch_geometric.io import read_npz as pyg_read_npz
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads import graphs, symptom_gat
-from gnnlab.workloads.random_graphs import DEGREES
 
+DEGREES = ("uniform", "powerlaw", "clique")
 CORA = Path(__file__).parents[3] / "shared" / "data" / "cora.npz"
 EDGES = [[0, 1, 2], [1, 2, 0]]
 
@@ -134,16 +134,16 @@ def test_another_seed_gives_another_random_graph():
     ("rest", "told"),
     [
         ("", "is not understood"),
-        ("nodes=10", "edges= missing"),
+        ("nodes=10", "edges='': Field required"),
         ("nodes=3,edges=7", "at most 6"),
-        ("nodes=1,edges=1", "2.."),
-        ("nodes=10,edges=0", "1.."),
-        ("nodes=10,edges=-5", "1.."),
+        ("nodes=1,edges=1", "greater than or equal to 2"),
+        ("nodes=10,edges=0", "greater than or equal to 1"),
+        ("nodes=10,edges=-5", "greater than or equal to 1"),
         ("nodes=1e3,edges=5", "integer"),
         ("nodes=99999999999,edges=5", "10000000"),
         ("nodes=10000000,edges=5,features=1000", "exceed"),
         ("nodes=10,edges=5,degree=uniform", "did you mean degrees?"),
-        ("nodes=10,edges=5,degrees=star", "uniform, powerlaw, clique"),
+        ("nodes=10,edges=5,degrees=star", "'uniform', 'powerlaw' or 'clique'"),
         ("nodes=10,edges=5,edges=6", "twice"),
         ("nodes=10,edges=5,", "is not understood"),
         ("nodes=１０,edges=5", "integer"),
@@ -314,7 +314,7 @@ def test_a_data_set_of_many_graphs_gives_its_first_another_or_a_batch(monkeypatc
         ("planetoid:Coro", "Cora, CiteSeer, PubMed"),
         ("pyg:Planetoyd", "Planetoid"),
         ("pyg:TUDataset", "pyg:TUDataset:NAME"),
-        ("pyg:KarateClub:x", "takes no name"),
+        ("pyg:KarateClub:x", "write pyg:KarateClub or"),
         ("pyg:TUDataset:../../x", "no name of a data set"),
         ("pyg:LRGBDataset:a/b", "no data set"),
     ],
