@@ -114,7 +114,7 @@ class Inside:
                 if percent >= _SHOWN:
                     told = {"block": fields["stage"], "unit": fields["form"], "operator": operator.type}
                     told |= {"ms a call": means[operator], "% of the block": percent}
-                    rows.append({**told, "kernel": operator.kernel, "name": operator.name})
+                    rows.append({**told, "kernel": operator.kernel})
         return pd.DataFrame(rows)
 
     def sentences(self) -> list[str]:

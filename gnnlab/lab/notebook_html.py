@@ -268,7 +268,7 @@ _ATTRIBUTES = {"style", "title", "alt", "colspan", "rowspan", "scope", "start", 
 _SCHEMES = {"", "http", "https", "mailto"}
 _EMBEDDED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
 _NUMBER = re.compile(r"[<>≈~]?\s*[-+−]?\d(?!.*[A-Za-z]{4})", re.DOTALL)  # with a unit; "3 REDUCE_SUM" is a name
-_NO_NUMBER = {"", "NaN", "None", "-", "–", "failed", "unavailable", "timeout"}
+_NO_NUMBER = {"", "NaN", "None", "-", "–", "inf", "failed", "unavailable", "timeout"}
 _SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight|math")  # those of pygments, and our own of a formula
 
 
@@ -302,7 +302,8 @@ _CLEANER = Cleaner(
 def _align_numbers(table: Tag) -> None:
     """Mark the columns of numbers, heads included, so that they stand to the right: pandas says nothing about them.
 
-    A cell may span rows only at the left, as those of an index do; so columns are counted from the right.
+    Whole numbers get their thousands separated, as elsewhere on the page. A cell may span rows only at the left, as
+    those of an index do; so columns are counted from the right.
     """
     rows = [row.find_all(["th", "td"], recursive=False)[::-1] for row in table.find_all("tr")]
     for cells in zip(*rows, strict=False) if not table.find(colspan=True) else ():
@@ -310,6 +311,8 @@ def _align_numbers(table: Tag) -> None:
         if any(map(_NUMBER.match, texts)) and all(_NUMBER.match(text) or text in _NO_NUMBER for text in texts):
             for cell in cells:
                 cell["class"] = "nu"
+                if re.fullmatch(r"\d{4,}", text := cell.get_text(strip=True)):
+                    cell.string = f"{int(text):,}"
 
 
 def _one_head(table: Tag) -> None:

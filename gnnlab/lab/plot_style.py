@@ -205,26 +205,42 @@ def origin_handles(origins: Iterable[Origin], *, line: bool = False) -> list[Any
     ]
 
 
-def scale(axis: Axis, log: bool, values: np.ndarray) -> None:
-    """Linear or logarithmic scale with plain numbers on it."""
+def wide(values: np.ndarray) -> bool:
+    """Do they want a logarithmic axis? All are positive, and the largest is more than five times the least."""
+    return bool(np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values))
+
+
+def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> None:
+    """Linear or logarithmic scale with plain numbers on it; of `sizes` in MiB with powers of two, each with its unit.
+
+    Where ratios lie on both sides of 1, it has a tick.
+    """
+    values = np.where(values > 0, values, np.nan) if log else values
     low, high = np.nanmin(values), np.nanmax(values)
     if log:
         (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
-        decades = math.log10(high / low) if low > 0 else 0
-        axis.set_major_locator(LogLocator(subs=(1,) if decades > 2.5 else (1, 2, 5), numticks=12))
+        decades = math.log10(high / low)
+        steps = (1,) if decades > 2.5 else (1, 2, 5) if decades > 1.2 else (1, 1.5, 2, 3, 5, 7)
+        plain = LogLocator(subs=steps, numticks=12) if decades > 0.3 else MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+        axis.set_major_locator(LogLocator(base=32 if decades > 2.5 else 2, numticks=12) if sizes else plain)
         axis.set_minor_locator(NullLocator())
-        if decades < 0.7:  # too narrow for powers and halves: a few even steps
-            axis.set_major_locator(MaxNLocator(5))
     else:
         whole = all(float(value).is_integer() for value in np.ravel(values) if not np.isnan(value))
         axis.set_major_locator(MaxNLocator(6, integer=whole and high > low))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if sizes else number(value)))
+
+
+def size(mib: float) -> str:
+    """MiB in the unit that suits them: "4 B", "15.2 KiB", "214 MiB"."""
+    units = (("GiB", 2**-10), ("MiB", 1), ("KiB", 2**10), ("B", 2**20))
+    unit, factor = next((unit, factor) for unit, factor in units if mib * factor >= 1 or unit == "B")
+    return f"{number(mib * factor)} {unit}"
 
 
 def axis_label(label: str, unit: str) -> str:
     """A quantity with its unit; without one that says the same once more: "scores", "times as fast as PyG"."""
     said = unit in ("", "count") or label.endswith((unit, f"{unit}s")) or (unit == "x" and label.startswith("times"))
-    return label if said else f"{label} ({unit})"
+    return label if said else f"{label} ({'×' if unit == 'x' else unit})"
 
 
 def wrapped(text: str) -> str:

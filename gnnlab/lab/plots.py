@@ -26,7 +26,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import median_interval
+from gnnlab.profiling.estimates import Estimate
 from gnnlab.profiling.roofline import Ceilings
 
 from . import plot_style as style
@@ -50,7 +50,8 @@ def bars(
     """Horizontal bars by the labels in column `y`, first row on top, grouped by column `hue`.
 
     A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has no 0,
-    ratios (unit "x") are bars from 1 in both directions, and anything else is points. Raises `GnnlabError`.
+    ratios (unit "x") are bars from 1 in both directions, anything else is points, and a 0 stands at the edge. Raises
+    `GnnlabError`.
     """
     style.check(frame, "value", once=[y, hue] if hue else [y])
     labels, groups = list(dict.fromkeys(frame[y])), list(dict.fromkeys(frame[hue])) if hue else [None]
@@ -60,7 +61,7 @@ def bars(
     starts, centres, units = _stacked(labels, [len(members[name]) for name in labels])
     fig, ax = style.new_figure(title, max(2.2, 1.5 + units * (0.2 if hue else 0.27)))
     base = 1.0 if log and unit == "x" else 0.0
-    points = log and not base
+    points, sizes = log and not base, log and unit == "MiB"
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
     reach = style.ends(frame)
@@ -68,8 +69,9 @@ def bars(
         group, value = row[hue] if hue else None, row["value"]
         place = starts[labels.index(row[y])] + members[row[y]].index(group)
         colour, marker, hatch = look_of[group]
-        if pd.isna(value):
-            style.note(ax, "no value", (0, place), (4, 0), xycoords=ax.get_yaxis_transform(), color=MUTED)
+        if pd.isna(value) or (log and value == 0):
+            word = "no value" if pd.isna(value) else "0"
+            style.note(ax, word, (0, place), (4, 0), xycoords=ax.get_yaxis_transform(), color=MUTED)
             continue
         measured = source is Origin.MEASURED
         if points:
@@ -81,11 +83,12 @@ def bars(
         if reach[:, i].any():
             ax.errorbar(value, place, xerr=reach[:, [i]], color=INK, elinewidth=1.1, capsize=2.5, fmt="none")
         end = max(value + reach[1, i], base)
-        style.note(ax, number(value) + STAR * (not measured), (end, place), (7 if points else 4, 0))
+        told = style.size(value) if sizes else number(value)
+        style.note(ax, told + STAR * (not measured), (end, place), (7 if points else 4, 0))
     style.categories(ax, labels, centres, units)
-    style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float))
-    ax.set_xlabel(style.axis_label(label, unit))
-    ax.margins(x=0.12)
+    style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float), sizes=sizes)
+    ax.set_xlabel(label if sizes else style.axis_label(label, unit))
+    ax.margins(x=0.16 if sizes else 0.12)
     handles = [
         Line2D([], [], ls="none", label=str(group), **style.point(colour, marker))
         if points
@@ -127,8 +130,8 @@ def points(
     """Points of column `y` over column `x`; columns named as `measured_low` hold the ends of their intervals.
 
     `joined` draws a line through the points of each `hue`, dotted towards what was not measured; `equal` the line on
-    which both are the same. An axis is logarithmic where all its numbers are positive and span more than a factor of 5,
-    that of `y` by `log` where it is given. Raises `GnnlabError`.
+    which both are the same, on axes of one scale. An axis is logarithmic where all its numbers are positive and span
+    more than a factor of 5, that of `y` by `log` where it is given. Raises `GnnlabError`.
     """
     style.check(frame, x, y, hue)
     frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame))
@@ -146,9 +149,8 @@ def points(
             bars = {"xerr": right[:, chosen] if right.any() else None, "yerr": up[:, chosen]}
             ax.errorbar(xs[chosen], ys[chosen], **bars, ls="none", capsize=2.5, **style.point(colour, marker, measured))
     for axis, column, given in ((ax.xaxis, x, None), (ax.yaxis, y, log)):
-        values = frame[column].to_numpy(dtype=float)
-        wide = bool((values > 0).all() and values.max() > 5 * values.min())
-        style.scale(axis, wide if given is None else given, values)
+        values = frame[[x, y] if equal else column].to_numpy(dtype=float)
+        style.scale(axis, style.wide(values) if given is None else given, values)
     line = {"lw": 1.3} if joined else {"ls": "none"}
     handles = [Line2D([], [], label=str(name), **line, **style.point(*look_of[name][:2])) for name in look_of if hue]
     if equal:
@@ -164,20 +166,22 @@ def points(
 def _beside(xs: np.ndarray, every: np.ndarray, place: float, step: float = 0.012) -> np.ndarray:
     """`xs` moved by `place` steps, each a share of the axis that holds `every` x, in its own scale."""
     low, high = float(np.nanmin(every)), float(np.nanmax(every))
-    if low > 0 and high > 5 * low:  # the axis is logarithmic
+    if style.wide(every):  # the axis is logarithmic
         return xs * (high / low) ** (step * place)
     return xs + step * place * (high - low)
 
 
 @styled
-def samples(timings: Mapping[str, Sequence[float]], *, title: str, x_label: str = "time", unit: str = "ms") -> Figure:
-    """Every sample of each form (in `unit`) as a dot, and over them the median with its 95 % interval.
+def samples(
+    taken: Mapping[str, tuple[Sequence[float], Estimate]], *, title: str, label: str, unit: str, statistic: str
+) -> Figure:
+    """Every sample of each form (in `unit`) as a dot, and over them the `statistic` of them with its 95 % interval.
 
     Samples far out (six quartile ranges above the third quartile) are drawn at the edge and counted there.
     """
-    if not timings or any(len(values) == 0 for values in timings.values()):
+    if not taken or any(len(values) == 0 for values, _ in taken.values()):
         raise GnnlabError("samples needs at least one form, each with at least one sample")
-    data = {str(name): np.asarray(values, dtype=float) for name, values in timings.items()}
+    data = {name: np.asarray(values, dtype=float) for name, (values, _) in taken.items()}
     look_of, spread = style.looks(list(data)), np.random.default_rng(0)
     edge = max(_upper_fence(values) for values in data.values())
     fig, ax = style.new_figure(title, max(2.2, 1.5 + 0.62 * len(data)))
@@ -186,17 +190,16 @@ def samples(timings: Mapping[str, Sequence[float]], *, title: str, x_label: str 
         inside = values[values <= edge]
         jitter = place + spread.uniform(-0.24, 0.24, inside.size)
         ax.plot(inside, jitter, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.45)
-        middle, (low, high) = float(np.median(values)), median_interval(values)
-        heavy = {"mew": 1.8, "elinewidth": 1.8, "capthick": 1.4}
-        reach = np.maximum(0, [[middle - low], [high - middle]])
-        ax.errorbar(middle, place, xerr=reach, color=INK, marker="|", ms=15, capsize=4, **heavy)
+        found, heavy = taken[name][1], {"mew": 1.8, "elinewidth": 1.8, "capthick": 1.4}
+        reach = style.ends(pd.DataFrame([{"value": found.value, "low": found.low, "high": found.high}]))
+        ax.errorbar(found.value, place, xerr=reach, color=INK, marker="|", ms=15, capsize=4, **heavy)
         if beyond := values.size - inside.size:
             ax.plot(edge, place, marker=">", ms=6, color=colour, clip_on=False)
             words = f"{beyond} beyond, up to {number(values.max())}"
             style.note(ax, words, (edge, place - 0.4), (4, 0), ha="right", color=MUTED)
     style.categories(ax, [f"{name}\nn = {len(values)}" for name, values in data.items()])
-    ax.set_xlabel(f"{x_label} ({unit})")
-    handle = Line2D([], [], label="median and its 95 % interval", color=INK, marker="|", ms=9, mew=1.8, lw=1.8)
+    ax.set_xlabel(style.axis_label(label, unit))
+    handle = Line2D([], [], label=f"{statistic} and its 95 % interval", color=INK, marker="|", ms=9, mew=1.8, lw=1.8)
     style.legend(fig, [handle])
     return fig
 
@@ -297,13 +300,12 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         ax.remove()
     shaded = list(grid.ravel()[: len(panels)])
     bar = fig.colorbar(ScalarMappable(norm, palette), ax=shaded, fraction=0.03, pad=0.01, aspect=30)
-    bar.set_label("times the row's least", fontsize=8.5)
+    bar.set_label(f"number: {label}\ncolour: times the row's least", fontsize=8.5)
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     bar.ax.tick_params(labelsize=7.5)
     gaps = frame["value"].notna().sum() < len(rows) * len(columns) * len(panels)
     gap = [Line2D([], [], ls="none", marker="_", color=MUTED, label="no value")] * bool(gaps)
-    gap = [Line2D([], [], ls="none", marker="$5$", color=INK, label=f"number: {label}"), *gap]
     style.legend(fig, gap + [h for h in style.origin_handles(frame["_origin"]) if h.get_hatch()])
     return fig
 
@@ -373,8 +375,6 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
 
 _NARROW = 0.018  # of the axis: a shorter bar has no number on it
 _SHADES = (1.0, 0.62)  # graphs follow each other in two shades of their unit's colour
-
-
 _FASTEST = 8  # plans that are drawn by themselves, beside those that have a label
 _CHARACTERS = 7.5  # of a unit's name, for each stage of a block: longer names are told by colour alone
 
@@ -391,7 +391,7 @@ def space(plans: pd.DataFrame) -> Figure:
     shown = plans.assign(rank=np.arange(1, len(plans) + 1))
     shown = shown[(shown["rank"] <= _FASTEST) | (shown["label"] != "")]
     shape = {"nrows": 2, "ncols": 2, "width_ratios": (1.25, 1), "height_ratios": (len(shown), 1.3), "sharex": "col"}
-    fig, ((left, right), (corner, below)) = style.new_figure(_spread(plans), 2.2 + 0.34 * len(shown), **shape)
+    fig, ((left, right), (corner, below)) = style.new_figure(_spread(plans), 2.2 + 0.42 * len(shown), **shape)
     corner.remove()
     colours = _colours([unit for blocks in plans["blocks"] for units, *_ in blocks for unit in units])
     _tiles(left, list(shown["blocks"]), colours)

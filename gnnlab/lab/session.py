@@ -272,8 +272,10 @@ class Lab:
         display(saved, metadata={"image/png": {"alt": alt, "name": name}})
 
     def say(self, *sentences: str) -> None:
-        """Show sentences that were computed from the numbers."""
-        display(Markdown("\n\n".join(sentences)))
+        """Show sentences that were computed from the numbers: Markdown, but a `_` at the end of a name is only that."""
+        parts = re.split(r"(`[^`]*`)", "\n\n".join(sentences))
+        plain = [part if part.startswith("`") else re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", part) for part in parts]
+        display(Markdown("".join(plain)))
 
     def verdicts(self) -> None:
         """Show what this run says of the claims that rest on this notebook."""

@@ -25,7 +25,19 @@ from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots, stacks
 from .plot_style import MAX_SERIES, axis_label
-from .table import FIELDS, Origin, Row, Table, error_text, estimate_text, fits, format_value, gain_text, shown_as
+from .table import (
+    FIELDS,
+    Origin,
+    Row,
+    Table,
+    error_text,
+    estimate_text,
+    fits,
+    format_value,
+    gain_text,
+    number,
+    shown_as,
+)
 from .wording import cell_name, grouped_reasons, named_series, plain, words_of
 
 if TYPE_CHECKING:
@@ -42,13 +54,20 @@ class Study:
     `frame` has a column for each key and field, for a reader's own figures.
     """
 
-    def __init__(self, name: str, table: Table, lab: Lab, kept: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, name: str, table: Table, lab: Lab, kept: Mapping[str, Any] | None = None, label: str = ""
+    ) -> None:
         self.name, self._table, self._lab, self._kept = name, table, lab, dict(kept or {})
+        self._said = label
 
     def only(self, **fields: Any) -> Study:
         """The rows whose keys or fields have these values, or one of a list of them. Raises `GnnlabError`."""
         self._need(*fields)
-        return Study(self.name, self._table, self._lab, self._kept | fields)
+        return Study(self.name, self._table, self._lab, self._kept | fields, self._said)
+
+    def named(self, label: str) -> Study:
+        """The same rows; titles, axes and columns say `label` for what they are: "error at sizes left out"."""
+        return Study(self.name, self._table, self._lab, self._kept, label)
 
     def _need(self, *names: str) -> None:
         known = {*FIELDS, *(key for row in self.rows for key in row.keys)}
@@ -85,7 +104,12 @@ class Study:
     def title(self) -> str:
         """The name for a reader, and what `only` kept: "Gat layer, size 58/776"."""
         kept = [f"{plain(name)} {words_of(wanted)}" for name, wanted in self._kept.items() if name != "status"]
-        return ", ".join([self.name.replace("_", " ").capitalize(), *kept])
+        return ", ".join([self.label[:1].upper() + self.label[1:], *kept])
+
+    @property
+    def label(self) -> str:
+        """What the rows are, on an axis."""
+        return self._said or plain(self.name)
 
     # ---- what the rows say ------------------------------------------------------------------------------------------
 
@@ -145,17 +169,18 @@ class Study:
         if self._nothing():
             return
         if y == "samples":
-            samples = {row.form: self._table.samples_of(row) for row in self.rows if row.status == "ok"}
-            label = self.name.replace("_", " ")
-            fig = plots.samples(samples, unit=self._unit(), x_label=label, title=self.finding())
-            self._show(fig, "", f"Dots: every sample of {', '.join(samples)}, {label}", key)
+            taken = {row.form: (self._table.samples_of(row), row.estimate) for row in self.rows if row.status == "ok"}
+            statistic = next(row.statistic for row in self.rows if row.status == "ok")
+            told = {"label": self.label, "unit": self._unit(), "statistic": STATISTICS.get(statistic, statistic)}
+            fig = plots.samples(taken, **told, title=self.finding())
+            self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
             return
         frame, label, unit = self._drawn(y)
         if log is None:
             values = frame["value"][frame["value"] > 0]
             wide = len(values) and (values.max() / values.min() > 5 or y == "ratio")
-            log = bool(wide and not (frame["low"] <= 0).any())
-        frame = frame[frame["value"] > 0] if log else frame
+            log = bool(wide and not ((frame["low"] <= 0) & (frame["high"] > 0)).any())
+        frame = frame[frame["value"] > 0] if log and x is not None else frame
         if x is not None:
             self._need(x)
             self._numeric(frame, x)
@@ -202,7 +227,7 @@ class Study:
         )
         shape = {"row": row, "part": part, "panel": panel, "rest": rest}
         better = next(each.better for each, _ in rows)
-        label = LABELS.get((self._unit(), better), plain(self.name))
+        label = self._said or LABELS.get((self._unit(), better), self.label)
         fig = stacks.stacked(frame, **shape, unit=self._unit(), label=label, title=title)
         words = f"Stacked bars: share of each {plain(part)} by {plain(row)}, one panel for each {plain(panel)}"
         self._show(fig, "stack", f"{words}, beside the {label} in all", key)
@@ -251,14 +276,17 @@ class Study:
             )
         self._numeric(frame, x, y)
         valued = {name for name in (x, y) if paired or name == "value"}
-        words = {name: plain(self.name if name == "value" else name) for name in (x, y)}
+        words = {name: self.label if name == "value" else plain(name) for name in (x, y)}
         labels = {n: axis_label(w, shown_as(self._unit())[1]) if n in valued else w for n, w in words.items()}
         hue = by or (None if paired else "form")
         axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
         title = self.finding()
         if paired:
-            off = 100 * (frame[y] / frame[x] - 1).abs()
-            far = f"{off.median():.2g} % in the median of {len(off)} cells, {off.max():.2g} % at most"
+            share = self._unit() == "share"
+            off = (frame[y] - frame[x]).abs() if share else 100 * (frame[y] / frame[x] - 1).abs()
+            middle, most = (number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
+            far_unit = "percentage points" if share else "%"
+            far = f"{middle} {far_unit} in the median of {len(off)} cells, {most} {far_unit} at most"
             title = f"{self.title}: {plain(y)} is off {plain(x)} by {far}"
         fig = plots.points(frame, **axes, hue=hue, equal=paired, title=title)
         self._show(
@@ -320,7 +348,7 @@ class Study:
         unit, better = self._unit(), next(row.better for row in self.rows if row.status == "ok")
         factor, shown = shown_as(unit)
         numbers = {end: frame[end].astype(float) * factor for end in ("value", "low", "high")}
-        return frame.assign(**numbers), LABELS.get((unit, better), plain(self.name)), shown
+        return frame.assign(**numbers), self._said or LABELS.get((unit, better), self.label), shown
 
     def _remarks(self) -> list[str]:
         """Each form over all cells, what the A/A control shows, and what has no number."""
@@ -357,7 +385,7 @@ class Study:
             ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)
             factor, unit = shown_as(row.unit)
             ok = row.status == "ok"
-            told = _heading(usual, "" if mixed else unit)
+            told = self._heading(usual, "" if mixed else unit)
             value = f"{estimate_text(row.estimate, factor)} {unit if mixed else ''}".strip() if ok else row.status
             line = {**row.keys, "form": row.form, told: value}
             line |= {"n": row.n, "over baseline": "" if ratio is None else estimate_text(ratio)}
@@ -368,16 +396,15 @@ class Study:
         frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
         said_by_none = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
         said_by_none += ["origin"] if frame["origin"].nunique() == 1 else []
+        said_by_none += ["n"] if usual == "count" else []
         front = [*self.keys, "form"]
         frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *said_by_none))]]
         return headed(frame.rename(columns=plain), plain(front[0]))
 
-
-def _heading(statistic: str, unit: str) -> str:
-    """What a column of values is called: "median (ms)", "count", "ratio"."""
-    statistic = "value" if statistic == "single" else statistic
-    named = {"count": statistic, "": statistic, "x": "ratio" if statistic == "count" else statistic}
-    return named.get(unit, f"{statistic} ({unit})")
+    def _heading(self, statistic: str, unit: str) -> str:
+        """What a column of values is called: "median (ms)"; what is none of its samples by the name of the study."""
+        words = self.label if statistic in ("count", "single", "estimate") else STATISTICS.get(statistic, statistic)
+        return axis_label(words, unit)
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:

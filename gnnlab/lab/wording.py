@@ -69,9 +69,9 @@ def plain(name: str) -> str:
     """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
     if name == "pu":  # as S4 calls it
         return "processing unit"
-    for ending, unit in (("gb_s", "GB/s"), ("mib", "MiB"), ("ms", "ms")):
+    for ending, unit, quantity in (("gb_s", "GB/s", "bandwidth"), ("mib", "MiB", "size"), ("ms", "ms", "time")):
         if name == ending:
-            return unit
+            return f"{quantity} ({unit})"
         if name.endswith(f"_{ending}"):
             return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({unit})"
     return name.replace("_", " ")

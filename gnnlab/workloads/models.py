@@ -50,9 +50,10 @@ class Workload:
         return replace(self, model=self.model.to(device), batch=_moved(self.batch, device))
 
     def describe(self) -> dict[str, int | float]:
-        """Sizes for a table: nodes, edges, mean_degree, features, parameters."""
+        """Sizes for a table: nodes, edges, mean degree, features, parameters."""
         graph = graphs.describe(self.graph)
-        sizes = {name: graph[name] for name in ("nodes", "edges", "degree_mean", "features") if name in graph}
+        sizes = {"nodes": graph["nodes"], "edges": graph["edges"], "mean degree": round(graph["degree_mean"], 1)}
+        sizes |= {"features": graph["features"]} if "features" in graph else {}
         return sizes | {"parameters": sum(p.numel() for p in self.model.parameters())}
 
 

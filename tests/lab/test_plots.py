@@ -18,6 +18,7 @@ from refusals import refused
 
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import plot_style, plots
+from gnnlab.profiling.estimates import Estimate
 from gnnlab.profiling.roofline import Ceilings
 
 TITLE = "mm takes a third of the forward pass of symptom_gat on digits, and the next four operators another third of it"
@@ -60,7 +61,9 @@ def roofline(count: int) -> Figure:
 def samples() -> Figure:
     rng = np.random.default_rng(0)
     slow = [*rng.normal(1, 0.02, 60), 9.0, 11.0]
-    return plots.samples({"baseline": slow, "baseline again": list(rng.normal(1, 0.02, 60))}, title=TITLE)
+    taken = {"baseline": slow, "baseline again": list(rng.normal(1, 0.02, 60))}
+    found = {name: (values, Estimate(1.0, 0.99, 1.01, 60)) for name, values in taken.items()}
+    return plots.samples(found, title=TITLE, label="time", unit="ms", statistic="median")
 
 
 def every_figure(operators: pd.DataFrame, scaling: pd.DataFrame) -> list[Figure]:
@@ -156,6 +159,27 @@ def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points() 
     assert [line.get_xdata()[0] for line in times.lines if line.get_marker() == "o"] == [0.5, 4.0]
 
 
+def test_sizes_over_decades_have_units_of_their_own_and_a_0_stands_at_the_edge() -> None:
+    frame = pd.DataFrame({"part": ["buffers", "input", "output", "peak"], "value": [4 / 2**20, 0.0, 0.25, 214.0]})
+    axes = plots.bars(frame, y="part", label="memory", unit="MiB", title=TITLE, log=True).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["4 B", "0", "256 KiB", "214 MiB"]
+    assert axes.get_xlabel() == "memory" and {"1 KiB", "1 MiB"} <= {tick.get_text() for tick in axes.get_xticklabels()}
+
+
+def test_the_line_of_equality_is_one_also_where_one_side_has_a_0() -> None:
+    frame = pd.DataFrame({"stated": [2.0, 20.0, 36.0], "observed": [0.0, 0.0, 50.0]})
+    axes = {"x": "stated", "y": "observed", "x_label": "stated (%)", "y_label": "observed (%)"}
+    drawn = plots.points(frame, **axes, equal=True, title=TITLE).axes[0]
+    assert drawn.get_xscale() == drawn.get_yscale() == "linear"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.85, 2.1), (1.0, 6.0), (0.6, 1.8), (0.9, 1.6), (0.1, 160.0)])
+def test_an_axis_of_ratios_has_a_tick_at_1(low: float, high: float) -> None:
+    frame = pd.DataFrame({"form": ["slow", "fast"], "value": [low, high]})
+    axes = plots.bars(frame, y="form", label="of a form", unit="x", title=TITLE, log=True).axes[0]
+    assert 1 in axes.get_xticks()
+
+
 def test_a_figure_shows_itself_and_neither_pyplot_nor_any_setting_is_touched(operators: pd.DataFrame) -> None:
     with matplotlib.rc_context({"axes.labelsize": 33, "figure.facecolor": "red"}):
         assert bars(operators)._repr_png_().startswith(b"\x89PNG")
@@ -239,7 +263,12 @@ POINT = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]}
         (lambda frame: bars(frame, y="nothing"), "no column 'nothing'"),
         (lambda frame: bars(frame.assign(operator="mm")), "twice"),
         (lambda frame: bars(frame[:0]), "empty"),
-        (lambda frame: plots.samples({"a": []}, title=TITLE), "at least one sample"),
+        (
+            lambda frame: plots.samples(
+                {"a": ([], Estimate(1, 1, 1, 1))}, title=TITLE, label="", unit="", statistic=""
+            ),
+            "at least one sample",
+        ),
         (lambda frame: plots.roofline(POINT, ZERO, title=TITLE), "positive bandwidth"),
     ],
 )

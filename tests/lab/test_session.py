@@ -143,6 +143,13 @@ def test_what_a_killed_session_left_goes_and_what_a_living_one_makes_stays(lab, 
     assert living.exists() and not left.exists()
 
 
+def test_names_of_operators_are_not_read_as_emphasis(lab, monkeypatch):
+    said = []
+    monkeypatch.setattr(session, "display", said.append)
+    lab.say("aten::_embedding_bag 85 %, `copy_`, aten::copy_ 5 % in my_model")
+    assert said[-1].data == r"aten::\_embedding_bag 85 %, `copy_`, aten::copy\_ 5 % in my_model"
+
+
 def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("GNNLAB_STAGED", str(tmp_path / "waits"))
     lab.finish()
