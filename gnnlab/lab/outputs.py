@@ -182,7 +182,7 @@ def _move(place: Path, folder: Path, name: str, *, more: bool) -> None:
             target = folder / path.relative_to(place)
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
-    for kind in ("json", "ipynb", "html"):  # of the last run that failed
+    for kind in ("json", "samples.parquet", "ipynb", "html"):  # of the last run that failed
         (folder / f"{name}.failed.{kind}").unlink(missing_ok=True)
     if (place / RECORD).exists():
         runs, _ = read_runs(folder)
@@ -224,8 +224,15 @@ def _drop_further(folder: Path, name: str) -> None:
 
 
 def fail(staged: Path, folder: Path, name: str, result: results.ResultFile) -> Path | None:
-    """Write what there is of a failed run beside the earlier results; returns its executed notebook, if it has one."""
-    results.write(folder / f"{name}.failed.json", result)
+    """Write what there is of a failed run beside the earlier results: `result`, with the rows that were staged, and its
+    executed notebook, whose path is returned, if it has one."""
+    path, table = folder / f"{name}.failed.json", None
+    results.samples_path(path).unlink(missing_ok=True)  # of the run that failed before
+    with suppress(GnnlabError):  # it may have ended while it wrote them
+        left = results.read(staged / f"{name}.json")
+        table = results.table_of(staged / f"{name}.json", left)
+        result = result.model_copy(update={"run": left.run, "environment": left.environment})
+    results.write(path, result, table)
     executed, kept = staged / f"{name}.ipynb", folder / f"{name}.failed.ipynb"
     kept.unlink(missing_ok=True)
     there = executed.exists()

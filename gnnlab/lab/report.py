@@ -106,7 +106,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
         ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None)
         for row in advice.by_surprise(judged)
     ]
-    table = Table(result.rows)
+    table = Table(result.rows if ended else ())  # a run that failed is no ground for advice
     read = " ".join([cells.html.striptags(), *(f"{row.record.statement} {row.record.why}" for row in rows)])
     declared = _declared(executed_ipynb)
     html = _page(

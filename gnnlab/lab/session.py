@@ -7,7 +7,8 @@
     lab.finish()                                       # outputs/quick/02_optimize_gnn.json
 
 Every number becomes a row of one table (`gnnlab.lab.table`). All stays in memory until `finish`, which writes the file
-whole or not at all.
+whole or not at all. Only for the runner the rows are written after each cell as those of a run that failed, which they
+are if nothing more comes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from .table import Interval, Origin, Table
 warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)")  # torch says it once a process, to every reader
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler writes to the terminal otherwise
 
+UNFINISHED = "it ended without `lab.finish()`, which belongs in its last cell"
 KEY = "case"  # name of the key of a race whose cells have plain names
 
 
@@ -74,6 +76,9 @@ class Lab:
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
         self._own: tempfile.TemporaryDirectory | None = None
+        self._finished = False
+        if outputs.STAGED in os.environ and (shell := get_ipython()):
+            shell.events.register("post_run_cell", self._keep)
         display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
         if by_hand() and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
@@ -294,10 +299,16 @@ class Lab:
         """Write the result file; returns its path. Raises `GnnlabError` when the disk refuses."""
         place = self._place
         results.write(place / self.path.name, self._result(status, reason), self.table)
+        self._finished = True
         if outputs.STAGED not in os.environ:  # else the runner does, when all cells have run
             with files.locked(self.folder, "writes results to"):
                 outputs.commit(place, self.folder, self.notebook)
         return self.path
+
+    def _keep(self, _: Any = None) -> None:
+        """After a cell: write what there is, for the runner to find should the kernel die or a later cell fail."""
+        if len(self.table) and not self._finished:
+            results.write(self._place / self.path.name, self._result(Status.FAILED, UNFINISHED), self.table)
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
         return ResultFile(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import table_rows
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
@@ -212,6 +213,30 @@ def test_what_failed_stands_beside_the_earlier_results(folder, result_file):
     assert {k: v for k, v in after.items() if "failed" not in k} == {
         k: v for k, v in before.items() if "failed" not in k
     }
+
+
+def test_rows_of_a_run_that_failed_stand_with_its_reason_until_the_next_run(folder, result_file):
+    rows, failed = table_rows.raced({"mine": 2.0}), result_file(notebook="01_a", status="failed", reason="no luck")
+    path, samples = folder / "01_a.failed.json", folder / "01_a.failed.samples.parquet"
+
+    def fail(rows=None, damage=False):
+        place = outputs.stage(folder, "01_a")
+        if rows:
+            results.write(place / "01_a.json", result_file(notebook="01_a", run="its own"), rows)
+        if damage:
+            (place / "01_a.samples.parquet").write_bytes(b"half")
+        outputs.fail(place, folder, "01_a", failed)
+        return results.read(path)
+
+    kept = fail(rows)
+    assert (kept.status, kept.reason, kept.run, kept.rows) == ("failed", "no luck", "its own", list(rows))
+    assert results.table_of(path, kept).samples_of(kept.rows[0]).tolist() == rows.samples_of(kept.rows[0]).tolist()
+    assert [result.run for result, _ in results.runs_of(folder)[0]["01_a"]] == ["earlier"]
+    for less in (fail(rows, damage=True), fail()):
+        assert (less.status, less.reason, less.rows) == ("failed", "no luck", []) and not samples.exists()
+    fail(rows)
+    outputs.commit(*staged(folder, result_file, "new"))
+    assert not list(folder.glob("*.failed.*"))
 
 
 class Killed(BaseException):

@@ -14,6 +14,7 @@ import nbformat
 import pandas as pd
 import pytest
 import small_site
+import table_rows
 from bs4 import BeautifulSoup
 from nbformat import v4
 from small_site import ENVIRONMENT, HOSTILE, result
@@ -149,6 +150,21 @@ def test_a_failed_run_is_told_with_its_reason_beside_the_older_result(finished: 
     assert "cell 3: &lt;script&gt;" in card and "what else is shown here is older" in card
     assert 'href="02_optimize_gnn.failed.html#error"' in card
     assert 'id="error"' in read(finished, "02_optimize_gnn.failed.html")
+
+
+def test_rows_of_a_failed_run_are_counted_on_its_page_and_advise_nothing(tmp_path: Path) -> None:
+    record, picture = small_site.figure(tmp_path, "operators")
+    raced = table_rows.raced({"mine": 3.0})
+    for name, status in (("01_profile_bottlenecks", "passed"), ("01_profile_bottlenecks.failed", "failed")):
+        nbformat.write(small_site.executed(picture, "operators", record.alt), tmp_path / f"{name}.ipynb")
+        about = {"status": status, "reason": "no luck" * (status == "failed") or None, "purposes": {"s": "a sum"}}
+        found = result("01_profile_bottlenecks", tmp_path, **about)
+        results.write(tmp_path / f"{name}.json", found, raced)
+    report.build_site(tmp_path)
+    passed, failed = (read(tmp_path, f"01_profile_bottlenecks{kind}.html") for kind in ("", ".failed"))
+    assert "When to use what" in passed and "What was measured before it stopped" not in passed
+    assert f"01_profile_bottlenecks.failed.json</code> ({len(raced)} rows). No claim is judged by it." in failed
+    assert "When to use what" not in failed
 
 
 def test_a_damaged_result_costs_one_line_and_nothing_else(finished: Path) -> None:

@@ -243,7 +243,8 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     assert {name: after[name] for name in before if name != "kernel.pid"} == {
         name: content for name, content in before.items() if name != "kernel.pid"
     }
-    assert set(after) - set(before) == {"01_first.failed.json", "01_first.failed.ipynb"}
+    kept = {f"01_first.failed.{kind}" for kind in ("json", "samples.parquet", "ipynb")}
+    assert set(after) - set(before) == kept and len(failed.rows) == 1
 
     outcomes, printed = start(repository, "01")
     assert outcomes["01"].status == "passed" and "runs again: its last run did not pass" in printed
@@ -265,6 +266,28 @@ def test_every_failure_has_a_reason_of_one_line(repository, mode, reason):
     assert outcome.status == "failed" and reason in outcome.reason and "\n" not in outcome.reason
     assert (repository / "outputs/quick/01_first.json").read_bytes() == before
     assert results.read(repository / "outputs/quick/01_first.failed.json").reason == outcome.reason
+
+
+SESSION = """\
+from gnnlab import Lab
+lab = Lab("01_first", globals())
+lab.samples("forward", "mine", [1.0, 2.0], unit="ms")"""
+
+
+@pytest.mark.parametrize("end", ["raise KeyError('late')", "import os; os._exit(3)"])
+def test_what_was_measured_before_a_failure_is_kept_as_of_a_failed_run(tmp_path, end):
+    repository = make_repository(tmp_path)
+    notebook = nbformat.read(repository / "notebooks/01_first.ipynb", as_version=4)
+    notebook.cells[2:] = map(code, [SESSION, "lab.samples('late', 'mine', [3.0], unit='ms')", end])
+    nbformat.write(notebook, repository / "notebooks/01_first.ipynb")
+    outcome = start(repository, "01")[0]["01"]
+    folder, path = repository / "outputs/quick", repository / "outputs/quick/01_first.failed.json"
+    failed = results.read(path)
+    assert failed.status == outcome.status == "failed" and failed.reason == outcome.reason
+    assert [row.study for row in failed.rows] == ["forward", "late"]
+    measured = results.table_of(path, failed)
+    assert list(measured.samples_of(measured.select("forward")[0])) == [1.0, 2.0]
+    assert not (folder / "01_first.json").exists() and results.runs_of(folder) == ({}, [])
 
 
 def test_a_notebook_has_one_time_limit_for_all_its_cells(repository):
