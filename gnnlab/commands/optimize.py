@@ -16,7 +16,7 @@ from gnnlab.commands import tables
 from gnnlab.lab.table import duration, estimate_text
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import written
-from gnnlab.rewrite.optimize import Optimized, Tried, optimize
+from gnnlab.rewrite.optimize import OPEN, Optimized, Tried, optimize
 from gnnlab.rewrite.proof import ALLOWED
 
 FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says nothing
@@ -24,6 +24,8 @@ FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says 
 
 def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     """Optimize what the parsed options name; `show` prints. Progress goes to standard error."""
+    if arguments.out:
+        written.check(arguments.model, Path(arguments.out))
     tables.warn_if_busy()
     report = optimize(
         arguments.model,
@@ -40,6 +42,8 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     if arguments.out and report.plan:
         written.write(report, Path(arguments.out))
         print(f"wrote {arguments.out}: use it as {Path(arguments.out).stem}:make", file=sys.stderr)
+    elif arguments.out and Path(arguments.out).exists():
+        print(f"{arguments.out} is of an earlier run and was left as it is", file=sys.stderr)
     return 0
 
 
@@ -78,7 +82,11 @@ def sentences(report: Optimized) -> list[str]:
     """What was found, for a reader."""
     lines = [f"Found, and yours to change: {sentence}" for sentence in report.facts["told"]]
     over = "one process" if report.processes == 1 else f"{report.processes} processes"
-    lines += _result(report) if report.plan else [f"No step was seen to make it faster over {over}: nothing to write."]
+    lines += _result(report) if report.plan else [_nothing(report, over)]
+    if report.facts["busy"]:
+        lines.append(
+            f"The machine was busy ({report.facts['busy']}): on a quiet one gains may be others, of threads above all."
+        )
     lines += [_offer(tried) for tried in report.tried if not tried.exact and tried.processes > 1]
     if report.left_out:
         typed = f"gnnlab optimize {report.spec} --graph {report.graph}{' --train' * report.train}"
@@ -87,6 +95,14 @@ def sentences(report: Optimized) -> list[str]:
             f"The budget had no room for the steps {left_out}; `{typed} --budget {report.wanted_s}` should have."
         )
     return lines
+
+
+def _nothing(report: Optimized, over: str) -> str:
+    """That nothing is written, and which steps may yet make it faster."""
+    open_yet = [tried for tried in report.tried if tried.exact and tried.why == OPEN]
+    may = "; ".join(f"{tried.name}, {_gain_text(tried.gain)}" for tried in open_yet)
+    more = f" Still open, for a larger --budget or more --processes: {may}." if may else ""
+    return f"No step was seen to make it faster over {over}: nothing to write.{more}"
 
 
 def _result(report: Optimized) -> list[str]:

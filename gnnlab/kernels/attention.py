@@ -142,7 +142,7 @@ def softmaxed(scores: Tensor, neighbours: Neighbours) -> Tensor:
         weights = scores.exp()
     else:
         weights = (scores - segment_max(scores, neighbours).index_select(0, neighbours.row)).exp_()
-    return weights.mul_(segment_sum(weights, neighbours).reciprocal_().index_select(0, neighbours.row))
+    return weights.div_(segment_sum(weights, neighbours).index_select(0, neighbours.row))
 
 
 def softmaxed_back(grad: Tensor, weights: Tensor, neighbours: Neighbours) -> Tensor:

@@ -59,6 +59,7 @@ def examine(spec: str, graph: str, train: bool, folder: str, thorough: bool) -> 
         "versions": machine.versions(),
         "processor": machine.processor(),
         "cores": machine.cores(),
+        "busy": machine.busy(machine.at_work()),
         "limit_ms": limit_ms,
         "told": steps.told(seen.model, seen.batch) if thorough else [],
     }
@@ -169,10 +170,11 @@ def _form(spec: str, graph: str, train: bool, plan: tuple[str, ...]) -> nn.Modul
 
 
 def _step(model: nn.Module, seen: UserModel) -> Any:
-    """A forward pass, in training with the backward pass."""
-    output = call(model, seen.batch)
-    if seen.train:
-        proof.gradients(model, list(tensors_in(output)))
+    """A forward pass, in training with the backward pass; threads that a form sets are not left to the next."""
+    with Conditions.now().applied():
+        output = call(model, seen.batch)
+        if seen.train:
+            proof.gradients(model, list(tensors_in(output)))
     return output
 
 

@@ -42,6 +42,7 @@ _FIRST_LIMIT_S = 60  # for a first look at the model, if the budget is smaller
 _CALLS = LEAST_SAMPLES + 2  # of each form in the shortest race
 _SOME = 1.1  # a gain that would be seen as one
 _STOPPED, _SKIPPED, _NOT_RACED = "not tried to its end: budget", "not tried: budget", "not raced: budget"
+OPEN = "no gain shown: the interval reaches below 1"
 _SLOWER = "slower in the process that tried it"
 clock = time.monotonic
 
@@ -162,6 +163,11 @@ class _Bench:
         with Worker() as untouched:
             thorough = self.budget_s >= 30
             answer = self.call(untouched, "examine", limit_s, folder=self.folder, thorough=thorough)
+        if answer.status == "timeout":
+            raise GnnlabError(
+                f"{self.of['spec']}: its outputs on {self.of['graph']} and on the graphs of the proof took more than "
+                f"{limit_s:.0f} s; give a larger budget, or a smaller graph if it does not hang"
+            )
         if answer.lost:
             raise GnnlabError(f"{self.of['spec']}: {answer.reason}")
         facts = answer.get()
@@ -396,7 +402,7 @@ class _Search:
         if gain is None or processes < 2:
             return _SLOWER if gain is None or gain.value < 1 else "raced in one process alone"
         if not _above_1(gain):
-            return "no gain" if gain.high < _SOME else "no gain shown: the interval reaches below 1"
+            return "no gain" if gain.high < _SOME else OPEN
         return "no gain beside the others"
 
 

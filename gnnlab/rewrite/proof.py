@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, one_line
+from gnnlab.profiling.conditions import Conditions
 from gnnlab.profiling.context import call
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.parity import RTOL_FLOAT32
@@ -142,11 +143,11 @@ def compare(
 def values(model: nn.Module, graph: Data, spec: str, train: bool) -> dict[str, np.ndarray]:
     """Every tensor that the model gives, and with `train` the gradient of each parameter under a fixed direction."""
     batch = models.bind(model, graph, spec)
-    with torch.set_grad_enabled(train):
+    with Conditions.now().applied(), torch.set_grad_enabled(train):  # in training a form may leave threads of its own
         outputs = list(tensors_in(call(model, batch)))
-    found = {f"output {place}": output for place, output in enumerate(outputs)}
-    if train:
-        found |= gradients(model, outputs)
+        found = {f"output {place}": output for place, output in enumerate(outputs)}
+        if train:
+            found |= gradients(model, outputs)
     return {name: tensor.detach().numpy() for name, tensor in found.items()}
 
 

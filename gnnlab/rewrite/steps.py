@@ -228,9 +228,6 @@ _ALL = (  # tried in this order: first what brings most models most
     *map(_threads_step, _thread_counts()),
     _RUNTIME("OpenVINO", look=_look_installed("openvino"), apply=openvino, starts=1.0),
     _RUNTIME("ONNX Runtime", look=_look_installed("onnxruntime"), apply=onnxruntime, starts=2.0),
-    RewriteStep("medium products", "precision", _always("a setting of torch"), _MEDIUM, exact=False),
-    RewriteStep("bfloat16", "precision", _always("torch.autocast"), bfloat16, exact=False),
-    RewriteStep("int8", "precision", _look_int8, int8_weights, training=False, exact=False),
     _ENGINE(
         "torch.compile, gnnlab",
         look=_always("gathers and scatters of the traced graph become sums"),
@@ -238,6 +235,9 @@ _ALL = (  # tried in this order: first what brings most models most
         starts=2.0,
         slow=True,
     ),
+    RewriteStep("medium products", "precision", _always("a setting of torch"), _MEDIUM, exact=False),
+    RewriteStep("bfloat16", "precision", _always("torch.autocast"), bfloat16, exact=False),
+    RewriteStep("int8", "precision", _look_int8, int8_weights, training=False, exact=False),
     _ENGINE(
         "torch.compile, gnnlab, Inductor",
         look=_always("the same, and the rest goes to Inductor"),
@@ -277,7 +277,7 @@ def apply(plan: Sequence[str], model: nn.Module, batch: Any) -> nn.Module:
 
 def told(model: nn.Module, batch: Any) -> list[str]:
     """What was found and only its author can change: inputs, buffers and parameters without effect, copies of their
-    own. Copies within layers of PyG are none of theirs."""
+    own. Buffers of layers of PyG and copies within them are none of theirs."""
     try:
         found = findings.inspect(model, batch)
     except Exception as error:  # a model may refuse what is tried on it
@@ -285,5 +285,10 @@ def told(model: nn.Module, batch: Any) -> list[str]:
     installed = {
         path for path, m in model.named_modules() if type(m).__module__.startswith(("torch.", "torch_geometric."))
     }
-    theirs = (f for f in found if not installed.issuperset(f.evidence.get("modules", [None])))
+
+    def places(finding: findings.Finding) -> list[str | None]:
+        owner = finding.where.rpartition(".")[0] if finding.kind == "unused_buffer" else None
+        return finding.evidence.get("modules", [owner])
+
+    theirs = (finding for finding in found if not installed.issuperset(places(finding)))
     return [finding.sentence for finding in theirs if finding.kind != "constant_output"]

@@ -5,6 +5,7 @@ It imports their factory and applies the steps that were kept, each with what it
 
 from __future__ import annotations
 
+import keyword
 import textwrap
 from collections.abc import Iterator
 from datetime import date
@@ -18,6 +19,7 @@ from gnnlab.rewrite.proof import ALLOWED
 from gnnlab.rewrite.steps import GUARD, STEPS
 
 _WIDTH = 110
+_BY = "written by `gnnlab optimize`"
 
 _MAKE = '''
 from {module} import {factory} as original
@@ -33,19 +35,32 @@ def make(data, **options):
 '''
 
 
-def write(report: Optimized, path: Path) -> None:
-    """Write the module of a report whole or not at all.
+def check(spec: str, path: Path) -> None:
+    """Can the fast form of `spec` be written to `path`? To be asked before it is searched for.
 
     Raises:
-        GnnlabError: nothing was kept, the name is none that Python can import, or the disk refuses.
+        GnnlabError: the name is none that Python can import, its folder is not there, or a file of someone's is.
+    """
+    if path.suffix != ".py" or not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise GnnlabError(f"{path} cannot be imported as a module; write a name such as fast_model.py")
+    if path.stem == spec.partition(":")[0]:
+        raise GnnlabError(f"{path} is the module of the model itself; write to another file")
+    if not path.parent.is_dir():
+        raise GnnlabError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.exists() and (not path.is_file() or _BY not in path.read_text(encoding="utf-8", errors="replace")):
+        raise GnnlabError(f"{path} is there and was not written by gnnlab optimize; write to another file")
+
+
+def write(report: Optimized, path: Path) -> None:
+    """Write the module of a report whole or not at all; one that was written before is replaced.
+
+    Raises:
+        GnnlabError: nothing was kept, `check` refuses the path, or the disk does.
     """
     path = Path(path)
     if not report.plan:
         raise GnnlabError(f"nothing of what was tried makes {report.spec} faster: {path} was not written")
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        raise GnnlabError(f"{path} cannot be imported as a module; write a name such as fast_model.py")
-    if path.stem == report.spec.partition(":")[0]:
-        raise GnnlabError(f"{path} is the module of the model itself; write to another file")
+    check(report.spec, path)
     text = module_text(report)
     write_atomically(path, lambda file: file.write(text))
 
@@ -70,7 +85,7 @@ def gain_text(gain: Estimate | None) -> str:
 
 def _head(report: Optimized) -> Iterator[str]:
     facts, what = report.facts, "forward and backward pass" if report.train else "forward pass in eval mode"
-    yield f"{report.spec} made faster, and proven equal: written by `gnnlab optimize`, {date.today().isoformat()}."
+    yield f"{report.spec} made faster, and proven equal: {_BY}, {date.today().isoformat()}."
     yield ""
     yield f"graph      {report.graph}, {facts['nodes']:,} nodes, {facts['edges']:,} edges"
     yield f"measured   {what}: {report.ms['yours']:.3g} ms before, {report.ms['fast']:.3g} ms now"
@@ -79,6 +94,8 @@ def _head(report: Optimized) -> Iterator[str]:
         yield f"limit      the operators of the model as it was take {facts['limit_ms']:.3g} ms at least (roofline)"
     threads = f"{facts['threads']} thread{'s' * (facts['threads'] > 1)} of torch"
     yield f"machine    {facts['processor']}, {facts['cores']} cores, {threads}"
+    if facts["busy"]:
+        yield f"           busy: {facts['busy']}"
     yield from _folded("versions   ", ", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
     yield from _folded("equal on   ", "; ".join(report.proof["held"]))
     gradients = " and the gradient of each parameter, dropout at 0," if report.train else ""

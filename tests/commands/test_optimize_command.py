@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from planted_search import FINE, Planted
+from planted_search import FACTS, FINE, Planted
 
 from gnnlab import cli
 from gnnlab.commands.optimize import _gain_text
@@ -51,6 +51,42 @@ def test_the_table_says_why_a_step_is_not_kept(optimize, monkeypatch):
 def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
     assert _gain_text(Estimate(2.0, 0.0, 132_317.0, 2)) == "too noisy to tell"
     assert _gain_text(Estimate(2.0, 1.9, 2.1, 5)) == estimate_text(Estimate(2.0, 1.9, 2.1, 5))
+
+
+def test_a_gain_that_may_be_none_on_a_busy_machine_is_told_as_that(optimize, monkeypatch):
+    monkeypatch.setitem(FACTS, "busy", "90 % of its CPU time goes to other programs")
+    shaky = {"fast layers": [0.6, 0.9, 1.1], "inference mode": [1.0, 1.0, 1.0]}
+    factor = lambda plan, process: min(shaky[name][max(process - 2, 0) % 3] for name in plan)  # noqa: E731
+    monkeypatch.setattr(search, "Worker", Planted(factor))
+    _, out, _ = optimize("own_models:gin", "--graph", "karate")
+    nothing = next(line for line in out.splitlines() if line.startswith("No step was seen"))
+    assert "Still open, for a larger --budget or more --processes: fast layers, 1.19 (0.5" in nothing
+    assert "The machine was busy (90 % of its CPU time goes to other programs)" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fast-gin.py", "cannot be imported as a module"),
+        ("class.py", "cannot be imported as a module"),
+        ("own_models.py", "is the module of the model itself"),
+        ("not/there/fast.py", "there is no folder not/there"),
+        ("mine.py", "was not written by gnnlab optimize"),
+    ],
+)
+def test_where_it_cannot_be_written_is_said_before_anything_is_measured(optimize, monkeypatch, tmp_path, name, words):
+    (tmp_path / "mine.py").write_text("print('an hour of work')\n")
+    monkeypatch.setattr(search, "Worker", None)
+    code, out, err = optimize("own_models:gin", "--out", name)
+    assert code == 2 and out == "" and words in err.splitlines()[-1]
+    assert (tmp_path / "mine.py").read_text() == "print('an hour of work')\n"
+
+
+def test_a_module_of_an_earlier_run_is_replaced_or_said_to_be_old(optimize, monkeypatch):
+    for factor, words in ((0.5, "wrote fast.py"), (0.4, "wrote fast.py"), (1.0, "fast.py is of an earlier run")):
+        monkeypatch.setattr(search, "Worker", Planted(lambda plan, process, factor=factor: factor))
+        _, _, err = optimize("own_models:gin", "--graph", "karate", "--out", "fast.py")
+        assert words in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

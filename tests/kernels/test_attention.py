@@ -146,6 +146,16 @@ def test_the_softmax_holds_at_any_size_of_scores(scale):
     torch.testing.assert_close(weights.double(), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_the_weight_of_the_only_edge_of_a_target_is_one_and_its_score_has_no_gradient():
+    """Off by one rounding, it would add up over all targets where the sum of all gradients is zero."""
+    prepared = Neighbours.prepare(torch.stack([torch.arange(500).flip(0), torch.arange(500)]), 500)
+    scores = torch.randn(500, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    weights = segment_softmax(scores, prepared)
+    assert (weights == 1).all()
+    (grad,) = torch.autograd.grad(weights, scores, torch.randn(500, 2))
+    assert (grad == 0).all()
+
+
 def test_many_channels_and_few_give_the_same(monkeypatch):
     prepared = Neighbours.prepare(torch.randint(20, (2, 100), generator=torch.Generator().manual_seed(0)), 20)
     scores, values = torch.randn(100, 3), torch.randn(20, 3, 8)

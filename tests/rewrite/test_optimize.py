@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from planted_search import PROVEN, Planted
 
 from gnnlab.errors import GnnlabError
@@ -152,7 +153,7 @@ def test_steps_are_applied_in_one_order_whatever_is_faster(search):
     assert report.plan == (LAYERS, MODE)
 
 
-@pytest.mark.parametrize(("factory", "words"), [("exits", "exited with code 7"), ("hangs", "no answer within 3 s")])
+@pytest.mark.parametrize(("factory", "words"), [("exits", "exited with code 7"), ("hangs", "took more than 3 s")])
 def test_code_that_exits_or_hangs_costs_one_line(monkeypatch, factory, words):
     monkeypatch.setattr(optimize, "_FIRST_LIMIT_S", 3)
     with pytest.raises(GnnlabError, match=words) as caught:
@@ -164,6 +165,17 @@ def test_a_bad_model_is_refused_in_one_line(here):
     for factory, words in (("always_drops", "random in eval"), ("fails", "no such file"), ("gives_a_number", "float")):
         with pytest.raises(GnnlabError, match=words):
             here(factory)
+
+
+@pytest.mark.parametrize("step", ["1 thread", "2 threads"])
+def test_a_step_that_sets_threads_leaves_those_of_the_next_step_as_they_were(here, step):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        report = here("gcn", (step,), train=True)
+        assert torch.get_num_threads() == 3 and report.plan == (step,)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("factory", ["gcn", "gin", "gat", "gatv2", "sage", "with_edges", "bipartite"])

@@ -14,7 +14,7 @@ from gnnlab.worker import Answer
 PROVEN = {"error": 1e-7, "held": [YOUR_GRAPH, SAME_SIZE], "wrong": {}, "refused": {}, "skipped": {}}
 FINE = {"applies": True, "why": "planted", "once_s": 0.1, "share": None, "proof": PROVEN, "right": True, "call_s": 0.01}
 FACTS = {"nodes": 34, "edges": 156, "parameters": 9, "threads": 1, "versions": {"python": "3"}, "processor": "P"}
-FACTS |= {"cores": 2, "limit_ms": None, "told": []}
+FACTS |= {"cores": 2, "limit_ms": None, "told": [], "busy": None}
 
 
 def times(factor, seed=0):
