@@ -19,7 +19,7 @@ import numpy as np
 
 from gnnlab.campaign import checkpoints
 from gnnlab.campaign.cells import Cell, CellResult, merge_visits
-from gnnlab.campaign.journal import LOST, Journal
+from gnnlab.campaign.checkpoints import LOST, Journal
 from gnnlab.campaign.reference import HERE, Visit, is_reference, visits_of
 from gnnlab.campaign.reference import reference as reference_workload
 from gnnlab.errors import GnnlabError
@@ -205,11 +205,9 @@ class _Campaign:
     def _known(self, phase: str) -> dict[Cell, list[Visit]]:
         """Attempts by cell; what failed before the end of an earlier campaign does not count."""
         found = visits_of(self.journal.records, self.plan.campaign, phase)
-        prints = self.plan.fingerprints
-        return {c: [a for a in found.get(prints[c], ()) if self._counts(a)] for c in self.plan.phase(phase)}
-
-    def _counts(self, attempt: Visit) -> bool:
-        return attempt.place > self.ended or attempt.record["outcome"]["status"] not in TRIED_AGAIN
+        for attempts in found.values():
+            attempts[:] = [a for a in attempts if a.place > self.ended or _status(a) not in TRIED_AGAIN]
+        return {cell: found.get(self.plan.fingerprints[cell], []) for cell in self.plan.phase(phase)}
 
     def _todo(self, phase: str) -> list[Cell]:
         """Those with the fewest attempts of all that still want one: passes, not one cell's visits in a row."""
@@ -217,7 +215,7 @@ class _Campaign:
         return [cell for cell, tries in wanting.items() if tries == min(wanting.values())]
 
     def _wants(self, tried: Sequence[Visit]) -> bool:
-        if any(attempt.record["outcome"]["status"] != "measured" for attempt in tried):
+        if any(_status(attempt) != "measured" for attempt in tried):
             return False
         stable = sum(attempt.off <= self.drift for attempt in tried)
         return stable < self.visits and len(tried) < self.visits + SPARE_ATTEMPTS
@@ -227,10 +225,7 @@ class _Campaign:
         return [self._answer(cell, tried) for cell, tried in self._known(phase).items()]
 
     def _answer(self, cell: Cell, tried: Sequence[Visit]) -> CellAnswer:
-        def order(attempt: Visit) -> tuple[bool, float]:
-            return attempt.record["outcome"]["status"] != "measured", attempt.off
-
-        least_drifted = sorted(tried, key=order)[: self.visits]
+        least_drifted = sorted(tried, key=lambda each: (_status(each) != "measured", each.off))[: self.visits]
         best = least_drifted[0]
         outcomes = [CellResult.from_json(attempt.record["outcome"]) for attempt in least_drifted]
         outcome = merge_visits([found for found in outcomes if found.status == outcomes[0].status])
@@ -248,6 +243,10 @@ class _Campaign:
         )
         seconds = sum(answer.took_s for answer in in_order)
         return Finished(in_order, seconds, self.known, self.measured, self.again, references, tuple(self.messages))
+
+
+def _status(attempt: Visit) -> str:
+    return attempt.record["outcome"]["status"]
 
 
 def phase_of(cell: Cell) -> str:

@@ -46,26 +46,20 @@ class Cell:
         return f"{self.nodes},{self.edges},{self.unit},{stages}"
 
 
+@lru_cache(maxsize=4)
 def layer_of(name: str, features: int) -> StagedLayer:
     """The layer that cells of that name and width are of; its weights are always the same."""
     from gnnlab.workloads.graphsage import LAYERS
 
     if name not in LAYERS:
         raise GnnlabError(f"layer {name!r} is not known; one of {', '.join(LAYERS)}")
-    return _layer(name, features)
+    return LAYERS[name](features)
 
 
 def values_of(cell: Cell) -> dict[str, np.ndarray]:
     """Every value of the layer on the cell's graph, by name, as torch computes it in float32. Not to be written to."""
     found = _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
     return {name: tensor.numpy() for name, tensor in found.items()}
-
-
-@lru_cache(maxsize=4)
-def _layer(name: str, features: int) -> StagedLayer:
-    from gnnlab.workloads.graphsage import LAYERS
-
-    return LAYERS[name](features)
 
 
 @lru_cache(maxsize=2)

@@ -16,17 +16,18 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from gnnlab.campaign.cell_inputs import Cell, layer_of, load, values_of
-from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line, shown
 from gnnlab.profiling import timing
-from gnnlab.profiling.conditions import Conditions
+from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.estimates import median_interval
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.units.registry import find
 from gnnlab.units.simulated import SCATTERS, SimulatedNPU
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "CellResult", "Settings", "ask", "measure", "parity", "timed"]
 
-STATUSES = ("measured", "simulated", "failed", "timeout", "unavailable", "wrong")
+Ms = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,14 @@ class CellResult:
     """What became of a cell. Times in ms; `precision` is computed in; samples: measured, simulated or none. `detail`:
     the end of the traceback of what a unit raised."""
 
-    status: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    status: Literal["measured", "simulated", "failed", "timeout", "unavailable", "wrong"]
     reason: str | None = None
-    samples_ms: tuple[float, ...] = ()
-    median_ms: float | None = None
-    ci_ms: tuple[float, float] | None = None
-    std_ms: float | None = None
+    samples_ms: tuple[Ms, ...] = ()
+    median_ms: Ms | None = None
+    ci_ms: tuple[Ms, Ms] | None = None
+    std_ms: Ms | None = None
     parity_error: float | None = None
     device: str = ""
     runtime_version: str = ""
@@ -93,14 +96,20 @@ class CellResult:
 
     @classmethod
     def from_json(cls, data: Any) -> CellResult:
-        """Reads `to_json` back. Raises `GnnlabError` where `data` is no outcome."""
+        """Reads `to_json` back. Raises `GnnlabError` where `data` is no outcome, or one that contradicts itself."""
         try:
-            rows = {name: tuple(data[name]) for name in ("samples_ms", "notes")}
-            outcome = cls(**{**data, **rows, "ci_ms": None if data["ci_ms"] is None else tuple(data["ci_ms"])})
-        except (TypeError, KeyError):
-            raise GnnlabError(f"no outcome of a cell: {str(data)[:80]}") from None
-        _check(outcome)
-        return outcome
+            found = _adapter(cls).validate_python(data)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ", ".join(map(str, wrong["loc"])) or "all of it"
+            why = f"{wrong['msg']}, got {shown(wrong['input'])}"
+            raise GnnlabError(f"no outcome of a cell, {where}: {why}") from None
+        if (found.status in ("measured", "simulated")) != bool(found.samples_ms):
+            raise GnnlabError(f"outcome {found.status} with {len(found.samples_ms)} samples; one of the two is wrong")
+        return found
+
+
+_adapter = cache(TypeAdapter)
 
 
 Work = Callable[[Unit, "StagedLayer", Loaded, Cell, Settings, str], CellResult]  # the last is a precision
@@ -229,14 +238,3 @@ def _known(cell: Cell, settings: Settings) -> Unit:
     if isinstance(unit, SimulatedNPU):
         unit = replace(unit, cannot=frozenset(settings.npu_cannot))
     return unit
-
-
-def _check(outcome: CellResult) -> None:
-    """Raises `GnnlabError` for an outcome that contradicts itself."""
-    numbers = [*outcome.samples_ms, *(outcome.ci_ms or ()), outcome.median_ms or 0.0]
-    if outcome.status not in STATUSES:
-        raise GnnlabError(f"outcome has the status {outcome.status!r}; one of {', '.join(STATUSES)} is needed")
-    if not all(isinstance(n, (int, float)) and math.isfinite(n) and n >= 0 for n in numbers):
-        raise GnnlabError(f"outcome {outcome.status}: its times are no finite numbers of ms")
-    if (outcome.status in ("measured", "simulated")) != bool(outcome.samples_ms):
-        raise GnnlabError(f"outcome {outcome.status} with {len(outcome.samples_ms)} samples; one of the two is wrong")

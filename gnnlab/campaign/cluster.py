@@ -27,7 +27,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
 from gnnlab.campaign.reference import HERE, reference
 from gnnlab.campaign.wanted_cells import MEASURES, code
 from gnnlab.errors import GnnlabError, one_line
+from gnnlab.profiling.timing import stopwatch
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 
@@ -99,7 +100,7 @@ def remedy(address: str) -> str:
     return f"start one: {SCHEDULER}; one that was started with TLS is named tls://HOST:PORT"
 
 
-class ClusterUnits:
+class ClusterUnits(AbstractContextManager):
     """Asks each cell of a worker that has what it needs. `made_by`: of each unit the machine and versions that its
     times are of. `ask` and `probe` run there; others than the default are for tests.
 
@@ -129,9 +130,6 @@ class ClusterUnits:
             refused = next((why for why in self._about.values() if isinstance(why, str)), None)
             raise GnnlabError(refused or f"the cluster has no workers; start one with {self._start_one({HOST: 1})}")
         self.available = {name: self._probed(name, probe or probe_child) for name in dict.fromkeys(names)}
-
-    def __enter__(self) -> ClusterUnits:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         with suppress(Exception):  # as above
@@ -171,18 +169,16 @@ class ClusterUnits:
             cell = next((cell for cell in waiting if self._can(worker, cell.unit)), None)
             if cell is not None:
                 waiting.remove(cell)
-                running[self._submit(cell, worker)] = cell, worker
+                where = {"workers": [worker.address], "allow_other_workers": False, "resources": needs(cell.unit)}
+                about = (asdict(cell), self.settings.to_json(), self.timeout_s)
+                future = self.client.submit(measure, self._ask, *about, **where, pure=False, retries=0)
+                running[future] = cell, worker
 
     def _able(self, unit: str, workers: Sequence[Member]) -> bool:
         return any(self._can(worker, unit) for worker in workers)
 
     def _can(self, worker: Member, unit: str) -> bool:
         return worker.has(needs(unit)) and worker.made_by == self.made_by.get(unit, worker.made_by)
-
-    def _submit(self, cell: Cell, worker: Member) -> Future:
-        where = {"workers": [worker.address], "allow_other_workers": False, "resources": needs(cell.unit)}
-        about = (asdict(cell), self.settings.to_json(), self.timeout_s)
-        return self.client.submit(measure, self._ask, *about, **where, pure=False, retries=0)
 
     def _ended(self, running: dict[Future, tuple[Cell, Member]], workers: list[Member]) -> Iterator[CellAnswer]:
         if not running:
@@ -220,16 +216,11 @@ class ClusterUnits:
         if patient and idle and lost >= {cell.unit for cell in waiting}:
             time.sleep(min(_LOOK_S, GONE_S))
         for cell in [cell for cell in waiting if not (patient and cell.unit in lost)]:
-            why = self._why_not(cell.unit, workers)
-            if why is not None:
+            able, found = self._able(cell.unit, workers), self.available[cell.unit]
+            if not (able and found.usable):
+                why = found.reason if able else self._missing(needs(cell.unit))
                 waiting.remove(cell)
                 yield CellAnswer(cell, CellResult.unmeasured(cell, "unavailable", why))
-
-    def _why_not(self, unit: str, workers: Sequence[Member]) -> str | None:
-        if not self._able(unit, workers):
-            return self._missing(needs(unit))
-        found = self.available[unit]
-        return None if found.usable else found.reason
 
     def _missing(self, needs: Mapping[str, int]) -> str:
         return f"no worker has {_words(needs)}; start one with {self._start_one(needs)}"
@@ -251,14 +242,16 @@ class ClusterUnits:
             return Availability(False, f"worker {able[0].address} could not try it: {one_line(error)}")
 
     def _workers(self) -> list[Member]:
+        """Those that may be asked; one that is new says of itself what it is."""
         known = self._known()
-        for address, about in self._asked([address for address in known if address not in self._about]).items():
-            self._about[address] = about
-            if isinstance(about, str):
-                self.say(about)
+        new = [address for address in known if address not in self._about]
+        for address, answer in (self._on_each(about, self._models, workers=new) if new else {}).items():
+            self._about[address] = judged = self._judged(address, answer)
+            if isinstance(judged, str):
+                self.say(judged)
         return [
-            Member(address, about["host"], about.get("resources", {}), self._about[address])
-            for address, about in known.items()
+            Member(address, said["host"], said.get("resources", {}), self._about[address])
+            for address, said in known.items()
             if isinstance(self._about.get(address), dict)
         ]
 
@@ -282,14 +275,8 @@ class ClusterUnits:
             "give the same command"
         )
 
-    def _asked(self, addresses: Sequence[str]) -> dict[str, dict[str, Any] | str]:
-        """By address what a worker says of itself, or why it is not to be asked."""
-        if not addresses:
-            return {}
-        answers = self._on_each(about, self._models, workers=list(addresses))
-        return {address: self._judged(address, answer) for address, answer in answers.items()}
-
     def _judged(self, address: str, answer: Any) -> dict[str, Any] | str:
+        """What a worker says of itself, or why it is not to be asked."""
         if not isinstance(answer, dict):
             return f"worker {address} measures nothing: {one_line(answer)}; it needs the gnnlab that is here"
         if answer["code"] != self._own_code:
@@ -314,9 +301,9 @@ def about(models: str | None) -> dict[str, Any]:
 
 def measure(ask: Ask, cell: Mapping[str, Any], settings: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """Measure a cell on this worker; the outcome and the seconds that it took, as JSON has them."""
-    start = time.perf_counter()
-    outcome = ask(Cell(**cell), Settings.from_json(settings), timeout_s)
-    return {"outcome": outcome.to_json(), "took_s": time.perf_counter() - start}
+    with stopwatch() as took:
+        outcome = ask(Cell(**cell), Settings.from_json(settings), timeout_s)
+    return {"outcome": outcome.to_json(), "took_s": took.s}
 
 
 def ask_child(cell: Cell, settings: Settings, timeout_s: float) -> CellResult:

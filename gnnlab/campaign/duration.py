@@ -47,15 +47,12 @@ def duration_rows(done: Finished, available: Mapping[str, Availability]) -> pd.D
         known = f"{done.known} of {len(done.answers)} cells were known from an earlier run; anew: true measures all"
         minutes, hours = ({"reason": known, **row} for row in (minutes, hours))
     shared = {"better": "lower", **_where(done)}
-    return pd.DataFrame([{**_without_value(row), **shared} for row in (minutes, hours)])
-
-
-def _without_value(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with a reason has no value."""
-    if "reason" not in row:
-        return {**row, "status": "ok"}
-    kept = {name: row[name] for name in ("form", "unit", "origin", "statistic", "reason")}
-    return {**kept, "status": "unavailable"}
+    rows = []
+    for row in (minutes, hours):
+        fixed = {name: row[name] for name in ("form", "unit", "origin", "statistic")}
+        told = {"status": "unavailable", "reason": row["reason"]} if "reason" in row else {**row, "status": "ok"}
+        rows.append({**fixed, **told, **shared})
+    return pd.DataFrame(rows)
 
 
 def _hours(timed: list[CellAnswer]) -> dict[str, Any]:

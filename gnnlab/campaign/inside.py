@@ -128,7 +128,9 @@ class Inside:
             shares = found.shares
             between = shares.pop(BETWEEN.type)
             named = ", ".join(f"{kind} {_percent(shares[kind])}" for kind in list(shares)[:_NAMED])
-            call = f"{np.mean(found.samples_ms):.3g} ms a call, {_times(found.slower)} as long under the profiler"
+            ratio = found.slower
+            slower = f"{ratio.value:.3g} ({ratio.low:.3g} to {ratio.high:.3g}) times"
+            call = f"{np.mean(found.samples_ms):.3g} ms a call, {slower} as long under the profiler"
             where = f"- {fields['stage']} on {fields['form']}"
             said.append(f"{where}: {named}; {_percent(between)} between operators; {call}")
         return [*said, *reasons]
@@ -180,10 +182,6 @@ def _percent(share: Estimate) -> str:
 def _whole(share: float) -> str:
     """In percent: "64", "0.65"."""
     return f"{100 * share:.0f}" if share >= 0.0995 else f"{100 * share:.2g}"
-
-
-def _times(ratio: Estimate) -> str:
-    return f"{ratio.value:.3g} ({ratio.low:.3g} to {ratio.high:.3g}) times"
 
 
 # ---- looking --------------------------------------------------------------------------------------------------------

@@ -10,14 +10,12 @@ measured.latency()      # rows for the lab's one table
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
@@ -29,6 +27,7 @@ from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
 from gnnlab.campaign.reference import reference
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.profiling.timing import stopwatch
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 from gnnlab.worker import Worker
@@ -36,7 +35,7 @@ from gnnlab.worker import Worker
 CONNECT_S = 10  # for a scheduler to answer
 
 
-class LocalUnits:
+class LocalUnits(AbstractContextManager):
     """Asks each cell of the worker of its unit, one at a time; what a unit does to it costs its own cell alone.
 
     `available` is known from the beginning: each unit is tried once, in its worker.
@@ -49,14 +48,10 @@ class LocalUnits:
         self.settings, self.timeout_s = settings, timeout_s
         with ExitStack() as stack:
             self._workers = {unit: stack.enter_context(Worker()) for unit in dict.fromkeys(names)}
-            self.available = self._probed()
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # at once: nothing is timed yet
+                found = pool.map(lambda pair: units.probe_by(pair[1], pair[0]), self._workers.items())
+                self.available = dict(zip(self._workers, found, strict=True))
             self._stack = stack.pop_all()
-
-    def _probed(self) -> dict[str, Availability]:
-        """Each unit tried in its worker, several at once: nothing is timed yet."""
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            found = pool.map(lambda pair: units.probe_by(pair[1], pair[0]), self._workers.items())
-            return dict(zip(self._workers, found, strict=True))
 
     def on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function gives on the machine that measures: this one."""
@@ -64,23 +59,16 @@ class LocalUnits:
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[CellAnswer]:
         for cell in cells:
-            start = time.perf_counter()
-            outcome = self._outcome(cell)
-            yield CellAnswer(cell, outcome, took_s=time.perf_counter() - start)
+            with stopwatch() as took:
+                found = self.available[cell.unit]
+                if found.usable:
+                    outcome = ask(self._workers[cell.unit], cell, self.settings, self.timeout_s)
+                else:
+                    outcome = CellResult.unmeasured(cell, "unavailable", found.reason)
+            yield CellAnswer(cell, outcome, took_s=took.s)
 
-    def _outcome(self, cell: Cell) -> CellResult:
-        found = self.available[cell.unit]
-        if not found.usable:
-            return CellResult.unmeasured(cell, "unavailable", found.reason)
-        return ask(self._workers[cell.unit], cell, self.settings, self.timeout_s)
-
-    def __enter__(self) -> LocalUnits:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)
 
 
 @dataclass(frozen=True)

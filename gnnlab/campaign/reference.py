@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gnnlab.campaign.journal import LOST
+from gnnlab.campaign.checkpoints import LOST
 from gnnlab.profiling.sampling import Clock
 
 HERE = "here"  # the name of this machine, where a campaign has no other

@@ -19,12 +19,13 @@ STAR = "*"
 def report(cells: pd.DataFrame, messages: Sequence[str] = ()) -> str:
     """The text of `profiling_report.txt`."""
     starred = cells.assign(unit=cells["unit"] + np.where(cells["origin"] == tables.SIMULATED, STAR, ""))
+    sums = tables.sum_rows(cells).reindex(columns=["size", "block", "form", "origin", "value", "low", "high"])
     parts = {
         "Configuration": _configuration(starred),
         "Latency in ms, geometric mean over sizes (least to most)": _statistics(tables.timed(starred)),
         "Every cell in ms, 95 % interval (~ wider than 2 %)": _intervals(starred),
         "Fastest on the CPU: time of the next over it": _shown(tables.winners(cells)),
-        "Stages one by one over fused": _sums(cells),
+        "Stages one by one over fused": _shown(sums),
         "What could not be measured, and why": _shown(tables.gaps(cells)),
         "Beside it, as a CPU's figure": _shown(tables.beside(cells)),
     }
@@ -68,11 +69,6 @@ def _cell_text(row: Mapping[str, Any]) -> str:
     if row["status"] not in tables.TIMED:
         return row["status"]
     return f"{row['ms']:.3g} ({row['ms_low']:.3g} to {row['ms_high']:.3g}){'' if row['within'] else ' ~'}"
-
-
-def _sums(cells: pd.DataFrame) -> str:
-    found = tables.sum_rows(cells)
-    return _shown(found[["size", "block", "form", "origin", "value", "low", "high"]] if len(found) else found)
 
 
 def _shown(frame: pd.DataFrame, index: bool = False) -> str:

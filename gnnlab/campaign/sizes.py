@@ -7,13 +7,13 @@ The file holds what S4's does: {"test_cases": [{"nodes": 1000, "edges": 1000}, .
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gnnlab.campaign.cell_inputs import RANDOM
 from gnnlab.errors import GnnlabError
+from gnnlab.files import read_json
 
 STUDY = Path(__file__).parent / "data" / "test_cases.json"
 GRAPH = "graph:"
@@ -67,13 +67,10 @@ def _of_graph(spec: str, root: Path) -> GraphSize:
 
 
 def _from_file(path: Path) -> list[GraphSize]:
+    form = '{"test_cases": [{"nodes": 1000, "edges": 1000}]}'
     try:
-        cases = json.loads(path.read_bytes())["test_cases"]
-        pairs = [(case["nodes"], case["edges"]) for case in cases]
-    except OSError as error:
-        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        form = '{"test_cases": [{"nodes": 1000, "edges": 1000}]}'
+        pairs = [(case["nodes"], case["edges"]) for case in read_json(path, f"write it as {form}")["test_cases"]]
+    except (KeyError, TypeError):
         raise GnnlabError(f"{path} does not hold sizes; write it as {form}") from None
     if not pairs:
         raise GnnlabError(f"{path} holds no sizes; add one to test_cases")

@@ -63,7 +63,7 @@ def plan(
     weights = {pair: layer_of(*pair).fingerprint() for pair in {(cell.layer, cell.features) for cell in cells}}
     found_units = {unit: units.find(unit) for unit in available}
     exporters = {name: unit.exporter for name, unit in found_units.items()}
-    users = {name: _users_code(name, unit) for name, unit in found_units.items()}
+    users = {name: {} if name in units.all_units() else _users_code(name, unit) for name, unit in found_units.items()}
     models = _models(settings) if any(exporters.values()) else {}
     found = {}
     for cell in cells:
@@ -86,9 +86,7 @@ def _models(settings: Settings) -> dict[tuple[str, int, int, int, str], list[str
 
 
 def _users_code(name: str, unit: Unit) -> dict[str, Any]:
-    """The code of a unit of the user's own: of its factory's module and its class's; nothing of one of ours."""
-    if name in units.all_units():
-        return {}
+    """The code of a unit of the user's own: of its factory's module and its class's."""
     with user_code.importable():
         return {"code": code(name.rpartition(":")[0]) | code(type(unit).__module__)}
 

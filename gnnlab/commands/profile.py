@@ -24,10 +24,10 @@ from gnnlab import files
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import scaling
 from gnnlab.profiling.context import ProfilingContext, call
-from gnnlab.profiling.counting import count
 from gnnlab.profiling.flops import FLOPsEstimator
 from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
 from gnnlab.profiling.operators import profile_operators
+from gnnlab.profiling.roofline import count
 from gnnlab.profiling.runtime import RuntimeProfiler
 from gnnlab.profiling.timing import Elapsed, stopwatch
 from gnnlab.progress import progress

@@ -19,7 +19,7 @@ from gnnlab.errors import ParityError, one_line
 from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import configuration, openvino_core
-from gnnlab.profiling.parity import RTOL_FLOAT32, relative_error
+from gnnlab.profiling.races import RTOL_FLOAT32, relative_error
 from gnnlab.workloads.graphsage import random_inputs
 from gnnlab.workloads.staged import StagedLayer
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from gnnlab.errors import Unavailable, one_line
 from gnnlab.inference.network_arrays import NetworkArrays
 from gnnlab.profiling import estimates
-from gnnlab.profiling.conditions import row_of
-from gnnlab.profiling.parity import RTOL_FLOAT32, relative_error
+from gnnlab.profiling.context import row_of
+from gnnlab.profiling.races import RTOL_FLOAT32, relative_error
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_networks import State
 

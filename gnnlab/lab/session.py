@@ -128,7 +128,7 @@ class Lab:
         `purpose` says what the forms are alternatives for, as "attention over {nodes} nodes" with the keys of a cell: a
         line of the table with which the report opens. A race without one is no choice of a reader's.
         """
-        from gnnlab.profiling.conditions import row_of
+        from gnnlab.profiling.context import row_of
         from gnnlab.profiling.races import race_forms  # torch, heavy
 
         names, base = [key] if isinstance(key, str) else list(key), next(iter(forms))

@@ -35,7 +35,7 @@ from gnnlab.planning.plans import Plan
 from gnnlab.planning.simulation import Trace
 from gnnlab.planning.table_costs import TableCosts
 from gnnlab.planning.unit_workers import UnitWorkers
-from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
+from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -36,7 +36,7 @@ from gnnlab.planning.planning import conditions
 from gnnlab.planning.plans import Plan
 from gnnlab.planning.simulation import Segment, Trace, window
 from gnnlab.planning.unit_workers import Flying, Report, UnitWorkers, Window
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.profiling.timing import stopwatch
 
 TIMEOUT_S = 120.0

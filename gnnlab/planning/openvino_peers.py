@@ -23,7 +23,7 @@ from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import HINTS, openvino_core
 from gnnlab.planning.comparison import PEERS
 from gnnlab.planning.partition import Graph
-from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
+from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.units import registry as units
 
 if TYPE_CHECKING:

@@ -152,16 +152,13 @@ def _ends(nodes: int, ratios: Sequence[float]) -> list[int]:
 
 
 def _parts(edge_index: np.ndarray, owner: np.ndarray, count: int) -> list[Part]:
-    into = owner[edge_index[1]]
-    return [_part(edge_index, np.flatnonzero(owner == i), np.flatnonzero(into == i), len(owner)) for i in range(count)]
-
-
-def _part(edge_index: np.ndarray, own: np.ndarray, edges: np.ndarray, nodes: int) -> Part:
-    if not len(edges) and edge_index.shape[1]:
-        edges = np.zeros(1, np.int64)  # runtimes refuse graphs without edges: one between nodes of the halo harms none
-    inside = edge_index[:, edges]
-    halo = np.setdiff1d(inside, own)
-    members = np.concatenate([own, halo])
-    place = np.empty(nodes, np.int64)
-    place[members] = np.arange(len(members))
-    return Part(members, len(own), edges, np.ascontiguousarray(place[inside]))
+    parts, into, place = [], owner[edge_index[1]], np.empty(len(owner), np.int64)
+    for number in range(count):
+        own, edges = np.flatnonzero(owner == number), np.flatnonzero(into == number)
+        if not len(edges) and edge_index.shape[1]:
+            edges = np.zeros(1, np.int64)  # runtimes refuse graphs without edges: one within the halo harms none
+        inside = edge_index[:, edges]
+        members = np.concatenate([own, np.setdiff1d(inside, own)])
+        place[members] = np.arange(len(members))
+        parts.append(Part(members, len(own), edges, np.ascontiguousarray(place[inside])))
+    return parts

@@ -102,25 +102,15 @@ class Ranking:
         origin, chosen, label.
         """
         low, high = np.percentile(self.draws, INTERVAL, axis=1)
-        rows = [
-            {
-                "plan": str(plan),
-                "words": plan.words(),
-                "blocks": [(block.units, block.first, block.last) for block in plan.blocks],
-                "ms": self.ms[i],
-                "ci_low": min(low[i], self.ms[i]),
-                "ci_high": max(high[i], self.ms[i]),
-                "probability": self.wins[i],
-                "regret": self.regrets[i].mean(),
-                "regret_p95": self.regret_p95[i],
-                "origin": self.origins[i],
-                "chosen": plan == self.chosen,
-                "label": ", ".join(label for label, marked in (marks or {}).items() if marked == plan),
-            }
-            for i, plan in enumerate(self.plans)
-            if plans is None or plan in plans
-        ]
-        return pd.DataFrame(rows).sort_values("ms", kind="stable", ignore_index=True)
+        table = pd.DataFrame({"plan": [str(plan) for plan in self.plans], "words": [p.words() for p in self.plans]})
+        table["blocks"] = [[(block.units, block.first, block.last) for block in p.blocks] for p in self.plans]
+        times = {"ms": self.ms, "ci_low": np.minimum(low, self.ms), "ci_high": np.maximum(high, self.ms)}
+        regrets = {"regret": self.regrets.mean(axis=1), "regret_p95": self.regret_p95}
+        table = table.assign(**times, probability=self.wins, **regrets, origin=self.origins)
+        table["chosen"] = [plan == self.chosen for plan in self.plans]
+        table["label"] = [", ".join(n for n, marked in (marks or {}).items() if marked == p) for p in self.plans]
+        kept = table if plans is None else table[[plan in plans for plan in self.plans]]
+        return kept.sort_values("ms", kind="stable", ignore_index=True)
 
     def rows(self, named: Mapping[str, Plan]) -> pd.DataFrame:
         """The expected time of some plans as rows for the one table, by the names of their forms."""

@@ -26,12 +26,11 @@ from gnnlab.planning.calibration import Calibration
 from gnnlab.planning.costs import Shares
 from gnnlab.planning.planning import DRAWS, PREDICTED, Planner, conditions
 from gnnlab.planning.plans import Plan, parse
+from gnnlab.prediction.measured import Hull, Size
 
 SCHEMA_VERSION = 1
 KEPT = 6  # plans of a class, besides the chosen one and the best of one unit
 _NUMBERS = ("ms", "low", "high", "regret_p95")
-_ON_A_LINE = 1e-6  # of the spread: how far points may lie off one
-Size = tuple[int, int]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _STRICT = ConfigDict(extra="forbid")
 
@@ -90,9 +89,8 @@ class Compiled:
         Raises:
             GnnlabError: the size lies outside those that plans were compiled for, or `plan` is not among these.
         """
-        points = np.log([[c.nodes, c.edges] for c in self.classes])
-        shares = weights(points, np.log([nodes, edges])) if min(nodes, edges) > 0 else None
-        if shares is None:
+        (shares,) = Hull([(c.nodes, c.edges) for c in self.classes]).weights([(nodes, edges)])
+        if not np.isfinite(shares).all():
             known = ", ".join(f"{c.nodes}/{c.edges}" for c in self.classes)
             raise GnnlabError(
                 f"{nodes} nodes and {edges} edges lie outside the sizes that plans were compiled for ({known}); "
@@ -202,36 +200,3 @@ def read(path: Path, fingerprint: str | None = None) -> Compiled:
     if fingerprint not in (None, found.fingerprint):
         raise GnnlabError(f"{path} was compiled from other tables, units or code; compile anew (gnnlab run 07 --force)")
     return found
-
-
-def weights(points: np.ndarray, at: np.ndarray) -> np.ndarray | None:
-    """How much each of `points` (k, 2) counts for the value at `at` (2), by linear interpolation; None outside them.
-
-    Points on a line are interpolated along it, a single one serves itself alone.
-    """
-    centre = points.mean(axis=0)
-    spread, axes = np.linalg.svd(points - centre, full_matrices=False)[1:]
-    scale = max(float(spread[0]), 1.0)
-    if len(points) == 1 or spread[-1] <= _ON_A_LINE * scale:
-        return _on_a_line((points - centre) @ axes[0], (at - centre), axes[0], scale)
-    from scipy.spatial import Delaunay
-
-    mesh = Delaunay(points)
-    simplex = int(mesh.find_simplex(at, tol=1e-9))  # LinearNDInterpolator loses some points of the rim
-    if simplex < 0:
-        return None
-    transform = mesh.transform[simplex]
-    share = transform[:2] @ (at - transform[2])
-    found = np.zeros(len(points))
-    found[mesh.simplices[simplex]] = np.clip([*share, 1 - share.sum()], 0, 1)
-    return found / found.sum()
-
-
-def _on_a_line(places: np.ndarray, offset: np.ndarray, axis: np.ndarray, scale: float) -> np.ndarray | None:
-    here = float(offset @ axis)
-    off = float(np.linalg.norm(offset - here * axis))
-    near = _ON_A_LINE * scale
-    if off > near or not places.min() - near <= here <= places.max() + near:
-        return None
-    order = np.argsort(places)
-    return np.array([np.interp(here, places[order], np.eye(len(places))[i][order]) for i in range(len(places))])

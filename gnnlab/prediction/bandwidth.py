@@ -88,7 +88,7 @@ class BandwidthFindings:
 
     def copy_times(self) -> pd.DataFrame:
         """ms of copies by size (mib) and unit (form)."""
-        return copies.time_rows_of(self.copies)
+        return time_rows(self.copies).assign(form=self.copies["unit"])
 
     def copy_rates(self) -> pd.DataFrame:
         """GB/s of copies by size (mib) and unit (form); no unit has the number of another one."""
@@ -192,12 +192,13 @@ def measure(
     cells, like = measured_cells(stages), first_cell(stages)
     chosen = _units(cells, names)
     mine = cells[cells["unit"].isin(chosen)]
-    known = sizes_of(mine)
+    known, on_random = sizes_of(mine), sizes_of(mine[mine["graph"] == RANDOM])
+    some = np.random.default_rng(seed).permutation(len(on_random))[:again]
     grid = list(dict.fromkeys([*known, *((size.nodes, size.edges) for size in extra)]))
     asked = {
         "extra": [size for size in grid if size not in known],
         NEW: draw(grid, off_grid, seed),
-        AGAIN: _some(sizes_of(mine[mine["graph"] == RANDOM]), again, seed),
+        AGAIN: [on_random[i] for i in sorted(some)],
     }
     sweep = copies.sweep_sizes(cells, like.features, points)
     wanted = [cell for sizes in asked.values() for unit in chosen for cell in _cells(like, sizes, cells, unit)]
@@ -239,11 +240,6 @@ def _units(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
     return list(names) or there
 
 
-def _some(sizes: Sequence[Size], count: int, seed: int) -> list[Size]:
-    chosen = np.random.default_rng(seed).permutation(len(sizes))[:count]
-    return [sizes[i] for i in sorted(chosen)]
-
-
 def _cells(like: Cell, sizes: Sequence[Size], cells: pd.DataFrame, unit: str) -> list[Cell]:
     """Cells of a unit at `sizes`, of the blocks that it has times of."""
     blocks = blocks_of(cells[(cells["unit"] == unit) & cells["ms"].notna()])
@@ -277,10 +273,8 @@ def compare(predictor: TimePredictor, new: pd.DataFrame) -> pd.DataFrame:
     between others; `fitted`: the sizes that the prediction rests on."""
     found = _predictable(predictor, new)
     said = [predictor.predict(*cell) for cell in found[_CELL].itertuples(index=False, name=None)]
-    columns = zip(
-        _EXPECTED, ([getattr(p, name) for p in said] for name in ("time_ms", "low_ms", "high_ms")), strict=True
-    )
-    found = found.assign(kind=NEW, **dict(columns))
+    times = [[each.time_ms, each.low_ms, each.high_ms] for each in said]
+    found = found.assign(kind=NEW, **pd.DataFrame(times, found.index, _EXPECTED, dtype=float))
     return found.loc[np.array([p.origin == INTERPOLATED for p in said], dtype=bool), COMPARED]
 
 

@@ -18,7 +18,7 @@ from gnnlab.campaign.cell_inputs import layer_of, model_for, values_of
 from gnnlab.campaign.cells import Cell
 from gnnlab.errors import GnnlabError
 from gnnlab.export.export import export
-from gnnlab.prediction.measured import CONDITIONS, time_rows
+from gnnlab.prediction.measured import CONDITIONS
 from gnnlab.prediction.transfer import NOT_TOLD, PLAIN_COPY, CopyCurve, MeasuredTransfers, base, copier, lent, sums_only
 from gnnlab.profiling import timing
 from gnnlab.profiling.estimates import CONFIDENCE
@@ -71,13 +71,8 @@ def through_units(found: pd.DataFrame, sweep: Sequence[int]) -> pd.DataFrame:
 def plain_copies(sweep: Sequence[int], features: int, budget_s: float) -> pd.DataFrame:
     """Copies by numpy from array to array, as `through_units` gives those through units."""
     found = _swept(sweep, features, budget_s, lambda edges: nullcontext(np.ones((edges, features), np.float32).view))
-    about = {
-        "device": f"CPU {machine.processor()}",
-        "runtime": f"numpy {np.__version__}",
-        "precision": "float32",
-        "threads": 1,
-    }
-    return _sized(found.assign(unit=PLAIN_COPY, **about))[COPIES]
+    about = {"device": f"CPU {machine.processor()}", "runtime": f"numpy {np.__version__}"}
+    return _sized(found.assign(unit=PLAIN_COPY, precision="float32", threads=1, **about))[COPIES]
 
 
 def measured_transfers(
@@ -134,11 +129,6 @@ def results_of(unit: Unit, like: Cell, models: Path, edges: int) -> Iterator[Res
 
 
 # ---- as rows ---------------------------------------------------------------------------------------------------------
-
-
-def time_rows_of(copies: pd.DataFrame) -> pd.DataFrame:
-    """ms of the copies by size (mib) and unit (form)."""
-    return time_rows(copies).assign(form=copies["unit"])
 
 
 def rates(copies: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:

@@ -7,7 +7,6 @@ Hull(sizes_of(cells)).holds([(4000, 9000)]) # the convex hull of log N and log E
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.spatial import ConvexHull
+from scipy.spatial import Delaunay
 
 from gnnlab.campaign import checkpoints
 from gnnlab.campaign import table as campaign_table
@@ -29,7 +28,8 @@ CONDITIONS = ["device", "runtime", "precision", "threads"]
 Size = tuple[int, int]  # nodes, edges
 Span = tuple[int, int]  # first and last stage of a block
 NODES, EDGES = 0, 1
-_NEAR = 1e-9
+_NEAR = 1e-6  # of the extent of a hull: how far points may lie off a line
+_RIM = 1e-9
 
 
 def measured_cells(folder: Path) -> pd.DataFrame:
@@ -64,13 +64,9 @@ def _check(key: str, row: Any) -> None:
     if cell.key != key:
         raise GnnlabError(f"says that it is {cell.key}")
     times = [outcome.median_ms, *(outcome.ci_ms or (None,))]
-    good = all(_number(ms) and ms > 0 for ms in times) and _number(outcome.std_ms) and outcome.std_ms >= 0
+    good = all(times) and outcome.std_ms is not None
     if outcome.status in campaign_table.TIMED and not good:
         raise GnnlabError(f"times of {[*times, outcome.std_ms]} ms, where positive ones are needed")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def first_cell(folder: Path) -> Cell:
@@ -105,7 +101,9 @@ def time_rows(cells: pd.DataFrame) -> pd.DataFrame:
     Samples of several visits share their moments: where the interval, which holds those of all visits, is wider than
     they say by themselves, it stands in their place.
     """
-    alike = [_alike(row) for row in cells[["samples_ms", "ms_low", "ms_high"]].itertuples(index=False)]
+    owns = [estimates.summary(samples).interval for samples in cells["samples_ms"]]
+    ends = zip(cells["ms_low"], cells["ms_high"], strict=True)
+    alike = [own is None or np.allclose(own, held) for own, held in zip(owns, ends, strict=True)]
     fixed = {"origin": "measured", "unit": "ms", "better": "lower", "interval": CONFIDENCE}
     names = {"ms": "value", "ms_low": "low", "ms_high": "high"}
     return cells.drop(columns=["unit", "samples_ms"]).rename(columns=names).assign(
@@ -116,38 +114,48 @@ def time_rows(cells: pd.DataFrame) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _alike(row: Any) -> bool:
-    own = estimates.summary(row.samples_ms).interval
-    return own is None or np.allclose(own, (row.ms_low, row.ms_high))
-
-
 # ---- what lies between ----------------------------------------------------------------------------------------------
 
 
 class Hull:
-    """The hull of `sizes`, of which only `coordinates` (0 nodes, 1 edges) are looked at; it may be flat."""
+    """The convex hull of `sizes` (k) in log N and log E, of which only `coordinates` (0 nodes, 1 edges) are looked at.
+    It may be flat."""
 
     def __init__(self, sizes: Sequence[Size], coordinates: Sequence[int] = (NODES, EDGES)) -> None:
         self.along = list(coordinates)
-        logs = np.log(np.unique(np.array(sizes, dtype=float)[:, self.along], axis=0))
-        self.centre = logs.mean(axis=0)
-        _, lengths, self.axes = np.linalg.svd(logs - self.centre)
-        self.rank = int((lengths > _NEAR).sum())
-        corners = (logs - self.centre) @ self.axes.T  # along the axes of the sizes, those without any extent last
-        if self.rank == 2:
-            self.sides = ConvexHull(corners).equations  # (sides, 3): normal and offset, below 0 inside
-        else:
-            first = corners[:, 0]
-            self.sides = np.array([[1.0, -first.max()], [-1.0, first.min()]]) if self.rank else np.empty((0, 1))
+        self.logs = np.log(np.array(sizes, dtype=float)[:, self.along])
+        self.centre = self.logs.mean(axis=0)
+        _, lengths, self.axes = np.linalg.svd(self.logs - self.centre)  # those without any extent last
+        self.near = _NEAR * max(1.0, lengths[0])
+        self.rank = int((lengths > self.near).sum())
+        self.mesh = Delaunay(self.logs) if self.rank == 2 else None
+
+    @np.errstate(divide="ignore", invalid="ignore")
+    def weights(self, sizes: Sequence[Size]) -> np.ndarray:
+        """How much each size of the hull counts for the value at each of these, by linear interpolation over the
+        triangles of the hull, or along it where it is a line, (n, k); NaN beyond it."""
+        at = np.log(np.array(sizes, dtype=float).reshape(-1, 2)[:, self.along])
+        if self.mesh is not None:
+            simplex = self.mesh.find_simplex(at, tol=_RIM)  # LinearNDInterpolator loses some points of the rim
+            transform = self.mesh.transform[simplex]  # (n, 3, 2)
+            share = np.einsum("nij,nj->ni", transform[:, :2], at - transform[:, 2])
+            share = np.clip(np.column_stack([share, 1 - share.sum(axis=1)]), 0, 1)
+            found = np.zeros((len(at), len(self.logs)))
+            np.put_along_axis(found, self.mesh.simplices[simplex], share / share.sum(axis=1, keepdims=True), axis=1)
+            return np.where(simplex[:, None] >= 0, found, np.nan)
+        placed = (at - self.centre) @ self.axes.T
+        inside = (np.abs(placed[:, self.rank :]) <= self.near).all(axis=1)
+        found = np.full((len(at), len(self.logs)), 1 / len(self.logs))
+        if self.rank == 1:
+            here, line = placed[:, 0], (self.logs - self.centre) @ self.axes[0]
+            order = np.argsort(line)
+            inside &= (here >= line.min() - self.near) & (here <= line.max() + self.near)
+            found = np.column_stack([np.interp(here, line[order], one[order]) for one in np.eye(len(line))])
+        return np.where(inside[:, None], found, np.nan)
 
     def holds(self, sizes: Sequence[Size]) -> np.ndarray:
         """Is each of these sizes a mean, with weights, of those of the hull? (sizes,)"""
-        at = np.array(sizes, dtype=float).reshape(-1, 2)[:, self.along]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            placed = (np.log(at) - self.centre) @ self.axes.T
-        within, off = placed[:, : self.rank], placed[:, self.rank :]
-        beyond = within @ self.sides[:, :-1].T + self.sides[:, -1]
-        return (np.abs(off) <= _NEAR).all(axis=1) & (beyond <= _NEAR).all(axis=1)
+        return np.isfinite(self.weights(sizes)).all(axis=1)
 
 
 @lru_cache(maxsize=1024)

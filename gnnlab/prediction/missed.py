@@ -9,14 +9,12 @@ out, the model is wrong there. Verdicts are on 95 % intervals over the processes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gnnlab.campaign.campaign import CellAnswer
 from gnnlab.campaign.cells import Cell, Settings
 from gnnlab.campaign.measure import at_work
 from gnnlab.errors import GnnlabError
@@ -33,7 +31,6 @@ WHY = (MODEL, DRIFTED, ONCE, SCATTERS)
 LEAST_PROCESSES = 3
 _KEYS = ["unit", "first", "last", "nodes", "edges"]
 Key = tuple[str, int, int, int, int]
-Ask = Callable[[Sequence[Cell]], Iterable[CellAnswer]]
 
 
 def missed(found: BandwidthFindings) -> pd.DataFrame:
@@ -68,7 +65,9 @@ def missed_again(
     settings, random, times = Settings(models=str(models), budget_s=budget_s), np.random.default_rng(seed), []
     for _ in range(processes):
         with at_work(list(dict.fromkeys(cell.unit for cell in cells)), settings, timeout_s, None) as working:
-            times.append(_times(working, [cells[i] for i in random.permutation(len(cells))]))
+            answers = working([cells[i] for i in random.permutation(len(cells))])
+            ms = {tuple(getattr(a.cell, name) for name in _KEYS): a.outcome.median_ms for a in answers}
+            times.append({key: found_ms for key, found_ms in ms.items() if found_ms is not None})
     return judged(off, found.grid, beside, times)
 
 
@@ -129,15 +128,6 @@ def _cell(found: BandwidthFindings, key: Key) -> Cell:
     unit, first, last, nodes, edges = key
     numbers = {"precision": str(like["precision"]), "threads": max(1, int(like["threads"]))}
     return Cell(str(like["layer"]), int(like["features"]), nodes, edges, first, last, unit, **numbers)
-
-
-def _times(ask: Ask, cells: Sequence[Cell]) -> dict[Key, float]:
-    answers: dict[Key, Any] = {_key(answer.cell): answer.outcome.median_ms for answer in ask(cells)}
-    return {key: ms for key, ms in answers.items() if ms is not None}
-
-
-def _key(cell: Cell) -> Key:
-    return cell.unit, cell.first, cell.last, cell.nodes, cell.edges
 
 
 def _keys(cells: pd.DataFrame) -> list[Key]:

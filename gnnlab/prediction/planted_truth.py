@@ -29,7 +29,7 @@ COPIES = "measured copies"
 GB_S = (5.0, 10.0, 40.0)
 NOISE = 0.02
 SWEEP_BYTES = tuple(4096 * 4**step for step in range(7))
-TRANSFORM = 6
+TRANSFORM, FEATURES = 6, 500  # of S4's GraphSAGE
 Bytes = Callable[[int, int, int], float]  # of stage, nodes, edges
 
 
@@ -79,15 +79,13 @@ def _seen(random: np.random.Generator, ms: float, noise: float) -> dict[str, flo
     return {"ms": float(np.median(samples)), "ms_low": low, "ms_high": high, "n": SAMPLES}
 
 
-def machines(
-    sizes: Sequence[Size], fit: regression.Fitted, features: int = 500, count: int = 20
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def machines(sizes: Sequence[Size], fit: regression.Fitted, count: int = 20) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Two frames of rows, by machine and planted_gb_s: the error (%) of the bandwidth that copies, measured by
     themselves, recover, mean over the sizes that tell one; and how many times too low that of `fit` is for TRANSFORM.
 
     S4's method is taken at its best: latencies follow its own model and its own count of bytes.
     """
-    layer, copies, s4 = layer_of("sage", features), [], []
+    layer, copies, s4 = layer_of("sage", FEATURES), [], []
     for machine in range(count):
         truth = Truth(gb_s=GB_S[machine % len(GB_S)])
         key = {"machine": machine, "planted_gb_s": truth.gb_s}
@@ -97,10 +95,10 @@ def machines(
         copies.append({**key, "value": errors.mean(), "n": len(errors), "worst": errors.max()})
         cells = latencies(
             layer, sizes, truth, noise=NOISE, seed=machine,
-            moved=lambda stage, nodes, edges: regression.data_bytes(stage, nodes, edges, features),
+            moved=lambda stage, nodes, edges: regression.data_bytes(stage, nodes, edges, FEATURES),
         )  # fmt: skip
         part = cells[cells["first"] == TRANSFORM]
-        moved_bytes = regression.data_bytes(TRANSFORM, part["nodes"], part["edges"], features)
+        moved_bytes = regression.data_bytes(TRANSFORM, part["nodes"], part["edges"], FEATURES)
         said = regression.line(*(c.to_numpy() for c in (moved_bytes, part["ms"], part["ms_low"], part["ms_high"])), fit)
         status = {"status": "unavailable", "reason": said.why} if said.why else {}
         s4.append({**key, "value": truth.gb_s / said.gb_s[0], "n": said.n, "notes": f"R2 {said.r2:.4f}", **status})

@@ -123,14 +123,19 @@ class TimePredictor:
         if nodes < 1 or edges < 1:
             raise GnnlabError(f"a graph of {nodes} nodes and {edges} edges; at least 1 of each is needed")
         if (first, last) in self.simulated.get(unit, ()):
-            return self._simulation(unit, first, last, nodes, edges)
+            device: SimulatedUnit = units.find(unit)
+            ms = device.time_ms(self.layer, first, last, nodes, edges, device.computes_in("float32"))
+            half = 1.645 * NOISE  # 90 % of a normal
+            return Prediction(ms, ms * float(np.exp(-half)), ms * float(np.exp(half)), SIMULATED)
         key, size = (unit, first, last), (int(nodes), int(edges))
-        origin, middle = self._origin(key, size), self._middle(key, size)
+        fit, known = self._fit(key), self.measured[key].get(size)
+        middle = known[0] if known else fit.ms(*size)
+        inside = known or holds(list(self.measured[key]), size, fit.coordinates)
+        origin = MEASURED if known else INTERPOLATED if inside else EXTRAPOLATED
         half = self.errors[unit][origin].quantile * self.spreads[key]
         ends = (middle * float(np.exp(-half)), middle * float(np.exp(half)))
-        if origin == MEASURED:
-            _, low, high = self.measured[key][size]
-            ends = min(low, ends[0]), max(high, ends[1])
+        if known:
+            ends = min(known[1], ends[0]), max(known[2], ends[1])
         return Prediction(middle, *ends, origin)
 
     def samples(self, unit: str, first: int, last: int, nodes: int, edges: int, count: int, seed: int) -> np.ndarray:
@@ -150,23 +155,6 @@ class TimePredictor:
         known = ", ".join(f"{a}-{b}" for a, b in sorted(self.blocks(unit)))
         why = self.lacking.get(key) or (f"it has {known}" if known else f"units with times: {', '.join(self.units)}")
         raise GnnlabError(f"no times of stages {first}-{last} on {unit}: {why}")
-
-    def _middle(self, key: Key, size: Size) -> float:
-        found = self.measured[key].get(size)
-        return found[0] if found else self._fit(key).ms(*size)
-
-    def _origin(self, key: Key, size: Size) -> str:
-        fit = self._fit(key)
-        if size in self.measured[key]:
-            return MEASURED
-        inside = holds(list(self.measured[key]), size, fit.coordinates)
-        return INTERPOLATED if inside else EXTRAPOLATED
-
-    def _simulation(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
-        device: SimulatedUnit = units.find(unit)
-        ms = device.time_ms(self.layer, first, last, nodes, edges, device.computes_in("float32"))
-        half = 1.645 * NOISE  # 90 % of a normal
-        return Prediction(ms, ms * float(np.exp(-half)), ms * float(np.exp(half)), SIMULATED)
 
     # ---- as rows -----------------------------------------------------------------------------------------------------
 

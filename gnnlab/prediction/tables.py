@@ -183,16 +183,9 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[s
             times |= {"low_ms": row["ms_low"], "high_ms": row["ms_high"]}
             key = f"{row['nodes']},{row['edges']},{processor},{row['first']}"
             named = {"key": key, "processor": processor, "unit": unit, "number": row["first"]}
-            rows.append(
-                {
-                    **named,
-                    **kept,
-                    "moved_bytes": moved,
-                    "flops": flops,
-                    **times,
-                    "diagnosis": _diagnosed(unit, curve is not None, copy_ms, row["ms"]),
-                }
-            )
+            told = {"moved_bytes": moved, "flops": flops}
+            told["diagnosis"] = _diagnosed(unit, curve is not None, copy_ms, row["ms"])
+            rows.append({**named, **kept, **times, **told})
     return pd.DataFrame(rows)
 
 

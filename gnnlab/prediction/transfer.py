@@ -150,12 +150,11 @@ class MeasuredTransfers:
             return 0.0
         if not {source, target} & self.separate:  # a plain copy for the host, and what writes as any program does
             return self.out_of.get(source, self.plain).ms(size_bytes)
-        return sum(self._way(unit).ms(size_bytes) / 2 for unit in (source, target) if unit in self.separate)
-
-    def _way(self, unit: str) -> CopyCurve:
-        if unit not in self.through:
-            raise GnnlabError(f"no transfer was measured for {unit}; measure it (notebook 06), or leave the unit out")
-        return self.through[unit]
+        ways = [unit for unit in (source, target) if unit in self.separate]
+        if lacking := [unit for unit in ways if unit not in self.through]:
+            where = "measure it (notebook 06), or leave the unit out"
+            raise GnnlabError(f"no transfer was measured for {lacking[0]}; {where}")
+        return sum(self.through[unit].ms(size_bytes) / 2 for unit in ways)
 
     def handed_on(self, size_bytes: float) -> pd.DataFrame:
         """ms to hand so many bytes from each unit and the host (rows) to each other (columns)."""

@@ -11,45 +11,16 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "context": ("ProfilingContext", "set_seed"),
-    "flops": (
-        "FLOPsEstimate",
-        "FLOPsEstimator",
-        "estimate_attention_flops",
-        "estimate_ffn_flops",
-        "estimate_linear_flops",
-        "estimate_model_flops",
-        "estimate_mpnn_flops",
-        "estimate_pe_flops",
-    ),
-    "memory": (
-        "MemoryProfiler",
-        "MemoryStats",
-        "estimate_attention_memory",
-        "estimate_pe_storage",
-        "get_memory_breakdown",
-        "get_peak_memory",
-        "profile_memory_usage",
-        "reset_memory_stats",
-    ),
-    "runtime": (
-        "RuntimeProfiler",
-        "RuntimeStats",
-        "benchmark_function",
-        "profile_backward",
-        "profile_forward",
-        "profile_pe_computation",
-        "profile_training_step",
-    ),
-    "scaling": (
-        "ScalingExperiment",
-        "generate_scaling_graphs",
-        "run_layer_scaling",
-        "run_node_scaling",
-        "run_pe_scaling",
-    ),
+    "context": "ProfilingContext set_seed",
+    "flops": "FLOPsEstimate FLOPsEstimator estimate_attention_flops estimate_ffn_flops estimate_linear_flops "
+    "estimate_model_flops estimate_mpnn_flops estimate_pe_flops",
+    "memory": "MemoryProfiler MemoryStats estimate_attention_memory estimate_pe_storage get_memory_breakdown "
+    "get_peak_memory profile_memory_usage reset_memory_stats",
+    "runtime": "RuntimeProfiler RuntimeStats benchmark_function profile_backward profile_forward "
+    "profile_pe_computation profile_training_step",
+    "scaling": "ScalingExperiment generate_scaling_graphs run_layer_scaling run_node_scaling run_pe_scaling",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)
 
 

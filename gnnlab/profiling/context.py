@@ -1,4 +1,9 @@
-"""Calling a model, fixing the seed, and a context that leaves everything as it was.
+"""Calling a model, fixing the seed, the conditions under which torch computes on a CPU, set and not inherited, and a
+context that leaves everything as it was.
+
+fast = under(conv, precision="medium")     # a form whose products may be relaxed, in each of its calls
+onnx = under(session_run, runtime="onnxruntime 1.31", precision="int8")      # what computes it, in its rows
+with Conditions(1, "highest").applied(): ...
 
 with ProfilingContext(model, disable_dropout=True, eval_mode=True, seed=42):
     output = call(model, batch)
@@ -7,9 +12,12 @@ with ProfilingContext(model, disable_dropout=True, eval_mode=True, seed=42):
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +29,8 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from gnnlab.errors import GnnlabError
 
+PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as torch names them
+TOLD = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target
 
 
@@ -34,6 +44,85 @@ def call(model: Callable[..., Any], batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Threads of torch on the CPU, and how exact float32 products are (highest, high, medium)."""
+
+    threads: int
+    precision: str
+
+    @classmethod
+    def now(cls) -> Conditions:
+        return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
+
+    def set(self) -> None:
+        torch.set_num_threads(self.threads)
+        torch.set_float32_matmul_precision(self.precision)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """These conditions inside, the ones before after it."""
+        before = Conditions.now()
+        try:
+            self.set()
+            yield
+        finally:
+            before.set()
+
+    def __str__(self) -> str:
+        return f"{self.threads} thread{'s' * (self.threads != 1)}, {self.precision}"
+
+
+class Under:
+    """A form that runs under `conditions` in each of its calls, whatever they are around it; None leaves those.
+
+    `row` are fields of its rows.
+    """
+
+    def __init__(
+        self, form: Callable[..., Any], conditions: Conditions | None, row: Mapping[str, Any] | None = None
+    ) -> None:
+        self.form, self.conditions, self.row = form, conditions, row_of(form) | dict(row or {})
+        bare = getattr(form, "_orig_mod", form)  # a compiled module has the signature of its own
+        self.__signature__ = inspect.signature(bare.forward if hasattr(bare, "forward") else bare)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self.conditions is None:
+            return self.form(*arguments, **named)
+        with self.conditions.applied():
+            return self.form(*arguments, **named)
+
+
+def under(form: Callable[..., Any], *, threads: int | None = None, precision: str | None = None, **row: Any) -> Under:
+    """`form` with so many threads of torch, or with float32 products so exact, in each of its calls.
+
+    A `precision` of `TOLD` and the fields `row` (runtime, device, notes) change nothing; the rows of the form say them.
+
+    Raises:
+        ValueError: a precision that is not known.
+    """
+    if precision not in (None, *PRECISIONS, *TOLD):
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS + TOLD)}, got {precision!r}")
+    products = precision if precision in PRECISIONS else None
+    told = {"precision": precision} if precision in TOLD else {}
+    told |= {} if threads is None else {"threads": threads}
+    now = Conditions.now()
+    applied = Conditions(threads or now.threads, products or now.precision) if threads or products else None
+    return Under(form, applied, told | row)
+
+
+def row_of(form: Any) -> dict[str, Any]:
+    """What the rows of a form say besides: its own `row`, or those of what it is bound to (the arguments of a partial,
+    the object of a method)."""
+    own = getattr(form, "row", None)
+    if isinstance(own, Mapping):
+        return dict(own)
+    if isinstance(form, partial):
+        bound = (form.func, *form.args, *form.keywords.values())
+        return {name: value for part in bound for name, value in row_of(part).items()}
+    return row_of(form.__self__) if inspect.ismethod(form) else {}
 
 
 def training_loss(model: nn.Module, batch: Any, loss_fn: Loss | None = None) -> torch.Tensor:
@@ -157,7 +246,10 @@ class ProfilingContext:
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
         cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
         training = [(module, module.training) for module in self.model.modules()]
-        statistics = [(buffer, buffer.detach().clone()) for buffer in _running_statistics(self.model)]
+        norms = [module for module, _ in training if isinstance(module, _NormBase)]
+        buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+        kept = [buffer for buffer in buffers if not isinstance(buffer, UninitializedTensorMixin)]
+        statistics = [(buffer, buffer.detach().clone()) for buffer in kept]
         rates = list(_dropout_rates(self.model)) if self.disable_dropout else []
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             try:
@@ -186,12 +278,6 @@ class ProfilingContext:
             setattr(module, name, type(value)(0.0 for _ in value) if isinstance(value, (list, tuple)) else 0.0)
         if self.eval_mode:
             self.model.eval()
-
-
-def _running_statistics(model: nn.Module) -> Iterator[torch.Tensor]:
-    for module in model.modules():
-        if isinstance(module, _NormBase):
-            yield from (b for b in module.buffers(recurse=False) if not isinstance(b, UninitializedTensorMixin))
 
 
 def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, Any]]:

@@ -166,7 +166,9 @@ def _flops(kind: str, name: str, bound: Mapping[str, Any], output: Any) -> int:
     if kind in ("fill", "move", "gather"):
         return 0
     if kind == "bag":
-        return _bag_flops(name, bound, output)
+        table = bound["grad"] if name.endswith("backward") else bound["weight"]
+        weighted = isinstance(bound.get("per_sample_weights"), torch.Tensor)
+        return bound["indices"].numel() * table.shape[-1] * (2 if weighted else 1)
     if kind == "scatter":
         adds = name in _ADDING_SCATTERS or bool(bound.get("accumulate"))
         source = _scattered(bound)
@@ -186,17 +188,13 @@ def _floating(tensor: torch.Tensor | None) -> int:
     return tensor.numel() if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()) else 0
 
 
-def _bag_flops(name: str, bound: Mapping[str, Any], output: Any) -> int:
-    rows = bound["indices"].numel()
-    table = bound["grad"] if name.endswith("backward") else bound["weight"]
-    return rows * table.shape[-1] * (2 if isinstance(bound.get("per_sample_weights"), torch.Tensor) else 1)
-
-
 def _matrix_flops(func: Any, args: tuple, kwargs: dict, output: Any, sparse: bool) -> int | None:
     """FLOPs of the matrix products alone; None where no formula fits (the product of two sparse matrices)."""
     name = base_name(func)
-    if "scaled_dot_product" in name:
-        return _attention_flops(func, name, args, kwargs, output)
+    if name == "_scaled_dot_product_flash_attention_for_cpu":
+        return sdpa_flop_count(*(t.shape for t in args[:3]))
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        return sdpa_backward_flop_count(*(t.shape for t in args[:4]))
     if sparse:
         return _sparse_flops(name, args)
     if name in ("mv", "addmv"):
@@ -214,14 +212,6 @@ def _beside_matrix(name: str, args: tuple, output: Any) -> int:
         query, key = args[1:3] if "backward" in name else args[:2]
         return (4 if "backward" in name else 5) * prod(query.shape[:-1]) * key.shape[-2]
     return output.numel() if name in ("addmm", "baddbmm", "addmv", "_sparse_addmm") else 0
-
-
-def _attention_flops(func: Any, name: str, args: tuple, kwargs: dict, output: Any) -> int:
-    if name == "_scaled_dot_product_flash_attention_for_cpu":
-        return sdpa_flop_count(*(t.shape for t in args[:3]))
-    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
-        return sdpa_backward_flop_count(*(t.shape for t in args[:4]))
-    return flop_registry[func.overloadpacket](*args, **kwargs, out_val=output)
 
 
 def _sparse_flops(name: str, args: tuple) -> int | None:

@@ -17,6 +17,7 @@ from .context import call, set_seed
 from .dispatch import tensors_in
 
 NONE, SHAPE_ONLY, SOME = "none", "shape only", "some"
+SEED = 42
 _NO_INPUT = {"y", "train_mask", "val_mask", "test_mask", "num_nodes", "ptr"}  # fields that no model is meant to read
 
 
@@ -46,14 +47,14 @@ class Effect:
 class Experiment:
     """A model in eval mode and a batch: outputs, without gradients, always from the same seed."""
 
-    def __init__(self, model: nn.Module, batch: Any, seed: int = 42) -> None:
-        self.model, self.batch, self.seed = model, batch, seed
-        self._draw = torch.Generator().manual_seed(seed)
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        self.model, self.batch = model, batch
+        self._draw = torch.Generator().manual_seed(SEED)
         self.output = self.run(batch)
 
     def run(self, batch: Any) -> list[torch.Tensor]:
         """The tensors of the output, of copies that nothing can change later."""
-        set_seed(self.seed)
+        set_seed(SEED)
         with torch.no_grad():
             return [tensor.detach().clone() for tensor in tensors_in(call(self.model, batch))]
 
@@ -96,7 +97,7 @@ class Experiment:
 
     def _with_gradient(self) -> set[str]:
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        set_seed(self.seed)
+        set_seed(SEED)
         with torch.enable_grad():
             ends = [tensor for tensor in tensors_in(call(self.model, self.batch)) if tensor.requires_grad]
             if not ends or not named:

@@ -243,7 +243,7 @@ def held(value: float, low: float | None, high: float | None, n: int) -> Estimat
     return Estimate(value, min(low, value), max(high, value), n)
 
 
-def median_interval(samples: Sequence[float], seed: int = 0) -> tuple[float, float]:
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """95 % interval of the median of `samples` (n,), in their unit.
 
     Of a single sample nothing is known: the interval is then that sample alone, and `n` beside it says so.
@@ -253,7 +253,7 @@ def median_interval(samples: Sequence[float], seed: int = 0) -> tuple[float, flo
         raise ValueError("no samples: an interval needs at least one")
     if x[0] == x[-1]:
         return float(x[0]), float(x[0])
-    low, high = statistic_interval(np.median, x, seed=seed)
+    low, high = statistic_interval(np.median, x)
     order_low, order_high = order_interval(x)
     return max(min(low, order_low), float(x[0])), min(max(high, order_high), float(x[-1]))
 
@@ -271,15 +271,13 @@ def _rank(n: int) -> int:
     return int(np.searchsorted(bdtr(np.arange(n + 1), n, 0.5), (1 - _ORDER_CONFIDENCE) / 2))
 
 
-def statistic_interval(
-    statistic: Callable[..., np.ndarray], samples: Sequence[float], seed: int = 0
-) -> tuple[float, float]:
+def statistic_interval(statistic: Callable[..., np.ndarray], samples: Sequence[float]) -> tuple[float, float]:
     """95 % percentile-bootstrap interval (Efron 1979) of any statistic that takes `axis`."""
     x = np.asarray(samples, dtype=float)
     if x.size < 2 or x.min() == x.max():
         value = float(statistic(x, axis=0))
         return value, value
-    drawn = x[np.random.default_rng(seed).integers(0, x.size, (_RESAMPLES, x.size))]  # (resamples, samples)
+    drawn = x[np.random.default_rng(0).integers(0, x.size, (_RESAMPLES, x.size))]  # (resamples, samples)
     low, high = np.percentile(statistic(drawn, axis=-1), [2.5, 97.5])
     return float(low), float(high)
 

@@ -27,7 +27,7 @@ from gnnlab.errors import GnnlabError, whole_numbers
 
 from .context import ProfilingContext, call, set_seed, unchanged
 from .dispatch import OperatorWatch, bind, name_of, span_bytes, tensors_in, written
-from .effects import NONE, SHAPE_ONLY, Effect, Experiment, all_rows_alike, leaves, same_bits
+from .effects import NONE, SEED, SHAPE_ONLY, Effect, Experiment, all_rows_alike, leaves, same_bits
 
 LEAST_COPY = 1024  # bytes; smaller needless copies are not worth a sentence
 
@@ -67,11 +67,11 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
         return found + list(_copies(subject, batch))
 
 
-def deterministic_share(model: nn.Module, batch: Any, runs: int = 10, seed: int = 42) -> float:
+def deterministic_share(model: nn.Module, batch: Any, runs: int = 10) -> float:
     """Share of `runs` forward passes that equal one before them bit by bit: eval mode, no dropout, the same seed."""
     whole_numbers(1, runs=runs)
-    with ProfilingContext(model, seed=seed):
-        return _equal_share(model, batch, runs, seed)
+    with ProfilingContext(model, seed=SEED):
+        return _equal_share(model, batch, runs, SEED)
 
 
 def _equal_share(model: nn.Module, batch: Any, runs: int, seed: int | None) -> float:
@@ -100,7 +100,7 @@ def _stand_in(model: nn.Module) -> Iterator[nn.Module]:
 
 def _nondeterminism(model: nn.Module, batch: Any) -> Iterator[Finding]:
     runs, name = 3, type(model).__name__
-    share, seeded = (_equal_share(model, batch, runs, seed) for seed in (None, 42))
+    share, seeded = (_equal_share(model, batch, runs, seed) for seed in (None, SEED))
     if min(share, seeded) < 1:
         how = "with the same seed they agree" if seeded == 1 else "the same seed does not change that"
         yield Finding(
@@ -248,14 +248,11 @@ def needless_copies(model: nn.Module, batch: Any) -> list[NeedlessCopy]:
         kept = not suspect.needless_in_output and suspect.storages[0]._cdata in returned
         if not suspect.cleared and not kept:
             found.setdefault((suspect.operator, suspect.line, suspect.why), []).append(suspect)
-    return sorted((_together(suspects) for suspects in found.values()), key=lambda each: -each.bytes)
-
-
-def _together(suspects: list[_Suspect]) -> NeedlessCopy:
-    first = suspects[0]
-    modules = tuple(dict.fromkeys(suspect.module for suspect in suspects))
-    size = sum(suspect.bytes for suspect in suspects)
-    return NeedlessCopy(first.operator, modules, first.line, first.why, len(suspects), size)
+    copies = []
+    for (operator, line, why), alike in found.items():
+        modules = tuple(dict.fromkeys(suspect.module for suspect in alike))
+        copies.append(NeedlessCopy(operator, modules, line, why, len(alike), sum(suspect.bytes for suspect in alike)))
+    return sorted(copies, key=lambda each: -each.bytes)
 
 
 class _CopyWatch(OperatorWatch):

@@ -5,7 +5,7 @@
     estimate.breakdown["attention"]     # 3_171_936_000
 
 Assumptions of S1: a product of (m, k) and (k, n) is 2 m k n; softmax 5, layer norm 5 and GELU 4 an element.
-What a model really runs is counted by `counting.count`. In the formulas N are nodes, E edges, h hidden features, H
+What a model really runs is counted by `roofline.count`. In the formulas N are nodes, E edges, h hidden features, H
 heads, f features inside the feed-forward network, i and o features in and out.
 """
 
@@ -67,19 +67,11 @@ def estimate_mpnn_flops(
     return formula(num_nodes, num_edges, in_features, out_features)
 
 
-def _gin(nodes: int, edges: int, i: int, o: int) -> int:
-    return edges * i + estimate_linear_flops(i, o, nodes) + estimate_linear_flops(o, o, nodes) + nodes * o
-
-
-def _gcn(nodes: int, edges: int, i: int, o: int) -> int:
-    return estimate_linear_flops(i, o, nodes) + edges * o + nodes * o
-
-
-def _gat(nodes: int, edges: int, i: int, o: int) -> int:
-    return estimate_linear_flops(i, o, nodes) + 2 * edges * o + SOFTMAX * edges + edges * o + nodes * o
-
-
-_MPNN: dict[str, Callable[[int, int, int, int], int]] = {"gin": _gin, "gcn": _gcn, "gat": _gat}
+_MPNN: dict[str, Callable[[int, int, int, int], int]] = {  # of nodes, edges, features in and out
+    "gin": lambda n, e, i, o: e * i + estimate_linear_flops(i, o, n) + estimate_linear_flops(o, o, n) + n * o,
+    "gcn": lambda n, e, i, o: estimate_linear_flops(i, o, n) + e * o + n * o,
+    "gat": lambda n, e, i, o: estimate_linear_flops(i, o, n) + 2 * e * o + SOFTMAX * e + e * o + n * o,
+}
 
 
 def estimate_ffn_flops(hidden_dim: int, ffn_dim: int, num_nodes: int) -> int:
@@ -170,7 +162,7 @@ class FLOPsEstimator:
             hint = ", ".join(f"{name}=..." for name in missing)
             raise GnnlabError(
                 f"{type(self.model).__name__} does not tell its {', '.join(missing)}: set the attribute, or give "
-                f"FLOPsEstimator(model, {hint}); for a model that is no graph transformer use counting.count"
+                f"FLOPsEstimator(model, {hint}); for a model that is no graph transformer use roofline.count"
             )
         sizes = {name: value for name, value in found.items() if value is not None}
         return estimate_model_flops(num_nodes, num_edges, sparse_ratio=sparse_ratio, **sizes)

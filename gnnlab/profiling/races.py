@@ -1,4 +1,5 @@
-"""A race: forms that compute the same, as a dict, over named inputs. Checked first, then timed interleaved.
+"""A race: forms that compute the same, as a dict, over named inputs. Checked first, then timed interleaved: nothing is
+timed before `relative_error` says that two forms compute the same.
 
     forms = {"PyG": conv, "torch.compile": torch.compile(conv), "mine": lambda x, edge_index: ...}
     found = race_forms(forms, {"x": x, "edge_index": edge_index}, budget_s=1)
@@ -24,11 +25,12 @@ from torch import nn
 from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
 
 from . import estimates, timing
-from .conditions import Conditions, Under
+from .context import Conditions, Under
 from .dispatch import tensors_in
 from .estimates import CONTROL, Estimate
-from .parity import RTOL_FLOAT32, gradient_error, relative_error
 
+RTOL_FLOAT32 = 1e-5  # of the largest magnitude; lower precisions state their own bound
+_NEGLIGIBLE = 1e-3  # of the largest gradient
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
 MODES = ("inference", "training", "plain")
 Inputs = Any  # a mapping by the names of arguments, a tuple of them, or the only one
@@ -77,13 +79,10 @@ def race_forms(
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         usable, found = _agreeing(calls, tolerance)
         base, *others = usable
-        options = {"budget_s": budget_s, "device": device, "seed": seed, "least": LEAST_ROUNDS, "parity": None}
-        timed = {} if not others and not control else timing.race(
-            calls[base], {name: calls[name] for name in others}, control=control, **options
-        )  # fmt: skip
-    samples = {name: np.asarray(compared.candidate.samples_ms) / per for name, compared in timed.items()}
-    if timed:
-        samples = {base: np.asarray(next(iter(timed.values())).baseline.samples_ms) / per, **samples}
+        options = {"budget_s": budget_s, "device": device, "seed": seed, "least": LEAST_ROUNDS}
+        alone = not others and not control
+        timed = {} if alone else timing.race({name: calls[name] for name in usable}, control=control, **options)
+    samples = {name: np.asarray(each.samples_ms) / per for name, each in timed.items()}
     result: dict[str, Raced] = {}
     for name in [base, *([CONTROL] if CONTROL in samples else []), *(n for n in forms if n != base)]:
         if name in found and name not in samples:
@@ -93,7 +92,9 @@ def race_forms(
         ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
         notes = timed[name].notes if name in timed else ()
         error = found[name].parity_error if name in found and name != base else None
-        result[name] = Raced(samples[name], ratio, error, _conditions(forms.get(name, forms[base])), notes=notes)
+        form = forms.get(name, forms[base])
+        conditions = form.conditions if isinstance(form, Under) else None
+        result[name] = Raced(samples[name], ratio, error, conditions or Conditions.now(), notes=notes)
     return result
 
 
@@ -137,6 +138,74 @@ def _error(expected: Any, got: Any, name: str) -> float:
         pairs = [({n: step.gradients[n] for n in expected.gradients}) for step in (expected, got)]
         return max(relative_error(expected.output, got.output, name), gradient_error(*pairs, f"{name}, gradients"))
     return relative_error(expected, got, name)
+
+
+def require_equal(expected: Any, got: Any, tolerance: float = RTOL_FLOAT32, name: str = "candidate") -> float:
+    """The relative error of `got` against `expected`; `ParityError` where it is above `tolerance`.
+
+    Tensors, arrays, numbers and nested tuples, lists and mappings of them. The relative error of a tensor is
+    max |got - expected| / max |expected|; of a structure it is the largest of its parts.
+    """
+    error = relative_error(expected, got, name)
+    if not error <= tolerance:
+        raise ParityError(
+            f"{name}: outputs differ from the baseline's by {error:.2e} relative, allowed is {tolerance:.0e}; "
+            "only what computes the same is timed"
+        )
+    return error
+
+
+def relative_error(expected: Any, got: Any, name: str = "candidate") -> float:
+    """Largest relative error over all tensors of two structures; NaN against a number is an infinite error."""
+    if expected is None and got is None:
+        return 0.0
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):
+        if expected.keys() != got.keys():
+            raise ParityError(f"{name}: outputs have the keys {sorted(got)}, the baseline's {sorted(expected)}")
+        return max((relative_error(expected[k], got[k], f"{name}[{k!r}]") for k in expected), default=0.0)
+    if isinstance(expected, (tuple, list)) and isinstance(got, (tuple, list)):
+        if len(expected) != len(got):
+            raise ParityError(f"{name}: {len(got)} outputs, the baseline has {len(expected)}")
+        pairs = enumerate(zip(expected, got, strict=True))
+        return max((relative_error(a, b, f"{name}[{i}]") for i, (a, b) in pairs), default=0.0)
+    return _array_error(_array(expected, name), _array(got, name), name)
+
+
+def gradient_error(expected: Mapping[str, Any], got: Mapping[str, Any], name: str = "candidate") -> float:
+    """Largest relative error over gradients by name, each against its own magnitude or a thousandth of the largest one.
+
+    Some gradients are zero but for rounding, as that of the bias of attention keys, which a softmax takes out again;
+    against their own magnitude the rounding of two right forms would differ by all of it.
+    """
+    floor = _NEGLIGIBLE * max((np.abs(_array(g, name)).max(initial=0.0) for g in expected.values()), default=0.0)
+    errors = [_array_error(_array(expected[k], name), _array(got[k], name), f"{name}[{k!r}]", floor) for k in expected]
+    return max(errors, default=0.0)
+
+
+def _array(value: Any, name: str) -> np.ndarray:
+    if hasattr(value, "detach"):
+        value = value.detach().double().cpu().numpy() if value.is_floating_point() else value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ParityError(f"{name}: an output of type {type(value).__name__} cannot be compared; return tensors")
+    return array.astype(np.float64)
+
+
+def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float = 0.0) -> float:
+    if expected.shape != got.shape:
+        raise ParityError(f"{name}: output has shape {got.shape}, the baseline's has {expected.shape}")
+    if expected.size == 0:
+        return 0.0
+    if not np.array_equal(np.isfinite(expected), np.isfinite(got)):
+        return float("inf")
+    finite = np.isfinite(expected)
+    if not np.array_equal(expected[~finite], got[~finite], equal_nan=True):
+        return float("inf")
+    difference = np.abs(got[finite] - expected[finite]).max(initial=0.0)
+    scale = max(np.abs(expected[finite]).max(initial=0.0), floor)
+    if scale > 0:
+        return float(difference / scale)
+    return float("inf") if difference > 0 else 0.0
 
 
 def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:
@@ -195,7 +264,3 @@ def directions(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What a backward pass begins with, of these shapes; the same for the same shapes, to rounding in another type."""
     draw = torch.Generator().manual_seed(0)
     return [torch.randn(result.shape, generator=draw, dtype=torch.float64).to(result) for result in results]
-
-
-def _conditions(form: Form) -> Conditions:
-    return (form.conditions if isinstance(form, Under) else None) or Conditions.now()

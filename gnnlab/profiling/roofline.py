@@ -1,35 +1,136 @@
-"""This machine's ceilings, measured, and how near to them a piece of work comes.
+"""What a forward pass (or anything else) computes and moves, and how near it comes to this machine's measured ceilings.
 
+    counted = count(model, batch)
+    counted.flops, counted.bytes, counted.coverage_bytes      # 34_123_456, 12_345_678, 1.0
+    counted.operators                                         # a row for each operator, most bytes first
     limits = ceilings()                                # some 3 s
     bound_ms(count(model, batch), limits) / 1.2        # 0.31 of what the machine could do, if it takes 1.2 ms
 
 The bound is for the operators as they are: each has to move its bytes and do its FLOPs before the next begins. A fused
-form moves less and may stay below it; that is what fusing is for.
+form moves less and may stay below it; that is what fusing is for. How each operator is counted stands in `costs`. A
+compiled model is counted in its eager form: torch does not compile what is watched operator by operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
 from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.machine import cache_bytes
 
-from .conditions import Conditions
-from .counting import Count
-from .dispatch import cpu_or_cuda
+from .context import Conditions, call
+from .costs import Cost, cost
+from .dispatch import OperatorWatch, cpu_or_cuda, name_of
 from .timing import race
 
 WORKING_SETS = tuple(kib * 1024 for kib in (32, 64, 256, 1024, 2048, 8192, 32768, 65536, 131072, 262144))  # bytes
 _GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 _LEAST_COPIED = 4 * 2**20  # bytes of one sample: smaller working sets are copied several times
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+_SUMMED = ["flops", "matrix_flops", "bytes_read", "bytes_written", "bytes"]
 _TARGET = 0.001  # of the intervals of the race, so that it lasts as long as the budget
+
+
+@dataclass(frozen=True)
+class Count:
+    """What was counted. `records` has a row for each kind of call: operator, calls, and of one call kind ("unknown":
+    its FLOPs are not known), flops, matrix_flops, bytes_read, bytes_written, bytes, working_set."""
+
+    records: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+    def _sum(self, column: str) -> int:
+        return int((self.records[column] * self.records["calls"]).sum())
+
+    @property
+    def calls(self) -> int:
+        """Operator calls, views and allocations included."""
+        return int(self.records["calls"].sum())
+
+    @property
+    def flops(self) -> int:
+        return self._sum("flops")
+
+    @property
+    def matrix_flops(self) -> int:
+        """FLOPs of matrix products, convolutions and attention alone: what torch's FlopCounterMode counts."""
+        return self._sum("matrix_flops")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written, the least that these operators can move one by one."""
+        return self._sum("bytes")
+
+    @property
+    def coverage_bytes(self) -> float:
+        """Share of the bytes that operators move whose FLOPs are known; 1.0 when nothing ran."""
+        unknown = self.records[self.records["kind"] == "unknown"]
+        return 1 - float((unknown["bytes"] * unknown["calls"]).sum()) / self.bytes if self.bytes else 1.0
+
+    @property
+    def operators(self) -> pd.DataFrame:
+        """Operators, the one that moves most bytes first: operator, calls, flops, matrix_flops, bytes_read,
+        bytes_written and bytes of all calls, working_set of the largest, covered (are its FLOPs known?)."""
+        rows = self.records.assign(covered=self.records["kind"] != "unknown")
+        rows[_SUMMED] = rows[_SUMMED].mul(rows["calls"], axis=0)
+        how = {"calls": "sum", **dict.fromkeys(_SUMMED, "sum"), "working_set": "max", "covered": "all"}
+        table = rows.groupby("operator", as_index=False).agg(how)
+        return table.sort_values(["bytes", "flops"], ascending=False, kind="stable", ignore_index=True)
+
+
+def count(work: nn.Module | Callable[..., Any], batch: Any = ()) -> Count:
+    """Count the operators of `work`, called once with `batch` (see `context.call`).
+
+    A module is called without gradients, in the mode that it is in. A function is called as it is, so that it may run
+    a backward pass and an optimizer.
+    """
+    counter = _Counter()
+    gradients = torch.no_grad() if isinstance(work, nn.Module) else nullcontext()
+    with gradients, attention_fused(False), counter:  # inside torch's fused kernel nothing could be counted
+        call(work, batch)
+    fused = isinstance(work, nn.Module) and fuses_attention(work)
+    notes = ("attention layers are counted operator by operator; in eval mode torch may fuse them",) if fused else ()
+    rows = [
+        {"operator": operator, "calls": calls, **asdict(each), "bytes": each.bytes_read + each.bytes_written}
+        for (operator, each), calls in counter.records.items()
+    ]
+    columns = ["operator", "calls", *(field.name for field in fields(Cost)), "bytes"]
+    return Count(pd.DataFrame(rows, columns=columns), notes)
+
+
+def fuses_attention(model: nn.Module) -> bool:
+    """Has the model attention layers that torch may run in a fused kernel of their own in eval mode?"""
+    return any(isinstance(module, _FUSED) for module in model.modules())
+
+
+@contextmanager
+def attention_fused(fused: bool) -> Iterator[None]:
+    """Whether torch may fuse attention layers in eval mode, inside."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(fused)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class _Counter(OperatorWatch):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: Counter[tuple[str, Cost]] = Counter()
+
+    def seen(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> None:
+        self.records[name_of(func), cost(func, args, kwargs, output)] += 1
 
 
 @dataclass(frozen=True)
@@ -77,39 +178,36 @@ def ceilings(device: Any = "cpu", threads: int | None = None, budget_s: float = 
     threads = torch.get_num_threads() if threads is None else threads
     whole_numbers(1, threads=threads)
     with Conditions(threads, "highest").applied(), torch.no_grad():
-        found = race(_product(where), _copies(where), parity=None, device=where, budget_s=budget_s, target=_TARGET)
-        best = [_times(size) * size / min(pair.candidate.samples_ms) / 1e6 for size, pair in found.items()]
-        product = next(iter(found.values())).baseline
+        n = _GEMM_SIZE[where.type]
+        a, b = torch.ones(n, n, device=where), torch.ones(n, n, device=where)
+        product = partial(torch.mm, a, b, out=torch.empty(n, n, device=where))
+        found = race({"product": product} | _copies(where), device=where, budget_s=budget_s, target=_TARGET)
+        best = [_times(size) * size / min(found[f"{size}"].samples_ms) / 1e6 for size in WORKING_SETS]
         speeds = np.maximum.accumulate(best[::-1])[::-1].tolist()
         return Ceilings(
             copy_gb_s=list(zip(WORKING_SETS, speeds, strict=True)),
-            gemm_gflop_s=2 * _GEMM_SIZE[where.type] ** 3 / min(product.samples_ms) / 1e6,
+            gemm_gflop_s=2 * n**3 / min(found["product"].samples_ms) / 1e6,
             precision="float32",
             threads=threads,
             device=torch.cuda.get_device_name(where) if where.type == "cuda" else str(where),
-            samples=product.n,
+            samples=found["product"].n,
         )
 
 
-def _copies(device: torch.device) -> dict[int, Callable[[], None]]:
+def _copies(device: torch.device) -> dict[str, Callable[[], None]]:
     """For each working set copies of half of it to the other half: one call of torch, so that the way into torch does
     not count where they are small."""
     floats = max(WORKING_SETS) // 8
     source, target = torch.ones(floats, device=device), torch.zeros(floats, device=device)
-    return {
-        size: partial(torch._foreach_copy_, [target[: size // 8]] * _times(size), [source[: size // 8]] * _times(size))
-        for size in WORKING_SETS
-    }
+    found = {}
+    for size in WORKING_SETS:
+        ends = ([half[: size // 8]] * _times(size) for half in (target, source))
+        found[f"{size}"] = partial(torch._foreach_copy_, *ends)
+    return found
 
 
 def _times(size: int) -> int:
     return max(1, _LEAST_COPIED // size)
-
-
-def _product(device: torch.device) -> Callable[[], torch.Tensor]:
-    n = _GEMM_SIZE[device.type]
-    a, b = torch.ones(n, n, device=device), torch.ones(n, n, device=device)
-    return partial(torch.mm, a, b, out=torch.empty(n, n, device=device))
 
 
 def last_cache_bytes(device: Any = "cpu") -> int | None:

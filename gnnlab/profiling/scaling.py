@@ -103,17 +103,11 @@ class ScalingResult:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a value, for a table or figure: parameter, value, median_ms, ci_low, ci_high, n."""
-        return [
-            {
-                "parameter": self.parameter,
-                "value": value,
-                "median_ms": stats.median,
-                "ci_low": stats.ci[0],
-                "ci_high": stats.ci[1],
-                "n": stats.num_runs,
-            }
-            for value, stats in zip(self.parameter_values, self.runtime_stats, strict=True)
-        ]
+        rows = []
+        for value, stats in zip(self.parameter_values, self.runtime_stats, strict=True):
+            times = {"median_ms": stats.median, "ci_low": stats.ci[0], "ci_high": stats.ci[1], "n": stats.num_runs}
+            rows.append({"parameter": self.parameter, "value": value, **times})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"parameter": self.parameter, "points": self.rows()}

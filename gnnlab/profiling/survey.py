@@ -20,11 +20,10 @@ from gnnlab.progress import progress
 
 from . import findings as detectors
 from .context import ProfilingContext
-from .counting import attention_fused, count, fuses_attention
 from .estimates import CONFIDENCE, PREDICTION_95
 from .memory import get_memory_breakdown
 from .operators import OperatorProfile, profile_operators
-from .roofline import Ceilings, bound_ms
+from .roofline import Ceilings, attention_fused, bound_ms, count, fuses_attention
 from .runtime import RuntimeProfiler, profile_forward, profile_pe_computation
 from .scaling import Build, ScalingResult, sweep
 
@@ -115,7 +114,8 @@ def operators(subjects: Sequence[Subject], *, runs: int = 20, trace_folder: Path
     """Profile each workload by operator and module; traces are written as `<label>.json.gz` if a folder is given."""
     profiles = {}
     for subject in subjects:
-        trace = None if trace_folder is None else Path(trace_folder) / f"{_file_name(subject.label)}.json.gz"
+        name = "".join(c if c.isalnum() else "_" for c in subject.label)
+        trace = None if trace_folder is None else Path(trace_folder) / f"{name}.json.gz"
         with ProfilingContext(subject.model):
             profiles[subject.label] = profile_operators(subject.model, subject.batch, runs=runs, trace=trace)
     return Profiles(profiles)
@@ -233,7 +233,3 @@ def findings(subjects: Sequence[Subject]) -> pd.DataFrame:
 def deterministic_share(subjects: Sequence[Subject], runs: int = 10) -> float:
     """Share of forward passes, over all subjects, whose output is bit-equal to the first under the same seed."""
     return sum(detectors.deterministic_share(s.model, s.batch, runs=runs) for s in subjects) / len(subjects)
-
-
-def _file_name(label: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in label)

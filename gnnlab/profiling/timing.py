@@ -1,7 +1,7 @@
 """The heart of the lab: how long a form takes, and which of several forms is faster.
 
     timing = measure(lambda: model(x))                       # one form: median, interval, all samples
-    race(baseline, {"fused": fused, "compiled": compiled})   # several forms, against the first, interleaved
+    race({"plain": plain, "fused": fused})                   # several forms, interleaved; the first is the baseline
     with stopwatch() as took: session = compile_it()         # what happens once: took.s, no interval
 
 The rules behind it (docs/measuring.md): parity before time; runs interleaved in random order, in rounds; the figure
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from .estimates import CONTROL, LEAST_SAMPLES, median_interval, percentile
-from .parity import RTOL_FLOAT32, require_equal
 from .sampling import (
     FIRST_SAMPLES,
     TARGET,
@@ -99,29 +98,6 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Speedup:
-    """A candidate against a baseline: `ratio` is baseline time over candidate time, above 1 the candidate is faster."""
-
-    baseline: Timing
-    candidate: Timing
-    ratios: tuple[float, ...]  # one a round
-    parity_error: float | None = None  # largest relative difference of the outputs; None: not asked for
-    notes: tuple[str, ...] = ()
-
-    @property
-    def n(self) -> int:
-        return len(self.ratios)
-
-    @cached_property
-    def ratio(self) -> float:
-        return float(np.median(self.ratios))
-
-    @cached_property
-    def ci(self) -> tuple[float, float]:
-        return median_interval(self.ratios)
-
-
-@dataclass(frozen=True)
 class Control:
     """A/A comparisons: what each reported, |ratio - 1| in percent, and of how many pairs."""
 
@@ -177,54 +153,40 @@ def sample(
 
 
 def race(
-    baseline: Form,
-    candidates: Mapping[str, Form],
+    forms: Mapping[str, Form],
     *,
     control: bool = False,
-    parity: float | None = RTOL_FLOAT32,
     device: Any = "cpu",
     target: float = TARGET,
     budget_s: float = 4.0,
     seed: int = 0,
     least: int = LEAST_SAMPLES,
     clock: Clock = time.perf_counter,
-) -> dict[str, Speedup]:
+) -> dict[str, Timing]:
     """Time forms that compute the same, interleaved: in each round every form runs once, in random order.
 
-    With `control` the baseline runs a second time in each round under the name "A/A": what that comparison shows is
-    this run's noise floor. Before any timing the outputs of each candidate must agree with the baseline's within the
-    relative error `parity` (`ParityError` otherwise); None skips that, for forms that have no output. `least`
-    rounds are run whatever the budget.
+    That they do is asked before (`races.require_equal`). The first is the baseline, which has no notes; those of the
+    others are on its times over theirs (`estimates.ratio`). With `control` the baseline runs a second time in each
+    round under the name "A/A": what that comparison shows is this run's noise floor. `least` rounds are run whatever
+    the budget.
     """
-    if control:
-        candidates = {CONTROL: baseline, **candidates}
-    if not candidates:
+    names = [*forms][:1] + [CONTROL] * control + [*forms][1:]
+    if len(names) < 2:
         raise ValueError("race: no candidates; give at least one, or control=True for the noise floor alone")
-    errors = _parity_errors(baseline, candidates, parity)
-    forms = [Sampler(form, None, device, clock) for form in (baseline, *candidates.values())]
+    samplers = [Sampler(forms[names[0] if name == CONTROL else name], None, device, clock) for name in names]
     order = np.random.default_rng(seed)
     with quiet():
         deadline = clock() + budget_s
-        share = _WARM_SHARE * budget_s / len(forms)
-        warm = [form.warm_up(clock() + share) for form in forms]
+        spent = [sampler.warm_up(clock() + _WARM_SHARE * budget_s / len(names))[0] for sampler in samplers]
         steal = steal_s()
         started = clock()
-        table = _rounds(forms, order, target, deadline, clock, least)
+        table = _rounds(samplers, order, target, deadline, clock, least)
         stolen = steal_note(steal, clock() - started)
-    timings = [
-        Timing(tuple(column), form.calls, n, notes_on(column, target, budget_s, is_warm))
-        for form, column, (n, is_warm) in zip(forms, table.T.tolist(), warm, strict=True)
-    ]
-    return {
-        name: Speedup(
-            timings[0],
-            timings[i],
-            tuple((table[:, 0] / table[:, i]).tolist()),
-            errors.get(name),
-            noise_notes(table[:, 0] / table[:, i], target, budget_s) + stolen,
-        )
-        for i, name in enumerate(candidates, start=1)
-    }
+    found = {}
+    for name, sampler, times, warm_up in zip(names, samplers, table.T, spent, strict=True):
+        notes = noise_notes(table[:, 0] / times, target, budget_s) + stolen if found else ()
+        found[name] = Timing(tuple(times.tolist()), sampler.calls, warm_up, notes)
+    return found
 
 
 def control_differences(
@@ -266,15 +228,11 @@ def _rounds(
     rounds: list[list[float]] = []
     while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and _goes_on(rounds, clock() < deadline, least):
         while len(rounds) < wanted and _goes_on(rounds, clock() < deadline, least):
-            rounds.append(_round(forms, order))
+            times = [0.0] * len(forms)
+            for i in order.permutation(len(forms)):
+                times[i] = forms[i].sample_ms()
+            rounds.append(times)
     return np.asarray(rounds)
-
-
-def _round(forms: Sequence[Sampler], order: np.random.Generator) -> list[float]:
-    times = [0.0] * len(forms)
-    for i in order.permutation(len(forms)):
-        times[i] = forms[i].sample_ms()
-    return times
 
 
 def _wanted_rounds(rounds: Sequence[Sequence[float]], target: float) -> int:
@@ -282,14 +240,3 @@ def _wanted_rounds(rounds: Sequence[Sequence[float]], target: float) -> int:
         return FIRST_SAMPLES
     table = np.asarray(rounds)
     return max(wanted_samples(table[:, 0] / table[:, i], target) for i in range(1, table.shape[1]))
-
-
-def _parity_errors(baseline: Form, candidates: Mapping[str, Form], tolerance: float | None) -> dict[str, float]:
-    if tolerance is None:
-        return {}
-    expected = baseline()
-    return {
-        name: require_equal(expected, form(), tolerance, name)
-        for name, form in candidates.items()
-        if form is not baseline
-    }

@@ -32,7 +32,7 @@ from torch_geometric.data import Data
 from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.kernels.kept import Watch
 from gnnlab.openvino_core import compile_for
-from gnnlab.profiling.conditions import Conditions
+from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.dispatch import tensors_in
 
 Run = Callable[[nn.Module, Callable[..., Any], tuple, dict], Any]  # of the model, its forward, and the arguments

@@ -22,12 +22,10 @@ from torch import nn
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import roofline, timing
-from gnnlab.profiling.conditions import Conditions
-from gnnlab.profiling.context import call
-from gnnlab.profiling.counting import count
+from gnnlab.profiling.context import Conditions, call
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.profiling.parity import relative_error
-from gnnlab.profiling.races import call_of
+from gnnlab.profiling.races import call_of, relative_error
+from gnnlab.profiling.roofline import count
 from gnnlab.rewrite import proof, steps, subject
 from gnnlab.rewrite.subject import UserModel
 
@@ -138,15 +136,14 @@ def race(
 
         return under_mine if train else run
 
-    forms: dict[str, Callable[[], Any]] = {}
+    forms: dict[str, Callable[[], Any]] = {YOURS: timed(seen.model)}
     for plan in plans:
         with suppress(Exception):  # it was built in another process, and may fail here
             form = _form(spec, graph, train, tuple(plan))
             _step(form, seen)
             forms[name_of(plan)] = timed(form)
-    found = timing.race(timed(seen.model), forms, control=True, parity=None, budget_s=budget_s, seed=seed)
-    yours = next(iter(found.values())).baseline.samples_ms
-    return {YOURS: list(yours)} | {name: list(each.candidate.samples_ms) for name, each in found.items()}
+    found = timing.race(forms, control=True, budget_s=budget_s, seed=seed)
+    return {name: list(each.samples_ms) for name, each in found.items()}
 
 
 def name_of(plan: Sequence[str]) -> str:

@@ -30,8 +30,7 @@ from gnnlab.errors import GnnlabError, ParityError, one_line, shown
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
-from gnnlab.profiling.parity import RTOL_FLOAT32
-from gnnlab.profiling.races import call_of, race_forms
+from gnnlab.profiling.races import RTOL_FLOAT32, call_of, race_forms
 from gnnlab.worker import Worker
 
 TIMEOUT_S = 600  # of one process: compiling is slow

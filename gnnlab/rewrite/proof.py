@@ -22,8 +22,7 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling.conditions import Conditions
 from gnnlab.profiling.context import call
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.profiling.parity import RTOL_FLOAT32
-from gnnlab.profiling.races import directions
+from gnnlab.profiling.races import RTOL_FLOAT32, directions
 from gnnlab.workloads import models
 
 YOURS = "your graph"

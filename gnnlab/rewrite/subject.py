@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from gnnlab.errors import GnnlabError, shown
 from gnnlab.profiling.context import ProfilingContext, call
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.workloads import models
 
 RANDOM = 1e-3  # relative; threads that add in another order differ by less

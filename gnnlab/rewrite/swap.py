@@ -24,7 +24,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.profiling.context import ProfilingContext, call
-from gnnlab.profiling.parity import RTOL_FLOAT32, require_equal
+from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.rewrite import zoo
 from gnnlab.rewrite.served import serve
 

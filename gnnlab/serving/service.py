@@ -20,7 +20,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, GuidePredictor, Predictor
-from gnnlab.profiling.conditions import Conditions
+from gnnlab.profiling.context import Conditions
 from gnnlab.serving.database import Answered, Database, Recorder
 from gnnlab.serving.metrics import CountedCache, Metrics, Tracing
 from gnnlab.serving.requests import Problem

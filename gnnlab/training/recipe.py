@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from gnnlab.errors import GnnlabError
+from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
+from gnnlab.profiling.races import require_equal
 from gnnlab.profiling.timing import race
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -141,10 +143,10 @@ def bf16_on_cpu() -> Bf16Probe:
     a, b = (torch.randn(_PROBE["size"], _PROBE["size"], generator=random) for _ in range(2))
     low_a, low_b = a.bfloat16(), b.bfloat16()
     with torch.no_grad():
-        options = {"parity": _PROBE["tolerance"], "budget_s": _PROBE["budget_s"]}
-        found = race(lambda: a @ b, {"bf16": lambda: low_a @ low_b}, **options)["bf16"]
+        require_equal(a @ b, low_a @ low_b, _PROBE["tolerance"], "bf16")
+        found = race({"float32": lambda: a @ b, "bf16": lambda: low_a @ low_b}, budget_s=_PROBE["budget_s"])
     instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    ratio = Estimate(found.ratio, *found.ci, found.n)
+    ratio = estimates.ratio(found["float32"].samples_ms, found["bf16"].samples_ms)
     return Bf16Probe(ratio, torch.backends.cpu.get_cpu_capability(), instructions)
 
 

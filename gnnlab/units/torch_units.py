@@ -163,7 +163,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def _set_conditions(threads: int) -> Callable[[], None]:
     """Set torch's threads, and float32 products in full float32 precision; gives what puts the old conditions back."""
-    from gnnlab.profiling.conditions import Conditions
+    from gnnlab.profiling.context import Conditions
 
     before = Conditions.now()
     Conditions(threads, "highest").set()

@@ -12,7 +12,7 @@ from small_site import judged
 from table_rows import put
 
 from gnnlab.campaign import checkpoints
-from gnnlab.campaign.journal import LOST, Journal
+from gnnlab.campaign.checkpoints import LOST, Journal
 from gnnlab.errors import GnnlabError
 from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
 from gnnlab.files import Store, read_lines

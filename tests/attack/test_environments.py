@@ -34,7 +34,7 @@ from gnnlab.planning.execution import Executor
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import parse
 from gnnlab.planning.unit_workers import UnitWorkers
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.training.loop import train
 from gnnlab.training.recipe import TrainingRecipe
 from gnnlab.workloads.deepfm import DeepFM

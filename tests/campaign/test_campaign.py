@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from moments import at_moment, die, killed
 
-from gnnlab.campaign import campaign, checkpoints, journal, reference
+from gnnlab.campaign import campaign, checkpoints, reference
 from gnnlab.campaign.campaign import JOURNAL, CellAnswer, WantedCells, run
 from gnnlab.campaign.cells import Cell, CellResult
 from gnnlab.errors import GnnlabError
@@ -323,7 +323,7 @@ def test_a_full_disk_stops_with_one_line_and_the_next_run_goes_on(tmp_path, monk
         os.fdatasync(handle) if hasattr(os, "fdatasync") else None
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal.os, "fsync", sync)
+        patch.setattr(checkpoints.os, "fsync", sync)
         with pytest.raises(GnnlabError, match="No space left on device; its 8 records are kept"):
             run(tmp_path, plan(), fake, reference=steady)
     later = Fake()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlab import files
-from gnnlab.campaign import journal
-from gnnlab.campaign.journal import LOST, Journal
+from gnnlab.campaign import checkpoints
+from gnnlab.campaign.checkpoints import LOST, Journal
 from gnnlab.errors import GnnlabError
 from gnnlab.files import read_lines, sealed_line
 
@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_good_state(tmp_path, monkey
     with Journal(path, "c") as written:
         written.append(RECORDS[0])
         if where == "fsync":
-            monkeypatch.setattr(journal.os, "fsync", lambda handle: (_ for _ in ()).throw(full))
+            monkeypatch.setattr(checkpoints.os, "fsync", lambda handle: (_ for _ in ()).throw(full))
         else:
             written._file = Full(written._file, full if where == "write" else None)
         with pytest.raises(GnnlabError, match="No space left on device; its 1 records are kept") as stop:

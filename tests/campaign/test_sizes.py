@@ -52,7 +52,7 @@ OTHER = [
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [*((c, "does not hold sizes") for c in OTHER), ('{"test_cases": []}', "holds no sizes"), (None, "could not read")],
+    [*((c, "write it as") for c in OTHER), ('{"test_cases": []}', "holds no sizes"), (None, "could not read")],
 )
 def test_a_file_that_holds_no_sizes_is_refused_with_its_form(tmp_path, content, words):
     if content is not None:

@@ -10,7 +10,7 @@ from gnnlab.errors import Unavailable
 from gnnlab.inference import compression, decisions
 from gnnlab.kernels.linears import with_torch_linears
 from gnnlab.lab import claims, table
-from gnnlab.profiling.conditions import under
+from gnnlab.profiling.context import under
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, regret
 from gnnlab.workloads.edge_networks import edges, features, random_states
 

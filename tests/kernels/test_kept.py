@@ -9,7 +9,7 @@ from torch import nn
 from gnnlab.kernels.kept import HoistedSymptomEncoder, Kept
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.kernels.symptom_encoder import FastSymptomEncoder
-from gnnlab.profiling.parity import require_equal
+from gnnlab.profiling.races import require_equal
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 

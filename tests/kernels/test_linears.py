@@ -12,7 +12,7 @@ from torch_geometric.nn import GCNConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.linears import SparseFeatures, SparseLinear, sparse_inputs, sparse_places
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 
 
 def words(rows=300, columns=200, share=0.03, seed=0):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels import symptom_encoder
 from gnnlab.kernels.symptom_encoder import CompiledSymptomEncoder, FastSymptomEncoder, Weights, ahead_of_time, compiled
-from gnnlab.profiling.parity import relative_error, require_equal
+from gnnlab.profiling.races import relative_error, require_equal
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 FORMS = ("dense", "bags")

@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.transformer import FastGraphTransformer
-from gnnlab.profiling.parity import relative_error, require_equal
+from gnnlab.profiling.races import relative_error, require_equal
 from gnnlab.workloads.graph_transformer import GraphTransformer
 
 SMALL = {"hidden_dim": 16, "num_layers": 2, "num_heads": 4, "ffn_dim": 24}

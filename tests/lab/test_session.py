@@ -20,7 +20,7 @@ from gnnlab import Lab, machine
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.lab import ledger, outputs, results, session, study
 from gnnlab.lab.results import Status
-from gnnlab.profiling.conditions import under
+from gnnlab.profiling.context import under
 
 X = torch.arange(12.0).reshape(4, 3)
 

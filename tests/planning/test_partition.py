@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.partition import by_metis, by_ranges, expected_shares
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.workloads import graphs as library
 from gnnlab.workloads.graphsage import random_inputs, sage
 

@@ -12,7 +12,7 @@ from gnnlab.planning.execution import Executor, carry_out
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import Space, parse
 from gnnlab.planning.unit_workers import UnitWorkers
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.workloads.graphsage import sage
 
 CPU, GPU, NPU = UNITS = tuple(f"plan_units:{name}" for name in ("cpu", "gpu", "npu"))

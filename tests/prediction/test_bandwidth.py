@@ -165,7 +165,7 @@ def test_the_goal_of_the_predictor_is_the_share_within_ten_percent():
     assert found.estimate.value == 1 and found.estimate.low > 0.9 and found.estimate.n == 40 and verdict == "met"
     half, verdict = judged(planted(error=0.3))
     assert half.estimate.value == 0.5 and half.estimate.low < 0.5 < half.estimate.high and verdict == "missed"
-    assert any("50% of 10 known cells are within 10 %" in note for note in half.rows[0].notes)
+    assert any("50 % of 10 known cells are within 10 %" in note for note in half.rows[0].notes)
     with pytest.raises(Untestable):
         judged(planted(new=0))
 

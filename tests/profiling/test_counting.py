@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import GATConv, GINConv, GPSConv, SAGEConv
 
-from gnnlab.profiling.counting import count
+from gnnlab.profiling.roofline import count
 
 N, E, FEATURES = 6, 20, 8
 

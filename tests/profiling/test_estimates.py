@@ -43,9 +43,9 @@ def test_ranks_wilsons_interval_and_the_bootstrap_are_those_of_scipy(n):
         expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
         assert estimates.wilson_interval(hits / n, n) == pytest.approx((expected.low, expected.high), abs=1e-14)
     if n > 1:
-        x, rng = np.random.default_rng(n).exponential(size=n), np.random.default_rng(7)
+        x, rng = np.random.default_rng(n).exponential(size=n), np.random.default_rng(0)
         expected = stats.bootstrap((x,), np.median, n_resamples=999, method="percentile", rng=rng).confidence_interval
-        assert estimates.statistic_interval(np.median, x, seed=7) == pytest.approx((expected.low, expected.high))
+        assert estimates.statistic_interval(np.median, x) == pytest.approx((expected.low, expected.high))
 
 
 def test_an_estimate_whose_value_lies_outside_of_its_interval_is_refused():

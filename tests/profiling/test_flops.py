@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from torch_geometric.nn import GCNConv, GINConv, GPSConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.counting import count
 from gnnlab.profiling.flops import (
     FLOPsEstimator,
     estimate_attention_flops,
@@ -19,6 +18,7 @@ from gnnlab.profiling.flops import (
     estimate_mpnn_flops,
     estimate_pe_flops,
 )
+from gnnlab.profiling.roofline import count
 
 WORKED = {"num_nodes": 500, "num_edges": 2500, "hidden_dim": 256, "num_layers": 6, "num_heads": 8, "ffn_dim": 512}
 BREAKDOWN = {

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gnnlab.errors import ParityError
-from gnnlab.profiling.parity import gradient_error, relative_error, require_equal
+from gnnlab.profiling.races import gradient_error, relative_error, require_equal
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch import nn
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import races
-from gnnlab.profiling.conditions import Conditions, under
+from gnnlab.profiling.context import Conditions, under
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.profiling.races import LEAST_ROUNDS, race_forms
 

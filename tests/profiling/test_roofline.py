@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.counting import count
-from gnnlab.profiling.roofline import WORKING_SETS, Ceilings, bound_ms, ceilings
+from gnnlab.profiling.roofline import WORKING_SETS, Ceilings, bound_ms, ceilings, count
 
 LIMITS = Ceilings(
     copy_gb_s=[(1024, 100.0), (4096, 50.0)], gemm_gflop_s=10.0, precision="float32", threads=2, device="cpu"

@@ -9,7 +9,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gnnlab.errors import Unavailable
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.rewrite import around
 
 

@@ -18,7 +18,7 @@ FACTORIES = ("gcn", "gin", "gat", "gatv2", "sage", "pna", "with_edges", "biparti
 COMPARE = """
 import json, sys
 from gnnlab.profiling.context import call
-from gnnlab.profiling.parity import relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.workloads import models
 found = {}
 for name, graph in json.loads(sys.argv[1]).items():
