@@ -12,7 +12,7 @@ Units that are devices of their own slow nobody down.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -80,7 +80,7 @@ class Machine:
         can be. What works beside what is as their shares in the work of the cores.
         """
         devices = [work.ms for work in works if work.unit in self.devices]
-        cores = list(self._by_core(works, places).values())
+        cores = list(self.by_core(works, places).values())
         slowed = [sum(w.ms for w in own) + self._lost(own, [c for c in cores if c is not own]) for own in cores]
         return reduce(np.maximum, [*slowed, *devices])
 
@@ -95,11 +95,12 @@ class Machine:
 
     def overlap(self, works: Sequence[Work], places: Places) -> float:
         """For what share of the busiest core's time others work, too: 0 for one core, n - 1 where n share evenly."""
-        cores = self._by_core(works, places)
+        cores = self.by_core(works, places)
         loads = sorted(sum(float(np.mean(work.ms)) for work in own) for own in cores.values())
         return sum(loads[:-1]) / loads[-1] if loads and loads[-1] > 0 else 0.0
 
-    def _by_core(self, works: Sequence[Work], places: Places) -> dict[int | str, list[Work]]:
+    def by_core(self, works: Iterable[Work], places: Places) -> dict[int | str, list[Work]]:
+        """The work on each core; what devices do is on none."""
         found: dict[int | str, list[Work]] = {}
         for work in works:
             if work.unit not in self.devices:
@@ -267,10 +268,7 @@ class _Cores:
 
     def _rates(self) -> dict[str, float]:
         """ms of work done in a ms. Of several kinds at work on another core, each counts for its part of that core."""
-        on_core: dict[int | str, list[Work]] = {}
-        for work, _ in self.running.values():
-            if work.unit not in self.machine.devices:
-                on_core.setdefault(self.places[work.unit], []).append(work)
+        on_core = self.machine.by_core([work for work, _ in self.running.values()], self.places)
         rates = dict.fromkeys(self.running, 1.0)
         for core, own in on_core.items():
             for work in own:

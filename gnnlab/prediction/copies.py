@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gnnlab import machine
-from gnnlab.campaign.cell_inputs import layer_of, model_for, values_of
+from gnnlab.campaign.cell_inputs import layer_of, load, values_of
 from gnnlab.campaign.cells import Cell
 from gnnlab.errors import GnnlabError
 from gnnlab.export.export import export
@@ -112,9 +112,8 @@ def _swept(
 def results_of(unit: Unit, like: Cell, models: Path, edges: int) -> Iterator[Result]:
     """A function that lets the unit write its result anew. Raises `GnnlabError` where that is not what it was given."""
     cell = _identity(like, edges, unit.name)
-    values, layer, model = values_of(cell), layer_of(IDENTITY, like.features), model_for(unit, cell, str(models))
-    at = {"nodes": cell.nodes, "edges": edges, "threads": like.threads, "precision": like.precision}
-    loaded, given = unit.load(layer, STAGE, STAGE, model, **at), values["x_j"]
+    values = values_of(cell)
+    loaded, given = load(unit, cell, str(models), like.precision), values["x_j"]
 
     def written() -> np.ndarray:
         (result,) = loaded.run(values).values()

@@ -113,35 +113,33 @@ def geometric_mean(cells: Sequence[Estimate]) -> Estimate:
 
     Cells are measured by themselves, so the logarithmic half-widths of their intervals add as squares.
     """
-    logs, k, n = np.log([cell.value for cell in cells]), len(cells), min(cell.n for cell in cells)
+    values, lows, highs, n = _columns(cells)
+    logs, k = np.log(values), len(cells)
     middle = float(np.mean(logs))
-    if any(cell.low is None for cell in cells):
-        return Estimate(math.exp(middle), None, None, n)
-    below = np.linalg.norm(logs - np.log([cell.low for cell in cells])) / k
-    above = np.linalg.norm(np.log([cell.high for cell in cells]) - logs) / k
+    below, above = (np.linalg.norm(np.log(ends) - logs) / k for ends in (lows, highs))
     return held(math.exp(middle), math.exp(middle - below), math.exp(middle + above), n)
+
+
+def _columns(cells: Sequence[Estimate]) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Values, low and high ends (NaN where there is none), and the least `n`."""
+    rows = np.array([(cell.value, cell.low, cell.high) for cell in cells], dtype=float)
+    return *rows.T, min(cell.n for cell in cells)
 
 
 def quotient(above: Estimate, below: Estimate) -> Estimate:
     """`above` over `below`, both above 0 and measured by themselves: the logarithmic half-widths of their intervals add
     as squares. `n` is the least of theirs."""
-    value, n = above.value / below.value, min(above.n, below.n)
-    if above.low is None or below.low is None:
-        return Estimate(value, None, None, n)
-    down = math.hypot(math.log(above.value / above.low), math.log(below.high / below.value))
-    up = math.hypot(math.log(above.high / above.value), math.log(below.value / below.low))
-    return held(value, value * math.exp(-down), value * math.exp(up), n)
+    (value, under), (low, under_low), (high, under_high), n = _columns([above, below])
+    down = math.hypot(math.log(value / low), math.log(under_high / under))
+    up = math.hypot(math.log(high / value), math.log(under / under_low))
+    return held(value / under, value / under * math.exp(-down), value / under * math.exp(up), n)
 
 
 def worst(cells: Sequence[Estimate]) -> Estimate:
     """The least of `cells`, with an interval from the least low end to the least high end: which one is the least was
     seen in the same samples, so its own interval would be too narrow."""
-    ends = [cell.interval for cell in cells]
-    n = min(cell.n for cell in cells)
-    value = min(cell.value for cell in cells)
-    if any(interval is None for interval in ends):
-        return Estimate(value, None, None, n)
-    return held(value, min(low for low, _ in ends), min(high for _, high in ends), n)
+    *columns, n = _columns(cells)
+    return held(*(float(column.min()) for column in columns), n)
 
 
 def middle(cells: Sequence[Estimate]) -> Estimate:
@@ -149,10 +147,8 @@ def middle(cells: Sequence[Estimate]) -> Estimate:
 
     What an interval of a cell leaves open is so in that of the median, which noise can widen and never shift alone.
     """
-    value, n = float(np.median([cell.value for cell in cells])), min(cell.n for cell in cells)
-    if any(cell.low is None for cell in cells):
-        return Estimate(value, None, None, n)
-    return held(value, *(float(np.median([getattr(cell, end) for cell in cells])) for end in ("low", "high")), n)
+    *columns, n = _columns(cells)
+    return held(*(float(np.median(column)) for column in columns), n)
 
 
 def over_clusters(
@@ -237,8 +233,8 @@ def _wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def held(value: float, low: float | None, high: float | None, n: int) -> Estimate:
-    """An estimate whose interval holds its value also where rounding put it a bit outside."""
-    if low is None or high is None:
+    """An estimate whose interval holds its value also where rounding put it a bit outside; none where an end is NaN."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
         return Estimate(value, None, None, n)
     return Estimate(value, min(low, value), max(high, value), n)
 

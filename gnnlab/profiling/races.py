@@ -111,14 +111,10 @@ def _agreeing(calls: Mapping[str, Form], tolerance: float | Mapping[str, float])
     for name, call in list(calls.items())[1:]:
         try:
             error = _error(expected, call(), name)
-        except ParityError as problem:
-            found[name] = Raced(reason=str(problem))
-            continue
-        except Unavailable as problem:
-            found[name] = Raced(reason=str(problem), missing=True)
-            continue
         except Exception as problem:  # whatever a form of the reader raises: the others still race
-            found[name] = Raced(reason=f"does not run here: {one_line(problem)}")
+            ours = isinstance(problem, (ParityError, Unavailable))
+            reason = str(problem) if ours else f"does not run here: {one_line(problem)}"
+            found[name] = Raced(reason=reason, missing=isinstance(problem, Unavailable))
             continue
         bound = bounds.get(name, common)
         if error <= bound:
