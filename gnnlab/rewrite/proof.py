@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, one_line
-from gnnlab.profiling.conditions import Conditions
-from gnnlab.profiling.context import call
+from gnnlab.profiling.context import Conditions, call
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.races import RTOL_FLOAT32, directions
 from gnnlab.workloads import models
