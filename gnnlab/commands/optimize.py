@@ -50,7 +50,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
 def table(report: Optimized) -> Table:
     """A line for each step."""
     facts = report.facts
-    what = "forward and backward" if report.train else "forward"
+    what = "forward and backward, dropout at 0" if report.train else "forward"
     title = f"{report.spec} on {report.graph}: {facts['nodes']:,} nodes, {facts['edges']:,} edges; {what}"
     columns = ("", "step", "times as fast, alone", "processes", "at most", "once", "why")
     rows = sorted(report.tried, key=lambda tried: (not tried.kept, tried.gain is None))
