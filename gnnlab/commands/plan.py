@@ -15,7 +15,7 @@ from gnnlab.planning import store as plan_store
 from gnnlab.planning import table_costs
 from gnnlab.planning.calibration import Calibration
 from gnnlab.planning.costs import Shares
-from gnnlab.planning.execution import Executed, carry_out
+from gnnlab.planning.execution import carry_out
 from gnnlab.planning.partition import Graph, by_ranges
 from gnnlab.planning.planning import planner_of
 from gnnlab.planning.plans import Plan, parse
@@ -65,7 +65,10 @@ def run(arguments: Namespace, show: Show) -> int:
     if arguments.execute:
         with UnitWorkers() as workers:
             model = planner_of(costs).model
-            show(_done(carry_out(choice.plan, model, graph, workers, models=folder / MODELS, parts=arguments.parts)))
+            done = carry_out(choice.plan, model, graph, workers, models=folder / MODELS, parts=arguments.parts)
+        how = f"in {done.ms:.3g} ms" if done.parts == 1 else f"cut by METIS into {done.parts} parts and streamed"
+        off = f"{done.parity_error:.1e} from the plain layer's result, relative"
+        show(f"Executed on {done.size[0]} nodes and {done.size[1]} edges, {how}: {off}.")
     return 0
 
 
@@ -157,13 +160,6 @@ def _weighed(choice: Choice) -> Table:
         cells.append((row["words"], _ms(row["ms"], row["low"], row["high"]), f"{100 * row['regret_p95']:.0f} %", mark))
     columns = ("plan", "ms a graph (90 %)", "regret, 1 draw in 20", "")
     return table("the plans that it was weighed against", columns, cells, boxed=False)
-
-
-def _done(found: Executed) -> str:
-    nodes, edges = found.size
-    how = f"in {found.ms:.3g} ms" if found.parts == 1 else f"cut by METIS into {found.parts} parts and streamed"
-    off = f"{found.parity_error:.1e} from the plain layer's result, relative"
-    return f"Executed on {nodes} nodes and {edges} edges, {how}: {off}."
 
 
 def _ms(middle: float, low: float, high: float) -> str:

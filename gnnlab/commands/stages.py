@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,17 +117,13 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     for notebook in sorted(chosen, key=lambda notebook: notebook.number):
         checked = parameters.check(in_set[notebook.name] or {}, notebook.declared)
         values |= {"tables": checked} if notebook.number == TABLES else checked
-    values |= {**_options(arguments), "cluster": arguments.cluster}
-    folder = discovery.output_folder(set_, in_set.values(), root)
-    values["sizes"] = sizes.read(values["sizes"], root)
-    return SimpleNamespace(**values), folder
-
-
-def _options(arguments: Namespace) -> Mapping[str, Any]:
     named = {name: getattr(arguments, name) for name in ("sizes", "units", "blocks")}
     if named["sizes"]:  # a file lies where the command was given, not in the repository
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
-    return {name: value for name, value in named.items() if value}
+    values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
+    folder = discovery.output_folder(set_, in_set.values(), root)
+    values["sizes"] = sizes.read(values["sizes"], root)
+    return SimpleNamespace(**values), folder
 
 
 def _say(line: str) -> None:

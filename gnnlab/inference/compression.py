@@ -65,7 +65,7 @@ def _silent() -> Iterator[None]:
 # ---- fewer channels --------------------------------------------------------------------------------------------------
 
 
-def narrow(model: EdgeAllocator, keep: float = 0.5, *, steps: int = 300, seed: int = 0) -> EdgeAllocator:
+def narrow(model: EdgeAllocator, keep: float = 0.5, *, steps: int = 300) -> EdgeAllocator:
     """A copy with the share `keep` of the hidden channels, tuned for `steps` steps to score as `model` does.
 
     A channel counts as much as the product of the norms of what leads to it and of what leads away from it.
@@ -87,12 +87,17 @@ def narrow(model: EdgeAllocator, keep: float = 0.5, *, steps: int = 300, seed: i
         for old, new in zip(_heads(model), _heads(made), strict=True):
             new.weight.copy_(old.weight[:, kept[-1]])
             new.bias.copy_(old.bias)
-    return _tuned(made, model, steps, seed)
+    return _tuned(made, model, steps)
 
 
-def _tuned(student: EdgeAllocator, teacher: EdgeAllocator, steps: int, seed: int) -> EdgeAllocator:
+def _tuned(student: EdgeAllocator, teacher: EdgeAllocator, steps: int) -> EdgeAllocator:
     """The student after `steps` of Adam towards the teacher's scores."""
-    batches = [_batch(teacher, seed + place) for place in range(POOL if steps else 0)]
+    batches: list[tuple[Tensor, Tensor, Tensor]] = []
+    for seed in range(POOL if steps else 0):
+        networks = NetworkArrays.of(edge_networks.random_states(NETWORKS_A_STEP, (5, 100), seed=seed))
+        x, edge_index = torch.from_numpy(networks.x), torch.from_numpy(networks.edge_index)
+        with torch.no_grad():
+            batches.append((x, edge_index, teacher(x, edge_index)))
     optimizer = torch.optim.Adam(student.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
     with torch.enable_grad():
@@ -103,13 +108,6 @@ def _tuned(student: EdgeAllocator, teacher: EdgeAllocator, steps: int, seed: int
             optimizer.step()
             schedule.step()
     return student.eval()
-
-
-def _batch(teacher: EdgeAllocator, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    networks = NetworkArrays.of(edge_networks.random_states(NETWORKS_A_STEP, (5, 100), seed=seed))
-    x, edge_index = torch.from_numpy(networks.x), torch.from_numpy(networks.edge_index)
-    with torch.no_grad():
-        return x, edge_index, teacher(x, edge_index)
 
 
 def _strongest(model: EdgeAllocator, place: int, wanted: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -87,18 +88,12 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
         mine = own and study in OWN_STUDIES
         cells: dict[str, list[Row]] = {}
         for row in rows:
-            purpose = ", ".join(map(str, row.keys.values())) if mine else _named(purposes[study], row.keys)
+            purpose = ", ".join(map(str, row.keys.values())) if mine else purposes[study]
+            with suppress(KeyError, ValueError):  # as it is where a cell of the study has other keys
+                purpose = purpose if mine else purpose.format(**row.keys)
             cells.setdefault(purpose, []).append(row)
         found += [_use(study, purpose, of_cell, mine) for purpose, of_cell in cells.items()]
     return sorted(found, key=lambda use: not use.yours)
-
-
-def _named(purpose: str, keys: Mapping[str, Any]) -> str:
-    """A purpose with the keys of a cell in it; as it is where a cell of the study has others."""
-    try:
-        return purpose.format(**keys)
-    except (KeyError, ValueError):
-        return purpose
 
 
 def _use(study: str, purpose: str, rows: Sequence[Row], mine: bool) -> Use:

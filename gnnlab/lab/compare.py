@@ -168,7 +168,11 @@ def _changes(notebook: str, rows_a: Sequence[Row], rows_b: Sequence[Row], said: 
     ok_a, ok_b = ([row for row in rows if row.status == "ok"] for rows in (rows_a, rows_b))
     if not (ok_a and ok_b):
         return []
-    note = "; ".join(part for part in _unlike(ok_a[0], ok_b[0]) if part not in said)
+    a, b = ok_a[0], ok_b[0]
+    unlike = [f"A is {a.origin.value}, B is {b.origin.value}"] if a.origin is not b.origin else []
+    pairs = {name: (getattr(a, name), getattr(b, name)) for name in ("device", "precision", "threads")}
+    unlike += [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
+    note = "; ".join(part for part in unlike if part not in said)
     return [_change(notebook, *pair, note) for pair in zip(_figures(ok_a), _figures(ok_b), strict=False)]
 
 
@@ -232,15 +236,6 @@ def _unknown(side: str, figure: Side) -> str | None:
     if figure.of == figure.row.statistic and figure.row.interval is Interval.PREDICTION:
         return f"{side} has an interval of single new values, not of its own"
     return None
-
-
-def _unlike(a: Row, b: Row) -> Iterator[str]:
-    """What of the row's own conditions was not the same."""
-    if a.origin is not b.origin:
-        yield f"A is {a.origin.value}, B is {b.origin.value}"
-    for name in ("device", "precision", "threads"):
-        if getattr(a, name) != getattr(b, name):
-            yield f"{name}: {getattr(a, name)} | {getattr(b, name)}"
 
 
 # ---- conditions of the runs -----------------------------------------------------------------------------------------

@@ -235,11 +235,10 @@ def fail(staged: Path, folder: Path, name: str, result: results.ResultFile) -> P
     results.write(path, result, table)
     executed, kept = staged / f"{name}.ipynb", folder / f"{name}.failed.ipynb"
     kept.unlink(missing_ok=True)
-    there = executed.exists()
-    if there:
+    if executed.exists():
         executed.replace(kept)
     shutil.rmtree(staged, ignore_errors=True)
-    return kept if there else None
+    return kept if kept.exists() else None
 
 
 # ---- the record of its runs ------------------------------------------------------------------------------------------

@@ -202,35 +202,34 @@ class Study:
         if remarks := self._remarks():
             self._lab.say("\n".join(remarks))
 
-    def heat(self, *, row: str, column: str, panel: str = "form", value: str = "value", key: bool = False) -> None:
-        """A map of the `value` or `ratio` by two keys or fields, a panel for each value of a third, numbers in the
-        fields. Colours compare within a row; what was not measured is hatched, and a dash where there is no number.
+    def heat(self, *, row: str, column: str, panel: str = "form", key: bool = False) -> None:
+        """A map of the value by two keys or fields, a panel for each value of a third, numbers in the fields. Colours
+        compare within a row; what was not measured is hatched, and a dash where there is no number.
         """
         if self._nothing():
             return
-        frame, label, unit = self._drawn(value, missing=True)
+        frame, label, unit = self._drawn("value", missing=True)
         shape = {"row": row, "column": column, "panel": panel}
         fig = plots.heat(frame, **shape, label=axis_label(label, unit), title=self.finding())
         words = f"Heat maps: {label} by {plain(row)} and {plain(column)}, one map for each {plain(panel)}"
         self._show(fig, "heat", words, key)
 
-    def stack(self, *, part: str, panel: str, rest: str, title: str, row: str = "form", key: bool = False) -> None:
-        """Stacked bars of rows that add up, round by round: a bar for each `row`, a panel for each `panel`, the share
+    def stack(self, *, part: str, panel: str, rest: str, title: str) -> None:
+        """Stacked bars of rows that add up, round by round: a bar for each form, a panel for each `panel`, the share
         of each `part`, and the sum beside. `rest`: the part that is left. `title`: what the caller found in the rows.
         """
         if self._nothing():
             return
-        self._need(row, part, panel)
-        rows = [(each, self._table.samples_of(each)) for each in self.rows if each.status == "ok"]
-        frame = pd.DataFrame(
-            [{row: r.get(row), part: r.get(part), panel: r.get(panel), "samples": samples} for r, samples in rows]
-        )
-        shape = {"row": row, "part": part, "panel": panel, "rest": rest}
-        better = next(each.better for each, _ in rows)
-        label = self._said or LABELS.get((self._unit(), better), self.label)
+        self._need(part, panel)
+        rows = [row for row in self.rows if row.status == "ok"]
+        names = ("form", part, panel)
+        frame = pd.DataFrame([{name: row.get(name) for name in names} for row in rows])
+        frame["samples"] = [self._table.samples_of(row) for row in rows]
+        shape = {"row": "form", "part": part, "panel": panel, "rest": rest}
+        label = self._said or LABELS.get((self._unit(), rows[0].better), self.label)
         fig = stacks.stacked(frame, **shape, unit=self._unit(), label=label, title=title)
-        words = f"Stacked bars: share of each {plain(part)} by {plain(row)}, one panel for each {plain(panel)}"
-        self._show(fig, "stack", f"{words}, beside the {label} in all", key)
+        words = f"Stacked bars: share of each {plain(part)} by form, one panel for each {plain(panel)}"
+        self._show(fig, "stack", f"{words}, beside the {label} in all", False)
 
     def marks(self, *, row: str, column: str, key: bool = False) -> None:
         """A matrix of what became of each pair of two keys or fields: ok, or not, with the reasons listed below.
@@ -341,7 +340,7 @@ class Study:
         frame = frame[(frame["form"] != CONTROL) & ((frame["status"] == "ok") | missing)]
         if y == "ratio":
             base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
-            frame = frame[frame["form"] != base] if missing else frame[frame["ratio"].notna()]
+            frame = frame[frame["ratio"].notna()]
             ratio = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
             frame = frame.assign(**{name: frame[column].astype(float) for name, column in ratio.items()})
             return frame, f"times as fast as {base}", "x"

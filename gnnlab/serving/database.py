@@ -246,7 +246,10 @@ class Recorder:
                 self._ready = True
             while self._waiting:
                 await self._insert_some()
-            await self._clean()
+            now = asyncio.get_running_loop().time()
+            if now >= self._clean_at:
+                await self._database.delete_before(datetime.now(UTC) - self._keep)
+                self._clean_at = now + CLEAN_EVERY_S
         except Exception as error:  # drivers raise what they like; the service goes on
             if not self._away:
                 log.warning("the database is away, decisions wait for it: %s", one_line(error))
@@ -290,12 +293,6 @@ class Recorder:
                 break
             some.append(one)
         return some
-
-    async def _clean(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= self._clean_at:
-            await self._database.delete_before(datetime.now(UTC) - self._keep)
-            self._clean_at = now + CLEAN_EVERY_S
 
 
 def _prediction(one: Answered) -> dict[str, Any]:

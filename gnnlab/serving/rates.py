@@ -27,13 +27,12 @@ def over_rates(
     *,
     rounds: int,
     fewer: Mapping[str, int] | None = None,
-    seed: int = 0,
 ) -> Rates:
     """Each form, called with a rate and a seed, at each of its rates (requests/s) in each round, in random order.
 
     `fewer` has the number of rounds of forms that run in the first of them only.
     """
-    rows, order, limits = [], np.random.default_rng(seed), dict(fewer or {})
+    rows, order, limits = [], np.random.default_rng(0), dict(fewer or {})
     for at in range(rounds):
         cells = [(form, rate) for form in forms if at < limits.get(form, rounds) for rate in sorted(rates[form])]
         for place in order.permutation(len(cells)):

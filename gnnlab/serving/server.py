@@ -1,6 +1,6 @@
 """The service as processes: started here until a signal, or as a child for as long as a block lasts.
 
-    with running(made(redis="redis://127.0.0.1:6379/0")) as url:
+    with started(made(redis="redis://127.0.0.1:6379/0")) as (url, process):
         httpx.post(f"{url}/predict", json=state).json()["node_id"]
 
 SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the database gets what it is due. So it is
@@ -119,20 +119,12 @@ def _listen(config):
 
 
 @contextmanager
-def running(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[str]:
-    """The URL of a service of these settings in a process of its own, which ends, gracefully, with the block or with
-    this process.
+def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
+    """The URL of a service of these settings, and its process, which ends, gracefully, with the block or with this one.
 
-    `port=0` takes any port that is free. What it logs goes to this process's standard error.
-    Raises `GnnlabError`: it did not become ready within `start_s` seconds.
+    `port=0` takes any port that is free. What it logs goes to this process's standard error. `workers_of` tells the
+    workers of a process. Raises `GnnlabError`: it did not become ready in time.
     """
-    with started(settings, start_s=start_s) as (url, _):
-        yield url
-
-
-@contextmanager
-def started(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[tuple[str, psutil.Process]]:
-    """The same, with the process: what a test of faults stops, or looks for the workers in (`workers_of`)."""
     command = [sys.executable, "-m", "gnnlab", "serve"]
     own = {**os.environ, **environment(settings), "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
     child = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True)
@@ -142,7 +134,7 @@ def started(settings: ServiceSettings, *, start_s: float = START_S) -> Iterator[
         if not greeting.startswith(GREETING):
             raise GnnlabError(f"the service did not start: exit code {child.wait()}; its log says why")
         url = greeting.removeprefix(GREETING).split()[0]
-        _until_ready(url, child, start_s)
+        _until_ready(url, child)
         yield url, process
     finally:
         _end(child, process, settings.shutdown_s)
@@ -160,8 +152,8 @@ def _works(child: psutil.Process) -> bool:
         return False
 
 
-def _until_ready(url: str, child: subprocess.Popen, within_s: float) -> None:
-    end = time.monotonic() + within_s
+def _until_ready(url: str, child: subprocess.Popen) -> None:
+    end = time.monotonic() + START_S
     while time.monotonic() < end:
         if child.poll() is not None:
             raise GnnlabError(f"the service ended with exit code {child.returncode}; its log says why")
@@ -170,7 +162,7 @@ def _until_ready(url: str, child: subprocess.Popen, within_s: float) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
-    raise GnnlabError(f"the service was not ready within {within_s:g} s")
+    raise GnnlabError(f"the service was not ready within {START_S:g} s")
 
 
 def _end(child: subprocess.Popen, process: psutil.Process, within_s: float) -> None:

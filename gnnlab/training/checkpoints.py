@@ -133,19 +133,16 @@ class RunFolder:
             )
         if saved is not None:
             require_same(saved.facts, self.identity, self.folder)
-            self._note_environment(saved)
+            before = saved.facts.get("environment") or {}
+            pairs = [(name, before.get(name), own) for name, own in self.environment.items()]
+            if changed := "; ".join(f"{name} {then}, now {own}" for name, then, own in pairs if then != own):
+                text = f"the checkpoint in {self.folder} was made with {changed}: losses may differ in their last bits"
+                warnings.warn(text, stacklevel=4)
         return saved
 
     def close(self) -> None:
         """Let another training have the folder."""
         self._held.close()
-
-    def _note_environment(self, saved: Checkpoint) -> None:
-        before = saved.facts.get("environment") or {}
-        pairs = [(name, before.get(name), own) for name, own in self.environment.items()]
-        if changed := "; ".join(f"{name} {then}, now {own}" for name, then, own in pairs if then != own):
-            text = f"the checkpoint in {self.folder} was made with {changed}: losses may differ in their last bits"
-            warnings.warn(text, stacklevel=5)
 
     def save(self, position: dict[str, Any], losses: Sequence[float], stepper: Stepper) -> None:
         """Keep where training stands. All processes come here, and leave when the checkpoint stands.

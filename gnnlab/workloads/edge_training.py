@@ -178,8 +178,9 @@ def _rewarded(x: np.ndarray, links: np.ndarray) -> Data:
 class Critic(nn.Module):
     """The reward to expect in each network, (B,), from the means of its nodes; needed while training only."""
 
-    def __init__(self, hidden: int = 64) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        hidden = 64
         self.read = nn.Sequential(nn.Linear(WIDTH, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.out = nn.Linear(hidden, 1)
 

@@ -56,7 +56,7 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
     return _named(checked(graph_files.read(path), str(path)), path.stem)
 
 
-def of_size(size: str, features: int, *, seed: int = 42) -> Data:
+def of_size(size: str, features: int) -> Data:
     """A graph of "nodes/edges", as in "1000/10000": x (N, features) standard normal, edge_index (2, E) at random.
 
     "58/776" is the symptom graph. Raises `GnnlabError`, in one line, for a text that is no size.
@@ -65,7 +65,7 @@ def of_size(size: str, features: int, *, seed: int = 42) -> Data:
     if len(parts) != 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts) or features < 1:
         raise GnnlabError(f"size {shown(size)} with {features} features: write nodes/edges, as in 1000/10000")
     nodes, edges = map(int, parts)
-    found = load("symptoms") if size == "58/776" else load(f"random:nodes={nodes},edges={edges},features=1,seed={seed}")
+    found = load("symptoms") if size == "58/776" else load(f"random:nodes={nodes},edges={edges},features=1,seed=42")
     x = torch.randn(nodes, features, generator=torch.Generator().manual_seed(0))
     return Data(x=x, edge_index=found.edge_index, num_nodes=nodes, name=size)
 

@@ -129,7 +129,10 @@ def of_the_user(
     """
     name = getattr(spec, "__name__", "factory") if callable(spec) else spec
     with user_code.importable():
-        model = _made(name, spec if callable(spec) else user_code.load(spec), data, options)
+        factory = spec if callable(spec) else user_code.load(spec)
+        model = user_code.call(name, factory, *((data,) if _wants_graph(factory) else ()), **options)
+        if not isinstance(model, nn.Module):
+            raise GnnlabError(f"{name} must return a torch.nn.Module, it returned {shown(model)}")
     batch = bind(model, data, name)
     _try(name, model, batch)
     return name, model, batch
@@ -176,14 +179,6 @@ def _field(data: Data, name: str) -> Any:
     if name == "batch" and data.batch is None:
         return torch.zeros(data.num_nodes, dtype=torch.int64)
     return data.get(name)
-
-
-def _made(spec: str, factory: Callable[..., Any], data: Data, options: dict[str, Any]) -> nn.Module:
-    arguments = (data,) if _wants_graph(factory) else ()
-    model = user_code.call(spec, factory, *arguments, **options)
-    if not isinstance(model, nn.Module):
-        raise GnnlabError(f"{spec} must return a torch.nn.Module, it returned {shown(model)}")
-    return model
 
 
 def _wants_graph(factory: Callable[..., Any]) -> bool:

@@ -13,7 +13,6 @@ Node numbers are shuffled, so that memory locality is alike in all three.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -94,16 +93,11 @@ def _weighted_pairs(weight: np.ndarray, count: int, rng: np.random.Generator) ->
         ends = np.searchsorted(ladder, rng.random((2, size)) * ladder[-1], side="right").clip(max=n - 1)
         return (ends[0] * n + ends[1])[ends[0] != ends[1]]
 
-    return np.divmod(_first_distinct(draw, count), n)
-
-
-def _first_distinct(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
-    """The first `count` different values of an endless sequence of draws."""
-    drawn = np.empty(0, dtype=np.int64)
+    drawn = np.empty(0, dtype=np.int64)  # the first `count` different ones
     while len(drawn) < count:
         drawn = np.concatenate([drawn, draw(count - len(drawn) + 16)])
         drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
-    return drawn[:count]
+    return np.divmod(drawn[:count], n)
 
 
 def _in_groups(nodes: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -217,7 +217,13 @@ class StagedLayer:
         """
         if reduction not in REDUCTIONS:
             raise GnnlabError(f"{self.name}: no reduction {reduction!r}; {' or '.join(REDUCTIONS)} is understood")
-        return replace(self, stages=tuple(_reduced(stage, reduction) for stage in self.stages))
+        stages = []
+        for stage in self.stages:
+            module = copy.copy(stage.module)
+            if isinstance(module, Reduction):
+                module.reduction = reduction
+            stages.append(replace(stage, module=module))
+        return replace(self, stages=tuple(stages))
 
 
 class Reduction(nn.Module):
@@ -231,11 +237,3 @@ class Reduction(nn.Module):
             return zeros.index_add(0, target, source)
         index = target.view(-1, *[1] * (source.dim() - 1)).expand_as(source)
         return zeros.scatter_add(0, index, source)
-
-
-def _reduced(stage: Stage, reduction: str) -> Stage:
-    if not isinstance(stage.module, Reduction):
-        return stage
-    module = copy.copy(stage.module)
-    module.reduction = reduction
-    return replace(stage, module=module)

@@ -2,8 +2,8 @@
 
 import nbformat
 import pytest
+from refusals import refusal as refused
 
-from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery
 from gnnlab.lab.discovery import Notebook, ParameterSet
 
@@ -22,13 +22,6 @@ def notebook(repository, name, source=CELL, **about):
     path = repository / "notebooks" / f"{name}.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"gnnlab": about} if about else {}), path)
     return path
-
-
-def refused(function, *arguments, **options):
-    with pytest.raises(GnnlabError) as refusal:
-        function(*arguments, **options)
-    assert len(str(refusal.value).splitlines()) == 1
-    return str(refusal.value)
 
 
 # ---- notebooks

@@ -8,6 +8,7 @@ import papermill
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refusal as refused
 
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import parameters
@@ -39,14 +40,6 @@ def notebook(path, source=CELL, tags=("parameters",)):
 @pytest.fixture(scope="module")
 def declared(tmp_path_factory):
     return parameters.declared(notebook(tmp_path_factory.mktemp("declared") / "01_x.ipynb"))
-
-
-def refused(function, *arguments):
-    """The message of the refusal, which must be one line."""
-    with pytest.raises(GnnlabError) as refusal:
-        function(*arguments)
-    assert len(str(refusal.value).splitlines()) == 1
-    return str(refusal.value)
 
 
 # ---- the declaration

@@ -13,3 +13,11 @@ def refused(match="."):
     with pytest.raises(GnnlabError, match=match) as caught:
         yield caught
     assert "\n" not in str(caught.value)
+
+
+def refusal(function, *arguments, **options):
+    """The line with which a call is refused."""
+    with refused() as caught:
+        function(*arguments, **options)
+    assert str(caught.value)
+    return str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 from torch_geometric import datasets
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.io import read_npz as pyg_read_npz
@@ -23,12 +24,7 @@ EDGES = [[0, 1, 2], [1, 2, 0]]
 
 
 def refused(spec, **options) -> str:
-    """The one line with which `spec` is refused."""
-    with pytest.raises(GnnlabError) as caught:
-        graphs.load(spec, **options)
-    line = str(caught.value)
-    assert line and "\n" not in line
-    return line
+    return refusal(graphs.load, spec, **options)
 
 
 def assert_sound(data: Data) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads import table_files
@@ -29,10 +30,7 @@ def write(path: Path, **changes) -> Path:
 
 
 def refused(path: Path, **options) -> str:
-    with pytest.raises(GnnlabError) as caught:
-        load(path, **({"fields": FIELDS, "targets": TARGETS} | options))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal(load, path, **({"fields": FIELDS, "targets": TARGETS} | options))
 
 
 def test_categories_and_classes_are_numbered_in_ascending_order_from_one_and_from_zero(tmp_path):
