@@ -14,13 +14,12 @@ from statistics import median
 from typing import Any
 
 from gnnlab import machine
-from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from .claims import NO_GAIN_BELOW, RATIOS, Verdict
 from .ledger import Judged
 from .results import ResultFile
-from .table import Row, Table, digits, number
+from .table import Row, Table, digits, number, over_baseline
 
 HEADLINES, OF_A_DOCUMENT = 5, 2
 SAME = 1e-4  # largest relative error of a form that is called equal
@@ -97,11 +96,7 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
 
 
 def _use(study: str, purpose: str, rows: Sequence[Row], mine: bool) -> Use:
-    forms: dict[str, list[Estimate]] = {}
-    for row in rows:
-        forms.setdefault(row.form, []).append(Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n))
-    most = max(map(len, forms.values()))
-    gains = {form: estimates.geometric_mean(cells) for form, cells in forms.items() if len(cells) == most}
+    gains = over_baseline(rows, everywhere=True)
     seen = {form: gain for form, gain in gains.items() if gain.low is not None and gain.low > NO_GAIN_BELOW}
     best = max(seen, key=lambda form: seen[form].value, default=None)
     return Use(purpose, study, best, rows[0].baseline, seen.get(best), mine)

@@ -298,11 +298,9 @@ def _counts(rule: Rule, rows: list[Row]) -> Found:
 
 
 def _cells(rows: Sequence[Row]) -> str:
-    """The cells in words: "3 sizes", "5 batches"."""
+    """The cells in words: "3 cells by size"."""
     keys = [key for key in rows[0].keys if len({row.keys.get(key) for row in rows}) > 1]
-    if not keys:
-        return "one cell"
-    return f"{len(rows)} cells by {' and '.join(keys)}"
+    return f"{len(rows)} cells by {' and '.join(keys)}" if keys else "one cell"
 
 
 _OF_A_RACE = {
@@ -316,15 +314,10 @@ _OF_A_RACE = {
 def _not_slower(cells: Sequence[Estimate]) -> Estimate:
     """The share of cells that are not slower: from those that surely are not to those that might not be."""
     least = 1 / TOLERANCE
-    value, sure, possible = (
-        float(np.mean([least <= (end if end is not None else other) for end, other in ends]))
-        for ends in (
-            [(cell.value, 0.0) for cell in cells],
-            [(cell.low, 0.0) for cell in cells],
-            [(cell.high, math.inf) for cell in cells],
-        )
-    )
-    return Estimate(value, sure, possible, len(cells))
+    value = np.mean([cell.value >= least for cell in cells])
+    sure = np.mean([cell.low is not None and cell.low >= least for cell in cells])
+    possible = np.mean([cell.high is None or cell.high >= least for cell in cells])
+    return Estimate(float(value), float(sure), float(possible), len(cells))
 
 
 def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> Found:
@@ -377,14 +370,11 @@ def cell_ratio(
     table: Table, cell: Mapping[str, Row], forms: Sequence[Row], peers: Sequence[Row], of: str
 ) -> tuple[Estimate, Row, Row]:
     """One cell's ratio; where there is a choice, it is made on every other round and judged on the others."""
-    control = cell.get(CONTROL)
     times = {row.form: table.samples_of(row) for row in (*forms, *peers)}
     if any(samples is None for samples in times.values()):
         raise Untestable(f"the samples of {forms[0].study} are not there")
     if len({len(samples) for samples in times.values()}) > 1:
         raise Untestable(f"forms of {forms[0].study} have different numbers of rounds")
-    noise = None if control is None else table.samples_of(control)
-    base = None if control is None else table.samples_of(cell[control.baseline])
     judged = slice(None)
     form, peer = forms[0], peers[0]
     if len(forms) > 1 or len(peers) > 1:
@@ -392,9 +382,11 @@ def cell_ratio(
         peer = min(peers, key=lambda row: float(np.median(times[row.form][::2])))
         judged = slice(1, None, 2)
     found = estimates.ratio(times[peer.form][judged], times[form.form][judged], of=of)
+    control = cell.get(CONTROL)
+    noise = None if control is None else table.samples_of(control)
     if noise is None or found.low is None or form.form == CONTROL:
         return found, form, peer
-    floor = estimates.noise_floor(base, noise)
+    floor = estimates.noise_floor(table.samples_of(cell[control.baseline]), noise)
     return Estimate(found.value, found.low / floor, found.high * floor, found.n), form, peer
 
 

@@ -179,7 +179,7 @@ def _changes(notebook: str, rows_a: Sequence[Row], rows_b: Sequence[Row], said: 
 def _figures(rows: Sequence[Row]) -> list[Side]:
     """Value, then ratio, pooled over runs."""
     raced = [row for row in rows if row.ratio is not None]
-    ratios = [Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n) for row in raced]
+    ratios = [row.gain for row in raced]
     values = [Side(rows[0], rows[0].statistic, rows[0].unit, _pooled([row.estimate for row in rows]), len(rows))]
     return values + [Side(rows[0], f"ratio over {row.baseline}", "x", _pooled(ratios), len(raced)) for row in raced[:1]]
 

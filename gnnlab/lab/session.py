@@ -157,13 +157,14 @@ class Lab:
 
     def _choice(self, study: str, purpose: str | None, keys: Mapping[str, Any]) -> None:
         """Keep what the forms of a study are alternatives for."""
+        if not purpose:
+            return
         try:
-            _ = purpose and purpose.format(**keys)
+            purpose.format(**keys)
         except (KeyError, IndexError, ValueError):
             told = f"{study}: the purpose {purpose!r} names what is no key"
             raise GnnlabError(f"{told}; keys here: {', '.join(keys) or 'none'}") from None
-        if purpose:
-            self.purposes[study] = purpose
+        self.purposes[study] = purpose
 
     def _put_raced(self, study: str, keys: dict, form: str, baseline: str, raced: Any, conditions: dict) -> None:
         fields = {"study": study, "keys": keys, "form": form, "unit": "ms", "better": "lower", **conditions}

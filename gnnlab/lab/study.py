@@ -12,6 +12,7 @@ times.scatter(x="measured", y="predicted")             # two forms of the same c
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots, stacks
@@ -36,6 +36,7 @@ from .table import (
     format_value,
     gain_text,
     number,
+    over_baseline,
     shown_as,
 )
 from .wording import cell_name, grouped_reasons, named_series, plain, words_of
@@ -115,22 +116,17 @@ class Study:
 
     def over_baseline(self) -> dict[str, Estimate]:
         """Each form over the baseline, the geometric mean over the cells in which it ran."""
-        found: dict[str, list[Estimate]] = {}
-        for row in self.rows:
-            if row.ratio is not None:
-                found.setdefault(row.form, []).append(Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n))
-        return {form: estimates.geometric_mean(cells) for form, cells in found.items()}
+        return over_baseline(self.rows)
 
     def finding(self) -> str:
         """What the rows say, in one sentence."""
-        gains = {form: gain for form, gain in self.over_baseline().items() if form != CONTROL}
-        if not gains:
+        rows = [row for row in self.rows if row.form != CONTROL and row.ratio is not None]
+        if not rows:
             return self._range()
-        base = next(row.baseline for row in self.rows if row.baseline)
-        cells = {form: sum(row.form == form and row.ratio is not None for row in self.rows) for form in gains}
-        everywhere = {form: gain for form, gain in gains.items() if cells[form] == max(cells.values())}
+        base, cells = rows[0].baseline, max(Counter(row.form for row in rows).values())
+        everywhere = over_baseline(rows, everywhere=True)
         seen = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
-        where = f", geometric mean of {max(cells.values())} cells" if max(cells.values()) > 1 else ""
+        where = f", geometric mean of {cells} cells" if cells > 1 else ""
         if not seen:
             return f"{self.title}: no form is measurably faster than {base}{where}"
         best = max(seen, key=lambda form: seen[form].value)
@@ -381,13 +377,12 @@ class Study:
         mixed = len({row.unit for row in valued}) > 1  # then each number has its unit beside it
         rows = []
         for row in self.rows:
-            ratio = None if row.ratio is None else Estimate(row.ratio, row.ratio_low, row.ratio_high, row.n)
             factor, unit = shown_as(row.unit)
             ok = row.status == "ok"
             told = self._heading(usual, "" if mixed else unit)
             value = f"{estimate_text(row.estimate, factor)} {unit if mixed else ''}".strip() if ok else row.status
             line = {**row.keys, "form": row.form, told: value}
-            line |= {"n": row.n, "over baseline": "" if ratio is None else estimate_text(ratio)}
+            line |= {"n": row.n, "over baseline": "" if row.gain is None else estimate_text(row.gain)}
             error = row.parity_error
             line["relative error"] = "" if error is None else f"{error:.1e}" if error else "0"
             line |= {"origin": row.origin.value, "why": row.reason or ""}

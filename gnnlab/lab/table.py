@@ -110,6 +110,11 @@ class Row(Strict):
             raise GnnlabError(f"{self.label} has no value: {self.reason}")
         return Estimate(self.value, self.low, self.high, self.n)
 
+    @property
+    def gain(self) -> Estimate | None:
+        """How many times as fast as the baseline; None of what was not compared."""
+        return None if self.ratio is None else Estimate(self.ratio, self.ratio_low, self.ratio_high, self.n)
+
     @model_validator(mode="after")
     def _consistent(self) -> Row:
         if self.status != "ok":
@@ -264,6 +269,19 @@ class Table:
         rows = list(self)
         for place, part in found.groupby("row", sort=False):
             self._samples[rows[place].id] = part["value"].to_numpy()
+
+
+def over_baseline(rows: Iterable[Row], *, everywhere: bool = False) -> dict[str, Estimate]:
+    """Each form over the baseline, the geometric mean over the cells in which it ran.
+
+    With `everywhere` only those forms that ran in as many cells as any other.
+    """
+    cells: dict[str, list[Estimate]] = {}
+    for each in rows:
+        if each.gain is not None:
+            cells.setdefault(each.form, []).append(each.gain)
+    most = max(map(len, cells.values()), default=0)
+    return {form: estimates.geometric_mean(of) for form, of in cells.items() if len(of) == most or not everywhere}
 
 
 def sha256(content: bytes) -> str:
