@@ -259,13 +259,12 @@ def evaluate(claim: Claim, table: Table) -> Found:
 
 
 def _nothing(claim: Claim, table: Table) -> str:
-    if claim.device and table.select(claim.of.study):
-        return f"needs a {claim.device} device" + ("; params/gpu measures it there" if claim.device == "CUDA" else "")
-    if claim.needs == "cuda":
+    there = bool(table.select(claim.of.study))
+    if claim.device == "CUDA" and (there or claim.needs == "cuda"):
         return "needs a CUDA device; params/gpu measures it there"
-    if claim.needs:
-        return f"needs {claim.needs}"
-    if claim.of.where and table.select(claim.of.study):
+    if claim.needs or (claim.device and there):
+        return f"needs {claim.needs or f'a {claim.device} device'}"
+    if claim.of.where and there:
         wanted = " and ".join(f"{key} {value}" for key, value in claim.of.where.items())
         return f"no row of {claim.of.study} here has {wanted}"
     return f"needs rows of {claim.of.study}, which these parameters leave out; params/full measures them"

@@ -24,21 +24,9 @@ from gnnlab.errors import GnnlabError
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots, stacks
+from . import table as tables
 from .plot_style import MAX_SERIES, axis_label
-from .table import (
-    FIELDS,
-    Origin,
-    Row,
-    Table,
-    error_text,
-    estimate_text,
-    fits,
-    format_value,
-    gain_text,
-    number,
-    over_baseline,
-    shown_as,
-)
+from .table import FIELDS, Origin, Row, Table, fits, over_baseline, shown_as
 from .wording import cell_name, grouped_reasons, named_series, plain, words_of
 
 if TYPE_CHECKING:
@@ -92,7 +80,7 @@ class Study:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why forms have no number, by name: they differ from the baseline, or do not run here."""
+        """Why forms have no tables.number, by name: they differ from the baseline, or do not run here."""
         return {row.form: row.reason for row in self.rows if row.status == "failed"}
 
     @property
@@ -148,7 +136,7 @@ class Study:
         cells = [(row, cell_name(row.keys, keys)) for row in (rows[0], rows[-1])]
         named = [(row, [cell, row.form] if several or not cell else [cell]) for row, cell in cells]
         names = [(row, ", ".join(dict.fromkeys(filter(None, parts)))) for row, parts in named]
-        ends = [f"{format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})" for row, name in names]
+        ends = [f"{tables.format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})" for row, name in names]
         return f"{title}: {ends[0]}" if len(rows) == 1 else f"{title}: from {ends[0]} to {ends[1]}"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
@@ -158,7 +146,7 @@ class Study:
     ) -> None:
         """Draw the rows, keep the figure under the study's name and say which forms have no number.
 
-        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it, one
+        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a tables.number, lines over it, one
         for each value of `by`; `y` "samples" draws every sample. `key` marks the figure that the front page shows.
         What was not measured is hatched.
         """
@@ -279,7 +267,7 @@ class Study:
         if paired:
             share = self._unit() == "share"
             off = (frame[y] - frame[x]).abs() if share else 100 * (frame[y] / frame[x] - 1).abs()
-            middle, most = (number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
+            middle, most = (tables.number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
             far_unit = "percentage points" if share else "%"
             far = f"{middle} {far_unit} in the median of {len(off)} cells, {most} {far_unit} at most"
             title = f"{self.title}: {plain(y)} is off {plain(x)} by {far}"
@@ -289,7 +277,7 @@ class Study:
         )
 
     def _paired(self, frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-        """A row for each cell in which both forms have a number, their values under their names."""
+        """A row for each cell in which both forms have a tables.number, their values under their names."""
         keys = list(dict.fromkeys(key for row in self.rows for key in row.keys))
         factor = shown_as(self._unit())[0]
         sides = []
@@ -350,15 +338,16 @@ class Study:
         gains = self.over_baseline()
         timed = [row for row in self.rows if row.ratio is not None]
         worst = {f: max((r.parity_error or 0.0) for r in timed if r.form == f) for f in gains}
-        lines = [
-            f"- {form}: {gain_text(gain)}, {error_text(worst[form])}" for form, gain in gains.items() if form != CONTROL
-        ]
+        lines = []
+        for form, gain in gains.items():
+            if form != CONTROL:
+                lines.append(f"- {form}: {tables.gain_text(gain)}, {tables.error_text(worst[form])}")
         for form, reason in self.failed.items():
             rows = [row for row in self.rows if row.form == form]
             lost = sum(row.status != "ok" for row in rows)
             lines.append(f"- {form}: not timed in {lost} of {len(rows)} cells: {reason}")
         if CONTROL in gains:
-            lines.append(f"- the baseline against itself (A/A): {gain_text(gains[CONTROL])}")
+            lines.append(f"- the baseline against itself (A/A): {tables.gain_text(gains[CONTROL])}")
         return lines
 
     # ---- tables -----------------------------------------------------------------------------------------------------
@@ -380,9 +369,11 @@ class Study:
             factor, unit = shown_as(row.unit)
             ok = row.status == "ok"
             told = self._heading(usual, "" if mixed else unit)
-            value = f"{estimate_text(row.estimate, factor)} {unit if mixed else ''}".strip() if ok else row.status
+            value = (
+                f"{tables.estimate_text(row.estimate, factor)} {unit if mixed else ''}".strip() if ok else row.status
+            )
             line = {**row.keys, "form": row.form, told: value}
-            line |= {"n": row.n, "over baseline": "" if row.gain is None else estimate_text(row.gain)}
+            line |= {"n": row.n, "over baseline": "" if row.gain is None else tables.estimate_text(row.gain)}
             error = row.parity_error
             line["relative error"] = "" if error is None else f"{error:.1e}" if error else "0"
             line |= {"origin": row.origin.value, "why": row.reason or ""}

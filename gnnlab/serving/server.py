@@ -26,7 +26,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -142,14 +142,11 @@ def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
 
 def workers_of(process: psutil.Process) -> list[int]:
     """Process ids of the workers, alive, of a service of several."""
-    return [child.pid for child in process.children() if _works(child)]
-
-
-def _works(child: psutil.Process) -> bool:
-    try:
-        return any("spawn_main" in word for word in child.cmdline())
-    except psutil.NoSuchProcess:  # dead, and perhaps not yet replaced
-        return False
+    found = []
+    for child in process.children():
+        with suppress(psutil.NoSuchProcess):  # dead, and perhaps not yet replaced
+            found += [child.pid] if any("spawn_main" in word for word in child.cmdline()) else []
+    return found
 
 
 def _until_ready(url: str, child: subprocess.Popen) -> None:
