@@ -2,13 +2,12 @@
 
     cache = PredictionCache(max_entries=1000, ttl_s=300)
     key = cache.key(x, edge_index, fingerprint)
-    found = cache.get(key)
-    if found is None:
-        cache.put(key, predict(x, edge_index))
+    if cache.get_many([key]) == [None]:
+        cache.put_many({key: scores})
 
 A key is the SHA-256 over type, shape and bytes of both arrays and over the fingerprint of the model, so states that
 differ in one bit of what the model reads never share an answer, however alike they print. What the model does not read,
-the names of the nodes, is not in it: store places of nodes, not names. 0.0 and -0.0 are different bytes, which costs
+the names of the nodes, is not in it: keep scores, not names. 0.0 and -0.0 are different bytes, which costs
 a miss and never a wrong answer.
 """
 
@@ -18,7 +17,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any
 
 import numpy as np
 from cachetools import TTLCache
@@ -56,45 +54,23 @@ class PredictionCache:
         digest.update(fingerprint.encode())
         return digest.digest()
 
-    def get(self, key: bytes) -> Any:
-        """The prediction stored under `key`, or None."""
+    def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
+        """The scores under each key, or None."""
         with self._lock:
-            found = self._entries.get(key)
-            if found is None:
-                self.misses += 1
-            else:
-                self.hits += 1
+            found = [self._entries.get(key) for key in keys]
+            known = sum(scores is not None for scores in found)
+            self.hits, self.misses = self.hits + known, self.misses + len(found) - known
             return found
 
-    def put(self, key: bytes, prediction: Any) -> None:
-        """Store a number, a string, an array or a tuple of them; arrays are copied, and no reader can change them."""
-        prediction = _fixed(prediction)
+    def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None:
+        """Keep copies of scores, which no reader can change, each under its key."""
+        kept = {key: part.copy() for key, part in scores.items()}
+        for part in kept.values():
+            part.flags.writeable = False
         with self._lock:
-            self._entries[key] = prediction
-
-    def get_many(self, keys: Sequence[bytes]) -> list[Any]:
-        """The prediction under each key, or None: what a `Predictor` asks for, and `put_many` what it leaves."""
-        return [self.get(key) for key in keys]
-
-    def put_many(self, predictions: Mapping[bytes, Any]) -> None:
-        """Store each prediction under its key."""
-        for key, prediction in predictions.items():
-            self.put(key, prediction)
-
-    def __len__(self) -> int:
-        with self._lock:
-            self._entries.expire()
-            return len(self._entries)
+            self._entries.update(kept)
 
     def clear(self) -> None:
-        """Forget every prediction; `hits` and `misses` go on."""
+        """Forget all of them."""
         with self._lock:
             self._entries.clear()
-
-
-def _fixed(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        value = value.copy()
-        value.flags.writeable = False
-        return value
-    return tuple(map(_fixed, value)) if type(value) is tuple else value

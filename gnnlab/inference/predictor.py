@@ -197,7 +197,7 @@ def _best(state: State, scores: np.ndarray, return_scores: bool) -> Decision:
 class GuidePredictor:
     """`guide_decide` with the calls of a `Predictor`, behind S2's input validation: the baseline of a service.
 
-    With a `cache`, asked before the model as S2's are, by the arrays that a state is parsed to.
+    A `cache` is asked before the model as S2's are, by the arrays that a state is parsed to.
     Raises `GnnlabError`: an unknown model type.
     """
 

@@ -19,6 +19,16 @@ X = np.array([[0.1, 0.5]], dtype=np.float32)
 EDGES = np.array([[0], [0]])
 
 
+def get(cache, key):
+    """The one number that is kept under a key."""
+    (found,) = cache.get_many([key])
+    return found if found is None else found.item()
+
+
+def put(cache, key, number):
+    cache.put_many({key: np.array([number])})
+
+
 class Time:
     now = 0.0
 
@@ -78,56 +88,56 @@ def test_objects_are_no_key():
         key(np.array([[0.5, "a"]], dtype=object), EDGES, "m")
 
 
-def test_hits_and_misses_are_counted():
+def test_hits_and_misses_are_counted_and_what_is_forgotten_is_not_there():
     cache = PredictionCache(2, 10)
     first = key(X, EDGES, "m")
-    assert cache.get(first) is None
-    cache.put(first, 0)
-    assert cache.get(first) == 0 and cache.get(key(X, EDGES, "other")) is None
-    assert (cache.hits, cache.misses, len(cache)) == (1, 2, 1)
+    assert get(cache, first) is None
+    put(cache, first, 0)
+    assert get(cache, first) == 0 and get(cache, key(X, EDGES, "other")) is None
+    assert (cache.hits, cache.misses) == (1, 2)
     cache.clear()
-    assert len(cache) == 0 and cache.get(first) is None and cache.hits == 1
+    assert get(cache, first) is None and cache.hits == 1
 
 
 def test_the_one_used_longest_ago_makes_room():
     cache = PredictionCache(2, 10)
-    cache.put(b"a", 1)
-    cache.put(b"b", 2)
-    assert cache.get(b"a") == 1
-    cache.put(b"c", 3)
-    assert (cache.get(b"a"), cache.get(b"b"), cache.get(b"c")) == (1, None, 3)
-    cache.put(b"c", 4)  # the same key takes no more room
-    assert (cache.get(b"c"), len(cache)) == (4, 2)
+    put(cache, b"a", 1)
+    put(cache, b"b", 2)
+    assert get(cache, b"a") == 1
+    put(cache, b"c", 3)
+    assert (get(cache, b"a"), get(cache, b"b"), get(cache, b"c")) == (1, None, 3)
+    put(cache, b"c", 4)  # the same key takes no more room
+    assert cache.get_many([b"a", b"b", b"c"]) == [1, None, 4]
 
 
 def test_what_is_too_old_is_gone():
     clock = Time()
     cache = PredictionCache(3, 10, clock=clock)
-    cache.put(b"a", 1)
+    put(cache, b"a", 1)
     clock.now = 9.0
-    cache.put(b"b", 2)
-    assert cache.get(b"a") == 1  # reading does not make younger
+    put(cache, b"b", 2)
+    assert get(cache, b"a") == 1  # reading does not make younger
     clock.now = 10.0
-    assert cache.get(b"a") is None and cache.get(b"b") == 2
+    assert get(cache, b"a") is None and get(cache, b"b") == 2
     clock.now = 100.0
-    assert len(cache) == 0 and cache.get(b"b") is None
+    assert get(cache, b"b") is None
 
 
 def test_without_a_time_limit_nothing_ages():
     clock = Time()
     cache = PredictionCache(1, math.inf, clock=clock)
-    cache.put(b"a", 1)
+    put(cache, b"a", 1)
     clock.now = 1e12
-    assert cache.get(b"a") == 1
+    assert get(cache, b"a") == 1
 
 
 def test_an_array_in_the_cache_cannot_be_changed():
     cache = PredictionCache(1, 10)
     scores = np.array([1.0, 2.0])
-    cache.put(b"a", (1, scores))
+    cache.put_many({b"a": scores})
     scores[0] = 99
-    place, kept = cache.get(b"a")
-    assert place == 1 and kept.tolist() == [1.0, 2.0]
+    (kept,) = cache.get_many([b"a"])
+    assert kept.tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="read-only"):
         kept[0] = 5
 
@@ -137,9 +147,9 @@ def test_many_threads_get_their_own_answers_and_every_look_up_is_counted():
 
     def work(seed):
         for number in np.random.default_rng(seed).integers(0, 100, size=500).tolist():
-            found = cache.get(b"%d" % number)
+            found = get(cache, b"%d" % number)
             if found is None:
-                cache.put(b"%d" % number, number)
+                put(cache, b"%d" % number, number)
             elif found != number:
                 wrong.append(number)
 
@@ -148,7 +158,8 @@ def test_many_threads_get_their_own_answers_and_every_look_up_is_counted():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and cache.hits + cache.misses == 8 * 500 and len(cache) == 50
+    assert not wrong and cache.hits + cache.misses == 8 * 500
+    assert sum(found is not None for found in cache.get_many([b"%d" % number for number in range(100)])) == 50
 
 
 @pytest.mark.parametrize(("entries", "ttl"), [(0, 1), (1.5, 1), (True, 1), (1, 0), (1, math.nan), (1, "1"), (-1, 1)])

@@ -120,5 +120,5 @@ def test_a_writer_that_does_not_keep_up_leaves_the_rest_here(redis_there, open_c
     cache = open_cache(redis_there.url)
     for number in range(4):
         cache.put_many({bytes([number]) * 32: np.zeros(3, np.float32)})
-    assert len(cache._local) == 2
+    assert len(cache._local._entries) == 2
     cache._unwritten.get()  # room for the end
