@@ -57,7 +57,8 @@ def number(kind: type, least: float, most: float, what: str) -> Callable[[str], 
     """What argparse calls for a number, int or float, from `least` to `most`; `what` is how an error names it."""
 
     def understood(text: str) -> float:
-        if re.fullmatch(r"\d+" if kind is int else r"\d+(\.\d+)?", text, re.ASCII) and least <= kind(text) <= most:
+        form = r"\d{1,12}" if kind is int else r"\d{1,12}(\.\d+)?"
+        if re.fullmatch(form, text, re.ASCII) and least <= kind(text) <= most:
             return kind(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
 
