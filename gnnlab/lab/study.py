@@ -80,7 +80,7 @@ class Study:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why forms have no tables.number, by name: they differ from the baseline, or do not run here."""
+        """Why forms have no number, by name: they differ from the baseline, or do not run here."""
         return {row.form: row.reason for row in self.rows if row.status == "failed"}
 
     @property
@@ -146,7 +146,7 @@ class Study:
     ) -> None:
         """Draw the rows, keep the figure under the study's name and say which forms have no number.
 
-        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a tables.number, lines over it, one
+        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it, one
         for each value of `by`; `y` "samples" draws every sample. `key` marks the figure that the front page shows.
         What was not measured is hatched.
         """
@@ -277,7 +277,7 @@ class Study:
         )
 
     def _paired(self, frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-        """A row for each cell in which both forms have a tables.number, their values under their names."""
+        """A row for each cell in which both forms have a number, their values under their names."""
         keys = list(dict.fromkeys(key for row in self.rows for key in row.keys))
         factor = shown_as(self._unit())[0]
         sides = []
