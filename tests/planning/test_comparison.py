@@ -1,5 +1,6 @@
 """Rows of planted races of plans say what is true of them, and the claims that rest on them come out as planted."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from one_table import Recorder
 
 from gnnlab.errors import GnnlabError, Untestable
-from gnnlab.planning.comparison import PEERS, Comparison
+from gnnlab.planning.comparison import PEERS, Comparison, run_heats
 from gnnlab.planning.plans import parse
 
 CPU, GPU, NPU = (f"plan_units:{name}" for name in ("cpu", "gpu", "npu"))
@@ -147,3 +148,33 @@ def test_a_race_without_the_chosen_plan_or_of_one_plan_alone_is_refused_in_one_l
     with pytest.raises(GnnlabError, match="1 plans ran; the chosen one") as error:
         Comparison(lab.study("executed_plans"), trials)
     assert "\n" not in str(error.value)
+
+
+# ---- heats
+
+
+def test_the_fastest_is_left_and_was_called_most():
+    calls = dict.fromkeys("abcdefgh", 0)
+
+    def form(name, ms):
+        def call():
+            calls[name] += 1
+            time.sleep(ms / 1e3)
+
+        return call
+
+    found = run_heats({name: form(name, 2 + 6 * place) for place, name in enumerate(calls)}, rounds=1)
+    assert found.ranked()[0] == "a" and found.ranked()[-1] in "efgh"
+    assert found.left_after["a"] == found.left_after["b"] == 3 and found.left_after["h"] == 1
+    assert calls["a"] == 1 + 2 + 4 and calls["h"] == 1 and len(found.samples["a"]) == 4
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_one_or_two_need_one_heat(names):
+    found = run_heats({name: lambda: None for name in names}, rounds=2)
+    assert set(found.left_after.values()) == {1} and all(len(ms) == 2 for ms in found.samples.values())
+
+
+def test_none_is_refused():
+    with pytest.raises(GnnlabError, match="no forms"):
+        run_heats({})
