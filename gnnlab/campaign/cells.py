@@ -29,7 +29,7 @@ from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.estimates import median_interval
 from gnnlab.profiling.races import relative_error
 from gnnlab.units.registry import find
-from gnnlab.units.simulated import SCATTERS, SimulatedNPU
+from gnnlab.units.simulated import SCATTERS, SimulatedUnit
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
 from gnnlab.worker import Worker
 from gnnlab.worker_process import DETAIL
@@ -235,6 +235,6 @@ def _known(cell: Cell, settings: Settings) -> Unit:
     if cell.precision not in TOLERANCES:
         raise GnnlabError(f"cell {cell.key}: precision {cell.precision!r}; one of {', '.join(TOLERANCES)} is needed")
     unit = find(cell.unit)
-    if isinstance(unit, SimulatedNPU):
+    if isinstance(unit, SimulatedUnit) and unit.processor == "NPU":
         unit = replace(unit, cannot=frozenset(settings.npu_cannot))
     return unit

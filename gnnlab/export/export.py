@@ -223,7 +223,7 @@ def _key(block: StageBlock, wanted: Artefact) -> dict[str, Any]:
         **{name: getattr(wanted, name) for name in fields},
         "weights": block.fingerprint(),
         "shapes": shapes,
-        "versions": _versions(),
+        "versions": machine.versions(*_PACKAGES),
         "code": _code(),
     }
 
@@ -269,10 +269,6 @@ def _can_be_built(layer: StagedLayer, block: tuple[int, int]) -> bool:
         return bool(openvino_graphs.reads(layer, *block, form=openvino_graphs.FORMS[0]))
     except GnnlabError:
         return False
-
-
-def _versions() -> dict[str, str]:
-    return machine.versions(*_PACKAGES)
 
 
 @lru_cache(maxsize=1)

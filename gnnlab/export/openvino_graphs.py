@@ -36,7 +36,8 @@ from gnnlab.workloads.staged import StagedLayer
 
 FORMS = ("bag", "dense")
 GATHER, MESSAGE, SUM, COUNT, NORMALIZE, TRANSFORM, ACTIVATE = range(1, 8)
-PREPARED = ("rowptr", "col", "order", "adjacency")
+INDICES = ("rowptr", "col", "order")
+PREPARED = (*INDICES, "adjacency")
 DENSE_NODES = 4096  # an adjacency matrix of 64 MiB
 
 
@@ -73,11 +74,12 @@ def build(layer: StagedLayer, first: int, last: int, form: str, size: tuple[int,
     if form == "bag" and size is not None:
         raise GnnlabError("bags have dynamic shapes; for static ones take the form dense or another exporter")
     nodes, edges = size or (-1, -1)
-    given = {name: op.parameter(_shape(layer, name, nodes, edges), _type(name), name=name) for name in names}
+    types = {name: np.int32 if name in INDICES else np.float32 for name in names}
+    given = {name: op.parameter(_shape(layer, name, nodes, edges), types[name], name=name) for name in names}
     known: dict[str, ov.Node] = dict(given)
     for number in range(first, last + 1):
-        if number in _STEPS:
-            known[layer.stages[number - 1].writes] = _STEPS[number](known, layer, first, form)
+        if number >= SUM:
+            known[layer.stages[number - 1].writes] = _stage(number, known, layer, first, form)
     results = [known[name] for name in layer.block(first, last).writes]
     model = ov.Model(results, [given[name] for name in names], f"{layer.name} {first}-{last} {form}")
     for place, name in enumerate(names):
@@ -98,9 +100,11 @@ def prepared(names: Iterable[str], values: Mapping[str, np.ndarray]) -> dict[str
     if edge_index.shape[1] == 0:
         raise GnnlabError("a graph without edges has no bags; use the models that read edge_index")
     made = {"adjacency": adjacency(edge_index, nodes)} if "adjacency" in wanted else {}
-    if wanted - {"adjacency"}:
-        made |= _sorted(edge_index, nodes)
-    return {name: made[name] for name in wanted}
+    if indices := wanted & set(INDICES):
+        neighbours = Neighbours.prepare(edge_index, nodes)
+        made |= {name: getattr(neighbours, name).int().numpy() for name in indices}
+    # the ghost's index, behind those of the edges
+    return {name: np.append(a, np.int32(0)) if name in ("col", "order") else a for name, a in made.items()}
 
 
 def adjacency(edge_index: torch.Tensor, nodes: int) -> np.ndarray:
@@ -111,55 +115,31 @@ def adjacency(edge_index: torch.Tensor, nodes: int) -> np.ndarray:
     return flat.view(nodes, nodes).float().numpy()
 
 
-def _sorted(edge_index: torch.Tensor, nodes: int) -> dict[str, np.ndarray]:
-    neighbours = Neighbours.prepare(edge_index, nodes)
-    rowptr = neighbours.rowptr.int().numpy()
-    ghost = np.zeros(1, np.int32)
-    col = np.concatenate([neighbours.col.int().numpy(), ghost])
-    order = np.concatenate([neighbours.order.int().numpy(), ghost])
-    return {"rowptr": rowptr, "col": col, "order": order}
-
-
-def _sum(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
-    if form == "dense":
-        return op.matmul(known["adjacency"], known["x"], False, False)
-    return _bags(known, first, "sum")
-
-
-def _count(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
-    return _degree(known, form)
-
-
-def _normalize(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
-    if _has_ghost(form, first):
-        return _bags(known, first, "mean")
-    return op.divide(known["sums"], _column(op.maximum(known["counts"], _number(1))))
-
-
-def _transform(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+def _stage(number: int, known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
+    """What a stage from the sum on writes, in a block that begins with stage `first`."""
+    bags = form == "bag" and first <= SUM  # then means are those of bags, with the ghost's row
+    if number == SUM:
+        return _bags(known, first, "sum") if bags else op.matmul(known["adjacency"], known["x"], False, False)
+    if number == COUNT:
+        return _degree(known, form)
+    if number == NORMALIZE:
+        if bags:
+            return _bags(known, first, "mean")
+        counts = op.maximum(known["counts"], op.constant(np.array(1, np.float32)))
+        return op.divide(known["sums"], op.unsqueeze(counts, op.constant(np.array(1, np.int32))))
+    if number == ACTIVATE:
+        return op.relu(known["hidden"])
     module = layer.stages[TRANSFORM - 1].module
     own = op.matmul(known["x"], op.constant(module.lin_r.weight.numpy()), False, True)
-    means = _slice(known["means"], 0, -1) if _has_ghost(form, first) else known["means"]
+    means = _slice(known["means"], 0, -1) if bags else known["means"]
     mean = op.matmul(means, op.constant(module.lin_l.weight.numpy()), False, True)
     return op.add(op.add(mean, op.constant(module.lin_l.bias.numpy())), own)
-
-
-def _activate(known: dict[str, ov.Node], layer: StagedLayer, first: int, form: str) -> ov.Node:
-    return op.relu(known["hidden"])
-
-
-_STEPS = {SUM: _sum, COUNT: _count, NORMALIZE: _normalize, TRANSFORM: _transform, ACTIVATE: _activate}
 
 
 def _bags(known: dict[str, ov.Node], first: int, reduction: str) -> ov.Node:
     """Sums or means over neighbours, (N + 1, F); of empty bags 0. The last row is the ghost's."""
     rows, index = ("x", "col") if first == GATHER else ("x_j" if first == MESSAGE else "messages", "order")
     return opset15.embedding_bag_offsets(known[rows], known[index], known["rowptr"], reduction=reduction)
-
-
-def _has_ghost(form: str, first: int) -> bool:
-    """Are the block's means those of bags?"""
-    return form == "bag" and first <= SUM
 
 
 def _degree(known: dict[str, ov.Node], form: str) -> ov.Node:
@@ -175,18 +155,7 @@ def _slice(vector: ov.Node, start: int, stop: int) -> ov.Node:
     return op.slice(vector, *(op.constant(bound) for bound in bounds))
 
 
-def _column(vector: ov.Node) -> ov.Node:
-    return op.unsqueeze(vector, op.constant(np.array(1, np.int32)))
-
-
-def _number(value: float) -> ov.Node:
-    return op.constant(np.array(value, np.float32))
-
-
 def _shape(layer: StagedLayer, name: str, nodes: int, edges: int) -> list[int]:
-    graph = {"rowptr": [-1], "col": [-1], "order": [-1], "adjacency": [nodes, nodes]}
-    return graph[name] if name in graph else list(layer.values[name].shape(nodes, edges))
-
-
-def _type(name: str) -> type:
-    return np.int32 if name in ("rowptr", "col", "order") else np.float32
+    if name in INDICES:
+        return [-1]
+    return [nodes, nodes] if name == "adjacency" else list(layer.values[name].shape(nodes, edges))

@@ -257,7 +257,9 @@ def rows_of(node: Node) -> list[Node] | None:
     if node.target == aten.cat.default:
         parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
         return None if dim % value(node).dim() == 0 else list(parts)
-    return _aligned(node) if is_pointwise(node.target) else None
+    if not is_pointwise(node.target) or any(isinstance(arg, list | tuple) for arg in node.args):
+        return None
+    return [arg for arg in node.args if is_tensor(arg) and carries_rows(arg, node)]
 
 
 def is_pointwise(target: Any) -> bool:
@@ -266,13 +268,6 @@ def is_pointwise(target: Any) -> bool:
         return False
     known = torch.Tag.pointwise in target.tags or target in POINTWISE
     return known and target.overloadpacket not in COMPARISONS
-
-
-def _aligned(node: Node) -> list[Node] | None:
-    tensors = [arg for arg in node.args if is_tensor(arg)]
-    if any(isinstance(arg, list | tuple) for arg in node.args):
-        return None
-    return [arg for arg in tensors if carries_rows(arg, node)]
 
 
 def carries_rows(arg: Node, node: Node) -> bool:
@@ -304,9 +299,6 @@ def _reduces_rows(node: Node) -> bool:
     return all(dim % value(node.args[0]).dim() != 0 for dim in node.args[1])
 
 
-aten = torch.ops.aten
-
-
 class SoftmaxNode(NamedTuple):
     """The softmax of `scores` (E, ...) over the edges that end at the same node of `index` (E)."""
 
@@ -327,11 +319,10 @@ class SoftmaxGradient(NamedTuple):
 def softmaxes_of(graph: Graph) -> dict[Node, SoftmaxNode]:
     """Each node that is a softmax over edges."""
     divisions = graph.find_nodes(op="call_function", target=aten.div.Tensor)
-    found = {node: softmax_of(node) for node in divisions}
-    return {node: softmax for node, softmax in found.items() if softmax is not None}
+    return {node: softmax for node in divisions if (softmax := _softmax_of(node))}
 
 
-def softmax_of(node: Node) -> SoftmaxNode | None:
+def _softmax_of(node: Node) -> SoftmaxNode | None:
     """The softmax that a division is."""
     if not all(map(is_tensor, node.args)):
         return None
@@ -367,12 +358,8 @@ def _without_eps(node: Node) -> Node:
 def gradients_of(graph: Graph, found: dict[Node, SoftmaxNode]) -> dict[Node, SoftmaxGradient]:
     """Each node that is the gradient of the scores of one of these softmaxes."""
     by_terms = {softmax.terms: (node, softmax) for node, softmax in found.items()}
-    made = {}
-    for node in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
-        gradient = _gradient_of(node, by_terms)
-        if gradient is not None:
-            made[node] = gradient
-    return made
+    products = graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    return {node: gradient for node in products if (gradient := _gradient_of(node, by_terms))}
 
 
 def _gradient_of(node: Node, by_terms: dict[Node, tuple[Node, SoftmaxNode]]) -> SoftmaxGradient | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -169,13 +169,6 @@ def _told(node: ov.Node) -> dict[str, str]:
 def _constant(node: ov.Node) -> bool:
     given = [given.get_source_output().get_node() for given in node.inputs()]
     return bool(given) and all(_told(one)["layerType"] == "Const" for one in given)
-
-
-@dataclass(frozen=True)
-class OpenVINONPU(OpenVINOUnit):
-    """An NPU computes in float16 whatever the model's type; OpenVINO documents no other floating-point mode for it."""
-
-    instead: ClassVar[Mapping[str, str]] = {"float32": "float16"}
 
 
 def npu_compiler(platform: str = NPU_PLATFORMS[0]) -> str | None:

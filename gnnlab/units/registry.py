@@ -15,8 +15,8 @@ from typing import Any
 from gnnlab import user_code
 from gnnlab.errors import GnnlabError
 from gnnlab.units import onnxruntime_units
-from gnnlab.units.openvino_units import OpenVINONPU, OpenVINOUnit
-from gnnlab.units.simulated import GPU, NPU, SCATTERS, SimulatedNPU, SimulatedUnit
+from gnnlab.units.openvino_units import OpenVINOUnit
+from gnnlab.units.simulated import GPU, NPU, SCATTERS, SimulatedUnit
 from gnnlab.units.torch_units import CompiledUnit, FastUnit, TorchUnit
 from gnnlab.units.unit import Availability, Unit
 from gnnlab.worker import Worker
@@ -36,7 +36,8 @@ def _built_in() -> dict[str, Unit]:
         OpenVINOUnit("openvino:CPU", "CPU", "openvino", "openvino", precisions=_CPU),
         OpenVINOUnit("openvino-handbuilt:CPU", "CPU", "openvino", "handbuilt", "bag", precisions=_CPU),
         OpenVINOUnit("openvino:GPU", "GPU", "openvino", "openvino", precisions=("float32", "float16")),
-        OpenVINONPU("openvino:NPU", "NPU", "openvino", "openvino", static_shapes=True, precisions=("float16",)),
+        # an NPU computes in float16 whatever is asked (docs.openvino.ai, NPU device: computation precision is FP16)
+        OpenVINOUnit("openvino:NPU", "NPU", "openvino", "openvino", static_shapes=True, precisions=("float16",)),
         *onnxruntime_units.installed(),
         TorchUnit("torch:CPU", "CPU", "torch", precisions=_CPU),
         CompiledUnit("torch-compiled:CPU", "CPU", "torch", precisions=_CPU),
@@ -45,7 +46,7 @@ def _built_in() -> dict[str, Unit]:
         SimulatedUnit(
             "simulated:GPU", "GPU", "simulated", origin="simulated", precisions=("float32", "float16"), constants=GPU
         ),
-        SimulatedNPU(
+        SimulatedUnit(
             "simulated:NPU", "NPU", "simulated", origin="simulated", static_shapes=True, precisions=("float16",),
             constants=NPU, cannot=frozenset(SCATTERS),
         ),

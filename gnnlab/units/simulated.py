@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -111,13 +111,6 @@ class SimulatedUnit(Unit):
 
     def _device(self) -> str:
         return f"{self.constants.device} (simulated)"
-
-
-@dataclass(frozen=True)
-class SimulatedNPU(SimulatedUnit):
-    """An NPU computes in float16 whatever is asked (docs.openvino.ai, NPU device: computation precision is FP16)."""
-
-    instead: ClassVar[Mapping[str, str]] = {"float32": "float16"}
 
 
 # what S4's NPU could not run, and its like in a GAT layer: sums over targets

@@ -115,7 +115,7 @@ class FastUnit(TorchUnit):
     def load(self, layer, first, last, artefact=None, *, nodes, edges, threads, precision) -> Loaded:
         import torch
 
-        from gnnlab.units.fast_blocks import fast_block
+        from gnnlab.units.fast_blocks import fast_block, prepare
 
         block = layer.block(first, last)
         forward = fast_block(layer, block)
@@ -126,7 +126,7 @@ class FastUnit(TorchUnit):
             edge_index = values["edge_index"]
             if prepared.get("edges") is not edge_index:
                 start = time.perf_counter()
-                prepared.update(edges=edge_index, neighbours=forward.prepare(_tensor(edge_index), nodes))
+                prepared.update(edges=edge_index, neighbours=prepare(_tensor(edge_index), nodes))
                 ms = (time.perf_counter() - start) * 1e3
                 loaded.notes[:] = [f"the graph was sorted once, {ms:.3g} ms, not timed"]
             tensors = {name: _tensor(values[name]) for name in block.reads if name != "edge_index"}

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -88,8 +88,8 @@ class Unit(ABC):
     """A processing unit by name, as "openvino:CPU".
 
     `exporter` and `form` say whose artefact it runs, and of what form; no exporter: it runs the block itself.
-    `static_shapes`: each size needs a model of its own. `precisions` are those it can be told to compute in; `instead`
-    names what it computes in where it lacks the one asked for and has no choice.
+    `static_shapes`: each size needs a model of its own. `precisions` are those it can be told to compute in; where
+    float32 is none of them, it computes in the first of them when asked for float32, as NPUs do.
     """
 
     name: str
@@ -100,8 +100,6 @@ class Unit(ABC):
     origin: str = "measured"  # measured|simulated
     static_shapes: bool = False
     precisions: tuple[str, ...] = ("float32",)
-
-    instead: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def probe(self) -> Availability:
@@ -126,19 +124,8 @@ class Unit(ABC):
             Unavailable: the unit lacks this block, precision or model.
         """
 
-    def profile(
-        self,
-        layer: StagedLayer,
-        first: int,
-        last: int,
-        artefact: Artefact | None,
-        *,
-        nodes: int,
-        edges: int,
-        threads: int,
-        precision: str,
-    ) -> Profile:
-        """The same block as `load` makes ready, under the profiler of the unit's runtime.
+    def profile(self, layer: StagedLayer, first: int, last: int, artefact: Artefact | None, **conditions) -> Profile:
+        """The same block as `load` makes ready, of the same arguments, under the profiler of the unit's runtime.
 
         Raises:
             Unavailable: as `load` does; or the runtime does not tell what its operators take.
@@ -147,10 +134,11 @@ class Unit(ABC):
 
     def computes_in(self, precision: str) -> str:
         """The precision that this unit sets when asked for one. Raises `Unavailable` where it has none to offer."""
-        found = self.instead.get(precision, precision)
-        if found not in self.precisions:
-            raise Unavailable(f"{self.name} computes in {' or '.join(self.precisions)}, not in {precision}")
-        return found
+        if precision in self.precisions:
+            return precision
+        if precision == "float32":
+            return self.precisions[0]
+        raise Unavailable(f"{self.name} computes in {' or '.join(self.precisions)}, not in {precision}")
 
 
 def clocked(run: Callable[[Values], dict[str, np.ndarray]], values: Values, calls: int) -> tuple[float, Any]:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from gnnlab.units.openvino_units import OpenVINONPU, OpenVINOUnit
+from gnnlab.units.openvino_units import OpenVINOUnit
 from gnnlab.units.unit import Availability
 
 
 @dataclass(frozen=True)
-class StandIn(OpenVINONPU):
+class StandIn(OpenVINOUnit):
     def probe(self):
         return Availability(True, device="a stand-in", version="of the CPU plugin")
 

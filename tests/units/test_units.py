@@ -13,7 +13,7 @@ from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.export.export import export
 from gnnlab.units import openvino_units, torch_units
 from gnnlab.units import registry as units
-from gnnlab.units.fast_blocks import fast_block
+from gnnlab.units.fast_blocks import fast_block, prepare
 from gnnlab.units.openvino_units import OpenVINOUnit
 from gnnlab.units.unit import require_artefact
 from gnnlab.worker import Worker
@@ -124,9 +124,8 @@ def test_fast_blocks_give_what_the_stages_give(case):
     layer = sage(3)
     values = layer.trace(torch.randn(nodes, 3), edge_index)
     block = layer.block(first, last)
-    fast = fast_block(layer, block)
     given = {name: values[name] for name in block.reads if name != "edge_index"}
-    results = fast(given, fast.prepare(edge_index, nodes))
+    results = fast_block(layer, block)(given, prepare(edge_index, nodes))
     assert set(results) == set(block.writes)
     for name in block.writes:
         torch.testing.assert_close(results[name], values[name])
