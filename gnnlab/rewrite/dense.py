@@ -23,6 +23,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
 from gnnlab.rewrite.around import Run, around
+from gnnlab.rewrite.served import plain, watched
 
 MOST_NODES = 256
 
@@ -63,24 +64,13 @@ def _run(product: Callable[[nn.Module, Tensor, Neighbours], Tensor], graphs: Gra
     def run(layer, forward, arguments, named):
         given = dict(zip(("x", "edge_index", "edge_weight", "size"), arguments, strict=False)) | named
         more = [name for name, value in given.items() if value is not None and name not in ("x", "edge_index")]
-        if more or not _taken(given.get("x"), given.get("edge_index")) or _watched(layer):
+        x, edges = given.get("x"), given.get("edge_index")
+        small = isinstance(x, Tensor) and x.dim() == 2 and 0 < len(x) <= MOST_NODES
+        if more or not small or not plain(edges) or watched(layer):
             return forward(*arguments, **named)
-        x = given["x"]
-        return product(layer, x, graphs.get(given["edge_index"], len(x)))
+        return product(layer, x, graphs.get(edges, len(x)))
 
     return run
-
-
-def _taken(x: Any, edges: Any) -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(edges) is not Tensor:
-        return False
-    plain = edges.layout is torch.strided and edges.dim() == 2 and len(edges) == 2
-    return plain and isinstance(x, Tensor) and x.dim() == 2 and 0 < len(x) <= MOST_NODES
-
-
-def _watched(layer: nn.Module) -> bool:
-    hooks = (f"_{name}_forward_{when}hooks" for name in ("propagate", "message", "aggregate") for when in ("", "pre_"))
-    return bool(layer._explain) or any(getattr(layer, name) for name in hooks)
 
 
 def _gcn(layer: pyg.GCNConv, x: Tensor, graph: Neighbours) -> Tensor:

@@ -179,7 +179,7 @@ def rebound(function: types.FunctionType) -> types.FunctionType:
     replaced = {
         name: REPLACED[names[name]]
         for name in function.__code__.co_names
-        if isinstance(names.get(name), Callable) and _hashable(names[name]) and names[name] in REPLACED
+        if isinstance(names.get(name), types.FunctionType) and names[name] in REPLACED
     }
     if not replaced:
         return function
@@ -188,11 +188,3 @@ def rebound(function: types.FunctionType) -> types.FunctionType:
     )
     made.__kwdefaults__ = function.__kwdefaults__
     return functools.update_wrapper(made, function)
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True

@@ -20,7 +20,27 @@ from gnnlab.kernels.attention import head_products, head_sum
 from gnnlab.rewrite.edges import SOURCE, TARGET, Edges, gather
 
 
-class Rows:
+class _NotGathered:
+    """What stands for a tensor that `real` makes when something needs it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in MULTIPLICATIONS and not kwargs and any(isinstance(a, Rows) for a in args):
+            lazy = _multiplied(*args)
+            if lazy is not NotImplemented:
+                return lazy
+        return function(*(real(a) for a in args), **{k: real(v) for k, v in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.real(), name)
+
+
+MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+
+
+class Rows(_NotGathered):
     """x[source] or x[target] of each edge, times a weight an edge and head: (E, *tail) of x (nodes, *tail).
 
     `weight`: None, (E,), or (E, H) where x is (nodes, H, C). `tail` may be (H * C,) after heads were joined.
@@ -32,15 +52,6 @@ class Rows:
         self.x, self.edges, self.side, self.weight = x, edges, side, weight
         self.tail = tuple(x.shape[1:]) if tail is None else tail
         self._real: Tensor | None = None
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        handler = HANDLERS.get(function)
-        if handler is not None and not kwargs:
-            lazy = handler(*args)
-            if lazy is not NotImplemented:
-                return lazy
-        return function(*(real(a) for a in args), **{k: real(v) for k, v in (kwargs or {}).items()})
 
     @property
     def shape(self) -> torch.Size:
@@ -78,11 +89,6 @@ class Rows:
             self._real = rows.reshape(self.shape)
         return self._real
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.real(), name)
-
     def __getitem__(self, key: Any) -> Tensor:
         return self.real()[key]
 
@@ -106,7 +112,7 @@ for _name in ("add", "radd", "sub", "rsub", "truediv", "rtruediv", "matmul", "rm
     setattr(Rows, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-class Pairs:
+class Pairs(_NotGathered):
     """Rows of the targets times rows of the sources, elementwise; what is wanted is mostly their sum."""
 
     def __init__(self, targets: Rows, sources: Rows) -> None:
@@ -123,15 +129,6 @@ class Pairs:
 
     def real(self) -> Tensor:
         return self.targets.real() * self.sources.real()
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        return function(*(real(a) for a in args), **{k: real(v) for k, v in (kwargs or {}).items()})
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.real(), name)
 
 
 def real(value: Any) -> Any:
@@ -220,14 +217,6 @@ def _viewed(rows: Rows, shape: tuple[int, ...]) -> Any:
     if rows.weight is None or rows.weight.dim() == 1:
         return Rows(rows.x.reshape(-1, *tail), rows.edges, rows.side, rows.weight)
     return Rows(rows.x, rows.edges, rows.side, rows.weight, tail) if len(tail) == 1 else NotImplemented
-
-
-HANDLERS = {
-    torch.mul: _multiplied,
-    Tensor.mul: _multiplied,
-    Tensor.__mul__: _multiplied,
-    Tensor.__rmul__: _multiplied,
-}
 
 
 class _Largest(torch.autograd.Function):

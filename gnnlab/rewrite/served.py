@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ BY_TARGET = (
 SPECIAL = {
     "index", "ptr", "size", "size_i", "size_j", "dim_size", "edge_index", "edge_index_i", "edge_index_j", "adj_t"
 }  # fmt: skip
+SIDES = {"_j": SOURCE, "_i": TARGET}
 NOTHING: Mapping[str, Tensor] = types.MappingProxyType({})
 # layers that make rows an edge, with the modules that make them
 PIECED = {
@@ -56,25 +57,21 @@ PIECED = {
 WEIGHTED = ("GATConv", "GATv2Conv")
 
 
+def ends(layer: MessagePassing, method: str, kwargs: dict[str, Any]) -> Iterator[tuple[str, int, Any]]:
+    """What a method wants of the nodes at one end of each edge: its name for it, SOURCE or TARGET, the nodes' rows."""
+    for name in layer.inspector.get_param_names(method):
+        if name not in SPECIAL and name[-2:] in SIDES:
+            side, x = SIDES[name[-2:]], kwargs.get(name[:-2])
+            yield name, side, x[side] if isinstance(x, (tuple, list)) else x
+
+
 def fits(layer: MessagePassing, edges: Edges, kwargs: dict[str, Any], methods: list[str]) -> bool:
     """Whether all that is to be gathered has its nodes in the first dimension, as many as the graph has."""
     counts = edges.neighbours.num_sources, edges.neighbours.num_nodes
-    for method in methods:
-        for name in layer.inspector.get_param_names(method):
-            if name[-2:] not in ("_i", "_j") or name in SPECIAL:
-                continue
-            side = SOURCE if name.endswith("_j") else TARGET
-            x = _end(kwargs.get(name[:-2]), side)
-            if x is None:
-                continue
-            first = layer.node_dim == 0 or layer.node_dim + x.dim() == 0
-            if not isinstance(x, Tensor) or not first or x.shape[0] != counts[side]:
-                return False
-    return True
-
-
-def _end(x: Any, side: int) -> Any:
-    return x[side] if isinstance(x, (tuple, list)) else x
+    given = [(side, x) for method in methods for _, side, x in ends(layer, method, kwargs) if x is not None]
+    return all(
+        isinstance(x, Tensor) and layer.node_dim in (0, -x.dim()) and x.shape[0] == counts[side] for side, x in given
+    )
 
 
 def collected(
@@ -82,25 +79,19 @@ def collected(
 ) -> dict[str, Any]:
     """What PyG would collect for this method, rows not gathered, but for those that are `ready`."""
     graph = edges.neighbours
-    found: dict[str, Any] = {}
-    for name, parameter in layer.inspector.get_param_dict(method).items():
-        if name in ready:
-            found[name] = ready[name]
-        elif name in SPECIAL:
-            found[name] = {
-                "index": edges.target, "edge_index_i": edges.target, "edge_index_j": edges.index[SOURCE],
-                "edge_index": edges.index, "size": [graph.num_sources, graph.num_nodes], "size_j": graph.num_sources,
-                "size_i": graph.num_nodes, "dim_size": graph.num_nodes,
-            }.get(name)  # fmt: skip
-        elif name[-2:] in ("_i", "_j"):
-            side = SOURCE if name.endswith("_j") else TARGET
-            x = _end(kwargs.get(name[:-2]), side)
-            found[name] = None if x is None else Rows(x, edges, side)
-        elif name in kwargs:
-            found[name] = kwargs[name]
-        elif parameter.default is not inspect.Parameter.empty:
-            found[name] = parameter.default
-    return found
+    special = {
+        "index": edges.target, "edge_index_i": edges.target, "edge_index_j": edges.index[SOURCE],
+        "edge_index": edges.index, "size": [graph.num_sources, graph.num_nodes], "size_j": graph.num_sources,
+        "size_i": graph.num_nodes, "dim_size": graph.num_nodes,
+    }  # fmt: skip
+    rows = {n: None if x is None else Rows(x, edges, side) for n, side, x in ends(layer, method, kwargs)}
+    found = kwargs | dict.fromkeys(SPECIAL) | special | rows | ready
+    parameters = layer.inspector.get_param_dict(method).items()
+    return {
+        name: found.get(name, p.default)
+        for name, p in parameters
+        if name in found or p.default is not inspect.Parameter.empty
+    }
 
 
 def in_pieces(
@@ -144,14 +135,14 @@ def _by_rows(layer: MessagePassing, kind: type[MessagePassing]) -> bool:
 
 def _roles(layer: MessagePassing, method: str, edges: Edges, kwargs: dict[str, Any]) -> dict[str, tuple[int, Tensor]]:
     """What the method wants that has rows for sources, targets or edges."""
-    roles = {}
-    for name in layer.inspector.get_param_names(method):
-        side = {"_j": SOURCE, "_i": TARGET}.get(name[-2:], EDGE)
-        given = kwargs.get(name) if side == EDGE else _end(kwargs.get(name[:-2]), side)
-        of_edges = isinstance(given, Tensor) and given.dim() > 0 and given.shape[0] == edges.neighbours.num_edges
-        if name not in SPECIAL and (of_edges if side == EDGE else given is not None):
-            roles[name] = side, given
-    return roles
+    at_ends = {name: (side, x) for name, side, x in ends(layer, method, kwargs)}
+    given = {name: kwargs.get(name) for name in layer.inspector.get_param_names(method) if name not in SPECIAL}
+    of_edges = {
+        name: (EDGE, x)
+        for name, x in given.items()
+        if name not in at_ends and isinstance(x, Tensor) and x.dim() > 0 and len(x) == edges.neighbours.num_edges
+    }
+    return {name: role for name, role in at_ends.items() if role[1] is not None} | of_edges
 
 
 def aggregated(layer: MessagePassing, out: Any, edges: Edges) -> Tensor:
@@ -241,14 +232,19 @@ def _forward(kind: type[MessagePassing], code: types.FunctionType, form: type[nn
 
 
 def _covered(layer: MessagePassing, given: dict[str, Any], graphs: list[str]) -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or layer._explain:
+    if watched(layer) or given.get("return_attention_weights") is not None:
         return False
-    if given.get("return_attention_weights") is not None or any(getattr(layer, hooks) for hooks in HOOKS):
-        return False
-    return "x" in given and all(_plain(given.get(name)) for name in graphs)
+    return "x" in given and all(plain(given.get(name)) for name in graphs)
 
 
-def _plain(edge_index: Any) -> bool:
+def watched(layer: MessagePassing) -> bool:
+    """Is it traced, explained, or does it have hooks within `propagate`?"""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return traced or bool(layer._explain) or any(getattr(layer, hooks) for hooks in HOOKS)
+
+
+def plain(edge_index: Any) -> bool:
+    """Is it a tensor of edges (2, E) on the CPU, and nothing that PyG takes in its place?"""
     return (
         isinstance(edge_index, Tensor)
         and not isinstance(edge_index, EdgeIndex)

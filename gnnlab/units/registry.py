@@ -8,8 +8,9 @@ A unit of your own is `module:factory`, where factory() returns a `unit.Unit`; t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from gnnlab import user_code
@@ -25,13 +26,9 @@ _CPU = ("float32", "bfloat16")
 PROBE_S = 120  # a first torch.compile takes long
 
 
-def all_units() -> dict[str, Unit]:
-    """Every unit that the lab knows, usable here or not, by name."""
-    return dict(_built_in())
-
-
 @lru_cache(maxsize=1)
-def _built_in() -> dict[str, Unit]:
+def all_units() -> Mapping[str, Unit]:
+    """Every unit that the lab knows, usable here or not, by name."""
     units = [
         OpenVINOUnit("openvino:CPU", "CPU", "openvino", "openvino", precisions=_CPU),
         OpenVINOUnit("openvino-handbuilt:CPU", "CPU", "openvino", "handbuilt", "bag", precisions=_CPU),
@@ -51,7 +48,7 @@ def _built_in() -> dict[str, Unit]:
             constants=NPU, cannot=frozenset(SCATTERS),
         ),
     ]  # fmt: skip
-    return {unit.name: unit for unit in units}
+    return MappingProxyType({unit.name: unit for unit in units})
 
 
 def find(name: str) -> Unit:
@@ -60,8 +57,8 @@ def find(name: str) -> Unit:
     Raises:
         GnnlabError: there is no such unit.
     """
-    if name in _built_in():
-        return _built_in()[name]
+    if name in all_units():
+        return all_units()[name]
     try:
         with user_code.importable():
             found = user_code.call(name, user_code.load(name))
@@ -69,7 +66,7 @@ def find(name: str) -> Unit:
     except GnnlabError as error:
         found, why = None, str(error)
     if not isinstance(found, Unit):
-        known = ", ".join(_built_in())
+        known = ", ".join(all_units())
         raise GnnlabError(f"unit {name!r} is not known; one of {known}, or module:factory for one of your own ({why})")
     return found
 
@@ -82,7 +79,7 @@ def tried(names: Iterable[str]) -> None:
         GnnlabError: it hung, or ended the process.
     """
     with Worker() as worker:
-        for name in (name for name in names if name not in _built_in() and user_code.is_there(name)):
+        for name in (name for name in names if name not in all_units() and user_code.is_there(name)):
             answer = worker.call(f"{__name__}:found", {"name": name}, timeout_s=PROBE_S)
             if answer.lost:
                 answer.get(of=f"unit {name}")
