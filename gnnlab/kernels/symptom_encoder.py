@@ -95,7 +95,8 @@ class FastSymptomEncoder(nn.Module):
         gathered = attention1(weights.table, scores1, structure, slope1)  # (H, N, 64)
         x = _elu(torch.baddbmm(weights.bias1.view(heads, 1, -1), gathered, w1.transpose(1, 2)))  # (H, N, C)
         if self.training:
-            x = self._dropped(x)
+            flat = x.transpose(0, 1).reshape(self.num_nodes, -1)  # the original's layout, so its masks
+            x = self.dropout(flat).view(self.num_nodes, heads, -1).transpose(0, 1)
         targets = torch.cat((weights.source2, weights.target2)).view(2, -1)
         folded2 = torch.mm(targets, weights.weight2).view(2, heads, -1).permute(1, 2, 0)  # (H, C, 2)
         scores2 = torch.bmm(x, folded2).sum(0)  # (N, 2)
@@ -148,10 +149,6 @@ class FastSymptomEncoder(nn.Module):
     def __getstate__(self) -> dict:
         return super().__getstate__() | {"_structure": None}  # a copy prepares its own
 
-    def _dropped(self, x: Tensor) -> Tensor:
-        flat = x.transpose(0, 1).reshape(self.num_nodes, -1)  # the original's layout, so its masks
-        return self.dropout(flat).view(self.num_nodes, x.size(0), -1).transpose(0, 1)
-
 
 class CompiledSymptomEncoder(nn.Module):
     """`encoder(batch_size)` -> (batch_size, 256), a view as `FastSymptomEncoder` gives, by a compiled function.
@@ -189,9 +186,9 @@ def packages(
         return {f"rewritten, {name}": made[name]() for name in names}
 
 
-def compiled(encoder: FastSymptomEncoder, mode: str = "default") -> CompiledSymptomEncoder:
+def compiled(encoder: FastSymptomEncoder) -> CompiledSymptomEncoder:
     """The encoder through `torch.compile`, compiled at its first call (tens of seconds, for the dense form)."""
-    function = torch.compile(_Pure(encoder), fullgraph=True, dynamic=False, mode=mode)
+    function = torch.compile(_Pure(encoder), fullgraph=True, dynamic=False)
     return CompiledSymptomEncoder(encoder, lambda inputs: function(*inputs))
 
 

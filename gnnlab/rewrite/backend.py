@@ -65,17 +65,14 @@ def backend(module: GraphModule, inputs: list[Any], options: dict[str, Any] | No
     return _compiled(module, inputs, _then(options), Rewritten())
 
 
-def explain(model: nn.Module, *inputs: Any, then: str = "eager", **named: Any) -> Rewritten:
+def explain(model: nn.Module, *inputs: Any, **named: Any) -> Rewritten:
     """What the backend makes of `model(*inputs, **named)`; gradients count where they are enabled and wanted.
 
     The model runs once, in the mode that it is in. `print(report)` says what was replaced; `report.graphs` show it.
-
-    Raises:
-        GnnlabError: `then` is not known.
     """
-    report, then = Rewritten(), _then({"then": then})
+    report = Rewritten()
     with tracing_self_loops():
-        torch.compile(_Called(model), backend=lambda gm, given: _compiled(gm, given, then, report))(*inputs, **named)
+        torch.compile(_Called(model), backend=lambda gm, given: _compiled(gm, given, "eager", report))(*inputs, **named)
     return report
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,27 +37,17 @@ def mean_first(model: nn.Module, batch: Any) -> nn.Module:
         GnnlabError: the forward cannot be followed, or there is no such place in it; the others below raise the same.
     """
     graph = _followed(model, batch)
-    for linear, mean in _means(model, graph):
-        _exchange(graph, linear, mean)
+    for linear in _means(model, graph):
+        _exchange(graph, linear, mean=next(iter(linear.users)))
     return _with_forward(model, graph)
-
-
-def mean_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
-    """Paths of the linear layers that `mean_first` would take behind the mean. Raises `GnnlabError` as it does."""
-    return tuple(linear.target for linear, _ in _means(model, _followed(model, batch)))
 
 
 def without_unused(model: nn.Module, batch: Any) -> nn.Module:
     """`model`, changed, which does not compute what neither its output nor anything else uses."""
     graph = _followed(model, batch)
-    for node in _unused(model, graph):
+    for node in reversed(_unused(model, graph)):
         graph.erase_node(node)
     return _with_forward(model, graph)
-
-
-def unused_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
-    """What `without_unused` would leave out: layers by their paths, functions by their names."""
-    return tuple(_name(node) for node in reversed(_unused(model, _followed(model, batch))))
 
 
 def without_copies(model: nn.Module, batch: Any) -> nn.Module:
@@ -68,9 +59,14 @@ def without_copies(model: nn.Module, batch: Any) -> nn.Module:
     return _with_forward(model, graph)
 
 
-def copy_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
-    """The copies that `without_copies` would leave out, as "contiguous of h"."""
-    return tuple(f"{_name(node)} of {node.args[0].name}" for node in _copies(model, _followed(model, batch)))
+def places(edit: Callable[[nn.Module, Any], nn.Module], model: nn.Module, batch: Any) -> tuple[str, ...]:
+    """What one of the above would change: layers by their paths, functions by their names, "clone of h" for a copy.
+
+    Raises:
+        GnnlabError: as it does.
+    """
+    found = _FOUND[edit](model, _followed(model, batch))
+    return tuple(f"{_name(n)} of {n.args[0].name}" if _name(n) in _COPIES else _name(n) for n in found)
 
 
 class _Follower(fx.Tracer):
@@ -101,14 +97,14 @@ def _with_forward(model: nn.Module, graph: fx.Graph) -> nn.Module:
     return around(model, lambda model, forward, arguments, named: code(model, *arguments, **named), training=True)
 
 
-def _means(model: nn.Module, graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
-    """Each linear layer with the mean over nodes that alone uses what it gives."""
+def _means(model: nn.Module, graph: fx.Graph) -> list[fx.Node]:
+    """Each linear layer of which a mean over nodes alone uses what it gives."""
     found = []
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(model.get_submodule(node.target), LINEAR) and len(node.users) == 1:
             user = next(iter(node.users))
             if _is_mean(user) and user.args[0] is node:
-                found.append((node, user))
+                found.append(node)
     if not found:
         raise GnnlabError("no linear layer is followed by nothing but a mean over nodes")
     return found
@@ -144,7 +140,7 @@ def zero_without_nodes(rows: Tensor, batch: Tensor | None) -> Tensor:
 
 
 def _unused(model: nn.Module, graph: fx.Graph) -> list[fx.Node]:
-    """Nodes that can be erased in this order."""
+    """Nodes that can be erased, the last first."""
     _writes_nothing(model, graph)
     gone: dict[fx.Node, None] = {}
     for node in reversed(graph.nodes):
@@ -152,7 +148,7 @@ def _unused(model: nn.Module, graph: fx.Graph) -> list[fx.Node]:
             gone[node] = None
     if not any(node.op.startswith("call") for node in gone):
         raise GnnlabError("everything that its forward computes is used")
-    return list(gone)
+    return list(reversed(gone))
 
 
 def _copies(model: nn.Module, graph: fx.Graph) -> list[fx.Node]:
@@ -187,3 +183,6 @@ def _writes_nothing(model: nn.Module, graph: fx.Graph) -> None:
 
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+_FOUND = {mean_first: _means, without_unused: _unused, without_copies: _copies}

@@ -96,10 +96,6 @@ class Optimized:
     wanted_s: int | None
 
     @property
-    def only_this_size(self) -> bool:
-        return GUARD in self.plan
-
-    @property
     def left_out(self) -> tuple[str, ...]:
         """Steps that the budget had no room for."""
         return tuple(t.name for t in self.tried if t.why in (_STOPPED, _SKIPPED, _NOT_RACED))

@@ -75,16 +75,12 @@ def check(subject: UserModel) -> None:
             _tensors_alone(subject.spec, first)
             if not train:
                 _unchanged(subject, before)
-            _not_random(subject, first, call(subject.model, subject.batch))
-
-
-def _not_random(subject: UserModel, first: Any, second: Any) -> None:
-    if (apart := relative_error(first, second)) > RANDOM:
-        mode = "training mode, with dropout at 0" if subject.model.training else "eval mode"
-        raise GnnlabError(
-            f"{subject.spec} is random in {mode}: two calls differ by {apart:.1g} relative; make it depend on "
-            "self.training, or fix what it draws"
-        )
+            if (apart := relative_error(first, call(subject.model, subject.batch))) > RANDOM:
+                mode = "training mode, with dropout at 0" if train else "eval mode"
+                raise GnnlabError(
+                    f"{subject.spec} is random in {mode}: two calls differ by {apart:.1g} relative; make it depend on "
+                    "self.training, or fix what it draws"
+                )
 
 
 def _state(subject: UserModel) -> dict[str, Tensor]:

@@ -75,11 +75,11 @@ class SwapReport:
         return "\n".join(lines)
 
 
-def swap(model: nn.Module, example: Any = None, *, tolerance: float = RTOL_FLOAT32) -> SwapReport:
+def swap(model: nn.Module, example: Any = None) -> SwapReport:
     """A copy of `model` in which every layer of PyG that has a fast form (`zoo.ZOO`) takes it.
 
     `example` is what the model is called with: a tuple is spread, a mapping gives keywords, anything else is one
-    argument. On it both models must give the same in eval mode, within `tolerance` relative to the largest output.
+    argument. On it both models must give the same in eval mode, within 1e-5 relative to the largest output.
     Parameters keep their names, so checkpoints load into either model; the layers share the graphs that they prepared.
     A model without such layers is given back as it is, with the reasons. Gradients of gradients are refused.
 
@@ -99,7 +99,7 @@ def swap(model: nn.Module, example: Any = None, *, tolerance: float = RTOL_FLOAT
     if not replaced:
         return SwapReport(model, replaced, kept)
     fast = _replaced(model, {path: how for path, _, how in replaced})
-    return SwapReport(fast, replaced, kept, None if example is None else _verified(model, fast, example, tolerance))
+    return SwapReport(fast, replaced, kept, None if example is None else _verified(model, fast, example))
 
 
 def _replaced(model: nn.Module, mechanisms: dict[str, str]) -> nn.Module:
@@ -117,7 +117,7 @@ def _replaced(model: nn.Module, mechanisms: dict[str, str]) -> nn.Module:
     return copied
 
 
-def _verified(model: nn.Module, fast: nn.Module, example: Any, tolerance: float) -> float:
+def _verified(model: nn.Module, fast: nn.Module, example: Any) -> float:
     with torch.no_grad():
         with ProfilingContext(model):
             expected = call(model, example)
@@ -126,7 +126,7 @@ def _verified(model: nn.Module, fast: nn.Module, example: Any, tolerance: float)
                 got = call(fast, example)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
                 raise GnnlabError(f"with fast layers the model fails on the example: {one_line(error)}") from error
-    return require_equal(expected, got, tolerance, "model with fast layers")
+    return require_equal(expected, got, RTOL_FLOAT32, "model with fast layers")
 
 
 def _name(path: str) -> str:

@@ -30,17 +30,16 @@ def structure_of(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
-            belongs = isinstance(node.meta.get("val"), torch.SymInt | int) or _is_index_input(node)
+            made = node.meta.get("val")
+            # scalars are counters (of batches, of steps), which change in each call
+            belongs = isinstance(made, torch.SymInt | int) or (
+                is_tensor(node) and made.dtype in (*INDEX_TYPES, torch.bool) and made.dim() > 0
+            )
         else:
             belongs = node.op == "call_function" and _is_fixed(node) and all(n in found for n in node.all_input_nodes)
         if belongs:
             found.add(node)
     return found
-
-
-def _is_index_input(node: Node) -> bool:
-    # scalars are counters (of batches, of steps), which change in each call
-    return is_tensor(node) and value(node).dtype in (*INDEX_TYPES, torch.bool) and value(node).dim() > 0
 
 
 def _is_fixed(node: Node) -> bool:
@@ -247,16 +246,15 @@ class _Entry:
         return True
 
     def equals(self, inputs: list[Any]) -> bool:
-        return all(_equal(given, copy) for given, copy in zip(inputs, self._copies, strict=True))
+        def same(given: Any, copy: Any) -> bool:
+            if not isinstance(given, Tensor):
+                return given == copy
+            return given.shape == copy.shape and given.dtype == copy.dtype and torch.equal(given, copy)
+
+        return all(map(same, inputs, self._copies))
 
 
 def _state(given: Any) -> tuple | None:
     if not isinstance(given, Tensor) or given.is_inference():  # has no version: what is in it must be read
         return None
     return state_of(given)
-
-
-def _equal(given: Any, copy: Any) -> bool:
-    if not isinstance(given, Tensor):
-        return given == copy
-    return given.shape == copy.shape and given.dtype == copy.dtype and torch.equal(given, copy)

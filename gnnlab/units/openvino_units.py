@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gnnlab.export.artefacts import Artefact
     from gnnlab.workloads.staged import StagedLayer
 
-NPU_PLATFORMS = ("3720", "4000", "5010")  # Meteor and Arrow Lake, Lunar Lake, Panther Lake
+NPU_PLATFORM = "3720"  # Meteor and Arrow Lake; asked of the compiler alone
 _GPU_REMEDY = {
     "linux": "an Intel GPU with its OpenCL runtime (packages intel-opencl-icd, ocl-icd-libopencl1), /dev/dri readable",
     "win32": "an Intel GPU with its graphics driver",
@@ -171,12 +171,12 @@ def _constant(node: ov.Node) -> bool:
     return bool(given) and all(_told(one)["layerType"] == "Const" for one in given)
 
 
-def npu_compiler(platform: str = NPU_PLATFORMS[0]) -> str | None:
-    """None where OpenVINO can compile for an NPU of that platform here, else what it says."""
+def npu_compiler() -> str | None:
+    """None where OpenVINO can compile for an NPU here, else what it says."""
     try:
-        openvino_core().query_model(_tiny(), "NPU", {"NPU_PLATFORM": platform})
+        openvino_core().query_model(_tiny(), "NPU", {"NPU_PLATFORM": NPU_PLATFORM})
     except Exception as error:
-        return f"OpenVINO cannot compile for the NPU {platform}: {_missing_library(error)}"
+        return f"OpenVINO cannot compile for the NPU {NPU_PLATFORM}: {_missing_library(error)}"
     return None
 
 

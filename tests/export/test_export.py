@@ -128,8 +128,10 @@ def test_a_change_of_what_a_model_is_made_from_exports_it_anew(folder, monkeypat
         options = {"layer": sage(6, seed=1)}
     elif change == "width":
         options = {"layer": sage(7)}
+    elif change == "versions":
+        monkeypatch.setattr(export.machine, "versions", lambda *_: {"torch": "another"})
     else:
-        monkeypatch.setattr(export, f"_{change}", lambda: "another")
+        monkeypatch.setattr(export, "_code", lambda: "another")
     second = ask(**options)
     assert second.fresh and second.key != first.key
     assert second.path.exists() and first.path.exists() == (change == "width")  # one model of each name

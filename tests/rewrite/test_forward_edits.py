@@ -8,14 +8,7 @@ from own_models import GCN, Pooled
 from torch import nn
 
 from gnnlab.errors import GnnlabError
-from gnnlab.rewrite.forward_edits import (
-    copy_places,
-    mean_first,
-    mean_places,
-    unused_places,
-    without_copies,
-    without_unused,
-)
+from gnnlab.rewrite.forward_edits import mean_first, places, without_copies, without_unused
 
 EDGES = torch.tensor([[0, 1, 2, 2], [1, 2, 3, 3]])
 BATCH = torch.tensor([0, 0, 0, 2, 2])  # graph 1 has no nodes
@@ -37,7 +30,7 @@ class Mean(nn.Module):
 def test_a_graph_without_nodes_pools_to_zeros_before_and_after():
     model, given = Pooled(4), inputs()
     fast = mean_first(copy.deepcopy(model), given)
-    assert mean_places(model, given) == ("lin",)
+    assert places(mean_first, model, given) == ("lin",)
     assert torch.allclose(fast(**given), model(**given), atol=1e-6) and fast(**given)[1].tolist() == [0, 0, 0]
     assert fast.state_dict().keys() == model.state_dict().keys()
     wanted, got = (torch.autograd.grad(m(**given).square().sum(), list(m.parameters())) for m in (model, fast))
@@ -99,20 +92,20 @@ def computed(model, x):
 def test_what_nothing_uses_is_not_computed_and_its_parameters_stay():
     model, x = Wasteful(), torch.randn(6, 4)
     fast = without_unused(copy.deepcopy(model), {"x": x})
-    assert unused_places(model, {"x": x}) == ("left", "relu")
+    assert places(without_unused, model, {"x": x}) == ("left", "relu")
     assert torch.equal(fast(x), model(x)) and computed(fast, x) == ["lin"] and computed(model, x) == ["lin", "left"]
     assert [name for name, _ in fast.named_parameters()] == [name for name, _ in model.named_parameters()]
     with pytest.raises(GnnlabError, match="everything that its forward computes is used"):
-        unused_places(Mean(lambda h: h.mean(0)), {"x": x})
+        places(without_unused, Mean(lambda h: h.mean(0)), {"x": x})
 
 
 def test_copies_before_what_only_reads_are_left_out():
     model, x = Wasteful(), torch.randn(6, 4)
     fast = without_copies(copy.deepcopy(model), {"x": x})
-    assert copy_places(model, {"x": x}) == ("clone of t_1", "clone of lin")
-    assert torch.equal(fast(x), model(x)) and len(copy_places(model, {"x": x})) == 2
+    assert places(without_copies, model, {"x": x}) == ("clone of t_1", "clone of lin")
+    assert torch.equal(fast(x), model(x)) and len(places(without_copies, model, {"x": x})) == 2
     with pytest.raises(GnnlabError, match="1 may be returned or viewed"):  # `contiguous` before `t`
-        copy_places(fast, {"x": x})
+        places(without_copies, fast, {"x": x})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +116,7 @@ def test_copies_before_what_only_reads_are_left_out():
         (lambda model, h: (model.norm(h), h)[1], "writes in place, in norm"),  # it counts what it has seen
     ],
 )
-@pytest.mark.parametrize("places", [unused_places, copy_places])
-def test_a_forward_that_writes_in_place_is_left_as_it_is(places, end, words):
+@pytest.mark.parametrize("edit", [without_unused, without_copies])
+def test_a_forward_that_writes_in_place_is_left_as_it_is(edit, end, words):
     with pytest.raises(GnnlabError, match=words):
-        places(Wasteful(end), {"x": torch.randn(6, 4)})
+        edit(Wasteful(end), {"x": torch.randn(6, 4)})
