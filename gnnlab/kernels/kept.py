@@ -39,7 +39,8 @@ class Kept:
             return found[2]
         with torch.inference_mode(False):  # what is kept must serve training, too
             made = make()
-        self._forget_the_dead()
+        for gone in [key for key, (seen, _, _) in self._made.items() if seen() is None]:
+            del self._made[gone]
         self._made[key] = (weakref.ref(tensor), state, made)
         while len(self._made) > self.size:
             self._made.popitem(last=False)
@@ -53,10 +54,6 @@ class Kept:
 
     def __reduce__(self) -> tuple:
         return Kept, (self.size,)
-
-    def _forget_the_dead(self) -> None:
-        for key in [key for key, (seen, _, _) in self._made.items() if seen() is None]:
-            del self._made[key]
 
 
 def state_of(tensor: Tensor) -> tuple:

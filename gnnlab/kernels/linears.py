@@ -126,7 +126,8 @@ class SparseLinear(nn.Module):
             return None
         if x.dim() != 2 or x.numel() < FEWEST_NUMBERS or x.layout is not torch.strided or x.dtype != self.weight.dtype:
             return None
-        seen = self._inputs.get(x, lambda: _Seen(_looks_sparse(x)))
+        some = x[:: max(1, x.shape[0] // SAMPLED_ROWS)]
+        seen = self._inputs.get(x, lambda: _Seen(int(some.count_nonzero()) <= MOST_NONZEROS * some.numel()))
         if not seen.sparse or seen.calls == 0:
             seen.calls += 1
             return None
@@ -146,11 +147,6 @@ class _Seen:
     sparse: bool
     calls: int = 0
     features: SparseFeatures | None = None
-
-
-def _looks_sparse(x: Tensor) -> bool:
-    some = x[:: max(1, x.shape[0] // SAMPLED_ROWS)]
-    return int(some.count_nonzero()) <= MOST_NONZEROS * some.numel()
 
 
 LINEAR = (nn.Linear, pyg.Linear)

@@ -316,8 +316,8 @@ class _Search:
             if number > 1 and least_s > left_s + RESERVE_S:
                 self.bench.tell(f"no time for process {number + 1} of {self.processes}: the budget is spent")
                 break
-            self.bench.tell(f"race of {len(plans) + 1} forms, process {number + 1} of {self.processes}"
-                            f" ({max(0, left_s):.0f} s left)")  # fmt: skip
+            turn = f"process {number + 1} of {self.processes} ({max(0, left_s):.0f} s left)"
+            self.bench.tell(f"race of {len(plans) + 1} forms, {turn}")
             sampling_s = LEAST_S + max(0.0, 0.8 * (left_s / (self.processes - number) - least_s))
             found = self.bench.race(plans, sampling_s, seed=number + 1)
             if YOURS in found:
@@ -368,8 +368,7 @@ class _Search:
         gain, processes = self.gain(step), sum(step in times for times in self.raced)
         if gain is None and "times" in found:
             gain, processes = self.ratio(found["times"], step), 1
-        less = name_of(tuple(name for name in plan if name != step))
-        more = name_of(steps.ordered((*plan, step)))
+        less, more = name_of([name for name in plan if name != step]), name_of(steps.ordered((*plan, step)))
         share = found.get("share")
         return Tried(
             step,
