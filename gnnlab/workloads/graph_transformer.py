@@ -97,11 +97,15 @@ class GraphTransformer(nn.Module):
         x = self.embed(data.x)  # (N, hidden)
         if self.embed_pe is not None:
             x = x + self.embed_pe(self._encoding(data))
-        for layer in self.layers:
-            x = layer(x, data.edge_index, data.batch)
+        x = self._through_layers(x, data)
         if self.readout == "graph":
             x = global_mean_pool(x, data.batch)  # (B, hidden)
         return self.head(x)
+
+    def _through_layers(self, x: Tensor, data: Data) -> Tensor:  # which the fast form has in its own way
+        for layer in self.layers:
+            x = layer(x, data.edge_index, data.batch)
+        return x
 
     def _encoding(self, data: Data) -> Tensor:
         encoding = data.get(FIELDS[self.pe_type])
