@@ -300,12 +300,13 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         ax.remove()
     shaded = list(grid.ravel()[: len(panels)])
     bar = fig.colorbar(ScalarMappable(norm, palette), ax=shaded, fraction=0.03, pad=0.01, aspect=30)
-    bar.set_label(f"number: {label}\ncolour: times the row's least", fontsize=8.5)
+    bar.set_label("times the row's least", fontsize=8.5)
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     bar.ax.tick_params(labelsize=7.5)
     gaps = frame["value"].notna().sum() < len(rows) * len(columns) * len(panels)
     gap = [Line2D([], [], ls="none", marker="_", color=MUTED, label="no value")] * bool(gaps)
+    gap = [Line2D([], [], ls="none", marker="$1.2$", ms=13, mew=0, color=INK, label=f"number: {label}"), *gap]
     style.legend(fig, gap + [h for h in style.origin_handles(frame["_origin"]) if h.get_hatch()])
     return fig
 

@@ -265,10 +265,10 @@ class Study:
         axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
         title = self.finding()
         if paired:
-            share = self._unit() == "share"
-            off = (frame[y] - frame[x]).abs() if share else 100 * (frame[y] / frame[x] - 1).abs()
+            percent = shown_as(self._unit())[1] == "%"
+            off = (frame[y] - frame[x]).abs() if percent else 100 * (frame[y] / frame[x] - 1).abs()
             middle, most = (tables.number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
-            far_unit = "percentage points" if share else "%"
+            far_unit = "percentage points" if percent else "%"
             far = f"{middle} {far_unit} in the median of {len(off)} cells, {most} {far_unit} at most"
             title = f"{self.title}: {plain(y)} is off {plain(x)} by {far}"
         fig = plots.points(frame, **axes, hue=hue, equal=paired, title=title)

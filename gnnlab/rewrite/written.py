@@ -84,7 +84,10 @@ def gain_text(gain: Estimate | None) -> str:
 
 
 def _head(report: Optimized) -> Iterator[str]:
-    facts, what = report.facts, "forward and backward pass, dropout at 0" if report.train else "forward pass in eval mode"
+    facts, what = (
+        report.facts,
+        "forward and backward pass, dropout at 0" if report.train else "forward pass in eval mode",
+    )
     yield f"{report.spec} made faster, and proven equal: {_BY}, {date.today().isoformat()}."
     yield ""
     yield f"graph      {report.graph}, {facts['nodes']:,} nodes, {facts['edges']:,} edges"

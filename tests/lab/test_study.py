@@ -62,7 +62,7 @@ def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
     assert sum(isinstance(patch, Rectangle) and bool(patch.get_hatch()) for patch in npu.patches) == 1
     shades = torch.collections[0].get_array()
     assert shades[0, 0] == pytest.approx(2) and shades[1, 0] == pytest.approx(1)  # of the least of each row
-    assert "row's least" in bar.get_ylabel() and "time (ms)" in bar.get_ylabel()
+    assert "row's least" in bar.get_ylabel() and "time (ms)" in fig.legends[0].texts[0].get_text()
     assert "stage" in alt and "size" in alt
     assert fig.get_suptitle().startswith("Cells: from 0.005 ms")
     assert [label.get_text() for label in torch.get_xticklabels()] == ["10/20", "100/200"]
@@ -134,6 +134,19 @@ def test_a_figure_has_one_unit(draw):
     assert found.finding() == "Cells: 4 numbers in ms and B"
     found.only(unit="B").plot("value")
     assert drawn(found, "cells-B")[0].axes[0].get_xlabel() == "cells (B)"
+
+
+def test_percent_are_off_by_points_and_a_study_is_called_as_it_is_said():
+    rows = [
+        {"form": f, "keys": {"k": k}, "value": v, "unit": "%"} for f, v in (("a", 20.0), ("b", 5.0)) for k in (1, 2)
+    ]
+    found = study(*rows)
+    found.named("GAT layer").scatter(x="a", y="b")
+    fig, _ = drawn(found, "cells-scatter")
+    assert (
+        fig.get_suptitle()
+        == "GAT layer: b is off a by 15 percentage points in the median of 2 cells, 15 percentage points at most"
+    )
 
 
 @pytest.mark.parametrize(
