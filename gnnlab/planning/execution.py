@@ -33,7 +33,7 @@ from gnnlab.planning.block_runner import BlockTask, Fields, SharedArrays
 from gnnlab.planning.costs import Model
 from gnnlab.planning.partition import Graph, Part, by_metis, by_ranges
 from gnnlab.planning.planning import conditions
-from gnnlab.planning.plans import Plan
+from gnnlab.planning.plans import Block, Plan
 from gnnlab.planning.simulation import Segment, Trace, window
 from gnnlab.planning.unit_workers import Flying, Report, UnitWorkers, Window
 from gnnlab.profiling.races import relative_error
@@ -174,30 +174,28 @@ class Executor(AbstractContextManager):
         )
 
     def _open(self, model: Model, models: str | None) -> None:
-        given, parts = {}, []  # of each block, by graph: the parts for the units that share it
+        given, tasks = {}, []
         for place, graph in enumerate(self.graphs):
             given |= {f"graph{place}/x": graph.x, f"graph{place}/edge_index": graph.edge_index}
         for block in self.plan.blocks:
             shared = self.graphs if block.shared else []
-            parts.append([by_ranges(graph.edge_index, graph.size[0], block.ratios) for graph in shared])
-        for place, graph, of_graph in ((b, g, each) for b, found in enumerate(parts) for g, each in enumerate(found)):
-            for number, part in enumerate(of_graph):
-                name = f"graph{graph}/{_part_name(place, number)}"
-                given |= {f"{name}/{field}": getattr(part, field) for field in ("nodes", "edges", "edge_index")}
+            parts = [by_ranges(graph.edge_index, graph.size[0], block.ratios) for graph in shared]
+            for place, of_graph in enumerate(parts):
+                for part, unit in zip(of_graph, block.units, strict=True):
+                    name = f"graph{place}/{unit}"
+                    given |= {f"{name}/{field}": getattr(part, field) for field in ("nodes", "edges", "edge_index")}
+            tasks += [self._task(model, block, number, parts, models) for number in range(len(block.units))]
         self._arrays = SharedArrays.create(self._slots(), given)
         self.workers.start(self.plan.units)
-        for place, block in enumerate(self.plan.blocks):
-            for number, unit in enumerate(block.units):
-                task = self._task(model, place, number, parts[place], models)
-                self.workers.open(unit, self.key, task, self._arrays)
+        for task in tasks:
+            self.workers.open(task.unit, self.key, task, self._arrays)
 
-    def _task(self, model: Model, place: int, part: int, parts: list[list[Part]], models: str | None) -> BlockTask:
-        block = self.plan.blocks[place]
+    def _task(self, model: Model, block: Block, part: int, parts: list[list[Part]], models: str | None) -> BlockTask:
         unit = block.units[part]
         spans = model.pieces(unit, block.first, block.last, block.shared)
         if spans is None:
             raise GnnlabError(f"{unit} has no way to run stages {block.first}-{block.last}; measure the missing cells")
-        name = _part_name(place, part) if block.shared else None
+        name = unit if block.shared else None
         sizes = tuple(graph.size for graph in self.graphs)
         shares = tuple(tuple(found[part].share) for found in parts)
         return BlockTask(unit, self.layer.name, self.layer.features, spans, name, sizes, shares, models)
@@ -212,10 +210,6 @@ class Executor(AbstractContextManager):
                 most = max(prod(value.shape(*graph.size)) for graph in self.graphs)
                 fields[f"slot{slot}/{name}"] = (most,), str(value.dtype).removeprefix("torch.")
         return fields
-
-
-def _part_name(block: int, part: int) -> str:
-    return f"block{block}/part{part}"
 
 
 def _cores(plan: Plan, places: Mapping[str, Any]) -> dict[str, int | None]:
