@@ -440,7 +440,7 @@ def _tiles(ax: Axes, plans: Sequence[Sequence[tuple]], colours: Mapping[str, str
                 low, look = place - 0.42 + part * height, {"facecolor": colours[unit], "edgecolor": SURFACE, "lw": 0.8}
                 ax.add_patch(Rectangle((first - 0.5, low), width, height, **look))
                 if len(unit) <= _CHARACTERS * width:
-                    middle = {"ha": "center", "va": "center", "fontsize": 6.5 if len(units) == 1 else 5.5}
+                    middle = {"ha": "center", "va": "center", "fontsize": 6.5 if len(units) == 1 else 6.2}
                     box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
                     ax.text(first + width / 2 - 0.5, low + height / 2, unit, bbox=box, **middle)
     stages = max(last for blocks in plans for *_, last in blocks)
