@@ -22,7 +22,7 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
 from . import results
-from .claims import RATIOS, Claim, Found, Verdict, catalogue, cell_ratio, evaluate, verdict
+from .claims import RATIOS, Claim, Found, Verdict, catalogue, cell_ratio, documents, evaluate, verdict
 from .results import ResultFile
 from .table import Interval, Row, Strict, Table, error_text
 
@@ -53,6 +53,11 @@ class Judged(Strict):
     @property
     def is_goal(self) -> bool:
         return self.source == "goal"
+
+    @property
+    def of(self) -> str:
+        """Whose it is: "S4", "lab" or, of the lab's goals, "goal"."""
+        return documents().get(self.source, {"name": self.source})["name"]
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ class LedgerLine:
     note: str | None
     order: dict[str, float | str]
 
+    @property
+    def promise(self) -> str:
+        """Who claims what, to end a sentence with; nothing of a goal."""
+        return "" if self.record.is_goal else f"; {self.record.of} claims {self.claimed}"
+
 
 def line(
     record: Judged, link: Callable[[Judged], str | None] = lambda _: None, notes: Mapping[str, str] | None = None

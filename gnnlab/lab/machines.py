@@ -19,7 +19,7 @@ from gnnlab import files
 from gnnlab.errors import GnnlabError
 
 from . import advice, ledger, ledger_view, provenance, results
-from .claims import NO_GAIN_BELOW, RATIOS, catalogue, documents
+from .claims import NO_GAIN_BELOW, RATIOS, catalogue
 from .ledger import Judged, Ledger
 from .ledger_view import LedgerLine
 
@@ -152,7 +152,7 @@ def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
         cells = [
             (
                 _verdict(line),
-                _of(row),
+                row.of,
                 row.statement,
                 line.claimed,
                 line.measured or "not here",
@@ -170,8 +170,7 @@ def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
 
 def _said(line: LedgerLine) -> str:
     interval = f" ({line.interval})" if line.interval else ""
-    claimed = "" if line.record.is_goal else f", claimed {line.claimed}"
-    return f"{line.record.statement}: {line.measured}{interval}{claimed}"
+    return f"{line.record.statement}: {line.measured}{interval}{line.promise}"
 
 
 # ---- side by side ---------------------------------------------------------------------------------------------------
@@ -266,9 +265,8 @@ def _headlines(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> l
         row = by_id[claim.id]
         seen = [(one.name, line) for one, line in zip(machines, row.cells, strict=True) if line and line.measured]
         values = [f"{line.measured}{f' ({line.interval})' if line.interval else ''} on {name}" for name, line in seen]
-        claimed = "" if claim.is_goal else f", claimed {ledger_view.line(claim).claimed}"
         says = row.word.capitalize() if " on " in row.word else kind.removesuffix(" here")
-        lines.append(f"- {says}: {claim.statement}: {', '.join(values)}{claimed}")
+        lines.append(f"- {says}: {claim.statement}: {', '.join(values)}{ledger_view.line(claim).promise}")
     return lines
 
 
@@ -278,7 +276,7 @@ def side_by_side(machines: Sequence[MachineLedger], rows: Iterable[Compared]) ->
     cells = []
     for row in rows:
         found = [_cell(line) for line in row.cells]
-        what = (_of(row.claim), row.claim.statement)
+        what = (row.claim.of, row.claim.statement)
         cells.append((*what, ledger_view.line(row.claim).claimed, *found, *([row.word] if len(machines) > 1 else [])))
     return _table(header, cells)
 
@@ -288,11 +286,6 @@ def _cell(line: LedgerLine | None) -> str:
         return "not measured"
     interval = f" ({line.interval})" if line.interval else ""
     return f"{_verdict(line)}: {line.measured}{interval}"
-
-
-def _of(row: Judged) -> str:
-    """Whose claim it is: "S4", "lab" or, of the lab's goals, "goal"."""
-    return documents().get(row.source, {"name": row.source})["name"]
 
 
 def _verdict(line: LedgerLine) -> str:
