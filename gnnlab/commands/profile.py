@@ -290,7 +290,7 @@ def _header(report: dict[str, Any]) -> str:
     return (
         f"{info['name']}: {info['nodes']:,} nodes, {info['edges']:,} edges, "
         f"{info['total_parameters']:,} parameters ({info['parameter_memory_mb']:.2f} MiB); "
-        f"torch {hardware['torch']}, {hardware['threads']} threads"
+        f"torch {hardware['torch']}, {hardware['threads']} thread{'s' * (hardware['threads'] != 1)}"
     )
 
 
