@@ -39,6 +39,8 @@ BETWEEN = Operator("between operators")  # binding inputs, fetching results, Pyt
 OFF, ON = "without a profiler", "under its profiler"
 _BATCH_MS = 3.0  # shorter blocks are called several times a sample
 _MOST_CALLS, _MOST_ROUNDS = 200, 100
+_STALLED = 2.0  # medians; a round with a longer call is left out: what the machine held up is no operator's time
+_MOST_STALLED = 0.5  # of the rounds; where more would go there is no middle, and all stay
 _OVERLAP = 1.05  # of a call; operators that take more ran beside each other
 _SHOWN = 1  # % of a block; what takes less is in no table for reading
 _NAMED = 3  # operators in a sentence
@@ -232,7 +234,7 @@ def _profiled(
         if why is not None:
             return CellResult("wrong", why, parity_error=error, notes=tuple(loaded.notes))
         errors.append(error)
-    off, on, operators = _rounds(loaded.run, batch, values, settings.budget_s)
+    off, on, operators, stalled = _rounds(loaded.run, batch, values, settings.budget_s)
     if not operators:
         return CellResult("unavailable", "its operators take less than the profiler of its runtime tells apart")
     over = sum(map(sum, operators.values())) / sum(on)
@@ -240,27 +242,34 @@ def _profiled(
         why = f"its operators take {over:.2f} times as long as the call: they ran beside each other and have no shares"
         return CellResult("unavailable", why)
     told = tuple((*operator, tuple(ms)) for operator, ms in operators.items())
-    plain = cells.timed("measured", off, tuple(loaded.notes))
+    left_out = (f"{stalled} of {stalled + len(on)} rounds are left out: a call took over twice the median",)
+    plain = cells.timed("measured", off, (*loaded.notes, *(left_out if stalled else ())))
     fields = {**vars(plain), "parity_error": max(errors), "profiled_ms": on, "operators": told}
     return CellProfile(**fields)
 
 
 def _rounds(
     run: Callable[[Values], Any], batch: Profile, values: Values, budget_s: float
-) -> tuple[tuple[float, ...], tuple[float, ...], dict[Operator, list[float]]]:
+) -> tuple[tuple[float, ...], tuple[float, ...], dict[Operator, list[float]], int]:
     """ms of a call without the profiler and with it, one of each a round, in random order; of the latter by operator
-    that has a time, 0 where it did not run in a round."""
+    that has a time, 0 where it did not run in a round; and how many rounds were left out, because a call stalled."""
     once_ms, _ = clocked(run, values, 2)
     calls = max(1, min(_MOST_CALLS, math.ceil(_BATCH_MS / once_ms)))
     order, off, on = np.random.default_rng(0), [], []
     with quiet():
         deadline = time.perf_counter() + budget_s
-        while len(on) < LEAST_SAMPLES or (time.perf_counter() < deadline and len(on) < _MOST_ROUNDS):
+        while len(on) < 2 * LEAST_SAMPLES or (time.perf_counter() < deadline and len(on) < _MOST_ROUNDS):
             for profiled in order.permutation([False, True]):
                 if profiled:
                     on.append(batch(values, calls))
                 else:
                     off.append(clocked(run, values, calls)[0])
+    both = np.array([off, [one.ms for one in on]])  # (2, R)
+    kept = np.all(both <= _STALLED * np.median(both, axis=1, keepdims=True), axis=0)
+    if kept.mean() < 1 - _MOST_STALLED:
+        kept[:] = True
+    on = [one for one, stays in zip(on, kept, strict=True) if stays]
     names = dict.fromkeys(operator for one in on for operator in one.operators)
     by_name = {name: [one.operators.get(name, 0.0) for one in on] for name in names}
-    return tuple(off), tuple(one.ms for one in on), {name: ms for name, ms in by_name.items() if sum(ms) > 0}
+    operators = {name: ms for name, ms in by_name.items() if sum(ms) > 0}
+    return tuple(both[0, kept].tolist()), tuple(one.ms for one in on), operators, int((~kept).sum())

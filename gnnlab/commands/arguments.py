@@ -194,9 +194,10 @@ def units(arguments) -> int:
 def stages(arguments) -> int:
     """Export one GNN layer stage by stage and measure the stages on every processing unit.
 
-    The same as notebooks 04 and 05, into the same folders: exported_models and stages of outputs/SET. --analyze
-    ends with S4's lookup_table.json and bandwidth_table.json in outputs/SET/tables, for which it measures copies.
-    A campaign that was stopped, or killed, goes on where it was. Delete outputs/SET/stages to measure all anew.
+    The same as notebooks 04 and 05, into the same folders: exported_models and stages of outputs/SET; with sizes,
+    units or blocks of your own into outputs/lab, so that what gnnlab run left stays. --analyze ends with S4's
+    lookup_table.json and bandwidth_table.json in tables beside them, for which it measures copies. A campaign that
+    was stopped, or killed, goes on where it was. Delete its folder stages to measure all anew.
 
     examples:
       gnnlab stages --all

@@ -89,16 +89,16 @@ def markdown(report: dict[str, Any]) -> str:
         cells = (row["claim"], row["read_as"], f"{_text(row)}x", row["verdict"])
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     smallest = report["smallest_effect_seen"]
-    seen = (
-        "no effect, as there is no interval" if smallest is None else f"an effect of {number(100 * (smallest - 1))} %"
-    )
+    sees = "Such runs tell no effect: they have no interval."
+    if smallest is not None:
+        sees = f"Four in five runs like this one would notice an effect of {number(100 * (smallest - 1))} %."
+    error = report["parity_error"]
+    same = f"results differ by {error:.1e} relative" if error else "results are identical"
     count = len(report["processes"])
     lines += [
         "",
-        f"before {_text(report['before_ms'])} ms, after {_text(report['after_ms'])} ms; results differ by "
-        f"{report['parity_error']:.1e} relative.",
-        f"{count} process{'es' * (count != 1)}, {report['before_ms']['n']} rounds, {report['conditions']}. Four of "
-        f"five such runs would tell {seen} from none.",
+        f"before {_text(report['before_ms'])} ms, after {_text(report['after_ms'])} ms; {same}.",
+        f"{count} process{'es' * (count != 1)}, {report['before_ms']['n']} rounds, {report['conditions']}. {sees}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -80,8 +80,19 @@ def _verdicts(title: str, rows: Sequence[Judged]) -> list[Any]:
         record, badge = shown.record, shown.badge
         counts = ("", "") if record.value is None else (f"{record.n:,}", record.runs)
         verdict = Text(f"{badge.symbol} {badge.word}", style=_STYLES.get(badge.css, ""))
-        cells.append((record.id, shown.claimed, shown.measured, shown.interval, *counts, verdict, record.why))
-    columns = ("claim", "claimed", "measured", "95 % interval", "n", "runs", "verdict", "why")
+        cells.append(
+            (
+                f"{record.id}\n{record.statement}",
+                shown.claimed,
+                shown.measured,
+                shown.interval,
+                *counts,
+                verdict,
+                record.why,
+            )
+        )
+    wanted = ("goal", "wanted") if title == "Goals" else ("claim", "claimed")
+    columns = (*wanted, "measured", "95 % interval", "n", "runs", "verdict", "why")
     found = Counter(row.verdict for row in rows)
     counts = ", ".join(f"{verdict.value} {found[verdict]}" for verdict in Verdict if found[verdict])
     told = Text(f"{_number(len(rows), title.lower()[:-1])}: {counts}\n")

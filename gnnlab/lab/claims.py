@@ -266,7 +266,7 @@ def _nothing(claim: Claim, table: Table) -> str:
         return f"needs {claim.needs or f'a {claim.device} device'}"
     if claim.of.where and there:
         wanted = " and ".join(f"{key} {value}" for key, value in claim.of.where.items())
-        return f"no row of {claim.of.study} here has {wanted}"
+        return f"needs rows of {claim.of.study} with {wanted}; these parameters or this machine give none"
     return f"needs rows of {claim.of.study}, which these parameters leave out; params/full measures them"
 
 

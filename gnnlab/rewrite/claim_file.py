@@ -87,7 +87,8 @@ def read(path: Path) -> ClaimFile:
         GnnlabError: there is no such file, it raises, or what it defines is not what a claim needs.
     """
     if path.suffix != ".py" or not path.is_file():
-        raise GnnlabError(f"{path}: a Python file is needed that defines {', '.join(_NEEDED)}")
+        what = "it is none" if path.is_file() else "there is no such file"
+        raise GnnlabError(f"{path}: {what}; a Python file is needed that defines {', '.join(_NEEDED)}")
     torch.manual_seed(SEED)
     sys.path.insert(0, str(path.resolve().parent))
     try:

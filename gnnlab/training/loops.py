@@ -257,7 +257,9 @@ class RacedLoops:
         """What the training of the control's loop reaches, beside what is known."""
         mean = float(self.last(self.control).mean())
         start = f"training reaches a validation score of {mean:.3f}, {self._beside()}"
-        return f"{start}: {100 * self._share(mean):.0f} % of the way" if "truth" in self.known else start
+        if "truth" not in self.known:
+            return start
+        return f"{start}: {100 * self._share(mean):.0f} % of the way from a constant answer to the truth"
 
     def _beside(self) -> str:
         """What a score has to be compared with: "chance 0.253, a constant answer 0.448, the truth 0.823"."""

@@ -128,7 +128,8 @@ class Bf16Probe:
     @property
     def sentence(self) -> str:
         low, high = self.ratio.interval
-        verdict = "multiplies in bf16 natively" if self.native else "shows no native bf16"
+        none = "has instructions for bf16 that gain nothing here" if self.instructions else "shows no native bf16"
+        verdict = "multiplies in bf16 natively" if self.native else none
         size = f"{_PROBE['size']} x {_PROBE['size']}"
         return (
             f"this processor ({self.capability}) {verdict}: a product of {size} runs {self.ratio.value:.2f} times as "

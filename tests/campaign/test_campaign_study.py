@@ -1,5 +1,6 @@
 """From what is asked for to the files: fingerprints, real units in their processes, real graphs, the command."""
 
+import contextlib
 import json
 import sys
 from dataclasses import replace
@@ -26,6 +27,7 @@ from gnnlab.campaign.measure import LocalUnits
 from gnnlab.commands import stages as stages_command
 from gnnlab.errors import GnnlabError
 from gnnlab.export.export import export
+from gnnlab.lab import discovery
 from gnnlab.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
 
@@ -254,6 +256,23 @@ def test_measure_and_analyze_from_the_shell(params, tmp_path, capsys):
     assert (tmp_path / "out/stages/profiling_report.txt").exists()
     lookup = json.loads((tmp_path / "out/tables/lookup_table.json").read_bytes())
     assert list(lookup) == ["20,40,CPU,7"] and lookup["20,40,CPU,7"]["total_time_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "folder"),
+    [
+        ([], "outputs/quick"),
+        (["--sizes", "30/90"], "outputs/lab"),
+        (["--units", TORCH], "outputs/lab"),
+        (["--blocks", "7"], "outputs/lab"),
+    ],
+)
+def test_what_a_run_left_stays_where_sizes_units_or_blocks_are_ones_own(own, folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(stages_command, "only_run", lambda folder: contextlib.nullcontext(asked.append(folder)))
+    monkeypatch.setitem(stages_command._STEPS, "measure", lambda given, folder: asked.append(folder))
+    assert cli.main(["stages", "--measure", *own]) == cli.OK
+    assert asked == [discovery.root() / folder] * 2
 
 
 def test_all_runs_the_three_steps_in_order(params, monkeypatch):

@@ -1,5 +1,6 @@
 """A look inside a block: real runtimes on a small graph, and planted times whose sums and words are known."""
 
+import itertools
 from dataclasses import asdict, replace
 
 import fake_units
@@ -103,6 +104,16 @@ def test_a_profiler_that_tells_no_time_is_said(monkeypatch):
     monkeypatch.setattr(inside, "load_profile", nothing)
     _, found = looked("torch:CPU")
     assert found.status == "unavailable" and "less than the profiler of its runtime tells apart" in found.reason
+
+
+@pytest.mark.parametrize(("stalls", "left_out"), [({5}, 1), ({5, 6, 9}, 3), (set(range(1, 9)), 0)])
+def test_rounds_in_which_the_machine_stalled_are_left_out_unless_most_did(monkeypatch, stalls, left_out):
+    calls = itertools.count()  # the first one sets how many calls a sample has
+    monkeypatch.setattr(inside, "clocked", lambda *_: (50.0 if next(calls) in stalls else 4.0, {}))
+    part = Operator("a")
+    off, on, operators, stalled = inside._rounds(None, lambda *_: Batch(4.0, {part: 3.0}, {}), {}, 0.0)
+    assert stalled == left_out and len(off) == len(on) == len(operators[part]) == 12 - left_out
+    assert left_out == 0 or set(off) == {4.0}
 
 
 def test_short_blocks_are_called_several_times_and_both_in_random_order(monkeypatch):

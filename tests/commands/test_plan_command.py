@@ -80,7 +80,7 @@ def test_a_graph_is_planned_and_carried_out(plan, more):
         code == 0
         and "34 nodes, 156 edges" in out
         and "the lab's own layer (" in out
-        and "from the plain layer's result" in out
+        and "its result differs from the plain layer's by" in out
     )
     assert ("--plan" not in more) or PLAN in out
 

@@ -187,7 +187,11 @@ def test_what_the_control_shows_is_in_the_interval_of_every_loop():
     ("ours", "known", "reason"),
     [
         ([0.5, 0.6, 0.71], KNOWN, "not within 0.005"),
-        (SCORES[OURS], {"constant answer": 0.55, "truth": 0.8}, "20 % of the way, 50 % are needed"),
+        (
+            SCORES[OURS],
+            {"constant answer": 0.55, "truth": 0.8},
+            "20 % of the way from a constant answer to the truth, 50 % are needed",
+        ),
     ],
 )
 def test_a_faster_epoch_counts_only_at_an_equal_score_that_was_learned(lab, ours, known, reason):
@@ -219,7 +223,7 @@ def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_marg
     assert row.precision == "bfloat16"
     assert row.notes == [
         "training reaches a validation score of 0.600, chance 0.200, a constant answer 0.300, the truth 0.700: "
-        "75 % of the way"
+        "75 % of the way from a constant answer to the truth"
     ]
     assert catalogue()["train.amp_accuracy"].margin == MARGIN
 
@@ -229,7 +233,7 @@ def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_marg
     [
         (
             {"constant answer": 0.448, "truth": 0.823},
-            "0.600, a constant answer 0.448, the truth 0.823: 41 % of the way, 50 % are needed",
+            "0.600, a constant answer 0.448, the truth 0.823: 41 % of the way from a constant answer to the truth, 50 % are needed",
         ),
         (
             {"constant answer": 0.58},
