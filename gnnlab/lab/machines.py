@@ -148,7 +148,8 @@ def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
     parts = {"Claims of the documents": False, "Goals of the lab": True}
     for title, is_goal in parts.items():
         of_kind = [ledger_view.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
-        header = ("verdict", "of", "claim", "claimed", "measured", "95 % interval", "runs")
+        what = ("goal", "wanted") if is_goal else ("claim", "claimed")
+        header = ("verdict", "of", *what, "measured", "95 % interval", "runs")
         cells = [
             (
                 _verdict(line),
