@@ -291,7 +291,7 @@ def said_where_units_raise(error, capsys, monkeypatch):
     def run(arguments, show):
         raise error
 
-    monkeypatch.setitem(sys.modules, "gnnlab.commands.stages", types.SimpleNamespace(units=run))
+    monkeypatch.setitem(sys.modules, "gnnlab.commands.units", types.SimpleNamespace(run=run))
     return said(capsys, "units")
 
 

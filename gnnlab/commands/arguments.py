@@ -77,9 +77,9 @@ SIZES = {
 }
 
 
-def _apart(name: str, arguments, function: str = "run") -> int:
-    """What a function of the module of that name does, loaded now."""
-    return getattr(import_module(f"{__package__}.{name}"), function)(arguments, show)
+def _apart(name: str, arguments) -> int:
+    """What the module of that name does, loaded now."""
+    return import_module(f"{__package__}.{name}").run(arguments, show)
 
 
 @command(
@@ -171,7 +171,7 @@ def units(arguments) -> int:
       gnnlab units
       gnnlab units openvino:GPU openvino:NPU --json
     """
-    return _apart("stages", arguments, "units")
+    return _apart("units", arguments)
 
 
 @command(

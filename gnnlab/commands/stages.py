@@ -6,15 +6,12 @@ run on here, why not, and what to install.
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-from rich.table import Table
 
 from gnnlab.campaign import checkpoints, measure, sizes, table
 from gnnlab.campaign.cell_inputs import layer_of
@@ -23,9 +20,7 @@ from gnnlab.lab import discovery, parameters
 from gnnlab.lab.outputs import LAB, only_run
 from gnnlab.prediction import bandwidth, tables
 from gnnlab.units import registry
-from gnnlab.units.unit import Availability, Unit
 
-from .tables import table as printed
 from .tables import warn_if_busy
 
 CAMPAIGN, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
@@ -131,32 +126,3 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-# ---- units -----------------------------------------------------------------------------------------------------------
-
-
-def units(arguments: Namespace, show) -> int:
-    """`gnnlab units`: try every unit, or those named, each in a worker; prints a table, or JSON. `show` prints."""
-    registry.tried(arguments.units)
-    known = {name: registry.find(name) for name in arguments.units} or registry.all_units()
-    found = registry.probe(known)
-    rows = [row(name, known[name], availability) for name, availability in found.items()]
-    show(json.dumps(rows, indent=2) if arguments.json else _shown(rows))
-    return 0
-
-
-def row(name: str, unit: Unit, found: Availability) -> dict[str, object]:
-    """A unit for JSON: the name that it is asked for by, what it is, and whether it can be used here."""
-    what = {"unit": name, "processor": unit.processor, "runtime": unit.runtime, "origin": unit.origin}
-    how = {"precisions": list(unit.precisions), "static_shapes": unit.static_shapes, "exporter": unit.exporter}
-    return what | how | found.to_json()
-
-
-def _shown(rows: list[dict[str, object]]) -> Table:
-    cells = []
-    for r in rows:
-        usable = ("simulated" if r["origin"] == "simulated" else "yes") if r["usable"] else "no"
-        cells.append((r["unit"], usable, r["device"] if r["usable"] else r["why"], r["remedy"] or "", r["version"]))
-    columns = ("unit", "usable", "device, or why not", "what it needs", "version")
-    return printed("processing units", columns, cells, whole=columns[:2], boxed=False)

@@ -1,6 +1,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import sysconfig
 
 import pytest
@@ -27,6 +28,13 @@ def probed(monkeypatch):
     monkeypatch.setattr(units, "probe", probe)
     monkeypatch.setenv("COLUMNS", "200")
     return asked
+
+
+def test_units_are_listed_without_the_runtimes_that_they_would_need():
+    without = (
+        "import sys; sys.modules |= dict.fromkeys(('openvino', 'onnx', 'onnxruntime')); import gnnlab.commands.units"
+    )
+    subprocess.run([sys.executable, "-c", without], check=True, timeout=120)
 
 
 def test_every_unit_is_listed_with_what_became_of_it(capsys, probed):
