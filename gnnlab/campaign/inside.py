@@ -40,6 +40,7 @@ OFF, ON = "without a profiler", "under its profiler"
 _BATCH_MS = 3.0  # shorter blocks are called several times a sample
 _MOST_CALLS, _MOST_ROUNDS = 200, 100
 _STALLED = 2.0  # medians; a round with a longer call is left out: what the machine held up is no operator's time
+_LEFT_OUT = "rounds are left out: a call took over twice the median"
 _MOST_STALLED = 0.5  # of the rounds; where more would go there is no middle, and all stay
 _OVERLAP = 1.05  # of a call; operators that take more ran beside each other
 _SHOWN = 1  # % of a block; what takes less is in no table for reading
@@ -134,7 +135,8 @@ class Inside:
             slower = f"{ratio.value:.3g} ({ratio.low:.3g} to {ratio.high:.3g}) times"
             call = f"{np.mean(found.samples_ms):.3g} ms a call, {slower} as long under the profiler"
             where = f"- {fields['stage']} on {fields['form']}"
-            said.append(f"{where}: {named}; {_percent(between)} between operators; {call}")
+            left_out = [note for note in found.notes if note.endswith(_LEFT_OUT)]
+            said.append("; ".join([f"{where}: {named}", f"{_percent(between)} between operators", call, *left_out]))
         return [*said, *reasons]
 
     def finding(self) -> str:
@@ -242,7 +244,7 @@ def _profiled(
         why = f"its operators take {over:.2f} times as long as the call: they ran beside each other and have no shares"
         return CellResult("unavailable", why)
     told = tuple((*operator, tuple(ms)) for operator, ms in operators.items())
-    left_out = (f"{stalled} of {stalled + len(on)} rounds are left out: a call took over twice the median",)
+    left_out = (f"{stalled} of {stalled + len(on)} {_LEFT_OUT}",)
     plain = cells.timed("measured", off, (*loaded.notes, *(left_out if stalled else ())))
     fields = {**vars(plain), "parity_error": max(errors), "profiled_ms": on, "operators": told}
     return CellProfile(**fields)

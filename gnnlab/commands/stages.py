@@ -17,7 +17,7 @@ from gnnlab.campaign import checkpoints, measure, sizes, table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery, parameters
-from gnnlab.lab.outputs import LAB, only_run
+from gnnlab.lab.outputs import copy_for_exploring, for_exploring, only_run
 from gnnlab.prediction import bandwidth, tables
 from gnnlab.units import registry
 
@@ -101,8 +101,8 @@ _STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
 
 def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     """The parameters of 04 and 05 in the set that was asked for, 05's before 04's where both have one, the options
-    before them, those of 06 apart as `tables`; and the results folder: what is asked for beside a parameter set of
-    the repository goes where notebooks write that someone runs by hand.
+    before them, those of 06 apart as `tables`; and the results folder: with options of one's own that where notebooks
+    write that someone runs by hand, with copies of what a run left.
     """
     root = discovery.root()
     every = discovery.notebooks(root)
@@ -118,8 +118,9 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
     values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
     folder = discovery.output_folder(set_, in_set.values(), root)
-    if any(named.values()) and set_.folder.parent == root / "params":  # what a run left stays as it is
-        folder = root / LAB
+    if any(named.values()) and (own := for_exploring(root, folder)) != folder:  # what a run left stays as it is
+        copy_for_exploring(folder, own, CAMPAIGN[0])
+        folder = own
     values["sizes"] = sizes.read(values["sizes"], root)
     return SimpleNamespace(**values), folder
 

@@ -181,11 +181,11 @@ def read(root: Path) -> list[MachineLedger]:
     """Every reference run of the repository, by name. Raises `GnnlabError`."""
     found = []
     for folder, paths in itertools.groupby(ledgers(root), key=lambda path: path.parent):
-        read = {path.stem: _read(path) for path in paths}
+        documents = {path.stem: _read(path) for path in paths}
         rows: dict[str, Judged] = {}
-        for row in (_judged(row) for document in read.values() for row in document["claims"]):
+        for row in (_judged(row) for document in documents.values() for row in document["claims"]):
             rows[row.id] = max(rows.get(row.id, row), row, key=_rests_on)
-        found.append(MachineLedger(folder.name, next(iter(read.values()))["machine"], tuple(read), rows))
+        found.append(MachineLedger(folder.name, next(iter(documents.values()))["machine"], tuple(documents), rows))
     if not found:
         raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
     return found

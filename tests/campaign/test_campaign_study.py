@@ -268,11 +268,14 @@ def test_measure_and_analyze_from_the_shell(params, tmp_path, capsys):
     ],
 )
 def test_what_a_run_left_stays_where_sizes_units_or_blocks_are_ones_own(own, folder, monkeypatch):
-    asked = []
+    asked, copied = [], []
+    monkeypatch.setattr(stages_command, "copy_for_exploring", lambda *where: copied.append(where))
     monkeypatch.setattr(stages_command, "only_run", lambda folder: contextlib.nullcontext(asked.append(folder)))
     monkeypatch.setitem(stages_command._STEPS, "measure", lambda given, folder: asked.append(folder))
     assert cli.main(["stages", "--measure", *own]) == cli.OK
-    assert asked == [discovery.root() / folder] * 2
+    root = discovery.root()
+    assert asked == [root / folder] * 2
+    assert copied == ([(root / "outputs/quick", root / "outputs/lab", "04")] if own else [])
 
 
 def test_all_runs_the_three_steps_in_order(params, monkeypatch):
