@@ -92,6 +92,9 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
         **{name: given.tables[name] for name in ("points", "visits", "processors", "budget_s", "timeout_s", "seed")},
         cluster=given.cluster,
     )
+    if found.entries.empty:
+        _say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
+        return
     written = ", ".join(f"{count} {what}" for what, count in tables.write(folder / "tables", found).items())
     _say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")
 

@@ -258,6 +258,13 @@ def test_measure_and_analyze_from_the_shell(params, tmp_path, capsys):
     assert list(lookup) == ["20,40,CPU,7"] and lookup["20,40,CPU,7"]["total_time_ms"] > 0
 
 
+def test_fused_blocks_alone_have_a_report_and_no_tables(params, tmp_path, capsys):
+    assert cli.main(["stages", "--measure", "--analyze", "--params", params, "--blocks", "1-5"]) == cli.OK
+    printed = capsys.readouterr()
+    assert "1-5 GATHER..NORMALIZE" in printed.out and "no stage was timed by itself" in printed.err
+    assert not (tmp_path / "out/tables/lookup_table.json").exists()
+
+
 @pytest.mark.parametrize(
     ("own", "folder"),
     [
