@@ -224,9 +224,8 @@ def claims(arguments) -> int:
 
 
 @command(
-    takes("a", metavar="A", nargs="?", default="quick", help="the run to compare with"),
-    takes("b", metavar="B", nargs="?", help="the run to compare"),
-    takes("--history", action="store_true", help="every change of the ledger of A between its runs, beyond noise"),
+    takes("a", metavar="A", help="the run to compare with"),
+    takes("b", metavar="B", help="the run to compare"),
     JSON,
 )
 def compare(arguments) -> int:
@@ -238,23 +237,9 @@ def compare(arguments) -> int:
     examples:
       gnnlab compare outputs/quick ~/yesterday/quick
       gnnlab compare quick full --json
-      gnnlab compare --history outputs/quick       what changed between the runs of this folder, and when
     """
-    from .commands.tables import of_comparison, table
+    from .commands.tables import of_comparison
     from .lab import compare
-
-    if arguments.history:
-        if arguments.b:
-            raise GnnlabError(f"--history is that of one folder; {arguments.b} is a second one")
-        found = compare.history(_results(arguments.a))
-        if arguments.json:
-            show(json.dumps([change.to_dict() for change in found], indent=1, ensure_ascii=False))
-        else:
-            shown = table("changes beyond noise", compare.HISTORY_COLUMNS, [change.cells for change in found])
-            show(shown if found else "nothing changed beyond noise")
-        return OK
-    if arguments.b is None:
-        raise GnnlabError("two runs are compared: gnnlab compare A B; or one over time: gnnlab compare --history A")
 
     comparison = compare.compare(_results(arguments.a), _results(arguments.b))
     show(comparison.to_json() if arguments.json else of_comparison(comparison))

@@ -1,8 +1,6 @@
-"""What changed, and what else was not the same: between two results, in every row, and over the runs of one folder.
+"""What changed between two results, row by row, and what else was not the same.
 
     compare(Path("outputs/quick"), Path("elsewhere/quick")).changes
-    remember(Path("outputs/quick"), ["02"])      # a line of `history.jsonl`: the runner does, when notebooks have run
-    history(Path("outputs/quick"))               # what left its interval in the ledger, and when
 
 A folder with several runs of a notebook (`gnnlab run --runs 5`) counts with all of them, pooled row by row. The two
 sides were not interleaved, so their ratio also holds what the machine did in between; the comparison says so.
@@ -12,19 +10,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gnnlab import files
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
-from . import ledger, ledger_view, provenance, results
-from .ledger import Judged
+from . import provenance, results
 from .results import ResultFile
 from .table import Interval, Row
 
@@ -34,9 +29,6 @@ NOT_INTERLEAVED = (
     "B. Of rows that did not change, about one in twenty is told to have."
 )
 SAME = "no difference seen"
-HISTORY = "history.jsonl"
-HISTORY_COLUMNS = ("when", "claim", "before", "after", "what else changed")
-CIRCUMSTANCES = ("commit", "cpu", "devices", "versions")  # of the environment: what may explain a change
 _WORDS = {  # (better, sign of the change) -> word
     ("lower", -1): "better",
     ("lower", 1): "worse",
@@ -270,116 +262,12 @@ def _there(value: Any) -> str:
 def _conditions(result: ResultFile) -> dict[str, Any]:
     """What two runs should have in common for their numbers to be comparable, flat, by name."""
     known = provenance.readable(result.environment)
-    plain = {name: known.get(name) for name in ("host", "os", "memory_gb", "threads", "python")}
-    return {"parameter set": result.params_set, **plain, **_circumstances(result.environment)}
-
-
-def _circumstances(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Machine, commit and versions, flat, by name."""
-    known = provenance.readable(environment)
     return {
+        "parameter set": result.params_set,
+        **{name: known.get(name) for name in ("host", "os", "memory_gb", "threads", "python")},
         "machine": provenance.in_a_phrase({**known, "versions": None}),
         "devices": ", ".join(sorted(str(device.get("name")) for device in known["devices"])),
         "commit": known.get("commit"),
         "uncommitted changes": known.get("dirty"),
         **known["versions"],
     }
-
-
-# ---- the runs of one folder -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LedgerChange:
-    """A row of the ledger that left its interval: before and after, the moment of each, and what else had changed."""
-
-    before: Judged
-    after: Judged
-    since: str
-    at: str
-    besides: tuple[str, ...]
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """When, claim, before, after, what else changed."""
-        return (
-            f"{datetime.fromisoformat(self.at).astimezone():%Y-%m-%d %H:%M}",
-            self.after.id,
-            _said(self.before),
-            _said(self.after),
-            ", ".join(self.besides) or "nothing known",
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        sides = {"before": self.before.model_dump(mode="json"), "after": self.after.model_dump(mode="json")}
-        return {**sides, "since": self.since, "at": self.at, "besides": list(self.besides)}
-
-
-def remember(folder: Path, numbers: Collection[str]) -> None:
-    """Add the ledger rows of these notebooks, as they stand now, to the history of `folder`. Raises `GnnlabError`.
-
-    A history that is not as it was written is kept beside what can be believed of it.
-    """
-    rows = [row for row in ledger.judge(folder).rows if row.notebook in numbers]
-    latest = [runs[0][0] for name, runs in results.runs_of(folder)[0].items() if name[:2] in numbers]
-    if not latest:
-        return
-    entry = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "circumstances": {name: latest[-1].environment.get(name) for name in CIRCUMSTANCES},
-        "parameters": {result.notebook[:2]: files.digest(result.parameters) for result in latest},
-        "rows": [row.model_dump(mode="json") for row in rows],
-    }
-    path = folder / HISTORY
-    entries, name, _ = files.take_lines(path)
-    before = path.read_bytes() if path.exists() else b""
-    line = files.sealed_line(entry, name, len(entries))
-    files.write_atomically(path, lambda file: file.write(before + line), mode="wb")
-
-
-def history(folder: Path) -> list[LedgerChange]:
-    """Every change beyond noise, the latest first: the interval of a row lies apart from the one it had when it last
-    changed, or, of a count, the number differs. A row under other parameters starts anew.
-
-    Raises `GnnlabError` where there is no history, or where it is damaged.
-    """
-    known: dict[str, tuple[Judged, dict[str, Any]]] = {}
-    found = []
-    for entry in _entries(folder):
-        for row in (Judged(**each) for each in entry["rows"]):
-            before, then = known.get(row.id, (row, entry))
-            parameters = then["parameters"].get(row.notebook)
-            if parameters and parameters != entry["parameters"].get(row.notebook):
-                known[row.id] = row, entry
-            elif None in (before.value, row.value, before.low, row.low):  # without an interval nothing is told
-                known.setdefault(row.id, (row, entry))
-            elif before.high < row.low or row.high < before.low:
-                pair = (_circumstances(each["circumstances"]) for each in (then, entry))
-                besides = tuple(f"{what} {_there(old)} -> {_there(new)}" for what, old, new in _unequal(*pair))
-                found.append(LedgerChange(before, row, then["at"], entry["at"], besides))
-                known[row.id] = row, entry
-            else:
-                known.setdefault(row.id, (row, entry))
-    return found[::-1]
-
-
-def _entries(folder: Path) -> list[dict[str, Any]]:
-    path = folder / HISTORY
-    try:
-        found = files.read_lines(path.read_bytes())
-    except FileNotFoundError:
-        raise GnnlabError(f"{folder} has no history yet; gnnlab run writes it") from None
-    except OSError as error:
-        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
-    if not found.as_written:
-        raise GnnlabError(
-            f"{path} is damaged: it is not as gnnlab wrote it, so it is not believed; the next gnnlab run keeps a copy "
-            "and goes on with what is good of it"
-        )
-    return found.records
-
-
-def _said(row: Judged) -> str:
-    line = ledger_view.line(row)
-    return f"{line.badge.word}: {line.measured}" + (f" ({line.interval})" if line.interval else "")

@@ -23,7 +23,7 @@ from gnnlab import machine, user_code
 from gnnlab.errors import GnnlabError
 from gnnlab.progress import progress
 
-from . import compare, discovery, outputs, parameters, provenance, results
+from . import discovery, outputs, parameters, provenance, results
 from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
 from .table import duration
@@ -98,8 +98,6 @@ def run(
         except KeyboardInterrupt:
             job.say(f"stopped; {len(job.outcomes)} of {len(chosen)} notebooks are done; run again to go on")
             raise
-        if passed := [o.notebook[:2] for o in job.outcomes.values() if o.ran and o.status is Status.PASSED]:
-            compare.remember(folder, passed)
         from .report import build_site  # nbconvert, heavy
 
         page = build_site(folder)

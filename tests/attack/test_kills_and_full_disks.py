@@ -13,7 +13,6 @@ import pytest
 import torch
 from moments import at_moment, killed
 from planted_campaign import UNITS, PlantedUnits, cells
-from small_site import judged
 from synthetic_costs import UNITS as SYNTHETIC
 from synthetic_costs import Synthetic
 from table_rows import put
@@ -22,8 +21,7 @@ from gnnlab.campaign import campaign, checkpoints
 from gnnlab.errors import GnnlabError
 from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
 from gnnlab.files import Store, digest, read_lines
-from gnnlab.lab import compare, outputs, results
-from gnnlab.lab.ledger import Ledger
+from gnnlab.lab import outputs, results
 from gnnlab.lab.table import Table
 from gnnlab.planning import store as plan_store
 from gnnlab.planning.costs import Model
@@ -178,36 +176,6 @@ class Plans:
         return "survived" if self.state(folder) == whole else "lost"
 
 
-class History:
-    """Runs that are added to the history of a folder, one after the other."""
-
-    def __init__(self, result_file):
-        self.result = result_file(notebook="02_optimize_gnn")
-
-    def work(self, folder):
-        results.write(folder / "02_optimize_gnn.json", self.result)
-        for value in range(len(self.values(folder)), 4):
-            rows = [judged("gat.compile", value, (value - 0.1, value + 0.1), 9, "")]
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(compare.ledger, "judge", lambda folder, rows=rows: Ledger(rows, []))
-                compare.remember(folder, ["02"])
-
-    def values(self, folder):
-        path = folder / compare.HISTORY
-        found = read_lines(path.read_bytes() if path.exists() else b"")
-        return [entry and entry["rows"][0]["value"] for entry in found.records]
-
-    def state(self, folder):
-        return [(change.before.value, change.after.value) for change in compare.history(folder)]
-
-    def check(self, folder, whole):
-        values = self.values(folder)
-        if values != list(range(len(values))):
-            return "lost" if None in values else "invented"
-        self.work(folder)
-        return "survived" if self.state(folder) == whole else "lost"
-
-
 class Results:
     """Results of a notebook that take the place of earlier ones."""
 
@@ -260,7 +228,7 @@ def full(made, folder, wanted):
 
 
 ENDS = {"killed": ended, "disk full": full}
-KINDS = (Campaign, Training, Kept, Exported, Plans, Results, History)
+KINDS = (Campaign, Training, Kept, Exported, Plans, Results)
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -152,7 +152,7 @@ def test_what_passes_or_skips_itself_leaves_results(ran):
     assert outcomes["02"].reason == "no GPU here"
     assert outcomes["03"].reason == "it needs 02_second, which is skipped" and not outcomes["03"].ran
     left = {f"{name}.{kind}" for name in ("01_first", "02_second") for kind in ("ipynb", "json", "samples.parquet")}
-    assert set(contents(folder)) == left | {"history.jsonl", "kernel.pid", "runs.json"}
+    assert set(contents(folder)) == left | {"kernel.pid", "runs.json"}
     assert runner.exit_code(outcomes.values()) == 0
 
 
