@@ -65,11 +65,10 @@ def _lacking(error: BaseException) -> str | None:
         return f"this needs package {package}, which is not installed; pip install -c constraints.txt -e . installs all"
     if "No usable temporary directory" in said:
         return "there is no folder for temporary files that can be written to; set TMPDIR to one"
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+    if isinstance(error, OSError) and error.errno:
         where = f" ({error.filename})" if error.filename else ""
-        return (
-            f"the system refused to read or write: {error.strerror}{where}; free some space, or change what is allowed"
-        )
+        remedy = "; free some space, or change what is allowed" if error.errno in DISK_ERRORS else ""
+        return f"the system refused to read or write: {error.strerror}{where}{remedy}"
     return None
 
 

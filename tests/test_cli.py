@@ -280,6 +280,7 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch, error):
         (ModuleNotFoundError("No module named 'redis'", name="redis.asyncio"), "needs package redis, which is not"),
         (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
         (OSError(30, "Read-only file system", "/home/me"), "Read-only file system (/home/me)"),
+        (FileNotFoundError(2, "No such file or directory", "a.csv"), "write: No such file or directory (a.csv)"),
     ],
 )
 def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, error, part):
