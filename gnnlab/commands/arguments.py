@@ -231,7 +231,7 @@ def plan(arguments) -> int:
     """Choose which processing unit runs which stages of a layer, and carry it out.
 
     The layer is the lab's own, not a model of yours: of --graph it takes the size and the edges.
-    Needs the tables of notebook 06; notebook 07 measures how units slow each other down and compiles plans.
+    Needs the tables of notebook 06; notebook 07 executes plans.
 
     examples:
       gnnlab plan --nodes 4000 --edges 9000

@@ -25,7 +25,6 @@ import pandas as pd
 
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.planning import calibration as learning
-from gnnlab.planning import store
 from gnnlab.planning.calibration import Calibration, Stream
 from gnnlab.planning.comparison import Heats, in_turns, run_heats
 from gnnlab.planning.execution import Executed, Executor, carry_out
@@ -119,10 +118,6 @@ class Bench(AbstractContextManager):
         """Run the layer on a graph by a plan, cut into `parts` where it is large; see `execution.carry_out`."""
         found = Graph.of(graph, self.costs.layer.features)
         return carry_out(plan, self.planner().model, found, self.workers, models=self.models, parts=parts)
-
-    def compiled(self, path: Path) -> store.Compiled:
-        """Plans for the sizes of the tables, kept at `path`; made anew unless they were made from the same."""
-        return store.compiled(path, self.planner(), self.costs.sizes, self.costs.made_from)
 
 
 class Trial:

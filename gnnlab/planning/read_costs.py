@@ -20,7 +20,6 @@ import pandas as pd
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest
 from gnnlab.planning.costs import HOST, Span
 from gnnlab.prediction.predictor import EXTRAPOLATED, TimePredictor
 from gnnlab.prediction.tables import BandwidthFile, LookupEntry, read_bandwidth, read_lookup
@@ -33,7 +32,7 @@ _FEATURES = 500  # of S4's GraphSAGE, which its tables are of
 
 @dataclass(frozen=True, eq=False)
 class ReadCosts:
-    """Times by processor, stage and size, and what a hand-over takes. `made_from`: the digest of both files.
+    """Times by processor, stage and size, and what a hand-over takes.
 
     `lookup`: entries by (processor, stage, nodes, edges); `predictor`: fitted to them, None where no stage has enough
     sizes; `origins`: words for where they come from.
@@ -43,7 +42,6 @@ class ReadCosts:
     lookup: dict[tuple[str, int, int, int], LookupEntry]
     bandwidth: BandwidthFile
     predictor: TimePredictor | None
-    made_from: str
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -137,7 +135,7 @@ def read_costs(lookup: Path, bandwidth: Path) -> ReadCosts:
         predictor = TimePredictor.fit(layer, pd.DataFrame(rows))
     except GnnlabError:  # too few sizes: those that are there can still be planned
         predictor = None
-    return ReadCosts(layer, times, read_bandwidth(bandwidth), predictor, digest(lookup, bandwidth))
+    return ReadCosts(layer, times, read_bandwidth(bandwidth), predictor)
 
 
 def _interval(entry: LookupEntry) -> dict[str, float]:

@@ -16,9 +16,8 @@ import numpy as np
 
 from gnnlab.campaign.cells import Cell, CellResult, Settings
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest
 from gnnlab.planning.costs import HOST, Span
-from gnnlab.prediction.tables import TIMES, TRANSFERS, load_tables
+from gnnlab.prediction.tables import load_tables
 from gnnlab.units import registry as units
 from gnnlab.units.simulated import NOISE, SCATTERS, SimulatedUnit
 from gnnlab.workloads.staged import StagedLayer
@@ -47,8 +46,7 @@ def load_costs(folder: Path, names: Sequence[str] = ()) -> TableCosts:
             f"no times of {', '.join(wanted) or 'a runtime of this CPU'} in {folder}; it has those of "
             f"{', '.join(predictor.units)} (notebooks 05 and 06 measure the others)"
         )
-    made_from = digest(*(Path(folder) / name for name in (TIMES, TRANSFERS)))
-    return TableCosts(predictor.layer, predictor, transfers, chosen, made_from=made_from)
+    return TableCosts(predictor.layer, predictor, transfers, chosen)
 
 
 def _is_cpu(name: str) -> bool:
@@ -62,7 +60,6 @@ class TableCosts:
 
     `bandwidth`: of transfers, over the measured one. A simulated device copies as this machine's memory does.
     `measured`: calls whose times were measured since, by unit, first, last, nodes, edges; they come before predictions.
-    `made_from`: the digest of the tables.
 
     Raises:
         GnnlabError: the tables know nothing of a unit.
@@ -75,7 +72,6 @@ class TableCosts:
     simulated: Mapping[str, SimulatedUnit] = field(default_factory=dict)
     bandwidth: float = 1.0
     measured: Mapping[Key, CellResult] = field(default_factory=dict)
-    made_from: str = ""
     _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -7,14 +7,11 @@ import errno
 import os
 import sys
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
 from moments import at_moment, killed
 from planted_campaign import UNITS, PlantedUnits, cells
-from synthetic_costs import UNITS as SYNTHETIC
-from synthetic_costs import Synthetic
 from table_rows import put
 
 from gnnlab.campaign import campaign, checkpoints
@@ -23,15 +20,9 @@ from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
 from gnnlab.files import Store, digest, read_lines
 from gnnlab.lab import outputs, results
 from gnnlab.lab.table import Table
-from gnnlab.planning import store as plan_store
-from gnnlab.planning.costs import Model
-from gnnlab.planning.planning import Planner
-from gnnlab.planning.plans import Space
-from gnnlab.planning.simulation import Machine
 from gnnlab.training.loop import train
 from gnnlab.training.recipe import TrainingRecipe
 from gnnlab.workloads.deepfm import DeepFM
-from gnnlab.workloads.graphsage import sage
 from gnnlab.workloads.planted_table import planted
 
 pytestmark = [
@@ -150,32 +141,6 @@ class Exported:
         return "survived" if self.state(folder) == whole else "lost"
 
 
-class Plans:
-    """Plans compiled for sizes, then for other tables."""
-
-    def __init__(self, result_file):
-        layer = sage(16)
-        machine = Machine(2, frozenset({"GPU", "NPU"}))
-        self.planner = Planner(Model(layer, Synthetic(layer=layer)), Space(SYNTHETIC), machine, max_blocks=2, draws=20)
-
-    def work(self, folder):
-        for made_from in ("a", "b"):
-            plan_store.compiled(folder / "plans.json", self.planner, [(1000, 1000), (2000, 8000)], made_from)
-
-    def state(self, folder):
-        return plan_store.read(folder / "plans.json")
-
-    def check(self, folder, whole):
-        """Those of either tables, and never of both."""
-        if (folder / "plans.json").exists():
-            found = self.state(folder)
-            of = [plan_store.fingerprint_of(self.planner, made_from) for made_from in ("a", "b")]
-            if found.fingerprint not in of or replace(found, fingerprint=whole.fingerprint) != whole:
-                return "invented"
-        self.work(folder)
-        return "survived" if self.state(folder) == whole else "lost"
-
-
 class Results:
     """Results of a notebook that take the place of earlier ones."""
 
@@ -228,7 +193,7 @@ def full(made, folder, wanted):
 
 
 ENDS = {"killed": ended, "disk full": full}
-KINDS = (Campaign, Training, Kept, Exported, Plans, Results)
+KINDS = (Campaign, Training, Kept, Exported, Results)
 
 
 @pytest.mark.parametrize("end", ENDS)

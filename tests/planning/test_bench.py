@@ -185,14 +185,14 @@ def test_streams_of_one_size_are_open_at_a_time_and_open_again(bench, trial):
     assert {size for size, _ in bench._open} == {other.size}
 
 
-def test_a_graph_that_comes_is_looked_up_and_carried_out_whole_and_in_parts(bench, trial, tmp_path):
-    choice = bench.compiled(tmp_path / "plans.json").choose(40, 90)
+def test_a_graph_that_comes_is_planned_at_its_size_and_carried_out_whole_and_in_parts(bench, trial):
+    ranked = bench.planner().rank(40, 90)
     graph = graphs.load("karate")
-    done = [bench.carry_out(choice.plan, graph, parts) for parts in (1, 3)]
+    done = [bench.carry_out(ranked.chosen, graph, parts) for parts in (1, 3)]
     assert all(found.parity_error < 1e-5 and found.out.shape == (34, 8) for found in done)
     lab = Recorder()
-    for row in (choice.row(), *(found.row() for found in done)):
-        lab.record("at_run_time", pd.DataFrame([row]), keys=["size"])
+    planned = ranked.rows({"planned": ranked.chosen}).assign(size="40/90")
+    lab.record("at_run_time", pd.concat([planned, pd.DataFrame([each.row() for each in done])]), keys=["size"])
     rows = lab.study("at_run_time").rows
     assert [(row.origin.value, row.n, row.interval.value) for row in rows] == [
         ("predicted", 1000, "90 % prediction"), ("measured", 1, "none"), ("measured", 1, "none")

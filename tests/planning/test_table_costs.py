@@ -62,15 +62,9 @@ def test_a_time_that_is_none_is_refused_in_one_line(ms):
 def test_units_come_in_one_order_however_they_are_named(monkeypatch, tmp_path):
     known = ("openvino:CPU", "fast:CPU", "torch:CPU")
     monkeypatch.setattr(table_costs, "load_tables", lambda folder: (Predicted(known, LAYER), Line()))
-    digests = set()
-    for content in ("{}", "[]"):
-        for name in (table_costs.TIMES, table_costs.TRANSFERS):
-            (tmp_path / name).write_text(content)
-        for named in (["torch:CPU", "openvino:CPU"], ["openvino:CPU", "torch:CPU"]):
-            found = load_costs(tmp_path, named)
-            assert found.units == ("openvino:CPU", "torch:CPU") and found.only("torch:CPU").units == ("torch:CPU",)
-            digests.add(found.made_from)
-    assert len(digests) == 2
+    for named in (["torch:CPU", "openvino:CPU"], ["openvino:CPU", "torch:CPU"]):
+        found = load_costs(tmp_path, named)
+        assert found.units == ("openvino:CPU", "torch:CPU") and found.only("torch:CPU").units == ("torch:CPU",)
     with pytest.raises(GnnlabError, match=r"no times of onnxruntime:CPU .* it has those of openvino:CPU, fast:CPU"):
         load_costs(tmp_path, ["onnxruntime:CPU"])
 
