@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 from sklearn.model_selection import LeaveOneGroupOut, LeaveOneOut
 
 from gnnlab.errors import GnnlabError
-from gnnlab.prediction.measured import EDGES, NODES, Hull, Size
+from gnnlab.prediction.measured import EDGES, NODES, Size, inside_hull
 from gnnlab.prediction.transfer import CopyCurve
 from gnnlab.workloads import staged
 from gnnlab.workloads.staged import StagedLayer
@@ -147,7 +147,7 @@ def _left_out(
         columns = make(at[rest])
         predicted = _predicted(columns, _nonnegative(columns(at[rest]), ms[rest], weights[rest]), at[out])
         missed = pd.DataFrame(at[out].astype(int), columns=["nodes", "edges"])
-        parts.append(missed.assign(error=np.log(ms[out] / predicted), inside=Hull(at[rest], along).holds(at[out])))
+        parts.append(missed.assign(error=np.log(ms[out] / predicted), inside=inside_hull(at[rest], at[out], along)))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -2,7 +2,7 @@
 
 cells = measured_cells(outputs / "stages")  # conditions are named as the fields of a row
 time_rows(cells)                            # for `lab.record`: times with their samples
-Hull(sizes_of(cells)).holds([(4000, 9000)]) # the convex hull of log N and log E
+inside_hull(sizes_of(cells), [(4000, 9000)])   # the convex hull of log N and log E
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.spatial import Delaunay
+from scipy.spatial import Delaunay, QhullError
 
 from gnnlab.campaign import checkpoints
 from gnnlab.campaign import table as campaign_table
@@ -28,8 +28,7 @@ CONDITIONS = ["device", "runtime", "precision", "threads"]
 Size = tuple[int, int]  # nodes, edges
 Span = tuple[int, int]  # first and last stage of a block
 NODES, EDGES = 0, 1
-_NEAR = 1e-6  # of the extent of a hull: how far points may lie off a line
-_RIM = 1e-9
+_RIM = 1e-9  # how far beyond the hull, in logarithms, still counts as inside
 
 
 def measured_cells(folder: Path) -> pd.DataFrame:
@@ -117,70 +116,36 @@ def time_rows(cells: pd.DataFrame) -> pd.DataFrame:
 # ---- what lies between ----------------------------------------------------------------------------------------------
 
 
-class Hull:
-    """The convex hull of `sizes` (k) in log N and log E, of which only `coordinates` (0 nodes, 1 edges) are looked at.
-    It may be flat."""
-
-    def __init__(self, sizes: Sequence[Size], coordinates: Sequence[int] = (NODES, EDGES)) -> None:
-        self.along = list(coordinates)
-        self.logs = np.log(np.array(sizes, dtype=float)[:, self.along])
-        self.centre = self.logs.mean(axis=0)
-        _, lengths, self.axes = np.linalg.svd(self.logs - self.centre)  # those without any extent last
-        self.near = _NEAR * max(1.0, lengths[0])
-        self.rank = int((lengths > self.near).sum())
-        self.mesh = Delaunay(self.logs) if self.rank == 2 else None
-
-    @np.errstate(divide="ignore", invalid="ignore")
-    def weights(self, sizes: Sequence[Size]) -> np.ndarray:
-        """How much each size of the hull counts for the value at each of these, by linear interpolation over the
-        triangles of the hull, or along it where it is a line, (n, k); NaN beyond it."""
-        at = np.log(np.array(sizes, dtype=float).reshape(-1, 2)[:, self.along])
-        if self.mesh is not None:
-            simplex = self.mesh.find_simplex(at, tol=_RIM)  # LinearNDInterpolator loses some points of the rim
-            transform = self.mesh.transform[simplex]  # (n, 3, 2)
-            share = np.einsum("nij,nj->ni", transform[:, :2], at - transform[:, 2])
-            share = np.clip(np.column_stack([share, 1 - share.sum(axis=1)]), 0, 1)
-            found = np.zeros((len(at), len(self.logs)))
-            np.put_along_axis(found, self.mesh.simplices[simplex], share / share.sum(axis=1, keepdims=True), axis=1)
-            return np.where(simplex[:, None] >= 0, found, np.nan)
-        placed = (at - self.centre) @ self.axes.T
-        inside = (np.abs(placed[:, self.rank :]) <= self.near).all(axis=1)
-        found = np.full((len(at), len(self.logs)), 1 / len(self.logs))
-        if self.rank == 1:
-            here, line = placed[:, 0], (self.logs - self.centre) @ self.axes[0]
-            order = np.argsort(line)
-            inside &= (here >= line.min() - self.near) & (here <= line.max() + self.near)
-            found = np.column_stack([np.interp(here, line[order], one[order]) for one in np.eye(len(line))])
-        return np.where(inside[:, None], found, np.nan)
-
-    def holds(self, sizes: Sequence[Size]) -> np.ndarray:
-        """Is each of these sizes a mean, with weights, of those of the hull? (sizes,)"""
-        return np.isfinite(self.weights(sizes)).all(axis=1)
+def inside_hull(
+    known: Sequence[Size], sizes: Sequence[Size], coordinates: Sequence[int] = (NODES, EDGES)
+) -> np.ndarray:
+    """Which of `sizes` lie in the convex hull of the `known` ones in log N and log E, of which only `coordinates` (0
+    nodes, 1 edges) are looked at, (sizes,). Where the hull is flat, which lie in the box around it."""
+    with np.errstate(divide="ignore"):
+        at = np.log(np.array(sizes, dtype=float).reshape(-1, 2)[:, list(coordinates)])
+    points, mesh = _hull(frozenset(map(tuple, np.array(known).tolist())), tuple(coordinates))
+    if mesh is not None:
+        return mesh.find_simplex(at, tol=_RIM) >= 0
+    return ((at >= points.min(axis=0) - _RIM) & (at <= points.max(axis=0) + _RIM)).all(axis=1)
 
 
 @lru_cache(maxsize=1024)
-def _hull(sizes: frozenset[Size], coordinates: tuple[int, ...]) -> Hull:
-    return Hull(sorted(sizes), coordinates)
-
-
-def holds(sizes: Sequence[Size], size: Size, coordinates: Sequence[int] = (NODES, EDGES)) -> bool:
-    """Does one size lie in the hull of `sizes`?"""
-    return bool(_hull(frozenset(sizes), tuple(coordinates)).holds([size])[0])
+def _hull(known: frozenset[Size], coordinates: tuple[int, ...]) -> tuple[np.ndarray, Delaunay | None]:
+    """The logarithms of the known sizes (k, coordinates), and their triangles where they span some."""
+    points = np.log(np.array(sorted(known), dtype=float)[:, list(coordinates)])
+    try:
+        return points, Delaunay(points)
+    except (QhullError, ValueError):  # all on a line, or a single coordinate
+        return points, None
 
 
 def draw(sizes: Sequence[Size], count: int, seed: int) -> list[Size]:
     """`count` sizes at random inside the hull, none of them measured; fewer where the hull has no more of them.
 
-    Uniform in log N and log E, or along the line where the hull is one.
+    Uniform in log N and log E.
     """
-    random, hull = np.random.default_rng(seed), Hull(sizes)
     logs = np.log(np.array(sorted(set(sizes)), dtype=float))  # (sizes, 2)
-    tries = 400 * max(count, 1)
-    if hull.rank == 2:
-        drawn = random.uniform(logs.min(axis=0), logs.max(axis=0), (tries, 2))
-    else:
-        drawn = random.dirichlet(np.ones(len(logs)), tries) @ logs
+    drawn = np.random.default_rng(seed).uniform(logs.min(axis=0), logs.max(axis=0), (400 * max(count, 1), 2))
     rounded = np.rint(np.exp(drawn)).astype(int)
-    inside = rounded[hull.holds(rounded)] if hull.rank == 2 else rounded
-    found = dict.fromkeys(map(tuple, inside.tolist()))
+    found = dict.fromkeys(map(tuple, rounded[inside_hull(sizes, rounded)].tolist()))
     return [size for size in found if size not in set(sizes)][:count]

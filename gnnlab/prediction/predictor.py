@@ -20,7 +20,7 @@ import pandas as pd
 
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.fitting import Fit, choose
-from gnnlab.prediction.measured import Size, Span, holds
+from gnnlab.prediction.measured import Size, Span, inside_hull
 from gnnlab.prediction.transfer import CopyCurve
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONFIDENCE, PREDICTION
@@ -130,7 +130,7 @@ class TimePredictor:
         key, size = (unit, first, last), (int(nodes), int(edges))
         fit, known = self._fit(key), self.measured[key].get(size)
         middle = known[0] if known else fit.ms(*size)
-        inside = known or holds(list(self.measured[key]), size, fit.coordinates)
+        inside = known or inside_hull(list(self.measured[key]), [size], fit.coordinates)[0]
         origin = MEASURED if known else INTERPOLATED if inside else EXTRAPOLATED
         half = self.errors[unit][origin].quantile * self.spreads[key]
         ends = (middle * float(np.exp(-half)), middle * float(np.exp(half)))

@@ -61,7 +61,6 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "copies_mib": [0.1],
         "off_grid": 1,
         "points": 3,
-        "missed_processes": 3,
         "budget_s": 0.01,
     },
     "07": {

@@ -23,7 +23,6 @@ SMALL = {
         "off_grid": 1,
         "again": 1,
         "points": 3,
-        "missed_processes": 0,
         "budget_s": 0.01,
     },
     "07": {
