@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.units.unit import Loaded, Profile, Unit
+from gnnlab.units.unit import Loaded, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,20 +89,9 @@ def _traced(layer: str, features: int, nodes: int, edges: int, graph: str) -> di
 
 def load(unit: Unit, cell: Cell, models: str | None, precision: str) -> Loaded:
     """The stages of a cell on its unit, ready for its size. Raises `Unavailable` where the unit cannot run them."""
-    block, conditions = _asked(unit, cell, models, precision)
-    return unit.load(*block, **conditions)
-
-
-def load_profile(unit: Unit, cell: Cell, models: str | None, precision: str) -> Profile:
-    """The same under the profiler of the unit's runtime. Raises `Unavailable` where that does not tell."""
-    block, conditions = _asked(unit, cell, models, precision)
-    return unit.profile(*block, **conditions)
-
-
-def _asked(unit: Unit, cell: Cell, models: str | None, precision: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Layer, stages and model of a cell; its size and conditions."""
-    block = (layer_of(cell.layer, cell.features), cell.first, cell.last, model_for(unit, cell, models))
-    return block, {"nodes": cell.nodes, "edges": cell.edges, "threads": cell.threads, "precision": precision}
+    layer, model = layer_of(cell.layer, cell.features), model_for(unit, cell, models)
+    size = {"nodes": cell.nodes, "edges": cell.edges}
+    return unit.load(layer, cell.first, cell.last, model, **size, threads=cell.threads, precision=precision)
 
 
 def model_for(unit: Unit, cell: Cell, models: str | None) -> Artefact | None:

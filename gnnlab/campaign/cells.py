@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -33,9 +33,6 @@ from gnnlab.units.simulated import SCATTERS, SimulatedUnit
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
 from gnnlab.worker import Worker
 from gnnlab.worker_process import DETAIL
-
-if TYPE_CHECKING:
-    from gnnlab.workloads.staged import StagedLayer
 
 __all__ = ["Cell", "CellResult", "Settings", "ask", "measure", "parity", "timed"]
 
@@ -112,18 +109,14 @@ class CellResult:
 _adapter = cache(TypeAdapter)
 
 
-Work = Callable[[Unit, "StagedLayer", Loaded, Cell, Settings, str], CellResult]  # the last is a precision
-
-
-def measure(cell: Cell, settings: Settings, work: Work | None = None) -> CellResult:
+def measure(cell: Cell, settings: Settings) -> CellResult:
     """Measure a cell in this process, and say what became of it; whatever goes wrong with the cell is an outcome.
-
-    `work` is done with the block once it is loaded: it is timed, unless told.
 
     Raises:
         GnnlabError: the unit, the layer or the graph is not known, or the cell's numbers make no sense.
     """
-    unit, layer = _known(cell, settings), layer_of(cell.layer, cell.features)
+    unit = _known(cell, settings)
+    layer_of(cell.layer, cell.features)  # an unknown one is refused
     started, start = datetime.now(UTC), time.perf_counter()
     loaded: Loaded | None = None
     about: dict[str, Any] = {"precision": cell.precision, "threads": cell.threads}
@@ -133,7 +126,7 @@ def measure(cell: Cell, settings: Settings, work: Work | None = None) -> CellRes
         about["precision"] = unit.computes_in(cell.precision)
         loaded = load(unit, cell, settings.models, about["precision"])
         about |= {"device": loaded.device, "runtime_version": loaded.version}
-        outcome = (work or _measured)(unit, layer, loaded, cell, settings, about["precision"])
+        outcome = _measured(loaded, cell, settings, about["precision"])
     except Unavailable as error:
         outcome = CellResult("unavailable", str(error))
     except MemoryError:
@@ -153,20 +146,13 @@ def measure_here(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
     return measure(Cell(**cell), Settings.from_json(settings)).to_json()
 
 
-def ask(
-    worker: Worker,
-    cell: Cell,
-    settings: Settings,
-    timeout_s: float,
-    target: str = f"{__name__}:measure_here",
-    gives: type[CellResult] = CellResult,
-) -> CellResult:
+def ask(worker: Worker, cell: Cell, settings: Settings, timeout_s: float) -> CellResult:
     """Measure a cell in a worker; what costs the worker its process is an outcome, too: `timeout` or `failed`."""
     started, start = datetime.now(UTC), time.perf_counter()
     request = {"cell": asdict(cell), "settings": settings.to_json()}
-    answer = worker.call(target, request, timeout_s=timeout_s)
+    answer = worker.call(f"{__name__}:measure_here", request, timeout_s=timeout_s)
     if answer.status == "done":
-        return gives.from_json(answer.value)
+        return CellResult.from_json(answer.value)
     when = {"started": started.isoformat(timespec="milliseconds"), "seconds": round(time.perf_counter() - start, 4)}
     status = "timeout" if answer.status == "timeout" else "failed"
     return CellResult.unmeasured(cell, status, answer.reason, detail=answer.detail, **when)
@@ -186,9 +172,7 @@ def merge_visits(visits: Sequence[CellResult]) -> CellResult:
     return replace(first, **kept, ci_ms=ends, notes=notes, seconds=round(sum(visit.seconds for visit in visits), 4))
 
 
-def _measured(
-    unit: Unit, layer: StagedLayer, loaded: Loaded, cell: Cell, settings: Settings, precision: str
-) -> CellResult:
+def _measured(loaded: Loaded, cell: Cell, settings: Settings, precision: str) -> CellResult:
     values = values_of(cell)
     if loaded.simulated_ms is not None:
         return timed("simulated", loaded.simulated_ms, tuple(loaded.notes))

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from gnnlab.campaign import campaign, checkpoints, duration, report, table, wanted_cells
+from gnnlab.campaign import campaign, checkpoints, report, table, wanted_cells
 from gnnlab.campaign.campaign import CellAnswer, Finished
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
@@ -106,7 +106,7 @@ class Measured:
 
     def duration(self) -> pd.DataFrame:
         """Minutes of this campaign, hours of one with as many cells as S4 measured."""
-        return duration.duration_rows(self.done, self.available)
+        return table.duration_rows(self.cells, self.available, self.done.known)
 
     def winners(self) -> pd.DataFrame:
         """For each stage the CPU's fastest unit and the next one."""

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gnnlab.campaign import sizes
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import CONFIDENCE, LEAST_SAMPLES, Estimate, geometric_mean, quotient
+from gnnlab.profiling.estimates import CONFIDENCE, LEAST_SAMPLES, Estimate, geometric_mean, over_clusters, quotient
 from gnnlab.profiling.sampling import TARGET, half_width
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
@@ -29,6 +30,9 @@ NOWHERE = "(none here)"  # the chip of a unit that is not here
 CONSTANTS = "published constants"
 DRAWN = "the spread of its samples is drawn, not seen"
 ONE_BY_ONE = "cells were measured one by one; what the machine changed between them is not in the interval"
+S4_CELLS = 210 + 105  # of CPU and GPU, and of the NPU
+S4_LAYER = ("sage", 500)
+SPENT = "with loading and parity; without exporting, probing the units and the reference workload"
 STATUSES = {MEASURED: "ok", SIMULATED: "ok", "unavailable": "unavailable", "timeout": "timeout"}
 
 
@@ -37,20 +41,21 @@ def table(measurements: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
     Columns: key, layer, features, size, nodes, edges, first, last, fused, stage ("3 REDUCE_SUM"), unit,
     processor, origin, status, ms, ms_low, ms_high, std_ms, n, samples_ms (n,), within (is the interval within 2 %?),
-    parity_error, precision, threads, device, runtime_version, host, reason, notes; of cells without a time the numbers
-    are NaN.
+    parity_error, precision, threads, device, runtime_version, host, took_s (loading included), reason, notes; of cells
+    without a time the numbers are NaN.
 
     Raises:
         GnnlabError: there are no measurements.
     """
     if not measurements:
         raise GnnlabError("no measurements; measure first: gnnlab stages --measure")
-    rows = [_row(key, found["cell"], found["outcome"], found["host"]) for key, found in measurements.items()]
+    names = ("cell", "outcome", "host", "took_s")
+    rows = [_row(key, *(found[name] for name in names)) for key, found in measurements.items()]
     order = ["nodes", "edges", "fused", "first", "last"]
     return pd.DataFrame(rows).sort_values(order, kind="stable", ignore_index=True)
 
 
-def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], host: str) -> dict[str, Any]:
+def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], host: str, took_s: float) -> dict[str, Any]:
     unit, samples = units.find(cell["unit"]), outcome["samples_ms"]
     median, ci = outcome["median_ms"], outcome["ci_ms"] or (np.nan, np.nan)
     timed = outcome["status"] in TIMED
@@ -74,6 +79,7 @@ def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], host: st
         "within": timed and within(median, ci, len(samples)),
         "runtime_version": outcome["runtime_version"],
         "host": host,
+        "took_s": took_s,
         "reason": outcome["reason"] or "",
         "notes": "; ".join(outcome["notes"]),
     }
@@ -196,6 +202,50 @@ def _sum_row(alone: pd.DataFrame, block: Mapping[str, Any]) -> dict[str, Any]:
         "interval": CONFIDENCE,
         "notes": DRAWN if block["origin"] == SIMULATED else ONE_BY_ONE,
     }
+
+
+def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], known: int) -> pd.DataFrame:
+    """Minutes of this campaign, and hours of one with as many cells as S4 measured; forms of two rows.
+
+    They count units with the 7 stages at S4's 15 sizes, and need all cells to be of this run (`known`: those that are
+    not). The minutes need every unit that is usable here; the hours are extrapolated from the mean time of a stage.
+    Cells of a unit share what it takes to load, so units are resampled. S4's own GPU and NPU are not among them.
+    """
+    usable = [name for name, found in available.items() if found.usable and units.find(name).origin == MEASURED]
+    study = [f"{size.nodes}/{size.edges}" for size in sizes.read(["study"])]
+    stages = cells[~cells["fused"] & cells["unit"].isin(usable) & cells["size"].isin(study)]
+    stages = stages[(stages["layer"] == S4_LAYER[0]) & (stages["features"] == S4_LAYER[1])]
+    counts = stages["unit"].value_counts()
+    whole = [unit for unit in usable if counts.get(unit) == len(study) * len(layer_of(*S4_LAYER).stages)]
+    on = measured(stages[stages["unit"].isin(whole)])
+    tried = {name for name, unit in units.all_units().items() if unit.origin == MEASURED} <= set(available)
+    about = {name: ", ".join(map(str, dict.fromkeys(on[name]))) for name in ("runtime_version", "precision")}
+    shared = {
+        "better": "lower",
+        "device": ", ".join(dict.fromkeys(map(device, on["processor"], on["device"]))) or device("CPU", ""),
+        "runtime": about["runtime_version"],
+        "precision": about["precision"],
+        "threads": int(on.loc[on["processor"] == "CPU", "threads"].max()) if (on["processor"] == "CPU").any() else 0,
+    }
+    minutes = {"form": "this campaign", "unit": "min", "origin": MEASURED, "statistic": "single"}
+    hours = {"form": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
+    needed = "the 7 stages at S4's 15 sizes, all measured by this run (params/full, anew: true)"
+    if known or not (whole == usable and tried and len(on)):
+        minutes |= {"status": "unavailable", "reason": f"needs, of every unit that is usable here, {needed}"}
+    else:
+        narrow = int(stages["within"].sum())
+        notes = f"{len(stages)} cells of {len(whole)} units, {narrow} intervals within 2 %; {SPENT}"
+        minutes |= {"status": "ok", "value": stages["took_s"].sum() / 60, "n": 1, "notes": notes}
+    if known or on.empty:
+        hours |= {"status": "unavailable", "reason": f"needs, of a usable unit, {needed}"}
+    else:
+        found = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
+        ends = {"low": None, "high": None, "interval": "none"}
+        if found.low is not None:
+            ends = {"low": max(found.low, 0.0), "high": found.high, "interval": CONFIDENCE}
+        notes = f"{len(on)} cells of {len(whole)} units, scaled to S4's {S4_CELLS}; {SPENT}"
+        hours |= {"status": "ok", "value": found.value, "n": found.n, **ends, "notes": notes}
+    return pd.DataFrame([minutes | shared, hours | shared])
 
 
 # ---- what a reader asks ---------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ gat.plot()                                             # bars of the ratio over 
 gat.only(features=64).plot("value", x="size")          # lines, of a part of the rows
 cells.heat(row="stage", column="size", panel="device") # a map for each device
 models.marks(row="exporter", column="stage")           # what ran, what failed and why
-spent.stack(part="operator", panel="stage", rest=BETWEEN, title=t)   # what wholes consist of
 times.scatter(x="measured", y="predicted")             # two forms of the same cells, and the line of equality
 """
 
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from . import plots, stacks
+from . import plots
 from . import table as tables
 from .plot_style import MAX_SERIES, axis_label
 from .table import FIELDS, Origin, Row, Table, fits, over_baseline, shown_as
@@ -197,23 +196,6 @@ class Study:
         fig = plots.heat(frame, **shape, label=axis_label(label, unit), title=self.finding())
         words = f"Heat maps: {label} by {plain(row)} and {plain(column)}, one map for each {plain(panel)}"
         self._show(fig, "heat", words, key)
-
-    def stack(self, *, part: str, panel: str, rest: str, title: str) -> None:
-        """Stacked bars of rows that add up, round by round: a bar for each form, a panel for each `panel`, the share
-        of each `part`, and the sum beside. `rest`: the part that is left. `title`: what the caller found in the rows.
-        """
-        if self._nothing():
-            return
-        self._need(part, panel)
-        rows = [row for row in self.rows if row.status == "ok"]
-        names = ("form", part, panel)
-        frame = pd.DataFrame([{name: row.get(name) for name in names} for row in rows])
-        frame["samples"] = [self._table.samples_of(row) for row in rows]
-        shape = {"row": "form", "part": part, "panel": panel, "rest": rest}
-        label = self._said or LABELS.get((self._unit(), rows[0].better), self.label)
-        fig = stacks.stacked(frame, **shape, unit=self._unit(), label=label, title=title)
-        words = f"Stacked bars: share of each {plain(part)} by form, one panel for each {plain(panel)}"
-        self._show(fig, "stack", f"{words}, beside the {label} in all", False)
 
     def marks(self, *, row: str, column: str, key: bool = False) -> None:
         """A matrix of what became of each pair of two keys or fields: ok, or not, with the reasons listed below.

@@ -90,19 +90,6 @@ def ratio(
     return replace(found, low=found.low / floor, high=found.high * floor)
 
 
-def share(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
-    """The mean of `parts` (n,) over that of `wholes` (n,), one of each a round.
-
-    Student's interval of what the parts differ from that share of their wholes, within 0 and 1 where the share is.
-    """
-    part, whole = np.asarray(parts, dtype=float), np.asarray(wholes, dtype=float)
-    value, n = float(part.mean() / whole.mean()), len(part)
-    if n < 2:
-        return Estimate(value, None, None, n)
-    half = float(stdtrit(n - 1, 0.975) * ((part - value * whole) / whole.mean()).std(ddof=1) / math.sqrt(n))
-    return held(value, max(value - half, 0.0), min(value + half, 1.0), n)
-
-
 def noise_floor(baseline: np.ndarray, control: np.ndarray) -> float:
     """What an A/A control shows beyond 1, as a factor of 1 or more."""
     return math.exp(abs(math.log(float(np.median(baseline / control)))))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import bisect
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -121,20 +120,6 @@ def profile_operators(
                 record = _record(work, batch, _TRACED, device, record_shapes=True, profile_memory=True)
             _write_trace(record, target)
     return OperatorProfile(frame, modules, runs, run_ms, outside_ms, str(device), target, shares)
-
-
-def operator_times(work: Callable[[], Any], runs: int, device: str = "cpu") -> tuple[float, dict[str, float]]:
-    """(ms of a run of `work`, ms of each operator by itself in a run), means of `runs` runs; no gradients are set.
-
-    On a CUDA device the times of operators are those of their kernels. A run more is done first and does not count.
-    """
-    found = _by_run(_record(work, (), runs, torch.device(device)))
-    spent = Counter[str]()
-    for _, inside in found:
-        for event in inside:
-            if not event.is_user_annotation:
-                spent[event.name] += _ms(event, "self_{}_time_total", torch.device(device)) / len(found)
-    return sum(own.cpu_time_total for own, _ in found) / 1e3 / len(found), {k: ms for k, ms in spent.items() if ms}
 
 
 def _record(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -15,23 +11,12 @@ from typing import Any
 import numpy as np
 
 from gnnlab import machine
-from gnnlab.errors import Unavailable, one_line
+from gnnlab.errors import one_line
 from gnnlab.export.padding import Feed
-from gnnlab.units.unit import (
-    Availability,
-    Batch,
-    Loaded,
-    Operator,
-    Profile,
-    Unit,
-    Values,
-    clocked,
-    require_artefact,
-)
+from gnnlab.units.unit import Availability, Loaded, Unit, Values, require_artefact
 
 NAME, CPU = "onnxruntime", "CPUExecutionProvider"
 ELSEWHERE = ("AzureExecutionProvider",)  # asks a service on the network
-WARM = 2  # calls of a session before its memory has its size
 _PROCESSORS = {
     "CUDA": "GPU", "Tensorrt": "GPU", "NvTensorRTRTX": "GPU", "ROCM": "GPU", "MIGraphX": "GPU", "Dml": "GPU",
     "WebGPU": "GPU", "QNN": "NPU", "VitisAI": "NPU", "RKNPU": "NPU", "CANN": "NPU", "CoreML": "NPU",
@@ -60,26 +45,13 @@ class OnnxRuntimeUnit(Unit):
         artefact = require_artefact(self, artefact, first, last)
         session = _cached(artefact.path, artefact.path.stat().st_mtime_ns, self.provider, threads)
         feed = Feed(layer, artefact, nodes, edges)
-        return Loaded(_runner(session, feed), self._device(), f"ONNX Runtime {machine.version(NAME)}", feed.notes)
+        names = {given.name for given in session.get_inputs()}
 
-    def profile(self, layer, first, last, artefact, *, nodes, edges, threads, precision) -> Profile:
-        if self.provider != CPU:
-            raise Unavailable(
-                f"ONNX Runtime's profile tells when {self.name} was given its work, not how long that ran"
-            )
-        artefact = require_artefact(self, artefact, first, last)
-        feed = Feed(layer, artefact, nodes, edges)
+        def run(values: Values) -> dict[str, np.ndarray]:
+            inputs = feed.inputs(values)
+            return feed.outputs(session.run(None, {name: inputs[name] for name in names}))
 
-        def batch(values: Values, calls: int) -> Batch:
-            with tempfile.TemporaryDirectory() as folder:  # a session writes its profile once, at its end
-                session = _session(str(artefact.path), self.provider, threads, profile=f"{folder}/profile")
-                run = _runner(session, feed)
-                clocked(run, values, WARM)
-                ms, outputs = clocked(run, values, calls)
-                events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-            return Batch(ms, {name: ms / calls for name, ms in operator_ms(events, calls).items()}, outputs)
-
-        return batch
+        return Loaded(run, self._device(), f"ONNX Runtime {machine.version(NAME)}", feed.notes)
 
     def _device(self) -> str:
         return machine.processor() if self.provider == CPU else self.provider.removesuffix("ExecutionProvider")
@@ -101,42 +73,13 @@ def _unit(provider: str) -> OnnxRuntimeUnit:
     return OnnxRuntimeUnit(f"onnxruntime:{short}", processor, "onnxruntime", "onnx", provider=provider)
 
 
-def operator_ms(events: Sequence[Mapping[str, Any]], calls: int) -> dict[Operator, float]:
-    """What each operator took in the last `calls` calls of a session, in ms, from the events of its profile.
-
-    The time of an operator that has a graph of its own (If, Loop) holds what ran in there.
-    """
-    begins = sorted(event["ts"] for event in events if event["name"] == "model_run")[-calls]
-    ran = [event for event in events if event["cat"] == "Node" and event["ts"] >= begins]
-    found, end = Counter[Operator](), 0
-    for event in sorted(ran, key=lambda event: (event["ts"], -event["dur"])):
-        if event["ts"] >= end and "op_name" in event["args"]:
-            told, end = event["args"], event["ts"] + event["dur"]
-            name = Operator(told["op_name"], event["name"].removesuffix("_kernel_time"), told["provider"])
-            found[name] += event["dur"] / 1e3
-    return dict(found)
-
-
-def _runner(session: Any, feed: Feed) -> Callable[[Values], dict[str, np.ndarray]]:
-    names = {given.name for given in session.get_inputs()}
-
-    def run(values: Values) -> dict[str, np.ndarray]:
-        inputs = feed.inputs(values)
-        return feed.outputs(session.run(None, {name: inputs[name] for name in names}))
-
-    return run
-
-
-def _session(model: bytes | str, provider: str, threads: int, profile: str | None = None) -> Any:
-    """`profile`: the beginning of the file's name that the session's profile goes to."""
+def _session(model: bytes | str, provider: str, threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3  # errors; what is worth knowing is raised
-    if profile is not None:
-        options.enable_profiling, options.profile_file_prefix = True, profile
     if provider != CPU:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     session = onnxruntime.InferenceSession(model, options, providers=[provider])

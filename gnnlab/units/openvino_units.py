@@ -20,23 +20,11 @@ from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import compile_for, openvino_core
-from gnnlab.units.unit import (
-    Availability,
-    Batch,
-    Loaded,
-    Operator,
-    Profile,
-    Unit,
-    Values,
-    clocked,
-    require_artefact,
-)
+from gnnlab.units.unit import Availability, Loaded, Unit, Values, require_artefact
 
 if TYPE_CHECKING:
     import openvino as ov
 
-    from gnnlab.export.artefacts import Artefact
-    from gnnlab.workloads.staged import StagedLayer
 
 NPU_PLATFORM = "3720"  # Meteor and Arrow Lake; asked of the compiler alone
 _GPU_REMEDY = {
@@ -64,7 +52,12 @@ class OpenVINOUnit(Unit):
             return Availability(False, one_line(error), self._remedy(), version=version)
 
     def load(self, layer, first, last, artefact, *, nodes, edges, threads, precision) -> Loaded:
-        artefact = self._artefact(layer, first, last, artefact)
+        block = layer.block(first, last)
+        if artefact is None and self.exporter == "handbuilt" and not block.reduces:
+            raise Unavailable(
+                f"{block.name} has no sum over neighbours, so no graph is built by hand for it; use openvino:CPU"
+            )
+        artefact = require_artefact(self, artefact, first, last)
         changed = artefact.path.stat().st_mtime_ns
         compiled = _compiled(artefact.path, changed, self.processor, precision, threads)
         feed = Feed(layer, artefact, nodes, edges)
@@ -74,35 +67,6 @@ class OpenVINOUnit(Unit):
             return feed.outputs(infer(feed.inputs(values)))
 
         return Loaded(run, device_name(self.processor), f"OpenVINO {machine.version('openvino')}", feed.notes)
-
-    def profile(self, layer, first, last, artefact, *, nodes, edges, threads, precision) -> Profile:
-        artefact = self._artefact(layer, first, last, artefact)
-        compiled = compile_for(artefact.path, self.processor, precision, threads, profiled=True)
-        request = compiled.create_infer_request()
-        feed, infer = Feed(layer, artefact, nodes, edges), in_place(compiled, request)
-        told = OperatorTimes(request, compiled.get_runtime_model if self.processor == "CPU" else None)
-
-        def run(values: Values) -> dict[str, np.ndarray]:
-            outputs = feed.outputs(infer(feed.inputs(values)))
-            told.called()
-            return outputs
-
-        def batch(values: Values, calls: int) -> Batch:
-            before = told.ms()
-            ms, outputs = clocked(run, values, calls)
-            return Batch(
-                ms, {name: (total - before.get(name, 0)) / calls for name, total in told.ms().items()}, outputs
-            )
-
-        return batch
-
-    def _artefact(self, layer: StagedLayer, first: int, last: int, artefact: Artefact | None) -> Artefact:
-        block = layer.block(first, last)
-        if artefact is None and self.exporter == "handbuilt" and not block.reduces:
-            raise Unavailable(
-                f"{block.name} has no sum over neighbours, so no graph is built by hand for it; use openvino:CPU"
-            )
-        return require_artefact(self, artefact, first, last)
 
     def _missing(self, version: str) -> Availability:
         """No such device: is it the driver, the plugin, or the hardware?"""
@@ -122,55 +86,6 @@ class OpenVINOUnit(Unit):
         return table and table.get(sys.platform, table["linux"])
 
 
-class OperatorTimes:
-    """What each operator of a request has taken since it was made, by OpenVINO's own profiler, in ms.
-
-    A GPU or an NPU tells the times of the last call. The CPU plugin tells, in whole microseconds, the mean of all calls
-    so far, so what it has taken in all is known to as many microseconds as there were calls. `execution_graph` gives
-    the graph that the CPU plugin runs; it names kernels and layouts, and has the reorders that the plugin put in, which
-    the list of the request lacks. What reads constants alone ran once, before the first call, and is left out.
-    """
-
-    def __init__(self, request: ov.InferRequest, execution_graph: Callable[[], ov.Model] | None) -> None:
-        self._request, self._execution_graph = request, execution_graph
-        self._calls, self._summed = 0, dict[Operator, float]()
-
-    def called(self) -> None:
-        """To be said after each call."""
-        self._calls += 1
-        if self._execution_graph is None:
-            for node in self._request.get_profiling_info():
-                name = Operator(node.node_type, node.node_name, node.exec_type)
-                self._summed[name] = self._summed.get(name, 0.0) + node.real_time.total_seconds() * 1e3
-
-    def ms(self) -> dict[Operator, float]:
-        """Of all calls so far, by operator; those that did not run are left out."""
-        if self._calls and self._execution_graph is not None:
-            self._summed = {name: ms * self._calls for name, ms in self._means().items()}
-        return {name: ms for name, ms in self._summed.items() if ms}
-
-    def _means(self) -> dict[Operator, float]:
-        types = {node.node_name: node.node_type for node in self._request.get_profiling_info()}
-        found = {}
-        for node in self._execution_graph().get_ops():
-            told = _told(node)
-            if (us := told["execTimeMcs"]).isdigit() and not _constant(node):
-                name = node.get_friendly_name()
-                kernel = f"{told['primitiveType']}, {told['outputLayouts']}"
-                found[Operator(types.get(name, told["layerType"]), name, kernel)] = int(us) / 1e3
-        return found
-
-
-def _told(node: ov.Node) -> dict[str, str]:
-    """What the execution graph says of a node: layerType, primitiveType, outputLayouts, execTimeMcs, ..."""
-    return {key: str(value.astype(str)) for key, value in node.get_rt_info().items()}
-
-
-def _constant(node: ov.Node) -> bool:
-    given = [given.get_source_output().get_node() for given in node.inputs()]
-    return bool(given) and all(_told(one)["layerType"] == "Const" for one in given)
-
-
 def npu_compiler() -> str | None:
     """None where OpenVINO can compile for an NPU here, else what it says."""
     try:
@@ -184,16 +99,14 @@ def device_name(device: str) -> str:
     return str(openvino_core().get_property(device, "FULL_DEVICE_NAME"))
 
 
-def in_place(
-    compiled: ov.CompiledModel, request: ov.InferRequest | None = None
-) -> Callable[[Values], list[np.ndarray]]:
-    """A request of a compiled model (a new one) that reads arrays, by the names of its inputs, where they lie.
+def in_place(compiled: ov.CompiledModel) -> Callable[[Values], list[np.ndarray]]:
+    """A new request of a compiled model that reads arrays, by the names of its inputs, where they lie.
 
     The results, in the order of its outputs, are views of the request's memory: valid until its next call.
     """
     import openvino as ov
 
-    request = request or compiled.create_infer_request()
+    request = compiled.create_infer_request()
     inputs = [(port.get_any_name(), port) for port in compiled.inputs]
     held: dict[str, np.ndarray] = {}  # the request reads them where they lie
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnlab.errors import Unavailable
-from gnnlab.units.unit import Availability, Loaded, Profile, Unit
+from gnnlab.units.unit import Availability, Loaded, Unit
 
 if TYPE_CHECKING:
     from gnnlab.workloads.staged import StagedLayer
@@ -90,9 +90,6 @@ class SimulatedUnit(Unit):
         samples = self._samples(layer, first, last, nodes, edges, precision)
         notes = ["simulated from published constants; the values are torch's"]
         return Loaded(computed.run, self._device(), "simulated", notes, samples, computed.close)
-
-    def profile(self, layer, first, last, artefact, **conditions) -> Profile:
-        raise Unavailable(f"{self.name} is computed from constants, a block at a time: nothing runs inside")
 
     def time_ms(self, layer: StagedLayer, first: int, last: int, nodes: int, edges: int, precision: str) -> float:
         """launch + max(bytes / bandwidth, FLOPs / peak) of a block, in ms, without noise."""

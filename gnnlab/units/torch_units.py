@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnlab import machine
-from gnnlab.errors import Unavailable, one_line
-from gnnlab.units.unit import Availability, Batch, Loaded, Operator, Profile, Unit, Values
+from gnnlab.errors import one_line
+from gnnlab.units.unit import Availability, Loaded, Unit, Values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,17 +53,6 @@ class TorchUnit(Unit):
         run = _runner(forward, block, self._where(), precision)
         return Loaded(run, self._device(), f"torch {torch.__version__}", close=restore)
 
-    def profile(self, layer, first, last, artefact, **conditions) -> Profile:
-        from gnnlab.profiling.operators import operator_times
-
-        run = self.load(layer, first, last, artefact, **conditions).run
-
-        def batch(values: Values, calls: int) -> Batch:
-            ms, operators = operator_times(lambda: run(values), calls, self._where())
-            return Batch(ms, {Operator(name): ms for name, ms in operators.items()}, run(values))
-
-        return batch
-
     def _forward(self, layer: StagedLayer, block: StageBlock) -> Forward:
         return block
 
@@ -91,9 +80,6 @@ class CompiledUnit(TorchUnit):
         except Exception as error:
             return Availability(False, one_line(error), "see the message; a C++ compiler must build torch's kernels")
         return super().probe()
-
-    def profile(self, layer, first, last, artefact, **conditions) -> Profile:
-        raise Unavailable("torch's profiler does not see into what torch.compile made of a block; see torch:CPU")
 
     def _forward(self, layer: StagedLayer, block: StageBlock) -> Forward:
         import torch

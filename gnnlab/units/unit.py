@@ -7,11 +7,10 @@ in the time of every unit. The arrays that `run` gives are valid until its next 
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,28 +60,6 @@ class Loaded:
     close: Callable[[], None] = field(default=lambda: None)
 
 
-class Operator(NamedTuple):
-    """What a runtime ran inside a block, in its own words: the `type` of the operator ("ScatterElementsUpdate"), the
-    `name` of its node in the model, its `kernel` with what the runtime says of layout; "" where it says nothing."""
-
-    type: str
-    name: str = ""
-    kernel: str = ""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Calls of a block under its runtime's own profiler: `ms` a call by the clock, `operators` ms a call of each that
-    ran, `outputs` of the last call."""
-
-    ms: float
-    operators: Mapping[Operator, float]
-    outputs: dict[str, np.ndarray]
-
-
-Profile = Callable[[Values, int], Batch]  # values, number of calls that count
-
-
 @dataclass(frozen=True)
 class Unit(ABC):
     """A processing unit by name, as "openvino:CPU".
@@ -124,14 +101,6 @@ class Unit(ABC):
             Unavailable: the unit lacks this block, precision or model.
         """
 
-    def profile(self, layer: StagedLayer, first: int, last: int, artefact: Artefact | None, **conditions) -> Profile:
-        """The same block as `load` makes ready, of the same arguments, under the profiler of the unit's runtime.
-
-        Raises:
-            Unavailable: as `load` does; or the runtime does not tell what its operators take.
-        """
-        raise Unavailable(f"{self.name} has no method `profile`, so nothing tells what runs inside its blocks")
-
     def computes_in(self, precision: str) -> str:
         """The precision that this unit sets when asked for one. Raises `Unavailable` where it has none to offer."""
         if precision in self.precisions:
@@ -139,14 +108,6 @@ class Unit(ABC):
         if precision == "float32":
             return self.precisions[0]
         raise Unavailable(f"{self.name} computes in {' or '.join(self.precisions)}, not in {precision}")
-
-
-def clocked(run: Callable[[Values], dict[str, np.ndarray]], values: Values, calls: int) -> tuple[float, Any]:
-    """`calls` calls one after the other: ms of each in the mean, and what the last one gave."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        outputs = run(values)
-    return (time.perf_counter() - start) * 1e3 / calls, outputs
 
 
 def require_artefact(unit: Unit, artefact: Artefact | None, first: int, last: int) -> Artefact:

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from table_rows import as_rows
 
-from gnnlab.campaign import duration, report, sizes
+from gnnlab.campaign import report, sizes
 from gnnlab.campaign import table as tables
-from gnnlab.campaign.campaign import CellAnswer, Finished, as_json
+from gnnlab.campaign.campaign import CellAnswer, as_json
 from gnnlab.campaign.cells import Cell, CellResult
 from gnnlab.campaign.measure import Measured
 from gnnlab.errors import GnnlabError
@@ -207,29 +207,18 @@ def test_a_table_without_times_has_a_report_too_and_skips_the_notebook():
 ALL = {name: Availability(False) for name, unit in registry.all_units().items() if unit.origin == "measured"}
 
 
-def done(answers, known=0):
-    return Finished(tuple(answers), 1.0, known, len(answers), 0, 2, ())
-
-
 def whole(unit, took_s, features=500, **changes):
     return [
         answer(unit, stage, timed(1.0, **changes), (s.nodes, s.edges), took_s=took_s, features=features)
         for s in sizes.read(["study"])
-        for stage in duration.STAGES
+        for stage in range(1, 8)
     ]
 
 
 def campaign_time(answers, available, known=0):
-    found = as_rows(duration.duration_rows(done(answers, known), available))
-    return {row.form: row for row in found}
-
-
-def minutes(answers, available, known=0):
-    return campaign_time(answers, available, known)["this campaign"]
-
-
-def hours(answers, available, known=0):
-    return campaign_time(answers, available, known)["as many cells as S4 measured"]
+    minutes, hours = as_rows(tables.duration_rows(table(*answers), available, known))
+    assert (minutes.form, hours.form) == ("this campaign", "as many cells as S4 measured")
+    return minutes, hours
 
 
 def test_minutes_are_one_sample_without_an_interval_of_the_stages_of_every_usable_unit():
@@ -238,40 +227,39 @@ def test_minutes_are_one_sample_without_an_interval_of_the_stages_of_every_usabl
         answer(TORCH, 1, timed(1.0), last=5, took_s=1e6),
         answer(NPU, 1, timed(1.0, status="simulated"), took_s=1e6),
     ]
-    row = minutes(whole(TORCH, 0.5) + whole(ORT, 0.5, half=0.03) + others, available)
+    row, _ = campaign_time(whole(TORCH, 0.5) + whole(ORT, 0.5, half=0.03) + others, available)
     assert row.value == pytest.approx(210 * 0.5 / 60) and (row.n, row.interval, row.statistic) == (1, "none", "single")
-    assert row.notes[:2] == [
-        "210 cells of 2 units: 210 measured, 0 that their unit does not have, 0 failed",
-        "105 intervals within 2 %, 105 wider and marked",
-    ]
+    assert row.notes[0] == "210 cells of 2 units, 105 intervals within 2 %"
 
 
 def test_minutes_of_fewer_cells_units_or_features_are_none():
     available = ALL | {TORCH: HERE, ORT: HERE}
-    lacking = minutes(whole(TORCH, 0.1), available)
-    assert lacking.status == "unavailable" and f"{ORT} not asked for all of them" in lacking.reason
-    untried = minutes(whole(TORCH, 0.1), {TORCH: HERE})
-    assert untried.status == "unavailable" and ORT in untried.reason and "not tried" in untried.reason
-    narrow = minutes(whole(TORCH, 0.1, features=8), ALL | {TORCH: HERE})
-    assert narrow.status == "unavailable" and TORCH in narrow.reason
-    assert "no unit is usable" in minutes([], ALL).reason
+    for answers, found in (
+        (whole(TORCH, 0.1), available),
+        (whole(TORCH, 0.1), {TORCH: HERE}),
+        (whole(TORCH, 0.1, features=8), ALL | {TORCH: HERE}),
+        ([answer(TORCH, 1, timed(1.0))], ALL),
+    ):
+        row, _ = campaign_time(answers, found)
+        assert row.status == "unavailable" and "of every unit that is usable here" in row.reason
 
 
 def test_a_campaign_that_knew_cells_before_is_no_sample_of_its_time():
-    for found in campaign_time(whole(TORCH, 0.1), ALL | {TORCH: HERE}, known=3).values():
-        assert found.status == "unavailable" and "3 of 105 cells were known" in found.reason
+    for found in campaign_time(whole(TORCH, 0.1), ALL | {TORCH: HERE}, known=3):
+        assert found.status == "unavailable" and "all measured by this run" in found.reason
 
 
 def test_hours_are_extrapolated_from_whole_units_which_are_what_is_resampled():
     available = ALL | {TORCH: HERE, ORT: HERE}
-    row = hours(whole(TORCH, 1.0) + whole(ORT, 3.0) + [answer(TORCH, 1, timed(1.0), last=5, took_s=1e6)], available)
+    more = [answer(TORCH, 1, timed(1.0), last=5, took_s=1e6)]
+    _, row = campaign_time(whole(TORCH, 1.0) + whole(ORT, 3.0) + more, available)
     assert row.value == pytest.approx(2 * 315 / 3600) and (row.origin, row.statistic, row.n) == (
         "extrapolated",
         "estimate",
         210,
     )
-    assert row.low <= 1 * 315 / 3600 and row.high >= 3 * 315 / 3600 and "scaled to S4's 315" in row.notes
-    alone = hours(whole(TORCH, 1.0), available)
+    assert row.low <= 1 * 315 / 3600 and row.high >= 3 * 315 / 3600 and "scaled to S4's 315" in row.notes[0]
+    _, alone = campaign_time(whole(TORCH, 1.0), available)
     assert alone.interval == "none" and alone.value == pytest.approx(315 / 3600)
-    few = hours([answer(TORCH, 1, timed(1.0))], available)
+    _, few = campaign_time([answer(TORCH, 1, timed(1.0))], available)
     assert few.status == "unavailable" and "15 sizes" in few.reason

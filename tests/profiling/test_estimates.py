@@ -162,20 +162,3 @@ def test_the_median_of_cells_is_no_narrower_than_the_middle_one_of_them():
     found = estimates.middle(cells)
     assert (found.value, found.low, found.high, found.n) == (0.7, 0.3, 1.0, 8)
     assert estimates.middle([*cells, Estimate(0.5, None, None, 3)]).interval is None
-
-
-def test_a_share_is_that_of_the_means_and_its_interval_holds_what_changes_from_round_to_round():
-    wholes = np.array([10.0, 12.0, 8.0, 11.0, 9.0, 10.0])
-    exact = estimates.share(0.3 * wholes, wholes)
-    assert exact.value == pytest.approx(0.3) and exact.high - exact.low < 1e-12 and exact.n == 6
-    noisy = estimates.share(0.3 * wholes + [1, -1, 1, -1, 1, -1], wholes)
-    assert noisy.low < 0.3 < noisy.high and noisy.high - noisy.low > 0.1
-    assert estimates.share([0.0, 0.0, 9.0], [10.0] * 3).low == 0 and estimates.share([1.0], [4.0]).interval is None
-
-
-def test_the_interval_of_a_share_covers_the_planted_one():
-    random, hits = np.random.default_rng(0), 0
-    for _ in range(400):
-        wholes = random.lognormal(2, 0.3, 8)
-        hits += (found := estimates.share(wholes * random.normal(0.4, 0.05, 8), wholes)).low <= 0.4 <= found.high
-    assert hits >= 0.92 * 400
