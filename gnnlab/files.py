@@ -9,13 +9,10 @@ made = Store(folder).make(key, lambda empty: export(empty / "model.onnx"))     #
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import itertools
 import json
 import os
-import platform
-import re
 import shutil
 import tempfile
 import time
@@ -24,16 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import psutil
 
 from gnnlab.errors import DISK_ERRORS, GnnlabError
 
 LOCK = ".lock"
-HOLDER = ".lock.json"  # beside the lock, which other processes cannot read on every system
+MADE_FROM = "made_from.json"  # in a folder of `made_once`: its key
 SEAL = "sha256"  # of a JSON object: the digest of all else in it
 FILE, NUMBER = "file", "line"  # of a sealed line: whose it is, and its place
 CONTENTS = "contents.json"  # of an entry of a store: the digest of each of its files
@@ -42,18 +36,15 @@ CONTENTS = "contents.json"  # of an entry of a store: the digest of each of its 
 
 
 def write_atomically(path: Path, write: Callable[[Any], None], mode: str = "w") -> None:
-    """Write a file whole or not at all: temporary file beside it, fsync, rename.
+    """Write a file by `write(open file)` into a temporary file beside it, which then takes its place.
 
-    `write` is called with the open file. On any error the file at `path` stays as it was, the temporary file is
-    removed and `GnnlabError` says what happened (disk full, no permission) when the operating system refused. What a
-    killed process left of writing the same file is removed by the next one that writes it.
+    On any error the file at `path` stays as it was; `GnnlabError` says what happened where the system refused.
     """
     path = Path(path)
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _clear_dead(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_prefix(path)}{os.getpid()}-", suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
         temporary = Path(name)
         with os.fdopen(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
             write(file)
@@ -61,11 +52,8 @@ def write_atomically(path: Path, write: Callable[[Any], None], mode: str = "w") 
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except OSError as error:
-        raise GnnlabError(
-            f"could not write {path}: {error.strerror or error}; what was there before is unchanged. "
-            "Free some space or choose another output_dir, then run again"
-        ) from error
+    except OSError as error:  # of a full disk it does not name the file
+        raise GnnlabError(f"could not write {path}: {error.strerror or error}; it is as it was before") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -211,21 +199,6 @@ def name_aside(path: Path, why: str = "damaged") -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _prefix(path: Path) -> str:
-    """How the temporary files of `path` begin: its name and this machine's, for another may write to the same disk."""
-    return f".{path.name}.gnnlab-{digest(platform.node())[:8]}-"
-
-
-def _clear_dead(path: Path) -> None:
-    """Remove temporary files of `path` whose process, which their names tell, has ended on this machine."""
-    prefix = _prefix(path)
-    for found in path.parent.glob(f"{glob.escape(prefix)}*.tmp"):
-        process = re.fullmatch(r"(\d{1,9})-\w{8}\.tmp", found.name.removeprefix(prefix))
-        if process and not psutil.pid_exists(int(process[1])):
-            with suppress(OSError):  # it is in nobody's way
-                found.unlink()
-
-
 # ---- one process at a time ------------------------------------------------------------------------------------------
 
 
@@ -233,35 +206,22 @@ def _clear_dead(path: Path) -> None:
 def locked(folder: Path, doing: str) -> Iterator[None]:
     """Hold `folder` (made where missing) for this process; `doing` completes the line that another one gets.
 
-    The operating system lets go of the lock when the process ends, however it ends: there is no stale lock. Raises
-    `GnnlabError`, which names the holder: "process 42, started 2026-11-22 10:00, measures into outputs/quick".
+    The operating system releases the lock when the process ends, however it ends. Raises `GnnlabError`: "another
+    process measures into outputs/quick".
     """
     from filelock import FileLock, Timeout
 
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK, timeout=0)
         lock.acquire()
     except Timeout:
-        raise GnnlabError(f"{_holder(folder)} {doing} {folder}; wait until it ends, or stop it") from None
-    except OSError as error:
-        raise GnnlabError(f"could not write to {folder}: {error.strerror or error}") from None
+        raise GnnlabError(f"another process {doing} {folder}; wait until it ends, or stop it") from None
     try:
-        write_json(folder / HOLDER, {"pid": os.getpid(), "since": f"{datetime.now():%Y-%m-%d %H:%M}"})
         yield
     finally:
-        with suppress(OSError):  # it only tells who holds the lock, which is the system's
-            (folder / HOLDER).unlink(missing_ok=True)
         lock.release()
-
-
-def _holder(folder: Path) -> str:
-    try:
-        known = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
-        return f"process {int(known['pid'])}, started {known['since']},"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
 
 
 # ---- found by content -----------------------------------------------------------------------------------------------
@@ -286,6 +246,28 @@ def digest(*parts: Any) -> str:
 
 def _as_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def made_once(place: Path, key: Mapping[str, Any], build: Callable[[Path], None], *, anew: bool = False) -> float:
+    """Fill the folder `place` by `build(empty folder)`, unless it is there and was made from the same `key` (JSON).
+
+    Returns the seconds that it took, 0 where it was there. With `anew` it is built in any case. It is put in place by
+    renaming: a kill leaves a whole folder or none.
+    """
+    place, made_from = Path(place), json.loads(json.dumps(key))
+    with suppress(OSError, ValueError):
+        if not anew and json.loads((place / MADE_FROM).read_text(encoding="utf-8")) == made_from:
+            return 0.0
+    start = time.perf_counter()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".making-", ignore_cleanup_errors=True) as name:
+        fresh = Path(name) / "made"
+        fresh.mkdir()
+        build(fresh)
+        write_json(fresh / MADE_FROM, made_from)
+        shutil.rmtree(place, ignore_errors=True)
+        fresh.rename(place)
+    return time.perf_counter() - start
 
 
 @dataclass(frozen=True)

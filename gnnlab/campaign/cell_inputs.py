@@ -124,10 +124,9 @@ def _holds(model: Artefact, cell: Cell, static: bool) -> bool:
 
 
 def _models(folder: Path) -> list[Artefact]:
-    from gnnlab.export.artefacts import INDEX
+    from gnnlab.export.artefacts import CHECK
 
-    index = folder / INDEX
-    return _read_models(folder, index.stat().st_mtime_ns if index.exists() else 0)
+    return _read_models(folder, max((path.stat().st_mtime_ns for path in folder.rglob(CHECK)), default=0))
 
 
 @lru_cache(maxsize=1)

@@ -1,27 +1,20 @@
-"""Exported models on disk: found again by what they were made from, and only if no byte of them changed.
+"""Exported models on disk: a folder for each, by its name, with the model and what its check found.
 
-    store = ModelStore(folder)
-    store.make(wanted, key, build)     # the model of that key, built and checked by `build` unless it is there
-    load_artefacts(folder)             # all of them, whether ready or not
-
-Their files lie in a `gnnlab.files.Store`, found by all that they depend on, so that sizes at which a model is the same
-have its files in common. `index.json` says which of them each name stands for. Both are written whole or not at all: a
-kill loses at most the model that was being made, and a damaged file or index is noticed and made anew.
+make(folder, wanted, key, build)   # the model `wanted`, built and checked by `build` unless it is there
+load_artefacts(folder)             # all of them, whether ready or not
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import Store, digest, read_json, unsealed, write_json, write_sealed
+from gnnlab.files import digest, made_once, read_json, write_json
 
-INDEX, CHECK = "index.json", "check.json"
+CHECK = "check.json"
 MODELS = ("model.onnx", "model.xml")
 READY, FAILED, WRONG = "ready", "failed", "wrong"
 DYNAMIC, STATIC = "dynamic", "static"
@@ -43,7 +36,7 @@ class Artefact:
     `reads` and `writes` are its inputs and outputs in order; of the inputs `sized_by` only the number of rows counts.
     `nodes`, `edges`: the static size, None for dynamic shapes. `key`: a digest of all that it was made from. `status`:
     ready, failed (`reason` says why) or wrong (`parity_error` is too large). `seconds`: to make and check it, 0 where
-    it was found.
+    it was found on the disk.
     """
 
     layer: str
@@ -89,81 +82,44 @@ class Artefact:
 
     @property
     def name(self) -> str:
-        """Its name; there is one model of each name."""
+        """Its name, which is its folder's: "sage-500/3/onnx/index_add/dynamic"."""
         size = DYNAMIC if self.dynamic else f"{self.nodes}x{self.edges}"
         return f"{self.layer}-{self.features}/{self.stages}/{self.exporter}/{self.form}/{size}"
 
 
-class ModelStore:
-    """The models of one folder. Not for two writers at once."""
+def make(
+    folder: Path, wanted: Artefact, key: Mapping[str, Any], build: Callable[[Path], Check], *, anew: bool = False
+) -> Artefact:
+    """The model `wanted` in `folder`: found if made from the same `key`, else written into an empty folder and checked
+    by `build`. With `anew` it is built in any case."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.store = Path(folder), Store(folder)
-        self.models = _read_index(self.folder / INDEX)
+    def fill(empty: Path) -> None:
+        check = build(empty)
+        found = {"status": check.status, "reason": check.reason, "parity_error": check.error}
+        write_json(empty / CHECK, asdict(replace(wanted, key=digest(dict(key)), **found)))
 
-    def make(
-        self, wanted: Artefact, key: Mapping[str, Any], build: Callable[[Path], Check], *, anew: bool = False
-    ) -> Artefact:
-        """The model `wanted`, made from `key`: found unchanged, or written into an empty folder and checked by `build`.
-
-        What its name stood for before is removed. With `anew` it is built in any case, and replaced once it is whole.
-        """
-        made = self.store.make(key, lambda folder: write_json(folder / CHECK, asdict(build(folder))), anew=anew)
-        before = self.models.get(wanted.name)
-        now = {"key": dict(key), "nodes": wanted.nodes, "edges": wanted.edges}
-        if before is None or digest(before) != digest(now):
-            self.models[wanted.name] = now
-            self.models = dict(sorted(self.models.items()))
-            write_sealed(self.folder / INDEX, {"models": self.models})
-            unused = before and all(other["key"] != before["key"] for other in self.models.values())
-            if unused and (old := self.store.get(before["key"])):
-                shutil.rmtree(old)
-        return self._artefact(now, made.folder, made.seconds)
-
-    def all(self) -> list[Artefact]:
-        """Every model, by name. Raises `GnnlabError` where one is missing or was changed."""
-        found = {name: self.store.get(model["key"]) for name, model in self.models.items()}
-        if damaged := [name for name, place in found.items() if place is None]:
-            raise GnnlabError(
-                f"{', '.join(damaged[:3])} in {self.folder}: missing or damaged; gnnlab run 04 --force exports it anew"
-            )
-        return [self._artefact(model, found[name]) for name, model in self.models.items()]
-
-    def _artefact(self, model: Mapping[str, Any], place: Path, seconds: float = 0.0) -> Artefact:
-        key = model["key"]
-        check = Check(**read_json(place / CHECK, "gnnlab run 04 --force exports it anew"))
-        path = next((place / name for name in MODELS if (place / name).exists()), None)
-        files = [path, path.with_suffix(".bin")] if path else []
-        return Artefact(
-            **{name: key[name] for name in ("layer", "features", "first", "last", "exporter", "form")},
-            **{name: tuple(key[name]) for name in ("reads", "writes", "sized_by")},
-            nodes=model["nodes"],
-            edges=model["edges"],
-            key=digest(key),
-            path=path,
-            size_bytes=sum(file.stat().st_size for file in files if file.exists()),
-            seconds=seconds,
-            status=check.status,
-            reason=check.reason,
-            parity_error=check.error,
-        )
+    place = Path(folder) / wanted.name
+    seconds = made_once(place, key, fill, anew=anew)
+    return replace(_read(place / CHECK), seconds=seconds)
 
 
 def load_artefacts(folder: Path) -> list[Artefact]:
     """Every model of `outputs/<set>/exported_models`, by name, ready or not.
 
     Raises:
-        GnnlabError: nothing was exported to that folder, or its index or a file was changed since.
+        GnnlabError: nothing was exported to that folder.
     """
-    store = ModelStore(folder)
-    if not store.models:
+    found = [_read(path) for path in sorted(Path(folder).glob(f"*/*/*/*/*/{CHECK}"))]
+    if not found:
         raise GnnlabError(f"no exported models in {folder}: run notebook 04 first, with gnnlab run 04")
-    return store.all()
+    return found
 
 
-def _read_index(path: Path) -> dict[str, dict[str, Any]]:
-    """Which model each name stands for; none where the file is missing, cut or changed."""
-    try:
-        return dict(unsealed(json.loads(path.read_text(encoding="utf-8")))["models"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+def _read(check: Path) -> Artefact:
+    facts = read_json(check, "gnnlab run 04 --force exports it again")
+    paths = [check.with_name(name) for name in MODELS]
+    on_disk = {
+        "path": next((path for path in paths if path.exists()), None),
+        "size_bytes": sum(file.stat().st_size for file in check.parent.glob("model.*")),
+    }
+    return Artefact(**{name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()} | on_disk)

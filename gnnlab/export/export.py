@@ -30,8 +30,8 @@ import torch
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
-from gnnlab.export import checking, exporters, openvino_graphs
-from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check, ModelStore
+from gnnlab.export import artefacts, checking, exporters, openvino_graphs
+from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check
 from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
 from gnnlab.files import digest
 from gnnlab.openvino_core import openvino_core
@@ -75,12 +75,13 @@ def export(
     last: int,
     *,
     exporter: str,
-    folder: Path | ModelStore,
+    folder: Path,
     size: tuple[int, int] | None = None,
     form: str | None = None,
     anew: bool = False,
 ) -> Artefact:
-    """The model of the stages `first`..`last`, from `folder` if it is there unchanged, else exported and checked.
+    """The model of the stages `first`..`last`, from `folder` if it is there, made from the same, else exported and
+    checked.
 
     `size` (nodes, edges) makes every dimension static; without it nodes and edges stay open. `form`: how it sums over
     targets, as in the table above. With `anew` it is exported in any case, so that its time is of this call.
@@ -88,19 +89,18 @@ def export(
     Raises:
         GnnlabError: an exporter, form, size or stages that there are not; or the disk refuses.
     """
-    store = folder if isinstance(folder, ModelStore) else ModelStore(folder)
     wanted = _wanted(layer, first, last, exporter, form, size)
 
-    def build(folder: Path) -> Check:
+    def build(empty: Path) -> Check:
         try:
-            path = _written(layer, wanted, store, folder)
+            path = _written(layer, wanted, folder, empty)
         except OSError:  # the disk, not the model
             raise
         except Exception as error:  # whatever a converter raises is recorded as the model's failure
             return Check(FAILED, checking.reason_of(error))
         return checking.check(wanted, path, layer, checking.native(path))
 
-    return store.make(wanted, _key(layer.block(first, last), wanted), build, anew=anew)
+    return artefacts.make(folder, wanted, _key(layer.block(first, last), wanted), build, anew=anew)
 
 
 def export_all(
@@ -116,19 +116,17 @@ def export_all(
 
     Static ones are for NPUs, so what sums over targets, which the study's NPU could not run, is left out unless
     `static_sums`. `blocks`: fused blocks to export as well. Blocks that sum over neighbours come hand-built,
-    too. With `anew` every model is exported by this call, also one that is there unchanged and one
-    that equals another size's.
+    too. With `anew` every model is exported by this call, also one that is there unchanged.
     """
-    store = ModelStore(folder)
     every = list(dict.fromkeys([*layer.blocks(["stages"]), *blocks]))
     made = [
-        export(layer, *block, exporter=exporter, folder=store, anew=anew)
+        export(layer, *block, exporter=exporter, folder=folder, anew=anew)
         for block in every
         for exporter in ("onnx", "openvino", HANDBUILT)
         if exporter != HANDBUILT or _can_be_built(layer, block)
     ]
     made += [
-        export(layer, *block, exporter="openvino", folder=store, size=size, anew=anew)
+        export(layer, *block, exporter="openvino", folder=folder, size=size, anew=anew)
         for size in dict.fromkeys(sizes)
         for block in every
         if static_sums or not layer.block(*block).reduces
@@ -149,11 +147,11 @@ def every_combination(
     computes something else; unavailable: it cannot be converted or loaded), reason, value (the relative error). What a
     combination does not offer has no row.
     """
-    store, rows = ModelStore(folder), []
+    rows = []
     for exporter, form, runtime in combinations:
         for block in dict.fromkeys([*layer.blocks(["stages"]), *blocks]):
             try:
-                made = export(layer, *block, exporter=exporter, form=form, folder=store)
+                made = export(layer, *block, exporter=exporter, form=form, folder=folder)
             except GnnlabError:  # not offered
                 continue
             found = Check(made.status, made.reason, made.parity_error)
@@ -212,33 +210,27 @@ def _wanted(
 
 
 def _key(block: StageBlock, wanted: Artefact) -> dict[str, Any]:
-    """All that a model is made from. Of a static size only the dimensions that the block has count, so that models at
-    different sizes may be one."""
-    values = {*block.reads, *block.writes}
-    size = (wanted.nodes, wanted.edges)
-    shapes = {} if wanted.dynamic else {name: block.values[name].shape(*size) for name in sorted(values)}
-    fields = ("layer", "features", "first", "last", "exporter", "form", "reads", "writes", "sized_by")
+    """All that a model is made from."""
     return {
-        "kind": f"{wanted.layer}-{wanted.stages}-{wanted.exporter}-{wanted.form}-{wanted.shapes}",
-        **{name: getattr(wanted, name) for name in fields},
+        "name": wanted.name,
+        **{name: getattr(wanted, name) for name in ("reads", "writes", "sized_by")},
         "weights": block.fingerprint(),
-        "shapes": shapes,
         "versions": machine.versions(*_PACKAGES),
         "code": _code(),
     }
 
 
-def _written(layer: StagedLayer, wanted: Artefact, store: ModelStore, folder: Path) -> Path:
-    """The model's file, in `folder`."""
+def _written(layer: StagedLayer, wanted: Artefact, models: Path, folder: Path) -> Path:
+    """The model's file, in `folder`; `models` has the others, which some are made from."""
     size = None if wanted.dynamic else (wanted.nodes, wanted.edges)
     chosen = layer if wanted.form not in REDUCTIONS else layer.reduced_by(wanted.form)
     block = chosen.block(wanted.first, wanted.last)
     if wanted.exporter == HANDBUILT:
         exporters.save(openvino_graphs.build(layer, wanted.first, wanted.last, wanted.form, size), folder)
     elif size is not None:
-        exporters.save(_static(layer, wanted, store), folder)
+        exporters.save(_static(layer, wanted, models), folder)
     elif wanted.exporter == THROUGH_ONNX:
-        exporters.ir_from_onnx(block, _source(layer, wanted, "onnx", store).path, folder)
+        exporters.ir_from_onnx(block, _source(layer, wanted, "onnx", models).path, folder)
     else:
         with torch.no_grad():
             values = chosen.trace(**random_inputs(*TRACED, layer.features))
@@ -246,19 +238,19 @@ def _written(layer: StagedLayer, wanted: Artefact, store: ModelStore, folder: Pa
     return next(folder.glob("model.[ox]*"))
 
 
-def _static(layer: StagedLayer, wanted: Artefact, store: ModelStore) -> openvino.Model:
+def _static(layer: StagedLayer, wanted: Artefact, models: Path) -> openvino.Model:
     """The dynamic model with every dimension set; what was read for its shape alone is no longer read."""
-    dynamic = _source(layer, wanted, wanted.exporter, store)
+    dynamic = _source(layer, wanted, wanted.exporter, models)
     model = openvino_core().read_model(dynamic.path)
     size = (wanted.nodes, wanted.edges)
     model.reshape({name: list(layer.values[name].shape(*size)) for name in dynamic.reads})
     return exporters.without_inputs(model, dynamic.sized_by)
 
 
-def _source(layer: StagedLayer, wanted: Artefact, exporter: str, store: ModelStore) -> Artefact:
+def _source(layer: StagedLayer, wanted: Artefact, exporter: str, models: Path) -> Artefact:
     """The dynamic model that another one is made from."""
     form = None if wanted.form == PLAIN else wanted.form
-    source = export(layer, wanted.first, wanted.last, exporter=exporter, folder=store, form=form)
+    source = export(layer, wanted.first, wanted.last, exporter=exporter, folder=models, form=form)
     if not source.ready:
         raise GnnlabError(f"the model that it is made from is {source.status}: {source.reason}")
     return source

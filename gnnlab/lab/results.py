@@ -1,8 +1,7 @@
 """What a notebook leaves behind: the result file `NN_name.json` with the rows of its table, their samples beside it.
 
 The JSON is the truth of a run; ledger, reports and comparisons are computed from it. Its JSON Schema is published in
-`docs/result-file.schema.json`. It is sealed: one whose content was changed is not believed. Further runs of a notebook
-lie in `runs/`, one result file each.
+`docs/result-file.schema.json`. Further runs of a notebook lie in `runs/`, one result file each.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from gnnlab.errors import GnnlabError, first_wrong
-from gnnlab.files import SEAL, unsealed, write_sealed
+from gnnlab.files import write_json
 
 from .table import Row, Strict, Table
 
@@ -46,7 +45,12 @@ class FigureRecord(Strict):
 
 
 class ResultFile(Strict):
-    """`NN_name.json`: everything one run of one notebook found. `run` tells it from every other run."""
+    """`NN_name.json`: everything one run of one notebook found. `run` tells it from every other run.
+
+    Fields of other versions are left out when it is read.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     schema_version: Literal[2] = SCHEMA_VERSION
     run: str
@@ -62,7 +66,6 @@ class ResultFile(Strict):
     purposes: dict[str, str] = Field(default_factory=dict)  # of studies whose forms are a choice: what for
     started: str  # ISO 8601, UTC
     seconds: float = Field(ge=0)
-    sha256: str = ""  # of all else in the file, as `files.sealed` takes it
 
 
 def samples_path(path: Path) -> Path:
@@ -75,29 +78,21 @@ def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
     if table is not None:
         written = table.write_samples(samples_path(path))
         result = result.model_copy(update={"rows": list(table), "samples_sha256": written})
-    write_sealed(path, result.model_dump(mode="json", exclude={SEAL}))
+    write_json(path, result.model_dump(mode="json"))
 
 
 def read(path: Path) -> ResultFile:
-    """Read a result file; `GnnlabError` says in one line what is wrong with it, be it a digit that was changed."""
+    """Read a result file; `GnnlabError` says in one line what is wrong with it."""
     path = Path(path)
     try:
-        content = path.read_bytes()
-        result = ResultFile.model_validate_json(content)
+        return ResultFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise GnnlabError(f"no result file {path}; run the notebook first: gnnlab run {path.name[:2]}") from None
-    except OSError as error:
-        raise GnnlabError(f"could not read {path}: {error.strerror}") from error
     except ValidationError as error:
         where, what = first_wrong(error)
         raise GnnlabError(
             f"{path} is not a result file of this version: {where or 'file'}: {what}; run it again"
         ) from None
-    try:
-        unsealed(json.loads(content))
-    except (ValueError, RecursionError):
-        raise GnnlabError(f"{path} is not as gnnlab wrote it, so it is not believed; run it again") from None
-    return result
 
 
 def table_of(path: Path, result: ResultFile) -> Table:

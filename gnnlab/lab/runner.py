@@ -244,7 +244,7 @@ class _Job:
 
             ended = execution.execute(notebook, told, here=self.here, staged=staged, on_progress=moved)
         if ended.result is not None:
-            record = outputs.record(ended.result, staged / f"{name}.json", now, ended.seconds)
+            record = outputs.record(ended.result, now, ended.seconds)
             outputs.commit(staged, self.folder, name, record, more=more)
             self.runs, _ = outputs.read_runs(self.folder)
             path = self.folder / f"{name}.ipynb"

@@ -252,7 +252,7 @@ class Table:
         buffer = io.BytesIO()
         pq.write_table(content, buffer, compression="zstd")
         write_atomically(path, lambda file: file.write(buffer.getvalue()), mode="wb")
-        return sha256(buffer.getvalue())
+        return hashlib.sha256(buffer.getvalue()).hexdigest()
 
     def read_samples(self, path: Path, told: str) -> None:
         """Take the samples of the rows from the file of `write_samples`, which returned `told`.
@@ -263,7 +263,7 @@ class Table:
             content = Path(path).read_bytes()
         except OSError as error:
             raise GnnlabError(f"could not read the samples {path}: {error.strerror}; run the notebook again") from None
-        if sha256(content) != told:
+        if hashlib.sha256(content).hexdigest() != told:
             raise GnnlabError(f"the samples {path} are not those of their result file; run the notebook again")
         found = pq.read_table(io.BytesIO(content)).to_pandas()
         rows = list(self)
@@ -282,11 +282,6 @@ def over_baseline(rows: Iterable[Row], *, everywhere: bool = False) -> dict[str,
             cells.setdefault(each.form, []).append(each.gain)
     most = max(map(len, cells.values()), default=0)
     return {form: estimates.geometric_mean(of) for form, of in cells.items() if len(of) == most or not everywhere}
-
-
-def sha256(content: bytes) -> str:
-    """As a result file names its samples."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def fits(value: Any, wanted: Any) -> bool:

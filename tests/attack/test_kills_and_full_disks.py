@@ -4,26 +4,20 @@ A moment is the n-th of these calls, not a time. Processes that answer, stream a
 """
 
 import errno
+import json
 import os
 import sys
 from collections import Counter
 
 import pytest
-import torch
 from moments import at_moment, killed
 from planted_campaign import UNITS, PlantedUnits, cells
 from table_rows import put
 
 from gnnlab.campaign import campaign, checkpoints
 from gnnlab.errors import GnnlabError
-from gnnlab.export.artefacts import Artefact, Check, ModelStore, load_artefacts
-from gnnlab.files import Store, digest, read_lines
 from gnnlab.lab import outputs, results
 from gnnlab.lab.table import Table
-from gnnlab.training.loop import train
-from gnnlab.training.recipe import TrainingRecipe
-from gnnlab.workloads.deepfm import DeepFM
-from gnnlab.workloads.planted_table import planted
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,91 +48,13 @@ class Campaign:
     def check(self, folder, whole):
         """What stands in the journal is not measured again; what does not, is."""
         path = folder / campaign.JOURNAL
-        records = read_lines(path.read_bytes()).records if path.exists() else []
-        known = {record["key"] for record in records if record and record["kind"] == "cell"}
+        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        known = {record["key"] for record in map(json.loads, lines) if record["kind"] == "cell"}
         self.asked.clear()
         self.work(folder)
-        if None in records or self.asked != Counter(cell for cell in self.plan.fingerprints if cell.key not in known):
+        if self.asked != Counter(cell for cell in self.plan.fingerprints if cell.key not in known):
             return "lost"
         return "survived" if self.state(folder) == whole else "invented"
-
-
-class Training:
-    """A training that is resumed: bit by bit the losses of one that was not ended."""
-
-    def __init__(self, result_file):
-        self.losses = None
-
-    def work(self, folder):
-        table, validation = planted(200, cardinalities=(5, 4), seed=0).split(0.25, 0)
-        torch.manual_seed(0)
-        model = DeepFM(table.cardinalities, table.specs, embedding_dim=4, hidden=8)
-        recipe = TrainingRecipe(batch_size=32, epochs=2, learning_rate=0.01)
-        history = train(model, table, validation, recipe, folder=folder, resume=True, checkpoint_steps=2)
-        self.losses = history.losses
-
-    def state(self, folder):
-        return self.losses
-
-    def check(self, folder, whole):
-        self.work(folder)
-        return "survived" if self.losses == whole else "invented"
-
-
-class Kept:
-    """An entry of a store, made, and then made anew."""
-
-    def __init__(self, result_file):
-        self.key = {"kind": "onnx", "stage": 3}
-
-    def work(self, folder):
-        for content in (b"one" * 500, b"two" * 500):
-            Store(folder).make(self.key, lambda empty, c=content: (empty / "model.onnx").write_bytes(c), anew=True)
-
-    def state(self, folder):
-        return (Store(folder).get(self.key) / "model.onnx").read_bytes()
-
-    def check(self, folder, whole):
-        found = Store(folder).get(self.key)
-        if found is not None and (found / "model.onnx").read_bytes() not in (whole, b"one" * 500):
-            return "invented"
-        self.work(folder)
-        return "survived" if self.state(folder) == whole else "lost"
-
-
-class Exported:
-    """Models under their names, one of which is made from something else later."""
-
-    def __init__(self, result_file):
-        fields = {"layer": "sage", "features": 500, "first": 1, "last": 2, "exporter": "onnx", "form": "plain"}
-        ports = {"reads": ["x"], "writes": ["out"], "sized_by": []}
-        self.asked = [
-            (
-                Artefact(**fields, **ports, nodes=n, edges=n),
-                {"kind": "onnx", **fields, **ports, "nodes": n, "code": code},
-            )
-            for n, code in ((None, 1), (10, 1), (10, 2))
-        ]
-
-    def work(self, folder):
-        for wanted, key in self.asked:
-
-            def build(empty, key=key):
-                (empty / "model.onnx").write_bytes(str(key).encode())
-                return Check("ready")
-
-            ModelStore(folder).make(wanted, key, build)
-
-    def state(self, folder):
-        return {(model.name, model.key): model.path.read_bytes() for model in load_artefacts(folder)}
-
-    def check(self, folder, whole):
-        """Each model that is listed is one that was made."""
-        made = {(wanted.name, digest(key)): str(key).encode() for wanted, key in self.asked}
-        if (folder / "index.json").exists() and not self.state(folder).items() <= made.items():
-            return "invented"
-        self.work(folder)
-        return "survived" if self.state(folder) == whole else "lost"
 
 
 class Results:
@@ -153,7 +69,7 @@ class Results:
             put(table, "gat_layer", {"size": "58/776"}, "PyG", [1.0 + (run < "b"), 2.0, 3.0] * 3)
             path = staged / "01_a.json"
             results.write(path, self.result_file(notebook="01_a", run=run), table)
-            outputs.commit(staged, folder, "01_a", outputs.record(results.read(path), path, {"code": {}}, 1.0))
+            outputs.commit(staged, folder, "01_a", outputs.record(results.read(path), {"code": {}}, 1.0))
 
     def state(self, folder):
         result = results.read(folder / "01_a.json")
@@ -187,13 +103,13 @@ def full(made, folder, wanted):
         at_moment(patch, wanted, refuse)
         try:
             made.work(folder)
-        except GnnlabError as error:
+        except (GnnlabError, OSError) as error:
             return len(str(error).splitlines()) == 1
-    return True  # what only tells who holds a lock may fail without a word
+    return False
 
 
 ENDS = {"killed": ended, "disk full": full}
-KINDS = (Campaign, Training, Kept, Exported, Results)
+KINDS = (Campaign, Results)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -201,7 +117,6 @@ KINDS = (Campaign, Training, Kept, Exported, Results)
 def test_work_that_was_ended_is_gone_on_with_and_gives_what_it_would_have(
     kind, end, tmp_path, result_file, random, number, tally
 ):
-    torch.set_num_threads(1)  # a process that was forked has the threads of its parent no more
     made = kind(result_file)
     with pytest.MonkeyPatch.context() as patch:
         calls = at_moment(patch, 0, refuse)
