@@ -70,12 +70,6 @@ def is_there(spec: str) -> bool:
             return False
 
 
-def is_users(module: str) -> bool:
-    """Does a module, or the package that it is in, lie in the current folder?"""
-    top = module.partition(".")[0]
-    return Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
-
-
 def files_of(module: str, folder: Path) -> list[Path]:
     """The file of a module that lies in `folder`, or those of a package; none of a module that is installed."""
     place = folder.joinpath(*module.split("."))

@@ -1,263 +1,287 @@
-"""Measures cells, in random order, and loses nothing on the way.
+"""Measures blocks of stages at sizes on units, in random order, and keeps each cell once it is measured.
 
-    done = run(folder, plan, ask)      # ask: cells -> an answer for each, as they come
+    measured = measure(outputs / "stages", models=outputs / "exported_models", sizes=sizes.read(["study"]))
+    measured.cells            # `table.table`: a row for each cell
+    measured.done             # a `Finished`: what is known, how long it took
+    measured.available        # of each unit: usable here, or why not
 
-Everything that is known is in the journal. What is asked for and not in it is measured, so that a campaign that was
-killed goes on where it was, and one that is complete measures nothing. Phase 1 is the CPU and the GPU, phase 2 the NPU,
-each with its checkpoint; phase 3 merges them. What timed out or failed is tried again by the next campaign, once the
-one that it failed in has come to its end.
+Phase 1 is the CPU and the GPU, phase 2 the NPU, each with its checkpoint; phase 3 merges them. A cell that has a time
+is not measured again unless its settings, its unit, the versions of the runtimes or the code of this package changed.
+So a campaign that was killed goes on where it was, and what failed is tried again by the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from gnnlab.campaign import checkpoints
-from gnnlab.campaign.cells import Cell, CellResult, merge_visits
-from gnnlab.campaign.checkpoints import LOST, Journal
-from gnnlab.campaign.reference import HERE, Visit, is_reference, visits_of
-from gnnlab.campaign.reference import reference as reference_workload
+from gnnlab import machine, user_code
+from gnnlab.campaign import checkpoints, report, table
+from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
+from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
-from gnnlab.files import locked
-from gnnlab.progress import Step, progress
+from gnnlab.files import digest, locked, write_atomically
+from gnnlab.profiling.sampling import Clock
+from gnnlab.profiling.timing import stopwatch
+from gnnlab.progress import progress
 from gnnlab.units import registry as units
+from gnnlab.units.unit import Availability
+from gnnlab.worker import Worker
 
-JOURNAL = "journal.jsonl"
 PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
-EVERY = 20  # cells between two runs of the reference workload
-DRIFT = 0.15  # a reference workload this far off its median invalidates the cells beside it
-SPARE_ATTEMPTS = 1  # beyond the visits that were asked for, for a cell beside a reference workload that had drifted
-TRIED_AGAIN = ("failed", "timeout")
-
-
-@dataclass(frozen=True)
-class WantedCells:
-    """What is asked for: each cell with its fingerprint, and that of the campaign, which all of them share."""
-
-    campaign: str
-    fingerprints: Mapping[Cell, str]
-
-    def __post_init__(self) -> None:
-        keys = [cell.key for cell in self.fingerprints]
-        twice = sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
-        if not keys:
-            raise GnnlabError("no cells to measure; give at least one size, one block of stages and one unit")
-        if twice:
-            raise GnnlabError(
-                f"cell {twice[0]} is asked for twice; a campaign has one layer, precision and thread count"
-            )
-
-    def phase(self, name: str) -> list[Cell]:
-        return [cell for cell in self.fingerprints if phase_of(cell) == name]
+HERE = "here"  # the name of this machine
+_WARM_UP, _RUNS = 2, 41  # some 50 ms: with 9 runs the reference workload itself scattered by 20 % on a shared machine
 
 
 @dataclass(frozen=True)
 class CellAnswer:
-    """What became of a cell: its outcome, on what host, and the seconds that its attempts took, loading included."""
+    """What became of a cell, on what host, and the seconds that it took, loading included."""
 
     cell: Cell
     outcome: CellResult
     host: str = HERE
     took_s: float = 0.0
 
+    def to_json(self) -> dict[str, Any]:
+        about = {"cell": asdict(self.cell), "host": self.host, "took_s": round(self.took_s, 4)}
+        return {"key": self.cell.key, **about, "outcome": self.outcome.to_json()}
 
-Ask = Callable[[Sequence[Cell]], Iterable[CellAnswer]]
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CellAnswer:
+        outcome = CellResult.from_json(data["outcome"])
+        return cls(Cell(**data["cell"]), outcome, data["host"], data["took_s"])
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A campaign at its end: an answer for every cell that was asked for, in that order.
-
-    `seconds` is what measuring them took, in however many runs, second attempts included. `known` of them were known
-    before this run; it measured `measured`, `again` of those because the reference workload had drifted.
-    """
+    """A campaign at its end: an answer for every cell that was asked for, in that order. `known` of them were known
+    before this run."""
 
     answers: tuple[CellAnswer, ...]
-    seconds: float
     known: int
-    measured: int
-    again: int
-    references: int
     messages: tuple[str, ...]
 
     def __str__(self) -> str:
-        again = f", {self.again} of them a second time because the reference workload had drifted" if self.again else ""
-        return (
-            f"{len(self.answers)} cells, {self.known} known before; this run made {self.measured} measurements{again}. "
-            f"All of them took {self.seconds / 60:.2f} minutes, between {self.references} runs of the reference "
-            "workload."
-        )
+        minutes = sum(answer.took_s for answer in self.answers) / 60
+        return f"{len(self.answers)} cells, {self.known} known before. All of them took {minutes:.2f} minutes."
 
-    @property
-    def outcomes(self) -> dict[Cell, CellResult]:
-        return {answer.cell: answer.outcome for answer in self.answers}
+
+class Measured(NamedTuple):
+    """A campaign at its end: its cells as a table, its answers, and which units it could use."""
+
+    cells: pd.DataFrame
+    done: Finished
+    available: Mapping[str, Availability]
+
+
+def cells_of(
+    layer: str,
+    features: int,
+    sizes: Iterable[GraphSize],
+    blocks: Sequence[tuple[int, int]],
+    names: Sequence[str],
+    **conditions: Any,
+) -> list[Cell]:
+    """A cell for every size, block and unit. `conditions`: precision and threads, as `Cell` has them."""
+    return [
+        Cell(layer, features, nodes, edges, first, last, unit, graph=graph, **conditions)
+        for nodes, edges, graph in sizes
+        for first, last in blocks
+        for unit in dict.fromkeys(names)
+    ]
+
+
+def measure(
+    folder: Path,
+    *,
+    models: Path,
+    sizes: Sequence[GraphSize],
+    blocks: Sequence[str] = ("stages",),
+    names: Sequence[str] = (),
+    layer: str = "sage",
+    features: int = 500,
+    precision: str = "float32",
+    threads: int = 1,
+    budget_s: float = 0.2,
+    timeout_s: float = 60.0,
+    seed: int = 0,
+    anew: bool = False,
+    cluster: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Measured:
+    """Measure every block at every size on the units `names` (none: all that there are), as far as it is not known.
+
+    With `anew` what is known is measured again: every time is then of this call. `cluster`: address of a Dask scheduler
+    whose workers measure; none: this machine does.
+
+    Raises:
+        GnnlabError: something asked for is not there, or another campaign holds the folder.
+    """
+    spans = layer_of(layer, features).blocks(blocks)
+    chosen = [name for name in names if units.find(name)] or list(units.all_units())
+    cells = cells_of(layer, features, sizes, spans, chosen, precision=precision, threads=threads)
+    with units_at_work(chosen, Settings(models=str(models), budget_s=budget_s), timeout_s, cluster) as working:
+        done = run(folder, cells, working, seed=seed, anew=anew, say=say)
+    return Measured(analyze(folder), done, working.available)
+
+
+def analyze(folder: Path) -> pd.DataFrame:
+    """Merge the checkpoints that are there, write `profiling_report.txt`, and give the cells as a table.
+
+    Raises:
+        GnnlabError: nothing has been measured, or a file is damaged.
+    """
+    messages = checkpoints.merge(folder)
+    cells = table.table(checkpoints.raw(folder))
+    text = report.report(cells, messages)
+    write_atomically(folder / checkpoints.REPORT, lambda file: file.write(text))
+    return cells
 
 
 def run(
     folder: Path,
-    plan: WantedCells,
-    ask: Ask,
+    cells: Sequence[Cell],
+    working: Any,
     *,
-    reference: Callable[[], dict[str, float]] = reference_workload,
-    every: int = EVERY,
-    drift: float = DRIFT,
-    visits: int = 1,
     seed: int = 0,
+    anew: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Finished:
-    """Measure what of the plan is not known yet, with the reference workload beside every so many cells.
+    """Measure the cells that are not known, in random order by `seed`, phase after phase.
 
-    With more than one of `visits`, every cell is measured that often, in passes of all cells in an order of their own:
-    what a neighbour does to one visit it seldom does to all. The samples of the visits count together.
-
-    `folder` gets the journal, both checkpoints and `raw_measurements.json`. `reference` gives ms by host. Cells
-    beside a reference that is more than `drift` off the median of all are measured again, once; of two measurements
-    the less drifted one counts, and says so where the machine had drifted then, too.
+    `working`: `LocalUnits`, or the like: called with cells, it gives a `CellAnswer` for each as they come. `folder`
+    gets the journal, both checkpoints and `raw_measurements.json`.
 
     Raises:
-        GnnlabError: another campaign holds the folder, or the disk refuses; what was measured is kept.
+        GnnlabError: no cells, two of one key, or another campaign holds the folder.
     """
-    if every < 1 or not drift > 0 or visits < 1:
-        raise GnnlabError(
-            f"every={every}, drift={drift}, visits={visits}: at least 1 cell, a share above 0 and 1 visit are needed"
-        )
-    with locked(folder, "measures into"), Journal(folder / JOURNAL, plan.campaign) as journal:
-        campaign = _Campaign(plan, journal, ask, reference, every, drift, visits, np.random.default_rng(seed), say)
-        if journal.message:
-            campaign.log(journal.message)
-        for phase in PHASES:
-            campaign.measure(phase)
-            checkpoints.write(folder, phase, [as_json(a) for a in campaign.answers(phase)], plan.campaign)
-        if campaign.measured:
-            journal.append({"kind": "end"})
-        checkpoints.merge(folder)
-        return campaign.done()
+    if not cells:
+        raise GnnlabError("no cells to measure; give at least one size, one block of stages and one unit")
+    key, times = Counter(cell.key for cell in cells).most_common(1)[0]
+    if times > 1:
+        raise GnnlabError(f"cell {key} is asked for twice; a campaign has one layer, precision and thread count")
+    made_by = {"settings": working.settings.to_json(), "code": package_digest(), "versions": machine.versions()}
+    known_by = {cell: _known_by(cell, working.available[cell.unit], made_by) for cell in cells}
+    random, messages = np.random.default_rng(seed), []
 
+    def tell(line: str) -> None:
+        messages.append(line)
+        say(line)
 
-@dataclass
-class _Campaign:
-    """A campaign on its way."""
-
-    plan: WantedCells
-    journal: Journal
-    ask: Ask
-    reference: Callable[[], dict[str, float]]
-    every: int
-    drift: float
-    visits: int
-    random: np.random.Generator
-    say: Callable[[str], None]
-
-    def __post_init__(self) -> None:
-        self.messages: list[str] = []
-        self.measured = self.again = 0
-        records = self.journal.records
-        ends = ("end", LOST)  # it may be an end that is lost
-        self.ended = max((i for i, record in enumerate(records) if record["kind"] in ends), default=-1)
-        self.known = sum(bool(tried) for phase in PHASES for tried in self._known(phase).values())
-
-    def log(self, line: str) -> None:
-        self.messages.append(line)
-        self.say(line)
-
-    def measure(self, phase: str) -> None:
-        """Measure the cells of a phase until each has an attempt that stands."""
-        while todo := self._todo(phase):
-            tried = self._known(phase)
-            again = sum(len(tried[cell]) >= self.visits for cell in todo)
-            visit = f", visit {max(len(tried[cell]) for cell in todo) + 1}" if self.visits > 1 and not again else ""
-            off = f"because the reference workload was more than {100 * self.drift:.0f} % off"
-            why = f", {again} of them again {off}" if again else ""
-            known = len(self.plan.phase(phase)) - len(todo)
-            self.log(f"{PHASES[phase]}: {len(todo)} cells to measure{visit}{why}, {known} known")
-            self.again += again
-            order = [todo[i] for i in self.random.permutation(len(todo))]
-            with progress("cells", len(order)) as step:
-                for start in range(0, len(order), self.every):
-                    self._batch(order[start : start + self.every], phase, step)
-
-    def _batch(self, cells: Sequence[Cell], phase: str, step: Step) -> None:
-        self._measure_reference(phase)
-        waiting = set(cells)
-        for answer in self.ask(cells):
-            if answer.cell not in waiting:
-                raise GnnlabError(f"an answer for cell {answer.cell.key}, which is not asked for or has one already")
-            waiting.remove(answer.cell)
-            fingerprint = self.plan.fingerprints[answer.cell]
-            self.journal.append({**as_json(answer), "kind": "cell", "fingerprint": fingerprint})
-            self.measured += 1
-            step(answer.cell.key)
-        if waiting:
-            raise GnnlabError(f"{len(waiting)} cells got no answer, {min(c.key for c in waiting)} among them")
-        self._measure_reference(phase)
-
-    def _measure_reference(self, phase: str) -> None:
-        """Measure the reference workload, unless it was the last thing that this run did."""
-        last = self.journal.records[-1:]
-        if not (self.measured and last and is_reference(last[0], self.plan.campaign, phase)):
-            self.journal.append({"kind": "reference", "phase": phase, "ms": self.reference()})
-
-    def _known(self, phase: str) -> dict[Cell, list[Visit]]:
-        """Attempts by cell; what failed before the end of an earlier campaign does not count."""
-        found = visits_of(self.journal.records, self.plan.campaign, phase)
-        for attempts in found.values():
-            attempts[:] = [a for a in attempts if a.place > self.ended or _status(a) not in TRIED_AGAIN]
-        return {cell: found.get(self.plan.fingerprints[cell], []) for cell in self.plan.phase(phase)}
-
-    def _todo(self, phase: str) -> list[Cell]:
-        """Those with the fewest attempts of all that still want one: passes, not one cell's visits in a row."""
-        wanting = {cell: len(tried) for cell, tried in self._known(phase).items() if self._wants(tried)}
-        return [cell for cell, tries in wanting.items() if tries == min(wanting.values())]
-
-    def _wants(self, tried: Sequence[Visit]) -> bool:
-        if any(_status(attempt) != "measured" for attempt in tried):
-            return False
-        stable = sum(attempt.off <= self.drift for attempt in tried)
-        return stable < self.visits and len(tried) < self.visits + SPARE_ATTEMPTS
-
-    def answers(self, phase: str) -> list[CellAnswer]:
-        """For each cell its attempts of the least drifted times, as many as were asked for."""
-        return [self._answer(cell, tried) for cell, tried in self._known(phase).items()]
-
-    def _answer(self, cell: Cell, tried: Sequence[Visit]) -> CellAnswer:
-        least_drifted = sorted(tried, key=lambda each: (_status(each) != "measured", each.off))[: self.visits]
-        best = least_drifted[0]
-        outcomes = [CellResult.from_json(attempt.record["outcome"]) for attempt in least_drifted]
-        outcome = merge_visits([found for found in outcomes if found.status == outcomes[0].status])
-        if outcome.status == "measured" and best.off > self.drift:
-            how = "lost" if np.isinf(best.off) else f"{100 * best.off:.0f} % off its median"
-            note = f"the reference workload was {how} beside this measurement"
-            outcome = replace(outcome, notes=(*outcome.notes, note))
-        return CellAnswer(cell, outcome, best.record["host"], sum(attempt.record["took_s"] for attempt in tried))
-
-    def done(self) -> Finished:
-        answers = {answer.cell: answer for phase in PHASES for answer in self.answers(phase)}
-        in_order = tuple(answers[cell] for cell in self.plan.fingerprints)
-        references = sum(
-            is_reference(record, self.plan.campaign, phase) for record in self.journal.records for phase in PHASES
-        )
-        seconds = sum(answer.took_s for answer in in_order)
-        return Finished(in_order, seconds, self.known, self.measured, self.again, references, tuple(self.messages))
-
-
-def _status(attempt: Visit) -> str:
-    return attempt.record["outcome"]["status"]
+    with locked(folder, "measures into"):
+        journal = folder / checkpoints.JOURNAL
+        earlier = {} if anew else checkpoints.read_journal(journal)
+        found = {cell: earlier[key] for cell, key in known_by.items() if key in earlier}
+        found = {cell: record for cell, record in found.items() if record["outcome"]["samples_ms"]}
+        known = len(found)
+        for phase, words in PHASES.items():
+            mine = [cell for cell in cells if phase_of(cell) == phase]
+            todo = [cell for cell in mine if cell not in found]
+            tell(f"{words}: {len(todo)} cells to measure, {len(mine) - len(todo)} known")
+            reference_ms = []
+            if todo:
+                reference_ms.append(working.call(reference))
+                with progress("cells", len(todo)) as step, checkpoints.open_journal(journal) as append:
+                    for answer in working([todo[i] for i in random.permutation(len(todo))]):
+                        found[answer.cell] = {"known_by": known_by[answer.cell], **answer.to_json()}
+                        append(found[answer.cell])
+                        step(answer.cell.key)
+                reference_ms.append(working.call(reference))
+                tell("reference workload: {:.3g} ms before, {:.3g} ms after".format(*reference_ms))
+            checkpoints.write(folder, phase, [found[cell] for cell in mine], digest(made_by), reference_ms)
+        messages += checkpoints.merge(folder)
+    return Finished(tuple(CellAnswer.from_json(found[cell]) for cell in cells), known, tuple(messages))
 
 
 def phase_of(cell: Cell) -> str:
     return "npu" if units.find(cell.unit).processor == "NPU" else "cpugpu"
 
 
-def as_json(answer: CellAnswer) -> dict[str, Any]:
-    return {
-        "key": answer.cell.key,
-        "cell": asdict(answer.cell),
-        "host": answer.host,
-        "took_s": round(answer.took_s, 4),
-        "outcome": answer.outcome.to_json(),
-    }
+def _known_by(cell: Cell, available: Availability, made_by: Mapping[str, Any]) -> str:
+    """The digest of what could change the time of a cell."""
+    parts = {"cell": asdict(cell), "unit": available.to_json(), **made_by}
+    if cell.unit not in units.all_units():
+        parts["unit_code"] = digest(*user_code.files_of(cell.unit.partition(":")[0], Path.cwd()))
+    return digest(parts)
+
+
+@cache
+def package_digest() -> str:
+    """The digest of the files of this package."""
+    return digest(*sorted(Path(__file__).parents[1].rglob("*.py")))
+
+
+def reference(clock: Clock = time.perf_counter) -> float:
+    """ms of a fixed piece of work, the reference workload: a row of numbers for the arithmetic and a copy for the
+    memory, on one core; the median of 41 runs after 2 that do not count.
+
+    It tells of other load, of heat and of a changed clock; it knows nothing of the clock of a GPU or an NPU.
+    """
+    numbers, source = np.linspace(0, 1, 100_000), np.ones(2**21)  # 0.8 MB; 16 MiB
+    target, out = np.empty_like(source), np.empty_like(numbers)
+    times = []
+    for _ in range(_WARM_UP + _RUNS):
+        start = clock()
+        np.exp(numbers, out=out)
+        np.copyto(target, source)
+        times.append((clock() - start) * 1e3)
+    return float(np.median(times[_WARM_UP:]))
+
+
+# ---- units at work --------------------------------------------------------------------------------------------------
+
+
+class LocalUnits(AbstractContextManager):
+    """Asks each cell of the worker of its unit, one at a time; what a unit does to it costs its own cell alone.
+
+    `available` is known from the beginning: each unit is tried once, in its worker.
+    """
+
+    def __init__(self, names: Sequence[str], settings: Settings, timeout_s: float) -> None:
+        self.settings, self.timeout_s = settings, timeout_s
+        with ExitStack() as stack:
+            self._workers = {unit: stack.enter_context(Worker()) for unit in dict.fromkeys(names)}
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # at once: nothing is timed yet
+                found = pool.map(lambda pair: units.probe_by(pair[1], pair[0]), self._workers.items())
+                self.available = dict(zip(self._workers, found, strict=True))
+            self._stack = stack.pop_all()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function gives on the machine that measures."""
+        return function(*arguments)
+
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[CellAnswer]:
+        for cell in cells:
+            with stopwatch() as took:
+                found = self.available[cell.unit]
+                if found.usable:
+                    outcome = ask(self._workers[cell.unit], cell, self.settings, self.timeout_s)
+                else:
+                    outcome = CellResult.unmeasured(cell, "unavailable", found.reason)
+            yield CellAnswer(cell, outcome, took_s=took.s)
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)
+
+
+def units_at_work(
+    names: Sequence[str], settings: Settings, timeout_s: float, cluster: str | None = None
+) -> AbstractContextManager[Any]:
+    """The units of this machine, or those of the workers of a Dask cluster (`cluster`: address of its scheduler)."""
+    if cluster is None:
+        return LocalUnits(names, settings, timeout_s)
+    from gnnlab.campaign.cluster import ClusterUnits
+
+    return ClusterUnits(cluster, names, settings, timeout_s)

@@ -1,127 +1,106 @@
-"""The files of a campaign: its journal while it runs, and what S4 names, each written whole or not at all, and sealed.
+"""The files of a campaign.
 
-    journal.jsonl                                  sealed JSON lines, each on the disk before the next
-    checkpoint_cpugpu.json, checkpoint_npu.json    {"campaign": ..., "measurements": {key: {"cell", "host", "outcome"}}}
+    journal.jsonl                                  a JSON line for each cell, flushed before the next is measured
+    checkpoint_cpugpu.json, checkpoint_npu.json    {"campaign": ..., "measurements": {key: {"cell", "outcome", ...}}}
     raw_measurements.json                          the same for all of them: every sample of every cell
     profiling_report.txt                           for reading; `report.report` makes it
 
 A key, as "1000,1000,openvino:CPU,1", is nodes, edges, processing unit, stage; fused stages are named by the first and
-the last, as in "1-5".
+the last, as in "1-5". The names of the files but for the journal are S4's.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import read_sealed, sealed_line, take_lines, write_atomically, write_sealed
+from gnnlab.files import read_json, write_json
 
 NAMES = {"cpugpu": "checkpoint_cpugpu.json", "npu": "checkpoint_npu.json"}
-RAW, REPORT = "raw_measurements.json", "profiling_report.txt"
+JOURNAL, RAW, REPORT = "journal.jsonl", "raw_measurements.json", "profiling_report.txt"
 SCHEMA_VERSION = 1
-LOST = "lost"  # the kind of a record in whose place lines are missing
-Record = dict[str, Any]
+DRIFT = 0.15  # between the reference workload before and after a phase; beyond it a reader is told
 REMEDY = "measure first: gnnlab stages --measure, which goes on from the journal"
+Record = dict[str, Any]
 
 
-class Journal(AbstractContextManager):
-    """An append-only file of records. `campaign` goes into each line; `message` says what was damaged, if anything.
+def read_journal(path: Path) -> dict[str, Record]:
+    """The records of a journal by what their cells are known by (`known_by`), the latest of each.
 
-    A kill loses what had not been appended. Each line carries its number, the name of its file and a digest of itself
-    (`files.sealed_line`), so that one that was cut, changed, doubled, dropped or moved is noticed and all others are
-    still believed: the damaged file is kept beside the journal, a record of the kind "lost" stands where lines are
-    missing, and what they held is measured again.
-
-    Raises `GnnlabError` where the file can be neither read nor written, or a damaged one cannot be kept.
+    A line that a kill cut off does not parse, and is left out.
     """
-
-    def __init__(self, path: Path, campaign: str) -> None:
-        self.path, self.campaign = path, campaign
-        self.records, self._name, message = take_lines(path, {"kind": LOST, "campaign": campaign})
-        self.message = message and f"{message}, and what was lost is measured again"
+    found = {}
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise GnnlabError(f"could not write to {path}: {error.strerror or error}") from None
-
-    def append(self, record: Record) -> None:
-        """Add a record: on the disk when this returns, or not in the file at all.
-
-        Raises `GnnlabError` when the disk refuses, and `ValueError` for NaN.
-        """
-        record = {**record, "campaign": self.campaign}
-        line = sealed_line(record, self._name, len(self.records))
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            with suppress(OSError):  # what is left of the line has no valid digest and will be noticed
-                self._file.truncate(end)
-            raise GnnlabError(
-                f"could not write to {self.path}: {error.strerror or error}; its {len(self.records)} records are kept. "
-                "Free some space, then run again: it goes on from there"
-            ) from error
-        self.records.append(record)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+            record = json.loads(line)
+            found[record["known_by"]] = record
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
 
 
-def write(folder: Path, phase: str, answers: Iterable[Mapping[str, Any]], campaign: str) -> Path:
-    """Write the checkpoint of a phase. Raises `GnnlabError` when the disk refuses."""
-    path = folder / NAMES[phase]
-    measurements = {answer["key"]: {k: v for k, v in answer.items() if k != "key"} for answer in answers}
-    write_sealed(path, {"phase": phase, **_head(campaign), "measurements": measurements})
-    return path
+@contextmanager
+def open_journal(path: Path) -> Iterator[Callable[[Record], None]]:
+    """A function that appends a record to the journal: in the file when it returns."""
+    with path.open("ab") as file:
+        if file.tell() and not path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
+            file.write(b"\n")
+
+        def append(record: Record) -> None:
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            file.flush()
+
+        yield append
+
+
+def write(
+    folder: Path, phase: str, records: Sequence[Record], campaign: str, reference_ms: Sequence[float] = ()
+) -> None:
+    """Write the checkpoint of a phase. `reference_ms`: of the reference workload before it and after it, if it ran."""
+    fields = ("cell", "host", "took_s", "outcome")
+    measurements = {record["key"]: {name: record[name] for name in fields} for record in records}
+    about = {"phase": phase, "reference_ms": list(reference_ms), **_head(campaign)}
+    write_json(folder / NAMES[phase], {**about, "measurements": measurements})
 
 
 def merge(folder: Path) -> list[str]:
     """Write `raw_measurements.json` from the checkpoints that are there; returns what a reader should know.
 
-    A checkpoint of an earlier campaign (other code, versions, machine) than the newest is left out, and so is one that
-    is not as it was written. Raises `GnnlabError` where there is no other.
+    A checkpoint of an earlier campaign (other code, versions, settings) than the newest is left out. Raises
+    `GnnlabError` where there is none.
     """
-    found, messages, measurements = {}, [], {}
-    for phase in (phase for phase, name in NAMES.items() if (folder / name).exists()):
-        try:
-            found[phase] = _read(folder / NAMES[phase])
-        except GnnlabError as error:
-            messages.append(f"left out: {error}")
+    found = {name: _read(folder / name) for name in NAMES.values() if (folder / name).exists()}
     if not found:
-        raise GnnlabError("; ".join(messages) or f"no checkpoint in {folder}; {REMEDY}")
+        raise GnnlabError(f"no checkpoint in {folder}; {REMEDY}")
     newest = max(found.values(), key=lambda checkpoint: checkpoint["written"])
-    for phase, checkpoint in found.items():
-        if checkpoint["campaign"] == newest["campaign"]:
-            measurements |= checkpoint["measurements"]
-        else:
-            messages.append(f"{NAMES[phase]} is of another campaign ({checkpoint['written']}) and was left out")
-    missing = [name for name in NAMES.values() if not (folder / name).exists()]
-    messages += [f"{name} is missing: that phase has not come to its end" for name in missing]
-    write_sealed(folder / RAW, {**_head(newest["campaign"]), "measurements": measurements})
+    messages, measurements = [], {}
+    for name, checkpoint in found.items():
+        if checkpoint["campaign"] != newest["campaign"]:
+            messages.append(f"{name} is of another campaign ({checkpoint['written']}) and was left out")
+            continue
+        measurements |= checkpoint["measurements"]
+        if reference := checkpoint.get("reference_ms"):
+            drift = reference[1] / reference[0] - 1
+            if abs(drift) > DRIFT:
+                messages.append(f"{name}: the reference workload took {100 * drift:+.0f} % after the phase; {_UNSURE}")
+    messages += [
+        f"{name} is missing: that phase has not come to its end" for name in NAMES.values() if name not in found
+    ]
+    write_json(folder / RAW, {**_head(newest["campaign"]), "measurements": measurements})
     return messages
 
 
-def raw(folder: Path) -> dict[str, dict[str, Any]]:
+_UNSURE = "the machine has changed on the way, so its times are less sure than their intervals say"
+
+
+def raw(folder: Path) -> dict[str, Record]:
     """The measurements of `raw_measurements.json` by key. Raises `GnnlabError` where it is missing or damaged."""
     return _read(folder / RAW)["measurements"]
-
-
-def write_report(folder: Path, text: str) -> Path:
-    path = folder / REPORT
-    write_atomically(path, lambda file: file.write(text))
-    return path
 
 
 def _head(campaign: str) -> dict[str, Any]:
@@ -129,11 +108,8 @@ def _head(campaign: str) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "campaign": campaign, "written": now}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    data = read_sealed(path, REMEDY)
-    try:
-        if data["schema_version"] != SCHEMA_VERSION or not isinstance(data["written"], str):
-            raise ValueError
-        return {name: data[name] for name in ("campaign", "written", "measurements")}
-    except (ValueError, KeyError, TypeError):
-        raise GnnlabError(f"{path} is damaged; {REMEDY}") from None
+def _read(path: Path) -> Mapping[str, Any]:
+    data = read_json(path, REMEDY)
+    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+        raise GnnlabError(f"{path} is of another version of gnnlab; {REMEDY}")
+    return data

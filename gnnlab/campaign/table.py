@@ -41,7 +41,7 @@ def table(measurements: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
     Columns: key, layer, features, size, nodes, edges, first, last, fused, stage ("3 REDUCE_SUM"), unit,
     processor, origin, status, ms, ms_low, ms_high, std_ms, n, samples_ms (n,), within (is the interval within 2 %?),
-    parity_error, precision, threads, device, runtime_version, host, took_s (loading included), reason, notes; of cells
+    parity_error, precision, threads, device, runtime_version, took_s (loading included), reason, notes; of cells
     without a time the numbers are NaN.
 
     Raises:
@@ -49,13 +49,12 @@ def table(measurements: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """
     if not measurements:
         raise GnnlabError("no measurements; measure first: gnnlab stages --measure")
-    names = ("cell", "outcome", "host", "took_s")
-    rows = [_row(key, *(found[name] for name in names)) for key, found in measurements.items()]
+    rows = [_row(key, found["cell"], found["outcome"], found["took_s"]) for key, found in measurements.items()]
     order = ["nodes", "edges", "fused", "first", "last"]
     return pd.DataFrame(rows).sort_values(order, kind="stable", ignore_index=True)
 
 
-def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], host: str, took_s: float) -> dict[str, Any]:
+def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], took_s: float) -> dict[str, Any]:
     unit, samples = units.find(cell["unit"]), outcome["samples_ms"]
     median, ci = outcome["median_ms"], outcome["ci_ms"] or (np.nan, np.nan)
     timed = outcome["status"] in TIMED
@@ -78,7 +77,6 @@ def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], host: st
         "samples_ms": tuple(samples),
         "within": timed and within(median, ci, len(samples)),
         "runtime_version": outcome["runtime_version"],
-        "host": host,
         "took_s": took_s,
         "reason": outcome["reason"] or "",
         "notes": "; ".join(outcome["notes"]),
@@ -97,6 +95,12 @@ def measured(cells: pd.DataFrame) -> pd.DataFrame:
 def reasons(cells: pd.DataFrame) -> str:
     """What the units say of cells without a time."""
     return "; ".join(dict.fromkeys(cells["unit"] + ": " + cells["reason"]))
+
+
+def need_times(cells: pd.DataFrame, skip: Callable[[str], None]) -> None:
+    """Go on if a cell has a time; else `skip`, with what the units say."""
+    if timed(cells).empty:
+        skip(f"no cell has a time: {reasons(cells)}")
 
 
 def timed(cells: pd.DataFrame) -> pd.DataFrame:

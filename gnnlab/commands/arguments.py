@@ -186,9 +186,8 @@ def units(arguments) -> int:
     takes(
         "--cluster",
         metavar="ADDRESS",
-        help="of a Dask scheduler whose workers measure; each declares what it has, as in `dask worker ADDRESS "
-        '--nthreads 1 --resources "NPU=1 HOST=1"` (needs gnnlab[cluster], and a folder of models that all see). '
-        "Whoever reaches a Dask cluster can run any Python on it: SECURITY.md says how to keep it to oneself",
+        help="of a Dask scheduler whose workers measure; each declares its processor, as in `dask worker ADDRESS "
+        '--nthreads 1 --resources "NPU=1"` (needs gnnlab[cluster], and a folder of models that all see)',
     ),
 )
 def stages(arguments) -> int:
@@ -204,7 +203,7 @@ def stages(arguments) -> int:
       gnnlab stages --all --params npu      the whole of S4 where there is an NPU
       gnnlab stages --all --sizes 1000/10000 my_sizes.json graph:digits --units openvino:CPU torch:CPU
       gnnlab stages --measure --blocks 1-5 6 7      a fused block and two stages
-      gnnlab stages --measure --cluster tls://10.0.0.1:8786      on machines that hold the devices
+      gnnlab stages --measure --cluster tcp://10.0.0.1:8786      on machines that hold the devices
     """
     return _apart("stages", arguments)
 

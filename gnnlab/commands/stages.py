@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gnnlab.campaign import checkpoints, measure, sizes, table
+from gnnlab.campaign import campaign, checkpoints, sizes, table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery, parameters
@@ -56,7 +56,7 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
 def _measure(given: SimpleNamespace, folder: Path) -> None:
     if given.cluster is None:
         warn_if_busy()
-    found = measure.measure(
+    found = campaign.measure(
         folder / "stages",
         models=folder / "exported_models",
         sizes=given.sizes,
@@ -80,7 +80,7 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
 
 def _analyze(given: SimpleNamespace, folder: Path) -> None:
     """The report of what was measured, then S4's two tables; copies are measured as far as they are not known."""
-    cells = measure.analyze(folder / "stages")
+    cells = campaign.analyze(folder / "stages")
     print((folder / "stages" / checkpoints.REPORT).read_text(encoding="utf-8"), end="", flush=True)
     found = bandwidth.measure(
         folder / "tables",
@@ -89,7 +89,7 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
         names=[name for name in given.units if name in set(table.measured(cells)["unit"])],
         off_grid=0,
         again=0,
-        **{name: given.tables[name] for name in ("points", "visits", "processors", "budget_s", "timeout_s", "seed")},
+        **{name: given.tables[name] for name in ("points", "processors", "budget_s", "timeout_s", "seed")},
         cluster=given.cluster,
     )
     if found.entries.empty:

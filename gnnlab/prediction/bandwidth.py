@@ -5,8 +5,8 @@
     found.compared        # sizes never fitted: measured beside predicted; and sizes measured a second time
     found.transfers, found.predictor
 
-It is a campaign like that of notebook 05, in a folder of its own: each unit in a child process, in random order, with
-the reference workload between them, journaled, known cells not measured again. Copies are cells of it, too.
+It is a campaign like that of notebook 05, in a folder of its own: each unit in a child process, in random order, known
+cells not measured again. Copies are cells of it, too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gnnlab.campaign import campaign, wanted_cells
+from gnnlab.campaign import campaign
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.campaign import Finished
 from gnnlab.campaign.cell_inputs import RANDOM, layer_of
 from gnnlab.campaign.cells import Cell, Settings
-from gnnlab.campaign.measure import at_work
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction import copies, tables
@@ -173,7 +172,6 @@ def measure(
     off_grid: int = 12,
     again: int = 2,
     points: int = 8,
-    visits: int = 1,
     processors: Sequence[str] = (),
     budget_s: float = 0.1,
     timeout_s: float = 60.0,
@@ -183,8 +181,8 @@ def measure(
     """Measure copies, `extra` sizes for the fit, `off_grid` sizes that are not fitted, and `again` known ones.
 
     `stages`: the campaign of notebook 05; `names`: its units to take, all that were measured unless told (simulated
-    ones are kept in any case); `points`: of the sweep of copies; `visits`: times that each cell is measured, on passes
-    of their own; `processors`: as of `tables.processor_units`; `cluster`: as of `campaign.measure.measure`.
+    ones are kept in any case); `points`: of the sweep of copies; `processors`: as of `tables.processor_units`;
+    `cluster`: as of `campaign.measure`.
 
     Raises:
         GnnlabError: nothing was measured there, a unit has no times there, or the disk refuses.
@@ -204,13 +202,12 @@ def measure(
     wanted = [cell for sizes in asked.values() for unit in chosen for cell in _cells(like, sizes, cells, unit)]
     wanted += copies.identity_cells(like, sweep, chosen, models)
     settings = Settings(models=str(models), budget_s=budget_s)
-    with at_work(chosen, settings, timeout_s, cluster) as working:
-        plan = wanted_cells.plan(list(dict.fromkeys(wanted)), settings, working.available, made_by=working.made_by)
-        done = campaign.run(folder / MEASURED_IN, plan, working, reference=working.reference, visits=visits, seed=seed)
-        plain = working.on_host(copies.plain_copies, sweep, like.features, budget_s)
+    with campaign.units_at_work(chosen, settings, timeout_s, cluster) as working:
+        done = campaign.run(folder / MEASURED_IN, list(dict.fromkeys(wanted)), working, seed=seed)
+        plain = working.call(copies.plain_copies, sweep, like.features, budget_s)
         copied = copies.through_units(measured_cells(folder / MEASURED_IN), sweep)
         copied = pd.concat([copied, plain], ignore_index=True)
-        transfers = working.on_host(copies.measured_transfers, copied, like, chosen, sweep, models, budget_s)
+        transfers = working.call(copies.measured_transfers, copied, like, chosen, sweep, models, budget_s)
     found = measured_cells(folder / MEASURED_IN)
     parts = {kind: _at(found, sizes, blocks_of(cells)) for kind, sizes in asked.items()}
     fitted = pd.concat([both_times(cells, parts[AGAIN]), parts["extra"]], ignore_index=True)
@@ -245,7 +242,7 @@ def _cells(like: Cell, sizes: Sequence[Size], cells: pd.DataFrame, unit: str) ->
     blocks = blocks_of(cells[(cells["unit"] == unit) & cells["ms"].notna()])
     named = [GraphSize(*size) for size in sizes]
     conditions = {"precision": like.precision, "threads": like.threads}
-    return wanted_cells.cells(like.layer, like.features, named, blocks, [unit], **conditions)
+    return campaign.cells_of(like.layer, like.features, named, blocks, [unit], **conditions)
 
 
 def _at(found: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[Span]) -> pd.DataFrame:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,7 @@ from scipy.spatial import Delaunay, QhullError
 
 from gnnlab.campaign import checkpoints
 from gnnlab.campaign import table as campaign_table
-from gnnlab.campaign.cells import Cell, CellResult
-from gnnlab.errors import GnnlabError
-from gnnlab.profiling import estimates
+from gnnlab.campaign.cells import Cell
 from gnnlab.profiling.estimates import CONFIDENCE
 
 AGAIN = "run notebooks 05 and 06 again"
@@ -35,19 +32,9 @@ def measured_cells(folder: Path) -> pd.DataFrame:
     """The cells of a campaign: the columns of `campaign.table.table`, with runtime and graph.
 
     Raises:
-        GnnlabError: no measurements, another schema, or a cell whose times are no times; one line.
+        GnnlabError: there are no measurements, or they are of another version; one line.
     """
-    path = folder / checkpoints.RAW
     found = checkpoints.raw(folder)
-    if not isinstance(found, dict):
-        raise GnnlabError(f"{path}: measurements are no table of cells; {AGAIN}")
-    for key, row in found.items():
-        try:
-            _check(key, row)
-        except GnnlabError as error:
-            raise GnnlabError(f"{path}, cell {key}: {error}; {AGAIN}") from None
-        except (KeyError, TypeError):
-            raise GnnlabError(f"{path}, cell {key}: not as this version writes it; {AGAIN}") from None
     table = campaign_table.table(found)
     return table.assign(
         graph=[found[key]["cell"]["graph"] for key in table["key"]],
@@ -55,17 +42,6 @@ def measured_cells(folder: Path) -> pd.DataFrame:
         runtime=table["runtime_version"],
         threads=table["threads"].where(table["processor"] == "CPU", 0),
     )
-
-
-def _check(key: str, row: Any) -> None:
-    cell, outcome = Cell(**row["cell"]), CellResult.from_json(row["outcome"])
-    row["host"]
-    if cell.key != key:
-        raise GnnlabError(f"says that it is {cell.key}")
-    times = [outcome.median_ms, *(outcome.ci_ms or (None,))]
-    good = all(times) and outcome.std_ms is not None
-    if outcome.status in campaign_table.TIMED and not good:
-        raise GnnlabError(f"times of {[*times, outcome.std_ms]} ms, where positive ones are needed")
 
 
 def first_cell(folder: Path) -> Cell:
@@ -95,22 +71,10 @@ def _pairs(cells: pd.DataFrame, one: str, other: str) -> list[tuple[int, int]]:
 
 
 def time_rows(cells: pd.DataFrame) -> pd.DataFrame:
-    """Measured times as the fields of rows, each with its samples.
-
-    Samples of several visits share their moments: where the interval, which holds those of all visits, is wider than
-    they say by themselves, it stands in their place.
-    """
-    owns = [estimates.summary(samples).interval for samples in cells["samples_ms"]]
-    ends = zip(cells["ms_low"], cells["ms_high"], strict=True)
-    alike = [own is None or np.allclose(own, held) for own, held in zip(owns, ends, strict=True)]
-    fixed = {"origin": "measured", "unit": "ms", "better": "lower", "interval": CONFIDENCE}
-    names = {"ms": "value", "ms_low": "low", "ms_high": "high"}
-    return cells.drop(columns=["unit", "samples_ms"]).rename(columns=names).assign(
-        **fixed,
-        statistic=np.where(alike, "median", "estimate"),
-        samples=[np.array(s) if own else () for s, own in zip(cells["samples_ms"], alike, strict=True)],
-        notes=np.where(alike, "", "the interval holds those of all visits"),
-    )  # fmt: skip
+    """Measured times as the fields of rows, each with its samples."""
+    fixed = {"origin": "measured", "unit": "ms", "better": "lower", "statistic": "median", "interval": CONFIDENCE}
+    names = {"ms": "value", "ms_low": "low", "ms_high": "high", "samples_ms": "samples"}
+    return cells.drop(columns="unit").rename(columns=names).assign(**fixed)
 
 
 # ---- what lies between ----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError, shown
-from gnnlab.files import read_json, read_sealed, write_atomically, write_json, write_sealed
+from gnnlab.files import read_json, write_atomically, write_json
 from gnnlab.prediction.measured import AGAIN, CONDITIONS
 from gnnlab.prediction.predictor import TimePredictor
 from gnnlab.prediction.transfer import NOT_TOLD, MeasuredTransfers, copier, lent
@@ -252,7 +252,7 @@ def write(folder: Path, found: BandwidthFindings) -> dict[str, int]:
         (TIMES, TimesFile(**head, times=timed)),
         (TRANSFERS, TransfersFile(**head, transfers=found.transfers)),
     ):
-        write_sealed(folder / name, file.model_dump(mode="json"))
+        write_json(folder / name, file.model_dump(mode="json"))
     write_atomically(folder / REPORT, lambda file: file.write(report(found, lacking)))
     return {"times": len(lookup), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known),
             "gaps": len(lacking)}  # fmt: skip
@@ -279,7 +279,7 @@ def load_tables(folder: Path) -> Tables:
         GnnlabError: a file is missing, damaged, of another version, or holds a time that is none.
     """
     times, moved = (
-        _validated(kind, read_sealed(folder / name, MISSING), folder / name, AGAIN)
+        _validated(kind, read_json(folder / name, MISSING), folder / name, AGAIN)
         for kind, name in ((TimesFile, TIMES), (TransfersFile, TRANSFERS))
     )
     table = pd.DataFrame([time.model_dump() for time in times.times], columns=list(BlockTime.model_fields))

@@ -27,6 +27,7 @@ from synthetic_costs import Synthetic
 
 from gnnlab import cli
 from gnnlab.campaign import campaign, checkpoints
+from gnnlab.campaign.cells import Settings
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import results, runner
 from gnnlab.planning.costs import Model
@@ -85,9 +86,7 @@ def repository(root):
 
 
 def measures(place):
-    plan = campaign.WantedCells("planted", {cell: cell.key for cell in cells(sizes=[(100, 400), (200, 800)])})
-    units = PlantedUnits(UNITS, None, 1.0)
-    campaign.run(place.out, plan, units, reference=units.reference, every=5)
+    campaign.run(place.out, cells(sizes=[(100, 400), (200, 800)]), PlantedUnits(UNITS, Settings(), 1.0))
     return {key: row["outcome"]["median_ms"] for key, row in checkpoints.raw(place.out).items()}
 
 

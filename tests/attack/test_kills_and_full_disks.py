@@ -4,17 +4,13 @@ A moment is the n-th of these calls, not a time. Processes that answer, stream a
 """
 
 import errno
-import json
 import os
 import sys
-from collections import Counter
 
 import pytest
 from moments import at_moment, killed
-from planted_campaign import UNITS, PlantedUnits, cells
 from table_rows import put
 
-from gnnlab.campaign import campaign, checkpoints
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import outputs, results
 from gnnlab.lab.table import Table
@@ -24,37 +20,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork"),
 ]
-
-
-class Campaign:
-    """A campaign of fakes, gone on with by the next run."""
-
-    def __init__(self, result_file):
-        self.plan = campaign.WantedCells("planted", {cell: cell.key for cell in cells(sizes=[(100, 400), (200, 800)])})
-        self.asked = Counter()
-
-    def work(self, folder):
-        units = PlantedUnits(UNITS, None, 1.0)
-
-        def ask(batch):
-            self.asked.update(batch)
-            yield from units(batch)
-
-        campaign.run(folder, self.plan, ask, reference=units.reference, every=5)
-
-    def state(self, folder):
-        return {key: row["outcome"] for key, row in checkpoints.raw(folder).items()}
-
-    def check(self, folder, whole):
-        """What stands in the journal is not measured again; what does not, is."""
-        path = folder / campaign.JOURNAL
-        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        known = {record["key"] for record in map(json.loads, lines) if record["kind"] == "cell"}
-        self.asked.clear()
-        self.work(folder)
-        if self.asked != Counter(cell for cell in self.plan.fingerprints if cell.key not in known):
-            return "lost"
-        return "survived" if self.state(folder) == whole else "invented"
 
 
 class Results:
@@ -109,7 +74,7 @@ def full(made, folder, wanted):
 
 
 ENDS = {"killed": ended, "disk full": full}
-KINDS = (Campaign, Results)
+KINDS = (Results,)
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -1,9 +1,8 @@
-"""From what is asked for to the files: fingerprints, real units in their processes, real graphs, the command."""
+"""From what is asked for to the files: real units in their processes, real graphs, the command."""
 
 import contextlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,19 +10,9 @@ import pytest
 from planted_campaign import PlantedUnits
 
 from gnnlab import cli
-from gnnlab.campaign import (
-    campaign,
-    sizes,
-)
-from gnnlab.campaign import (
-    measure as campaign_study,
-)
-from gnnlab.campaign import (
-    wanted_cells as campaign_cells,
-)
-from gnnlab.campaign.campaign import CellAnswer
-from gnnlab.campaign.cells import Settings, measure
-from gnnlab.campaign.measure import LocalUnits
+from gnnlab.campaign import campaign, sizes
+from gnnlab.campaign.campaign import LocalUnits
+from gnnlab.campaign.cells import Settings
 from gnnlab.commands import stages as stages_command
 from gnnlab.errors import GnnlabError
 from gnnlab.export.export import export
@@ -32,122 +21,36 @@ from gnnlab.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
 
 TORCH, FAST, NPU = "torch:CPU", "fast:CPU", "simulated:NPU"
-USABLE = Availability(True, device="d", version="1")
 CORA = Path(__file__).parents[3] / "shared" / "data" / "cora.npz"
 
 
-# ---- what is asked for
-
-
 def test_there_is_a_cell_for_every_size_block_and_unit():
-    found = campaign_cells.cells("sage", 4, sizes.read(["5/9", "graph:karate"]), [(1, 1), (1, 5)], [TORCH, NPU, TORCH])
+    found = campaign.cells_of("sage", 4, sizes.read(["5/9", "graph:karate"]), [(1, 1), (1, 5)], [TORCH, NPU, TORCH])
     assert len(found) == 8 and {c.graph for c in found} == {"random", "karate"}
     assert {c.key for c in found} >= {"5,9,torch:CPU,1-5", "34,156,simulated:NPU,1"}
-
-
-def prints(settings=None, available=USABLE, **changes):
-    cells = campaign_cells.cells("sage", changes.pop("features", 4), sizes.read(["5/9"]), [(1, 1)], [TORCH], **changes)
-    return list(campaign_cells.plan(cells, settings or Settings(), {TORCH: available}).fingerprints.values())
-
-
-def test_the_same_cell_has_the_same_fingerprint():
-    assert prints() == prints()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"threads": 2},
-        {"precision": "bfloat16"},
-        {"features": 5},
-        {"settings": Settings(budget_s=9.0)},
-        {"available": replace(USABLE, version="2")},
-        {"available": replace(USABLE, device="another")},
-    ],
-)
-def test_other_threads_precision_weights_settings_or_driver_are_measured_anew(changes):
-    assert prints() != prints(**changes)
-
-
-@pytest.mark.parametrize("part", ["code", "machine.versions", "machine.about"])
-def test_other_code_versions_or_machine_are_measured_anew(part, monkeypatch):
-    before = prints()
-    monkeypatch.setattr(f"gnnlab.campaign.wanted_cells.{part}", lambda *arguments: {"other": "1"})
-    assert prints() != before
-
-
-def test_other_weights_are_measured_anew(monkeypatch):
-    before = prints()
-    monkeypatch.setattr(campaign_cells, "layer_of", lambda name, features: sage(features, seed=1))
-    assert prints() != before
-
-
-def test_an_exported_model_is_part_of_what_a_cell_is_known_by(monkeypatch):
-    def of(key):
-        model = SimpleNamespace(key=key, layer="sage", features=4, first=1, last=1, exporter="openvino")
-        monkeypatch.setattr(campaign_cells, "load_artefacts", lambda folder: [SimpleNamespace(**vars(model), **rest)])
-        cells = campaign_cells.cells("sage", 4, sizes.read(["5/9"]), [(1, 1)], ["openvino:CPU"])
-        found = campaign_cells.plan(cells, Settings(models="m"), {"openvino:CPU": USABLE})
-        return list(found.fingerprints.values())
-
-    rest = {"status": "ready", "nodes": None, "edges": None}
-    assert of("a") == of("a") != of("b")
-
-
-def test_the_code_is_that_of_every_module_that_is_imported_on_the_way():
-    found = campaign_cells.code(campaign_cells.MEASURES)
-    assert {"gnnlab.campaign.cells", "gnnlab.profiling.timing", "gnnlab.workloads.graphsage"} <= found.keys()
-    assert {"gnnlab.kernels.aggregation", "gnnlab.units.openvino_units"} <= found.keys()
-    assert not {"gnnlab.campaign.report", "gnnlab.lab.session", "gnnlab.cli"} & found.keys()
-
-
-MY_UNIT = """
-from my_helper import NAME
-
-from gnnlab.units.torch_units import TorchUnit
-
-
-def make():
-    return TorchUnit(NAME, "CPU", "torch")
-"""
-
-
-@pytest.fixture
-def my_unit(tmp_path, monkeypatch):
-    """A unit of the user's own, with a module that it imports, in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_helper.py").write_text('NAME = "x:CPU"\n')
-    (tmp_path / "my_unit.py").write_text(MY_UNIT)
-    yield "my_unit:make"
-    for name in ("my_unit", "my_helper"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("edited", ["my_unit.py", "my_helper.py"])
-def test_an_edited_unit_of_ones_own_is_measured_anew_and_no_other_is(my_unit, tmp_path, edited):
-    def found():
-        cells = campaign_cells.cells("sage", 4, sizes.read(["5/9"]), [(1, 1)], [TORCH, my_unit])
-        wanted = campaign_cells.plan(cells, Settings(), {TORCH: USABLE, my_unit: USABLE})
-        return {cell.unit: fingerprint for cell, fingerprint in wanted.fingerprints.items()}
-
-    before = found()
-    assert found() == before
-    (tmp_path / edited).write_text((tmp_path / edited).read_text() + "# edited\n")
-    after = found()
-    assert after[TORCH] == before[TORCH] and after[my_unit] != before[my_unit]
 
 
 # ---- real units
 
 
-def test_a_unit_of_ones_own_is_measured_by_the_name_that_it_is_asked_for_by(my_unit, tmp_path, monkeypatch):
-    monkeypatch.setattr(LocalUnits, "reference", staticmethod(lambda: {"here": 1.0}))  # a busy machine repeats cells
-    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["3"], "names": [my_unit]}
-    first = campaign_study.measure(tmp_path, **asked, features=8, budget_s=0.01)
-    assert list(first.cells["unit"]) == [my_unit] and list(first.cells["status"]) == ["measured"]
+MY_UNIT = """
+from gnnlab.units.torch_units import TorchUnit
+
+
+def make():
+    return TorchUnit("x:CPU", "CPU", "torch")
+"""
+
+
+def test_a_unit_of_ones_own_is_measured_by_the_name_that_it_is_asked_for_by_and_anew_once_edited(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_unit.py").write_text(MY_UNIT)
+    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["3"], "names": ["my_unit:make"]}
+    first = campaign.measure(tmp_path, **asked, features=8, budget_s=0.01)
+    assert list(first.cells["unit"]) == ["my_unit:make"] and list(first.cells["status"]) == ["measured"]
     (tmp_path / "my_unit.py").write_text(MY_UNIT + "# edited\n")
-    again = campaign_study.measure(tmp_path, **asked, features=8, budget_s=0.01)
-    assert (again.done.known, again.done.measured) == (0, 1)
+    assert campaign.measure(tmp_path, **asked, features=8, budget_s=0.01).done.known == 0
+    sys.modules.pop("my_unit", None)
 
 
 def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_path):
@@ -158,34 +61,34 @@ def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_p
         "names": [FAST, NPU],
     }
     said = []
-    measured = campaign_study.measure(tmp_path, **asked, features=8, budget_s=0.01, say=said.append)
+    measured = campaign.measure(tmp_path, **asked, features=8, budget_s=0.01, say=said.append)
     found = measured.cells.set_index(["unit", "first", "last"])["status"]
     assert list(found.loc[FAST]) == ["unavailable", "measured", "measured"]
     assert list(found.loc[NPU]) == ["simulated", "unavailable", "unavailable"]
-    assert {line[:7] for line in said} == {"phase 1", "phase 2"} and measured.available[FAST].usable
+    assert {line[:7] for line in said} == {"phase 1", "phase 2", "referen"} and measured.available[FAST].usable
     assert (tmp_path / "profiling_report.txt").read_text().startswith("GNN stage profile")
 
 
 def test_what_is_known_is_measured_again_only_when_asked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign_study, "LocalUnits", PlantedUnits)
+    monkeypatch.setattr(campaign, "LocalUnits", PlantedUnits)
     asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["1", "2"], "names": [TORCH]}
     known = []
     for anew in (False, False, True, True):
-        known.append(campaign_study.measure(tmp_path, **asked, features=8, budget_s=0.01, anew=anew).done.known)
+        known.append(campaign.measure(tmp_path, **asked, features=8, budget_s=0.01, anew=anew).done.known)
     assert known == [0, 2, 0, 0]
 
 
 def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
     with LocalUnits([], Settings(), 1.0) as local:
         local.available["openvino:GPU"] = Availability(False, "no GPU", "a driver")
-        cells = campaign_cells.cells("sage", 4, sizes.read(["5/9"]), [(1, 1)], ["openvino:GPU"])
+        cells = campaign.cells_of("sage", 4, sizes.read(["5/9"]), [(1, 1)], ["openvino:GPU"])
         (answer,) = local(cells)
     assert (answer.outcome.status, answer.outcome.reason) == ("unavailable", "no GPU; what helps: a driver")
 
 
 def test_an_unknown_unit_stops_before_anything_runs(tmp_path):
     with pytest.raises(GnnlabError, match="nonsense"):
-        campaign_study.measure(tmp_path, models=tmp_path, sizes=sizes.read(["5/9"]), names=["nonsense:CPU"])
+        campaign.measure(tmp_path, models=tmp_path, sizes=sizes.read(["5/9"]), names=["nonsense:CPU"])
 
 
 @pytest.fixture(scope="module")
@@ -219,12 +122,12 @@ def check_chain(graph, features, models, tmp_path):
     """Measure and analyze: every stage by torch, the fused layer by every runtime of this CPU."""
     runtimes = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", TORCH, FAST]
     settings, at = Settings(models=str(models), budget_s=0.01), sizes.read([f"graph:{graph}"])
-    cells = campaign_cells.cells("sage", features, at, [(n, n) for n in range(1, 8)], [TORCH])
-    cells += campaign_cells.cells("sage", features, at, [(1, 7)], runtimes)
-    plan = campaign_cells.plan(cells, settings, dict.fromkeys(runtimes, USABLE))
-    done = campaign.run(tmp_path / "stages", plan, lambda some: (CellAnswer(c, measure(c, settings)) for c in some))
-    assert {outcome.status for outcome in done.outcomes.values()} == {"measured"}
-    table = campaign_study.analyze(tmp_path / "stages")
+    cells = campaign.cells_of("sage", features, at, [(n, n) for n in range(1, 8)], [TORCH])
+    cells += campaign.cells_of("sage", features, at, [(1, 7)], runtimes)
+    with LocalUnits(runtimes, settings, 60.0) as local:
+        done = campaign.run(tmp_path / "stages", cells, local)
+    assert {answer.outcome.status for answer in done.answers} == {"measured"}
+    table = campaign.analyze(tmp_path / "stages")
     assert len(table) == 12 and table["parity_error"].max() < 1e-5
 
 
@@ -325,10 +228,3 @@ def test_export_writes_the_models_of_the_sizes_asked_for(params, tmp_path, monke
     assert [block for block in asked.pop("blocks") if block[0] != block[1]] == [(1, 5), (1, 7)]
     assert asked == {"layer": "sage", "at": [(30, 90)], "static_sums": False}
     assert "sage/1: failed, x" in capsys.readouterr().err
-
-
-def test_a_cluster_that_does_not_answer_is_one_line(params, monkeypatch, capsys):
-    pytest.importorskip("distributed")
-    monkeypatch.setattr(campaign_study, "CONNECT_S", 0.2)
-    assert cli.main(["stages", "--measure", "--cluster", "tcp://127.0.0.1:9", "--params", params]) == cli.BAD_INPUT
-    assert "no Dask scheduler answers at 'tcp://127.0.0.1:9'" in capsys.readouterr().err

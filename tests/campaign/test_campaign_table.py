@@ -7,9 +7,8 @@ from table_rows import as_rows
 
 from gnnlab.campaign import report, sizes
 from gnnlab.campaign import table as tables
-from gnnlab.campaign.campaign import CellAnswer, as_json
+from gnnlab.campaign.campaign import CellAnswer
 from gnnlab.campaign.cells import Cell, CellResult
-from gnnlab.campaign.measure import Measured
 from gnnlab.errors import GnnlabError
 from gnnlab.units import registry
 from gnnlab.units.unit import Availability
@@ -30,7 +29,7 @@ def answer(unit, first, outcome, size=(10, 20), last=None, took_s=0.5, features=
 
 
 def table(*answers):
-    found = [as_json(a) for a in answers]
+    found = [a.to_json() for a in answers]
     return tables.table({each.pop("key"): each for each in found})
 
 
@@ -196,7 +195,7 @@ def test_a_table_without_times_has_a_report_too_and_skips_the_notebook():
     cells = table(answer(GPU, 1, missing()))
     assert "no such device" in report.report(cells)
     skipped = []
-    Measured(cells, None, {}).need_times(skipped.append)
+    tables.need_times(cells, skipped.append)
     assert skipped == [f"no cell has a time: {GPU}: no such device"]
     assert tables.winners(cells).empty and tables.sum_rows(cells).empty
 

@@ -5,7 +5,7 @@ import pytest
 from one_table import Recorder
 from planted_campaign import BLOCKS, FEATURES, LAYER, SIZES, PlantedUnits, cells, leave
 
-from gnnlab.campaign import measure as campaign_measure
+from gnnlab.campaign import campaign
 from gnnlab.campaign.cells import Cell
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError, Untestable
@@ -27,14 +27,14 @@ def measuring(folder):
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign_measure, "LocalUnits", PlantedUnits)
+    monkeypatch.setattr(campaign, "LocalUnits", PlantedUnits)
     return measuring(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign_measure, "LocalUnits", PlantedUnits)
+        patch.setattr(campaign, "LocalUnits", PlantedUnits)
         return measuring(tmp_path_factory.mktemp("measured"))(extra=[GraphSize(150, 600)], again=2, points=8)
 
 
@@ -54,7 +54,7 @@ def test_sizes_never_fitted_are_measured_and_predicted(found):
     assert (new["predicted_ms"] / new["ms"]).between(0.99, 1.01).all()
     assert len(again) == 2 * len(BLOCKS) and (again["predicted_ms"] == again["ms"]).all()
     assert found.transfers.through["torch:CPU"].gb_s(1e6)[0] == pytest.approx(10, rel=0.02)
-    assert found.transfers.out_of["torch:CPU"].ms(1e5) > 0 and found.done.measured > 0
+    assert found.transfers.out_of["torch:CPU"].ms(1e5) > 0 and found.done.known == 0
     shares = found.errors_by_stage()
     assert shares["cells"].sum() == len(new) and (shares["off by 10 % at most (%)"] == 100).all()
     assert len(found.surface("1-5")) == 36
@@ -62,7 +62,7 @@ def test_sizes_never_fitted_are_measured_and_predicted(found):
 
 def test_what_is_known_is_not_measured_again(measure):
     first, second = measure(), measure()
-    assert first.done.measured > 0 and second.done.measured == 0
+    assert first.done.known == 0 and second.done.known == len(second.done.answers)
     pd.testing.assert_frame_equal(first.compared, second.compared)
 
 
@@ -188,19 +188,6 @@ def test_predicted_times_are_no_measured_ones():
     assert all((lab.table.samples_of(row) is None) == (row.form == "predicted") for row in found)
     _, again = record(planted(), "repeat_error")
     assert len(again) == 10 and {row.value for row in again} == {0}
-
-
-def test_what_several_visits_found_keeps_the_wider_interval():
-    row = record(planted(ms_low=0.8, ms_high=1.2), "off_grid")[1][0]
-    assert (row.low, row.high, row.n, row.statistic) == (0.8, 1.2, 25, "estimate")
-
-
-def test_cells_without_a_time_and_those_outside_the_hull_are_not_compared(found):
-    gone = found.grid.assign(status="timeout", samples_ms="")
-    assert bandwidth.compare(found.predictor, gone).empty
-    assert bandwidth.repeats(found.predictor, found.grid, gone).empty
-    outside = found.grid[found.grid["first"] == 1].assign(nodes=5000, edges=50_000, samples_ms="")
-    assert bandwidth.compare(found.predictor, outside).empty
 
 
 def test_a_cell_measured_twice_counts_with_both_and_is_held_against_its_first(found):

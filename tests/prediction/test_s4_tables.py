@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from planted_campaign import FEATURES, LAYER, SIZES, TRUTH, cells, leave, timed
 
-from gnnlab import files
 from gnnlab.campaign.cells import Cell
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction import tables
@@ -144,52 +143,6 @@ def test_tables_are_loaded_as_they_were_written(written):
     assert predictor.predict("torch:CPU", 1, 5, 9, 9).origin == "extrapolated"
 
 
-def seal(path, data):
-    """Write it as a fault of ours would: wrong, and with the right digest."""
-    files.write_sealed(path, {name: value for name, value in data.items() if name != files.SEAL})
-
-
-BROKEN = {
-    "negative": (lambda o: o | {"median_ms": -1.0}, "median_ms: .* got -1.0"),
-    "zero": (lambda o: o | {"median_ms": 0.0}, "positive ones are needed"),
-    "text": (lambda o: o | {"std_ms": "fast"}, "std_ms: .* got 'fast'"),
-    "no interval": (lambda o: o | {"ci_ms": None}, "positive ones are needed"),
-    "another schema": (lambda o: {"latency": 3}, "no outcome of a cell"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_measurement_that_makes_no_sense_is_named_in_one_line(stages, name):
-    spoil, message = BROKEN[name]
-    path = stages / "raw_measurements.json"
-    data = json.loads(path.read_text())
-    key = "200,800,torch:CPU,3"
-    data["measurements"][key]["outcome"] = spoil(data["measurements"][key]["outcome"])
-    seal(path, data)
-    with pytest.raises(GnnlabError, match=message) as refused:
-        measured_cells(stages)
-    assert key in str(refused.value) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda m: m | {"200,800,torch:CPU,3": {"cell": {}, "outcome": {}}},
-        lambda m: m | {"200,800,torch:CPU,3": m["200,800,torch:CPU,4"]},
-        lambda m: m | {"200,800,torch:CPU,3": 7},
-        lambda m: list(m),
-        lambda m: {},
-    ],
-)
-def test_measurements_of_another_schema_are_refused_in_one_line(stages, spoil):
-    path = stages / "raw_measurements.json"
-    data = json.loads(path.read_text())
-    seal(path, data | {"measurements": spoil(data["measurements"])})
-    with pytest.raises(GnnlabError) as refused:
-        measured_cells(stages)
-    assert "\n" not in str(refused.value)
-
-
 def test_missing_measurements_say_what_to_do(tmp_path):
     with pytest.raises(GnnlabError, match="measure first"):
         measured_cells(tmp_path)
@@ -279,18 +232,10 @@ def spoilt(data, **changes):
 )
 def test_damaged_tables_are_refused_in_one_line(written, name, spoil, message):
     path = written[0] / name
-    seal(path, spoil(json.loads(path.read_text())))
+    path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     with pytest.raises(GnnlabError, match=message) as refused:
         tables.load_tables(written[0])
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", [tables.TIMES, tables.TRANSFERS])
-def test_a_table_with_a_digit_changed_is_not_believed(written, name):
-    path = written[0] / name
-    path.write_text(path.read_text().replace("7", "8", 1))
-    with pytest.raises(GnnlabError, match="not believed; run notebooks 04, 05 and 06 first"):
-        tables.load_tables(written[0])
 
 
 def test_a_file_that_is_cut_is_refused(written):

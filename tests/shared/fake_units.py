@@ -1,6 +1,9 @@
 """Units that misbehave, for the tests of workers; each is `fake_units:name`."""
 
+import os
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import misbehaving
 
@@ -46,3 +49,19 @@ class Liar(Fake):
 
 def lies():
     return Liar("lies", "CPU", "fake", act=misbehaving.behave)
+
+
+@dataclass(frozen=True)
+class HeldOnce(Fake):
+    """An NPU that hangs at its first cell, after it made the file that FAKE_UNIT_HELD names."""
+
+    def load(self, *arguments, **conditions):
+        held = Path(os.environ["FAKE_UNIT_HELD"])
+        if not held.exists():
+            held.touch()
+            time.sleep(600)
+        return super().load(*arguments, **conditions)
+
+
+def held_once():
+    return HeldOnce("held", "NPU", "fake", act=misbehaving.behave)

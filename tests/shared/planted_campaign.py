@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 
 from gnnlab.campaign import checkpoints
-from gnnlab.campaign.campaign import CellAnswer, as_json
+from gnnlab.campaign.campaign import CellAnswer, LocalUnits
 from gnnlab.campaign.cells import Cell, CellResult
-from gnnlab.campaign.measure import LocalUnits
 from gnnlab.prediction.planted_truth import Truth
 from gnnlab.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
@@ -42,7 +41,7 @@ def cells(sizes=SIZES, blocks=BLOCKS, units=UNITS):
 def leave(folder, changes=lambda cell: {}, answer=outcome, cells=None):
     """Write the campaign; `changes` of a cell replace fields of its outcome."""
     asked = globals()["cells"]() if cells is None else cells
-    answers = [as_json(CellAnswer(c, dataclasses.replace(answer(c), **changes(c)))) for c in asked]
+    answers = [CellAnswer(c, dataclasses.replace(answer(c), **changes(c))).to_json() for c in asked]
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints.write(folder, "cpugpu", answers, "planted")
     checkpoints.merge(folder)
@@ -52,11 +51,10 @@ def leave(folder, changes=lambda cell: {}, answer=outcome, cells=None):
 class PlantedUnits:
     """Answers as `LocalUnits` does, at once."""
 
-    reference = staticmethod(lambda: {"planted": 1.0})
-    made_by = None
-    on_host = LocalUnits.on_host
+    call = LocalUnits.call
 
     def __init__(self, units, settings, timeout_s):
+        self.settings = settings
         self.available = {unit: Availability(True, device="planted", version="1") for unit in units}
 
     def __call__(self, cells):
