@@ -1,4 +1,4 @@
-"""A cell, and what it is measured with: its layer, the values on its graph, the exported model that its unit runs."""
+"""A cell, and the inputs of its measurement: its layer, the values on its graph, the exported model of its unit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANDOM = "random"  # the graph of a cell that names none: drawn for its size
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured. `first`..`last`: the stages; `graph`: "random", or what `graphs.load` takes, of that size.
+    """A block of stages, `first`..`last`, at a size, on a unit. `graph`: "random", or one of that size (`graphs.load`).
 
     `precision`: float32|bfloat16|float16, set on the unit; `threads` of the CPU.
     """
@@ -48,7 +48,7 @@ class Cell:
 
 @lru_cache(maxsize=4)
 def layer_of(name: str, features: int) -> StagedLayer:
-    """The layer that cells of that name and width are of; its weights are always the same."""
+    """The layer of that name and width. Its weights are always the same."""
     from gnnlab.workloads.graphsage import LAYERS
 
     if name not in LAYERS:
@@ -57,7 +57,7 @@ def layer_of(name: str, features: int) -> StagedLayer:
 
 
 def values_of(cell: Cell) -> dict[str, np.ndarray]:
-    """Every value of the layer on the cell's graph, by name, as torch computes it in float32. Not to be written to."""
+    """Every value of the layer on the cell's graph, by name, computed by torch in float32. Read only."""
     found = _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
     return {name: tensor.numpy() for name, tensor in found.items()}
 
@@ -80,7 +80,7 @@ def graph_of(nodes: int, edges: int, features: int, graph: str) -> dict[str, Ten
 
 @lru_cache(maxsize=2)
 def _traced(layer: str, features: int, nodes: int, edges: int, graph: str) -> dict[str, Tensor]:
-    """Every value, as torch's float32 blocks compute it. The last two graphs are kept: a cell needs all of its own."""
+    """Every value by torch's float32 blocks. The last two graphs are cached: a cell reads its values several times."""
     import torch
 
     with torch.inference_mode(False), torch.no_grad():
@@ -116,7 +116,7 @@ def model_for(unit: Unit, cell: Cell, models: str | None) -> Artefact | None:
 
 
 def _holds(model: Artefact, cell: Cell, static: bool) -> bool:
-    """Does a graph of the cell's size go in? Where edges are padded, a node more is needed for their ends."""
+    """Does a graph of the cell's size fit? Padded edges need one more node for their ends."""
     dynamic = model.nodes is None
     if dynamic or not static:
         return dynamic and not static

@@ -1,4 +1,4 @@
-"""One cell of the table: a block of stages, at a size, on a unit; and what became of it.
+"""Measures one cell: a block of stages, at a size, on a unit.
 
     cell = Cell("sage", 500, nodes=1000, edges=5000, first=1, last=5, unit="openvino:CPU")
     outcome = measure(cell, Settings(models="outputs/quick/exported_models"))
@@ -57,8 +57,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What became of a cell. Times in ms; `precision` is computed in; samples: measured, simulated or none. `detail`:
-    the end of the traceback of what a unit raised."""
+    """The outcome of a cell. Times in ms; `precision`: the one that it computed in; `detail`: the end of the traceback
+    of what a unit raised."""
 
     status: Literal["measured", "simulated", "failed", "timeout", "unavailable", "wrong"]
     reason: str | None = None
@@ -78,7 +78,7 @@ class CellResult:
 
     @classmethod
     def unmeasured(cls, cell: Cell, status: str, reason: str | None, **fields: Any) -> CellResult:
-        """What became of a cell that was not measured, and why."""
+        """The outcome of a cell that has no time."""
         return cls(status, reason, precision=cell.precision, threads=cell.threads, **fields)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,12 +92,12 @@ class CellResult:
 
 
 def measure(cell: Cell, settings: Settings) -> CellResult:
-    """Measure a cell in this process, and say what became of it; whatever goes wrong with the cell is an outcome.
+    """Measure a cell in this process. Whatever goes wrong with the cell is an outcome, too.
 
     Raises:
         GnnlabError: the unit, the layer or the graph is not known, or the cell's numbers make no sense.
     """
-    unit = _known(cell, settings)
+    unit = _checked_unit(cell, settings)
     layer_of(cell.layer, cell.features)  # an unknown one is refused
     started, start = datetime.now(UTC), time.perf_counter()
     loaded: Loaded | None = None
@@ -129,7 +129,7 @@ def measure_here(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
 
 
 def ask(worker: Worker, cell: Cell, settings: Settings, timeout_s: float) -> CellResult:
-    """Measure a cell in a worker; what costs the worker its process is an outcome, too: `timeout` or `failed`."""
+    """Measure a cell in a worker. A process that hangs gives the outcome `timeout`, one that ends `failed`."""
     started, start = datetime.now(UTC), time.perf_counter()
     request = {"cell": asdict(cell), "settings": settings.to_json()}
     answer = worker.call(f"{__name__}:measure_here", request, timeout_s=timeout_s)
@@ -152,8 +152,8 @@ def _measured(loaded: Loaded, cell: Cell, settings: Settings, precision: str) ->
 
 
 def parity(cell: Cell, outputs: Mapping[str, np.ndarray], precision: str) -> tuple[float | None, str | None]:
-    """The relative error of what a unit gave for a cell against torch's float32 block, None where it has no finite one;
-    and why it is not to be timed, None where it is."""
+    """The relative error of a unit's outputs against torch's float32 block (None where it is not finite), and the
+    reason not to time the cell (None where they agree)."""
     values, block = values_of(cell), layer_of(cell.layer, cell.features).block(cell.first, cell.last)
     try:
         error = relative_error({name: values[name] for name in block.writes}, outputs, cell.unit)
@@ -178,8 +178,8 @@ def timed(status: str, samples: tuple[float, ...], notes: tuple[str, ...]) -> Ce
     )
 
 
-def _known(cell: Cell, settings: Settings) -> Unit:
-    """The cell's unit, once the cell is found to make sense."""
+def _checked_unit(cell: Cell, settings: Settings) -> Unit:
+    """The cell's unit. Raises `GnnlabError` where a number or the precision of the cell is invalid."""
     numbers = {name: getattr(cell, name) for name in ("features", "nodes", "edges", "first", "last", "threads")}
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

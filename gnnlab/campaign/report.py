@@ -27,7 +27,7 @@ def report(cells: pd.DataFrame, messages: Sequence[str] = ()) -> str:
         "Fastest on the CPU: time of the next over it": _shown(tables.winners(cells)),
         "Stages one by one over fused": _shown(sums),
         "What could not be measured, and why": _shown(tables.gaps(cells)),
-        "Beside it, as a CPU's figure": _shown(tables.beside(cells)),
+        "Beside it, as a CPU's figure": _shown(tables.cpu_reference(cells)),
     }
     head = ["GNN stage profile", "=" * 17, *messages]
     if (cells["origin"] == tables.SIMULATED).any():
@@ -57,7 +57,7 @@ def _statistics(timed: pd.DataFrame) -> str:
 
 
 def _intervals(cells: pd.DataFrame) -> str:
-    """ms by stage and size (rows) and unit (columns), of units that have a time; what has none says what it has."""
+    """ms by stage and size (rows) and unit (columns), of units that have a time; others show their status."""
     shown = cells[cells["unit"].isin(tables.timed(cells)["unit"])]
     shown = shown.assign(text=[_cell_text(row) for row in shown.to_dict("records")])
     wide = shown.pivot(index=["stage", "size"], columns="unit", values="text")

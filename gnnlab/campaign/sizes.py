@@ -21,7 +21,7 @@ MOST = 20_000_000  # of nodes, and of edges
 
 
 class GraphSize(NamedTuple):
-    """So many nodes and edges, of a graph drawn for them, or of the one that `graphs.load` has by that name."""
+    """Nodes and edges of a graph: "random" draws one of that size, any other name is for `graphs.load`."""
 
     nodes: int
     edges: int

@@ -1,4 +1,4 @@
-"""The measurements of a campaign as a table, and what follows from it, as rows for the lab's one table.
+"""The measurements of a campaign as a table, and rows for the lab's one table that follow from it.
 
     cells = table(checkpoints.raw(folder))
     lab.record("latency", cell_rows(cells, available), keys=["size", "stage"])
@@ -93,12 +93,12 @@ def measured(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def reasons(cells: pd.DataFrame) -> str:
-    """What the units say of cells without a time."""
+    """The reasons of cells without a time, by unit."""
     return "; ".join(dict.fromkeys(cells["unit"] + ": " + cells["reason"]))
 
 
 def need_times(cells: pd.DataFrame, skip: Callable[[str], None]) -> None:
-    """Go on if a cell has a time; else `skip`, with what the units say."""
+    """Call `skip` with the reasons of the units where no cell has a time."""
     if timed(cells).empty:
         skip(f"no cell has a time: {reasons(cells)}")
 
@@ -120,7 +120,7 @@ def cell_rows(cells: pd.DataFrame, available: Mapping[str, Availability]) -> pd.
 
 
 def _cell_row(cell: Mapping[str, Any], found: Availability | None) -> dict[str, Any]:
-    """Chip and runtime of a unit that is not here are what its probe says."""
+    """`found`: of the probe, which gives chip and runtime of a unit that is not here."""
     known, simulated = found or Availability(False), cell["origin"] == SIMULATED
     runtime = cell["runtime_version"] or known.version or units.find(cell["unit"]).runtime
     given = {name: cell[name] for name in ("stage", "size", "parity_error", "precision", "origin")}
@@ -290,8 +290,8 @@ def gaps(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["unit", "status", "reason", "cells", "stages"])
 
 
-def beside(cells: pd.DataFrame) -> pd.DataFrame:
-    """Each cell without a time, and beside it the fastest time that a CPU took for it, as a CPU's figure.
+def cpu_reference(cells: pd.DataFrame) -> pd.DataFrame:
+    """The fastest time on a CPU for each cell without a time, as a CPU's figure.
 
     Columns: size, stage, unit, status, cpu_unit, cpu_ms, cpu_low, cpu_high (NaN where no CPU unit was measured either).
     """

@@ -121,7 +121,7 @@ def read_costs(lookup: Path, bandwidth: Path) -> ReadCosts:
     """The costs that two files in S4's format give, of its GraphSAGE with 500 features.
 
     Raises:
-        GnnlabError: a file is missing, in another format, or holds a time or a bandwidth that is none; one line.
+        GnnlabError: a file is missing, in another format, or holds an invalid time or bandwidth; one line.
     """
     layer, found = layer_of("sage", _FEATURES), read_lookup(lookup)
     times = {(processor, stage, nodes, edges): entry for (nodes, edges, processor, stage), entry in found.items()}

@@ -210,9 +210,9 @@ def measure(
         transfers = working.call(copies.measured_transfers, copied, like, chosen, sweep, models, budget_s)
     found = measured_cells(folder / MEASURED_IN)
     parts = {kind: _at(found, sizes, blocks_of(cells)) for kind, sizes in asked.items()}
-    fitted = pd.concat([both_times(cells, parts[AGAIN]), parts["extra"]], ignore_index=True)
+    fitted = pd.concat([cells, parts["extra"]], ignore_index=True)
     fitted = fitted[fitted["unit"].isin(chosen) | (fitted["origin"] == SIMULATED)]
-    fitted = fitted.drop(columns="samples_ms").reset_index(drop=True)  # some cells are of two measurements
+    fitted = fitted.drop(columns="samples_ms").reset_index(drop=True)
     compared = pd.DataFrame(columns=COMPARED)
     if len(parts[NEW]) or len(parts[AGAIN]):  # tables alone need no fit, which takes three sizes
         predictor = _predictor(fitted, transfers)
@@ -250,19 +250,6 @@ def _at(found: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[Span]) -> p
     here, there = set(sizes), set(blocks)
     kept = [(r.nodes, r.edges) in here and (r.first, r.last) in there for r in found.itertuples()]
     return found[np.array(kept, dtype=bool)]
-
-
-def both_times(cells: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
-    """The cells, those that were measured a second time with the mean of both and an interval that holds both."""
-    second = campaign_table.measured(again).set_index(_CELL)
-    merged = cells.copy()
-    at = [key in second.index for key in cells[_CELL].itertuples(index=False, name=None)]
-    at = np.array(at, dtype=bool) & cells["ms"].notna().to_numpy()
-    if at.any():
-        other = second.loc[list(cells.loc[at, _CELL].itertuples(index=False, name=None))]
-        for name, join in (("ms", np.mean), ("ms_low", np.min), ("ms_high", np.max), ("std_ms", np.max), ("n", np.sum)):
-            merged.loc[at, name] = join([cells.loc[at, name].to_numpy(), other[name].to_numpy()], axis=0)
-    return merged
 
 
 def compare(predictor: TimePredictor, new: pd.DataFrame) -> pd.DataFrame:

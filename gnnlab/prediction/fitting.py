@@ -53,9 +53,9 @@ class Fit:
     errors: dict[str, float]
 
     @property
-    def telling(self) -> pd.DataFrame:
-        """What was left out between the others; where nothing was, what was left out beyond them."""
-        return _telling(self.left_out)
+    def interpolation_errors(self) -> pd.DataFrame:
+        """Errors at sizes left out inside the hull of the others; all of them if none lies inside."""
+        return _interpolation_errors(self.left_out)
 
     def ms(self, nodes: int, edges: int) -> float:
         return float(_predicted(self.columns, self.coefficients, np.array([[nodes, edges]], dtype=float))[0])
@@ -70,7 +70,7 @@ def choose(
     half: Sequence[float],
     curve: CopyCurve | None = None,
 ) -> Fit:
-    """The form that predicts best what it was not fitted to. `half`: half-widths of the intervals over the times.
+    """The form with the smallest errors at sizes left out. `half`: half-widths of the intervals over the times.
 
     Raises:
         GnnlabError: fewer than three sizes.
@@ -85,7 +85,7 @@ def choose(
     weights = 1 / np.hypot(np.array(half, dtype=float), _FLOOR)
     makers = forms(layer, first, last, along, curve)
     found = {name: _left_out(make, at, times, weights, along) for name, make in makers.items()}
-    errors = {name: float(_telling(missed)["error"].abs().mean()) for name, missed in found.items()}
+    errors = {name: float(_interpolation_errors(missed)["error"].abs().mean()) for name, missed in found.items()}
     form = _simplest(errors)
     columns = makers[form](at)
     coefficients = _nonnegative(columns(at), times, weights)
@@ -151,7 +151,7 @@ def _left_out(
     return pd.concat(parts, ignore_index=True)
 
 
-def _telling(left_out: pd.DataFrame) -> pd.DataFrame:
+def _interpolation_errors(left_out: pd.DataFrame) -> pd.DataFrame:
     return left_out[left_out["inside"]] if left_out["inside"].any() else left_out
 
 

@@ -1,4 +1,4 @@
-"""The cells that notebook 05 measured, each found to make sense, and which sizes lie between theirs.
+"""The cells that notebook 05 measured, and which sizes lie between theirs.
 
 cells = measured_cells(outputs / "stages")  # conditions are named as the fields of a row
 time_rows(cells)                            # for `lab.record`: times with their samples
@@ -50,7 +50,7 @@ def first_cell(folder: Path) -> Cell:
 
 
 def need_times(stages: Path, skip: Callable[[str], None]) -> None:
-    """Go on if notebook 05 has measured a cell; else `skip`, with what its units say. Raises as `measured_cells`."""
+    """Call `skip` with the reasons of the units where notebook 05 measured no cell. Raises as `measured_cells`."""
     cells = measured_cells(stages)
     if campaign_table.measured(cells).empty:
         skip(f"notebook 05 has measured nothing here: {campaign_table.reasons(cells)}")

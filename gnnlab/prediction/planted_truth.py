@@ -1,4 +1,4 @@
-"""Machines that are made up, whose bandwidth is therefore known: what a method says of it can be checked.
+"""Planted latencies of made-up machines, whose bandwidth is known: estimates of it can be checked.
 
 truth = Truth(launch_ms=0.05, gb_s=10, gflop_s=310)
 cells = latencies(layer, sizes, truth, noise=0.02, seed=0)       # as the table of a campaign has them
@@ -42,7 +42,7 @@ class Truth:
     gflop_s: float = 310.0
 
     def compute_ms(self, flops: float) -> float:
-        """All but moving the bytes."""
+        """Launch and arithmetic, without moving the bytes."""
         return self.launch_ms + flops / self.gflop_s / 1e6
 
     def moving_ms(self, moved_bytes: float) -> float:

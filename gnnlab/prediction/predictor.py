@@ -54,14 +54,14 @@ class Errors:
 
     @property
     def quantile(self) -> float:
-        """At which a next error stays with the stated rate; beyond them all where they are too few to tell."""
+        """The next error is below it at the stated rate; twice the largest where there are too few."""
         ordered = np.sort(np.abs(self.scores))
         place = int(np.ceil((len(ordered) + 1) * RATE)) - 1
         return float(ordered[place]) if place < len(ordered) else 2 * float(ordered[-1])
 
     @property
     def enough(self) -> bool:
-        """Are there so many that the rate can be told?"""
+        """Are there enough errors for the stated rate?"""
         return int(np.ceil((len(self.scores) + 1) * RATE)) <= len(self.scores)
 
 
@@ -168,7 +168,7 @@ class TimePredictor:
         for (unit, first, last), fit in sorted(
             self.fits.items(), key=lambda item: (item[0][1] != item[0][2], *item[0][1:])
         ):
-            missed = fit.telling
+            missed = fit.interpolation_errors
             percent, sizes = 100 * np.abs(np.expm1(missed["error"].to_numpy())), missed[["nodes", "edges"]].to_numpy()
             low, high = over_groups(percent, sizes, fit.coordinates)
             means = ", ".join(f"{form} {_percent(np.expm1(error))}" for form, error in fit.errors.items())
@@ -210,7 +210,7 @@ class TimePredictor:
 
 
 def over_groups(errors: np.ndarray, sizes: Sequence[Sequence[int]], along: Sequence[int]) -> tuple[float, float]:
-    """Between what the median error lies (95 %), over groups of sizes of one N and of one E; NaN where there is one."""
+    """95 % interval of the median error, over groups of sizes of one N and of one E; NaN where there is one group."""
     found = [estimates.over_clusters(errors, [size[c] for size in sizes], "median") for c in along]
     if any(each.low is None for each in found):
         return np.nan, np.nan
@@ -232,8 +232,8 @@ def _simulated(cells: pd.DataFrame) -> dict[str, set[Span]]:
 
 
 def _spreads(fits: Mapping[Key, Fit]) -> dict[Key, float]:
-    """What error is usual for a block: its own median at sizes left out, drawn towards that of its unit's blocks."""
-    own = {key: fit.telling["error"].abs().to_numpy() for key, fit in fits.items()}
+    """The usual error of a block: its own median at sizes left out, shrunk towards that of its unit's blocks."""
+    own = {key: fit.interpolation_errors["error"].abs().to_numpy() for key, fit in fits.items()}
     spreads = {}
     for key, errors in own.items():
         usual = float(np.median([np.median(e) for k, e in own.items() if k[0] == key[0]]))

@@ -50,7 +50,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class LookupEntry(BaseModel):
-    """An entry of S4's lookup table, ms. Published tables give the total alone; what else they say is left aside."""
+    """An entry of S4's lookup table, ms. Published tables give the total alone; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -276,7 +276,7 @@ def load_tables(folder: Path) -> Tables:
     """What `write` wrote, ready to predict.
 
     Raises:
-        GnnlabError: a file is missing, damaged, of another version, or holds a time that is none.
+        GnnlabError: a file is missing, damaged, of another version, or holds an invalid time.
     """
     times, moved = (
         _validated(kind, read_json(folder / name, MISSING), folder / name, AGAIN)
@@ -288,11 +288,11 @@ def load_tables(folder: Path) -> Tables:
 
 
 def read_s4(folder: Path) -> tuple[dict[str, LookupEntry], dict[str, float]]:
-    """The two tables that `write` wrote, once they are found to be whole: entries by "nodes,edges,PU,stage", and MB/s
+    """The two tables that `write` wrote, checked to be whole: entries by "nodes,edges,PU,stage", and MB/s
     by "PU_stageN", of which there are none where none could be told.
 
     Raises:
-        GnnlabError: another format, a time or bandwidth that is none, or a cell that is missing: a stage that one of
+        GnnlabError: another format, an invalid time or bandwidth, or a cell that is missing: a stage that one of
             the table's processors has at some of its sizes only; one line.
     """
     path = folder / LOOKUP
@@ -309,7 +309,7 @@ def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
     """A lookup table in S4's format, whoever wrote it: entries by (nodes, edges, processor, stage).
 
     Raises:
-        GnnlabError: the file is missing, in another format, empty, or holds a time that is none; one line.
+        GnnlabError: the file is missing, in another format, empty, or holds an invalid time; one line.
     """
     found = _validated(dict[str, LookupEntry], _keyed(path, _KEY, "nodes,edges,PU,stage"), path, _S4)
     if not found:
@@ -322,7 +322,7 @@ def read_bandwidth(path: Path) -> BandwidthFile:
     """A bandwidth table in S4's format, or in the one with intra_device and inter_device, whoever wrote it.
 
     Raises:
-        GnnlabError: the file is missing, in another format, or holds a bandwidth that is none; one line.
+        GnnlabError: the file is missing, in another format, or holds an invalid bandwidth; one line.
     """
     general = [name for name in BandwidthFile.model_fields if name != "stages"]
     data = _keyed(path, f"{_RATE_KEY}|{'|'.join(general)}", "PU_stageN")

@@ -1,4 +1,4 @@
-"""What moving bytes takes, by measured copies over a sweep of sizes, through each unit and between units.
+"""The time of moving bytes, by measured copies over a sweep of sizes, through each unit and between units.
 
     curve = CopyCurve.fit(table)                  # size_bytes, ms, ms_low, ms_high, n of copies
     curve.ms(3e6); curve.gb_s(3e6)                # between measured sizes; NaN where it cannot be told
@@ -57,7 +57,7 @@ class CopyCurve:
     """ms of a copy by bytes, never less for more of them. `n`: samples of the size that has the fewest.
 
     Raises:
-        GnnlabError: fewer than two sizes, or a time that is none, or that falls.
+        GnnlabError: fewer than two sizes, an invalid time, or one that falls.
     """
 
     size_bytes: tuple[float, ...]

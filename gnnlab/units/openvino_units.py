@@ -69,7 +69,7 @@ class OpenVINOUnit(Unit):
         return Loaded(run, device_name(self.processor), f"OpenVINO {machine.version('openvino')}", feed.notes)
 
     def _missing(self, version: str) -> Availability:
-        """No such device: is it the driver, the plugin, or the hardware?"""
+        """Why the device is missing: the driver, the plugin, or the hardware."""
         why = f"OpenVINO sees no {self.processor}"
         try:
             openvino_core().get_property(self.processor, "FULL_DEVICE_NAME")
@@ -87,7 +87,7 @@ class OpenVINOUnit(Unit):
 
 
 def npu_compiler() -> str | None:
-    """None where OpenVINO can compile for an NPU here, else what it says."""
+    """Why OpenVINO cannot compile for an NPU here; None where it can."""
     try:
         openvino_core().query_model(_tiny(), "NPU", {"NPU_PLATFORM": NPU_PLATFORM})
     except Exception as error:
@@ -144,7 +144,7 @@ def _tiny() -> ov.Model:
 
 
 def _missing_library(error: BaseException) -> str:
-    """What a loader's message says is not there, without the folders: `libOpenCL.so.1: cannot open ...`."""
+    """The missing library of a loader's message, without folders: `libOpenCL.so.1: cannot open ...`."""
     found = re.search(r'Cannot load library "[^"]*": (.*)', str(error))
     if not found:
         return one_line(error)

@@ -72,28 +72,27 @@ def find(name: str) -> Unit:
 
 
 def tried(names: Iterable[str]) -> None:
-    """Let each unit of the user's own be made in a worker first, where its factory may hang or end the process; what it
-    raises there, `find` says.
+    """Make each unit of the user's own in a worker first, where its factory may hang or end the process.
 
     Raises:
-        GnnlabError: it hung, or ended the process.
+        GnnlabError: it hung, or ended the process. What it raises is for `find` to report.
     """
     with Worker() as worker:
         for name in (name for name in names if name not in all_units() and user_code.is_there(name)):
-            answer = worker.call(f"{__name__}:found", {"name": name}, timeout_s=PROBE_S)
+            answer = worker.call(f"{__name__}:name_of", {"name": name}, timeout_s=PROBE_S)
             if answer.lost:
                 answer.get(of=f"unit {name}")
 
 
-def found(name: str) -> str:
-    """A target: the name of a unit that there is."""
+def name_of(name: str) -> str:
+    """For a worker: the name of the unit that `find` gives."""
     return find(name).name
 
 
 def probe(names: Iterable[str] | None = None) -> dict[str, Availability]:
     """Whether units can be used here, why not and what to install; all of them unless named.
 
-    Each is tried in a worker under a time limit: what crashes or hangs there is not usable, and says so.
+    Each is tried in a worker under a time limit: what crashes or hangs there is not usable.
     """
     wanted = list(all_units() if names is None else names)
     with Worker() as worker:
@@ -101,7 +100,7 @@ def probe(names: Iterable[str] | None = None) -> dict[str, Availability]:
 
 
 def probe_by(worker: Worker, name: str, timeout_s: float = PROBE_S) -> Availability:
-    """Try a unit in a worker; one that hangs or crashes there is not usable, and says so."""
+    """Try a unit in a worker. One that hangs or crashes there is not usable."""
     answer = worker.call(f"{__name__}:probe_here", {"name": name}, timeout_s=timeout_s)
     if answer.status == "done":
         return Availability(**answer.value)

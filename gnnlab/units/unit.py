@@ -1,4 +1,4 @@
-"""What a processing unit is: a CPU, GPU or NPU together with the runtime that reaches it.
+"""The interface of a processing unit: a CPU, GPU or NPU together with the runtime that reaches it.
 
 A unit says whether it can be used here, and loads a block of stages. What it loaded runs from numpy arrays in this
 machine's memory to numpy arrays there: binding the inputs, a device's copies in and out, and fetching the results are

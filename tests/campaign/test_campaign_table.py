@@ -173,8 +173,8 @@ def test_the_sum_of_stages_is_compared_with_the_fused_block_of_the_same_unit(cel
 def test_gaps_say_why_and_the_cpu_stands_beside_as_a_cpu(cells):
     gap = tables.gaps(cells).set_index("unit").loc[GPU]
     assert (gap["stages"], gap["status"], gap["reason"], gap["cells"]) == ("1", "unavailable", "no such device", 2)
-    beside = tables.beside(cells).set_index(["unit", "size"])
-    assert beside.loc[(GPU, "10/20"), "cpu_unit"] == ORT and np.isnan(beside.loc[(NPU, "10/20"), "cpu_ms"])
+    figures = tables.cpu_reference(cells).set_index(["unit", "size"])
+    assert figures.loc[(GPU, "10/20"), "cpu_unit"] == ORT and np.isnan(figures.loc[(NPU, "10/20"), "cpu_ms"])
     assert tables.gaps(tables.timed(cells)).empty
 
 

@@ -190,13 +190,8 @@ def test_predicted_times_are_no_measured_ones():
     assert len(again) == 10 and {row.value for row in again} == {0}
 
 
-def test_a_cell_measured_twice_counts_with_both_and_is_held_against_its_first(found):
+def test_a_cell_measured_twice_is_compared_with_its_first_time(found):
     again = found.grid.iloc[[0, 3]].assign(ms=lambda c: c["ms"] * 3, ms_high=lambda c: c["ms_high"] * 3, samples_ms="")
-    merged = bandwidth.both_times(found.grid, again)
-    assert merged["ms"].iloc[[0, 3]].tolist() == pytest.approx((found.grid["ms"].iloc[[0, 3]] * 2).tolist())
-    assert merged["ms_high"].iloc[3] == pytest.approx(again["ms_high"].iloc[1])
-    assert merged["n"].iloc[0] == 2 * found.grid["n"].iloc[0]
-    pd.testing.assert_frame_equal(merged.drop([0, 3]), found.grid.drop([0, 3]))
     held = bandwidth.repeats(found.predictor, found.grid, again)
     assert (held["predicted_ms"] / held["ms"] - 1).tolist() == pytest.approx([-2 / 3, -2 / 3])
 

@@ -30,7 +30,7 @@ def test_planted_work_is_found_and_predicted_at_sizes_that_were_not_fitted(stage
     cells = latencies(LAYER, STUDY, Truth(), noise=0.0, seed=0)
     ms = cells.loc[cells["first"] == stage, "ms"].tolist()
     found = fit(ms, stage, stage)
-    assert found.form == WORK and found.telling["error"].abs().max() < 1e-6
+    assert found.form == WORK and found.interpolation_errors["error"].abs().max() < 1e-6
     truth = latencies(LAYER, [(4000, 9000), (700, 30_000)], Truth(), noise=0.0, seed=0)
     wanted = truth.loc[truth["first"] == stage, "ms"].tolist()
     assert [found.ms(4000, 9000), found.ms(700, 30_000)] == pytest.approx(wanted, rel=1e-6)
@@ -43,7 +43,7 @@ def test_a_cliff_at_a_cache_is_found_by_the_measured_copy():
     curve = CopyCurve(tuple(size), *[tuple(times)] * 3, n=25)
     moved = [LAYER.block(2, 2).bytes_moved(n, e) for n, e in STUDY]
     found = fit([0.1 + curve.moving_ms(m) for m in moved], 2, 2, curve=curve)
-    assert found.form == CACHES and found.telling["error"].abs().max() < 0.01
+    assert found.form == CACHES and found.interpolation_errors["error"].abs().max() < 0.01
 
 
 def test_what_no_work_explains_is_interpolated():
@@ -92,7 +92,7 @@ def test_what_is_left_out_beyond_the_others_is_not_mixed_with_what_lies_between_
     values = [n for n, _ in STUDY]
     assert found.left_out["inside"].sum() == sum(1000 < n < 10_000 for n in values)
     assert (~found.left_out["inside"]).sum() == sum(n in (1000, 10_000) for n in values)
-    assert found.telling["inside"].all()
+    assert found.interpolation_errors["inside"].all()
 
 
 def test_two_sizes_are_too_few():
