@@ -73,7 +73,7 @@ class Service:
         self._batchers: dict[str, AsyncBatcher] = {}
         if own.batching in ("window", "free"):
             window_s = own.window_s if own.batching == "window" else None
-            sizes = {"max_batch": own.max_batch, "max_queue": own.max_waiting, "window_s": window_s}
+            sizes = {"max_batch": own.max_batch, "window_s": window_s}
             for kind in MODEL_TYPES:
                 self._batchers[kind] = AsyncBatcher(lambda states, kind=kind: self._pass(kind, states), **sizes)
                 await self._batchers[kind].start()
