@@ -3,36 +3,37 @@
     predictor = Predictor("hybrid")
     predictor.predict(state).node_id                    # 'node_3'
     predictor.predict_batch(states)                     # networks of any sizes together, decisions in their order
-    Predictor("hybrid", engine="onnx", folder="models", cache=PredictionCache(1000, 300))
+    Predictor("hybrid", engine="onnx", cache=PredictionCache(1000, 300))
 
 Scores are those of the model to float32 rounding, so the decision is the same unless the two best nodes tie within
-that. int8 and bfloat16 change scores, and `decisions.count` says how many decisions.
+that. int8 changes scores, and `decisions.count` says how many decisions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.inference import engines, state_checks
-from gnnlab.inference.network_arrays import NetworkArrays, Topologies
+from gnnlab.errors import GnnlabError
+from gnnlab.inference import engines
+from gnnlab.inference.network_arrays import NetworkArrays
+from gnnlab.inference.state_checks import CheckedState, check
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 from gnnlab.workloads.edge_networks import FEATURES, State
+from gnnlab.workloads.staged import fingerprint
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
-KEPT_TOPOLOGIES = 256
 NETWORKS_A_PASS = 128
 
 
 class Cache(Protocol):
-    """What a predictor asks of a cache; `PredictionCache` is one. Scores of another length are none of its answers."""
+    """What a predictor asks of a cache; `PredictionCache` is one. Scores of another length are ignored."""
 
     def key(self, x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes: ...
 
@@ -51,11 +52,10 @@ class Decision(NamedTuple):
 
 
 class Predictor:
-    """Decisions for states of edge networks: checked, computed by one engine, kept in a cache where one is given.
+    """Decisions for states of edge networks, which are dicts or JSON as bytes: checked, and computed by one engine.
 
-    `device`: auto|cuda|mps|cpu, `why_device` says why; `engine` and `precision` as `engines.make` has them; `folder`
-    for engines that keep files; `cache` answers states that were seen with the same numbers. `model` replaces the
-    shipped weights. With `missing_ok` an engine that does not work here says so when it is first asked.
+    `device`: auto|cuda|mps|cpu, `why_device` is the reason; `engine` and `precision` as `engines.make` has them;
+    `cache` answers states that were seen with the same numbers; `model` replaces the shipped weights.
     Raises `GnnlabError`: an unknown model type; engine, precision and device do not go together, or are not here.
     """
 
@@ -66,25 +66,17 @@ class Predictor:
         precision: str = "float32",
         engine: str = "fast",
         *,
-        folder: str | Path | None = None,
         cache: Cache | None = None,
         model: EdgeAllocator | None = None,
-        missing_ok: bool = False,
     ) -> None:
         chosen, self.why_device = choose(device)
         model = edge_allocator.load(model_type) if model is None else model
-        try:
-            self.engine = engines.make(engine, model, precision=precision, device=chosen, folder=folder)
-        except Unavailable as error:
-            if not missing_ok:
-                raise
-            self.engine = engines.missing(engine, precision, error)
+        self.engine = engines.make(engine, model, precision=precision, device=chosen)
         self.device, self.cache = chosen, cache
-        self._topologies = Topologies(KEPT_TOPOLOGIES)
-        self._fingerprint = f"{engines.weights_digest(model)} {engine} {precision} {chosen}"
+        self._fingerprint = f"{weights_digest(model)} {engine} {precision} {chosen}"
 
-    def __call__(self, state: State) -> np.ndarray:
-        """(N,) float32 scores of a state's nodes, decided upon as `predict` does: a form of a race."""
+    def __call__(self, state: State | bytes) -> np.ndarray:
+        """(N,) float32 scores of a state's nodes, with all that `predict` does: a form of a race."""
         return self.predict(state, return_scores=True).scores
 
     @property
@@ -92,38 +84,34 @@ class Predictor:
         """What computes, as fields of a row."""
         return self.engine.row
 
-    def predict(self, state: State, return_scores: bool = False) -> Decision:
-        """The node for the next task; `GnnlabError` where the state is none, naming node and field."""
+    def predict(self, state: State | bytes, return_scores: bool = False) -> Decision:
+        """The node for the next task. Raises `GnnlabError`: the state is invalid; the message names node and field."""
         return self._decisions(self.read(state), return_scores)[0]
 
-    def read(self, state: State) -> NetworkArrays:
-        """A state checked and turned into arrays; links that were seen before are known again."""
-        return NetworkArrays.of([state], self._topologies)
+    def read(self, state: State | bytes) -> NetworkArrays:
+        """A state checked and turned into arrays."""
+        return NetworkArrays.of([state])
 
-    def predict_batch(self, states: Sequence[State], return_scores: bool = False) -> list[Decision | GnnlabError]:
-        """A decision for each state, in their order; for a state that is none the error instead.
+    def predict_batch(
+        self, states: Sequence[State | bytes], return_scores: bool = False
+    ) -> list[Decision | GnnlabError]:
+        """A decision for each state, in their order; for an invalid state its error instead.
 
         Up to 128 networks of any sizes are one pass: more together leave the caches and are no faster.
         """
         answers: list[Decision | GnnlabError] = []
         for start in range(0, len(states), NETWORKS_A_PASS):
-            answers += self._answers(states[start : start + NETWORKS_A_PASS], return_scores)
+            checked = [_checked(state) for state in states[start : start + NETWORKS_A_PASS]]
+            valid = [one for one in checked if isinstance(one, CheckedState)]
+            networks = NetworkArrays.of_checked(valid) if valid else None
+            decisions = iter(() if networks is None else self._decisions(networks, return_scores))
+            answers += [next(decisions) if isinstance(one, CheckedState) else one for one in checked]
         return answers
-
-    def _answers(self, states: Sequence[State], return_scores: bool) -> list[Decision | GnnlabError]:
-        try:
-            return self._decisions(NetworkArrays.of(states), return_scores)
-        except GnnlabError:
-            good, answers = state_checks.check_batch(states)
-        if good:
-            found = self._decisions(NetworkArrays.of_checked(list(good.values())), return_scores)
-            answers = answers | dict(zip(good, found, strict=True))
-        return [answers[place] for place in range(len(states))]
 
     def _decisions(self, networks: NetworkArrays, return_scores: bool) -> list[Decision]:
         scores = self.engine(networks) if self.cache is None else self._through_cache(networks)
         if np.isnan(scores).any():
-            raise GnnlabError(f"engine {self.engine.name} gave scores that are no numbers; use another engine")
+            raise GnnlabError(f"engine {self.engine.name} gave scores that are not numbers; use another engine")
         rows = networks.decide(scores)
         best, first, starts = scores[rows].tolist(), rows.tolist(), networks.ptr.tolist()
         ids = networks.ids
@@ -147,26 +135,38 @@ class Predictor:
         return known[keys[0]] if len(keys) == 1 else np.concatenate([known[key] for key in keys])
 
 
+def _checked(state: State | bytes) -> CheckedState | GnnlabError:
+    try:
+        return check(state)
+    except GnnlabError as error:
+        return error
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A digest of the names, types, shapes and bytes of all weights and buffers."""
+    return fingerprint(dict(model.named_parameters()) | dict(model.named_buffers()))
+
+
 def _split(scores: np.ndarray, networks: NetworkArrays) -> list[np.ndarray]:
     return [scores] if len(networks) == 1 else np.split(scores, networks.ptr[1:-1])
 
 
 def choose(device: str = "auto") -> tuple[torch.device, str]:
-    """(device, reason): the one asked for, or with "auto" the first that is here of CUDA, MPS and CPU.
+    """(device, reason): the one asked for, or with "auto" the first available one of CUDA, MPS and CPU.
 
-    Raises `GnnlabError`: it is none of these, or not here.
+    Raises `GnnlabError`: an unknown device, or one that is not available.
     """
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        found = next(name for name, is_here in here.items() if is_here)
-        missing = [name.upper() for name in list(here)[: list(here).index(found)]]
-        return torch.device(found), f"{found}: the first here of CUDA, MPS, CPU" + (
+        chosen = next(name for name, usable in available.items() if usable)
+        missing = [name.upper() for name in list(available)[: list(available).index(chosen)]]
+        return torch.device(chosen), f"{chosen}: the first here of CUDA, MPS, CPU" + (
             f"; torch {torch.__version__} sees no {' and no '.join(missing)}" if missing else ""
         )
     kind, _, index = str(device).partition(":")
-    if kind not in here or (index and not (kind == "cuda" and index.isdigit())):
+    if kind not in available or (index and not (kind == "cuda" and index.isdigit())):
         raise GnnlabError(f"device {device!r}: one of {', '.join(DEVICES)} is needed")
-    if not here[kind] or (index and int(index) >= torch.cuda.device_count()):
+    if not available[kind] or (index and int(index) >= torch.cuda.device_count()):
         raise GnnlabError(f"device {device!r} is not here: torch {torch.__version__} does not see it; use cpu")
     return torch.device(device), f"{device}, as asked for"
 
@@ -203,11 +203,11 @@ class GuidePredictor:
 
     def __init__(self, model_type: str, cache: Cache | None = None) -> None:
         self._model, self.cache = edge_allocator.load(model_type), cache
-        self._fingerprint = f"{engines.weights_digest(self._model)} guide"
+        self._fingerprint = f"{weights_digest(self._model)} guide"
 
     def predict(self, state: State, return_scores: bool = False) -> Decision:
-        """The node for the next task; `GnnlabError` where the state is none, naming node and field."""
-        state_checks.check(state)
+        """The node for the next task. Raises `GnnlabError`: the state is invalid; the message names node and field."""
+        check(state)
         if self.cache is None:
             return guide_decide(self._model, state, return_scores)
         data = parsed(state)
@@ -219,7 +219,7 @@ class GuidePredictor:
         return _best(state, scores, return_scores)
 
     def predict_batch(self, states: Sequence[State], return_scores: bool = False) -> list[Decision | GnnlabError]:
-        """A decision for each state, in their order; for a state that is none the error instead."""
+        """A decision for each state, in their order; for an invalid state its error instead."""
         answers: list[Decision | GnnlabError] = []
         for state in states:
             try:

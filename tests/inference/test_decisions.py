@@ -7,12 +7,11 @@ from allocator_cases import usual_states
 from one_table import Recorder
 
 from gnnlab.errors import Unavailable
-from gnnlab.inference import compression, decisions
-from gnnlab.kernels.linears import with_torch_linears
+from gnnlab.inference import decisions
 from gnnlab.lab import claims, table
 from gnnlab.profiling.context import under
-from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, regret
-from gnnlab.workloads.edge_networks import edges, features, random_states
+from gnnlab.workloads.edge_allocator import load, regret
+from gnnlab.workloads.edge_networks import edges, features
 
 STATES = usual_states(70, nodes=5)  # more than a pass holds
 MODEL = load("hybrid")
@@ -68,20 +67,6 @@ def test_the_rows_are_those_of_the_table_and_what_fails_has_a_reason(counted):
     assert (rows["first"].statistic, rows["first"].origin, rows["first"].n) == ("share", "counted", len(STATES))
     assert rows["first"].low <= rows["first"].value <= rows["first"].high and rows["first"].runtime == "by hand"
     assert {row.origin for row in lab.study("decision_regret").rows} == {"simulated"}
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_half_the_channels_decide_almost_as_the_model_and_pruned_weights_do_not(model_type):
-    model = load(model_type)
-    half = compression.narrow(model, 0.5, steps=100)
-    assert sum(p.numel() for p in half.parameters()) < 0.5 * sum(p.numel() for p in model.parameters())
-    assert all(p.requires_grad for p in half.parameters())  # as those of the model: gradients are an option of its own
-    linears = with_torch_linears(model)
-    kept = decisions.count({"m": model, "half": half, "same": linears}, random_states(200, seed=3), bound=0)[0]
-    same = kept.set_index("form")["samples"].map(np.mean)
-    assert same["same"] == 1 and same["half"] > 0.8
-    with pytest.raises(ValueError, match=r"a share of 1\.5"):
-        compression.narrow(model, 1.5)
 
 
 def test_a_form_on_a_gpu_is_judged_over_the_original_on_the_cpu():

@@ -1,9 +1,6 @@
-import warnings
-
 import numpy as np
 import onnxruntime
 import pytest
-import rich
 import torch
 from allocator_cases import node, states, usual_states
 from edge_states import random_state
@@ -24,11 +21,6 @@ ALONE = {"nodes": [node()], "links": []}
 LAST_IS_ISOLATED = {"nodes": [node("a"), node("b"), node("c")], "links": [["a", "b"]]}
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 def reference(model, networks):
     with torch.no_grad():
         return model(torch.from_numpy(networks.x), torch.from_numpy(networks.edge_index)).numpy()
@@ -39,9 +31,9 @@ def close(got, expected):
 
 
 @pytest.fixture(scope="session")
-def made(folder):
+def made():
     model = load("hybrid")
-    return model, {name: engines.make(name, model, folder=folder) for name in EXACT}
+    return model, {name: engines.make(name, model) for name in EXACT}
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -84,9 +76,9 @@ def test_the_flat_form_computes_what_the_model_does(model_type, sums):
         FlatAllocator(model, "scatter")
 
 
-def test_a_model_without_a_graph_goes_through_openvino_too(folder):
+def test_a_model_without_a_graph_goes_through_openvino_too():
     model, networks = load("dqn"), NetworkArrays.of([*usual_states(2), ALONE])
-    close(engines.make("openvino", model, folder=folder)(networks), reference(model, networks))
+    close(engines.make("openvino", model)(networks), reference(model, networks))
 
 
 @pytest.mark.parametrize("nodes", [63, 64, 65, 90])
@@ -96,17 +88,17 @@ def test_few_and_many_nodes_have_the_scores_of_the_model(made, nodes):
     close(found["fast"](networks), reference(model, networks))
 
 
-def test_onnx_runtime_has_one_thread_however_many_torch_has(folder, monkeypatch):
+def test_onnx_runtime_has_one_thread_however_many_torch_has(monkeypatch):
     """On two its ScatterND loses sums now and then, which no test could wait for."""
     session, given = onnxruntime.InferenceSession, []
 
-    def recorded(path, options, **others):
+    def recorded(model, options, **others):
         given.append(options)
-        return session(path, options, **others)
+        return session(model, options, **others)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    engines.make("onnx", load("hybrid"), folder=folder)
+    engines.make("onnx", load("hybrid"))
     assert [options.intra_op_num_threads for options in given] == [1]
 
 
@@ -126,15 +118,12 @@ def test_a_change_of_the_model_afterwards_does_not_reach_an_engine(made):
     assert np.array_equal(engine(networks), before)
 
 
-@pytest.mark.parametrize(("name", "precision"), [("eager", "int8"), ("openvino", "int8")])
-def test_lower_precision_stays_near_mostly_decides_alike_and_is_made_in_silence(folder, name, precision, capsys):
-    console = dict(vars(rich.get_console()))
+def test_int8_stays_near_and_mostly_decides_alike():
     model, networks = load("hybrid"), NetworkArrays.of(usual_states(40))
-    got, expected = engines.make(name, model, precision=precision, folder=folder)(networks), reference(model, networks)
+    got, expected = engines.make("eager", model, precision="int8")(networks), reference(model, networks)
     error = np.abs(got - expected).max() / np.abs(expected).max()
     assert 1e-6 < error < 0.5
     assert (networks.decide(got) == networks.decide(expected)).mean() > 0.7
-    assert capsys.readouterr().out == "" and vars(rich.get_console()) == console
 
 
 def test_dynamic_quantization_reaches_the_layers_of_pyg_and_leaves_the_model():
@@ -145,34 +134,12 @@ def test_dynamic_quantization_reaches_the_layers_of_pyg_and_leaves_the_model():
     assert not any("quantized" in type(layer).__module__ for layer in model.modules())
 
 
-def test_a_stored_model_is_used_again_and_another_for_other_weights(tmp_path):
-    folder, model, networks = tmp_path, load("dqn"), NetworkArrays.of(usual_states(2))
-    first, again = (engines.make("onnx", model, folder=folder) for _ in range(2))
-    assert first.build_s > 0 == again.build_s and first.stored_bytes == again.stored_bytes > 0
-    assert [cost["cost"] for cost in first.costs] == ["build", "load", "first call", "stored"]
-    assert [cost["cost"] for cost in again.costs] == ["load", "first call", "stored"]
-    with torch.no_grad():
-        model.value.bias.add_(1)
-    other = engines.make("onnx", model, folder=folder)
-    assert other.build_s > 0 and len(list(tmp_path.iterdir())) == 2
-    close(other(networks), reference(model, networks))
-
-
-def test_the_fingerprint_follows_every_weight():
-    model = load("hybrid")
-    before = engines.weights_digest(model)
-    assert before == engines.weights_digest(load("hybrid")) != engines.weights_digest(load("dqn"))
-    with torch.no_grad():
-        model.layers[1].lin_l.weight[3, 4] += 1e-3
-    assert engines.weights_digest(model) != before
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "tensorrt"}, "one of fast float32, compiled float32"),
+        ({"name": "tensorrt"}, "one of fast float32, onnx float32, openvino float32, eager int8"),
         ({"name": "fast", "precision": "int8"}, "engine 'fast' in 'int8'"),
-        ({"name": "onnx"}, "give a folder"),
+        ({"name": "onnx", "device": "cuda"}, "runs on the CPU alone"),
         ({"name": "eager", "precision": "int8", "device": "cuda"}, "runs on the CPU alone"),
     ],
 )
@@ -188,15 +155,3 @@ def test_an_engine_that_does_not_work_here_says_why(monkeypatch):
     monkeypatch.setitem(engines.BUILDERS, ("fast", "float32"), broken)
     with pytest.raises(GnnlabError, match=r"does not work here: RuntimeError: no compiler$"):
         engines.make("fast", load("dqn"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["compiled", "package"])
-def test_compiled_engines_give_the_scores_of_the_model(name, folder):
-    model = load("hybrid")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own
-        engine = engines.make(name, model, folder=folder)
-        for many in ([ALONE], [LAST_IS_ISOLATED], usual_states(4)):
-            networks = NetworkArrays.of(many)
-            close(engine(networks), reference(model, networks))

@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import json
 import sys
 
 import numpy as np
@@ -15,7 +16,7 @@ from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.engines import InferenceEngine
 from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.inference.predictor import Decision, Predictor, choose
+from gnnlab.inference.predictor import Decision, Predictor, choose, weights_digest
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load
 from gnnlab.workloads.edge_networks import edges, features
 
@@ -51,16 +52,29 @@ def test_decisions_are_those_of_the_model(model_type, state):
     assert got.node_id == state["nodes"][got.node]["node_id"]
 
 
-def test_a_predictor_is_a_form_of_a_race_and_a_missing_engine_may_say_so_later(monkeypatch, tmp_path):
+def test_a_predictor_is_a_form_of_a_race():
     state = random_state(5, seed=0)
     assert np.array_equal(FAST(state), FAST.predict(state, return_scores=True).scores) and FAST.row == FAST.engine.row
+
+
+def test_an_engine_whose_runtime_is_not_installed_is_unavailable(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(Unavailable, match="'onnx' in float32 does not work here"):
-        Predictor("hybrid", "cpu", engine="onnx", folder=tmp_path)
-    later = Predictor("hybrid", "cpu", engine="onnx", folder=tmp_path, missing_ok=True)
-    assert later.row["runtime"] == "onnx" and later.engine.costs == []
-    with pytest.raises(Unavailable, match="does not work here"):
-        later(state)
+        Predictor("hybrid", "cpu", engine="onnx")
+
+
+def test_json_is_decided_as_the_dict_is():
+    state = random_state(5, seed=0)
+    assert FAST.predict(json.dumps(state).encode()) == FAST.predict(state)
+
+
+def test_the_fingerprint_follows_every_weight():
+    model = load("hybrid")
+    before = weights_digest(model)
+    assert before == weights_digest(load("hybrid")) != weights_digest(load("dqn"))
+    with torch.no_grad():
+        model.layers[1].lin_l.weight[3, 4] += 1e-3
+    assert weights_digest(model) != before
 
 
 @settings(max_examples=30)
@@ -150,7 +164,7 @@ def test_a_bad_state_in_a_batch_fails_alone(many, data):
     bad = data.draw(st.integers(0, len(many) - 1))
     spoiled = {"nodes": [node("x", cpu_util=2.0)], "links": []}
     found = FAST.predict_batch([*many[:bad], spoiled, *many[bad:]])
-    assert isinstance(found[bad], GnnlabError) and "'x', field cpu_util" in str(found[bad])
+    assert isinstance(found[bad], GnnlabError) and "'x': Expected `float` <= 1.0" in str(found[bad])
     assert [d.node_id for d in found if isinstance(d, Decision)] == [d.node_id for d in FAST.predict_batch(many)]
     assert all(isinstance(found, GnnlabError) for found in FAST.predict_batch([spoiled, 3]))
     assert FAST.predict_batch([]) == []
@@ -163,10 +177,10 @@ def test_more_networks_than_a_pass_holds_keep_their_order(monkeypatch):
         agrees(got, expected_of(state))
 
 
-def test_scores_that_are_no_numbers_are_no_decision():
+def test_scores_that_are_not_numbers_are_no_decision():
     broken = Predictor("dqn", "cpu")
     broken.engine = InferenceEngine("fast", "float32", lambda n: np.full(len(n.x), np.nan))
-    with pytest.raises(GnnlabError, match="scores that are no numbers"):
+    with pytest.raises(GnnlabError, match="scores that are not numbers"):
         broken.predict(random_state(3, 0))
 
 
@@ -174,7 +188,7 @@ def test_a_thousand_callers_at_once_get_their_own_answers():
     many = [random_state(3 + place % 5, place) for place in range(1000)]
 
     async def ask():
-        async with AsyncBatcher(FAST.predict_batch, max_batch=64, max_queue=200) as batcher:
+        async with AsyncBatcher(FAST.predict_batch, max_batch=64) as batcher:
             return await asyncio.gather(*(batcher.predict(state) for state in many))
 
     found = asyncio.run(ask())
