@@ -57,30 +57,18 @@ def answer_each(predictor: Predictor, lines: Iterable[bytes]) -> Iterator[dict[s
     """The answer to each line as it comes: line, node_id, node, score; or line, error."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            try:
-                yield _answer(number, predictor.predict(_state(line)))
-            except GnnlabError as error:
-                yield _answer(number, error)
+            yield _answer(number, predictor.predict_batch([line])[0])
 
 
 def answer_together(predictor: Predictor, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The answers to all lines, computed together, in their order."""
-    parsed: dict[int, Any] = {}
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                parsed[number] = _state(line)
-            except GnnlabError as error:
-                parsed[number] = error
-    states = {number: state for number, state in parsed.items() if not isinstance(state, GnnlabError)}
-    found = dict(zip(states, predictor.predict_batch(list(states.values())), strict=True))
-    for number, state in parsed.items():
-        yield _answer(number, found.get(number, state))
+    states = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
+    return map(_answer, states, predictor.predict_batch(list(states.values())))
 
 
 def benchmark(model_type: str, predictor: Predictor) -> dict[str, tuple[Raced, float]]:
-    """S2's benchmark, so many predictions: each form's race over the original path, whose answers are of
-    `BENCHMARK_BATCH` states, and the share of `BENCHMARK_STATES` decisions that are the original's."""
+    """S2's benchmark: for each form its race against the original path over `BENCHMARK_BATCH` states, and the share of
+    `BENCHMARK_STATES` decisions that are those of the original."""
     states = edge_networks.random_states(BENCHMARK_STATES, (BENCHMARK_NODES, BENCHMARK_NODES), seed=1)
     original = partial(guide_decide, edge_allocator.load(model_type))
     cached = Predictor(model_type, "cpu", cache=PredictionCache(1000, 3600))
@@ -103,9 +91,9 @@ def _scores(decide: Callable[[list[State]], list[Decision]], states: list[State]
     return np.array([decision.score for decision in decide(states)])
 
 
-def _table(found: dict[str, tuple[Raced, float]]) -> Table:
+def _table(forms: dict[str, tuple[Raced, float]]) -> Table:
     cells = []
-    for form, (raced, same) in found.items():
+    for form, (raced, same) in forms.items():
         if raced.times_ms is None:
             cells.append((form, raced.reason, "", ""))
             continue
@@ -116,17 +104,10 @@ def _table(found: dict[str, tuple[Raced, float]]) -> Table:
     return table(f"one prediction, networks of {BENCHMARK_NODES} nodes", columns, cells, right=columns[1:])
 
 
-def _state(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise GnnlabError(f"not JSON: {str(error).splitlines()[0][:120]}; each line is one state") from None
-
-
-def _answer(number: int, found: Decision | GnnlabError) -> dict[str, Any]:
-    if isinstance(found, GnnlabError):
-        return {"line": number, "error": str(found)}
-    return {"line": number, "node_id": found.node_id, "node": found.node, "score": found.score}
+def _answer(number: int, decision: Decision | GnnlabError) -> dict[str, Any]:
+    if isinstance(decision, GnnlabError):
+        return {"line": number, "error": str(decision)}
+    return {"line": number, "node_id": decision.node_id, "node": decision.node, "score": decision.score}
 
 
 def _lines_of(path: str) -> BinaryIO:
@@ -137,7 +118,4 @@ def _lines_of(path: str) -> BinaryIO:
                 "type gnnlab infer --batch states.jsonl, or gnnlab infer --batch < states.jsonl"
             )
         return sys.stdin.buffer
-    try:
-        return Path(path).open("rb")
-    except OSError as error:
-        raise GnnlabError(f"cannot read {path}: {error.strerror}; give a file of JSON lines") from None
+    return Path(path).open("rb")

@@ -1,41 +1,26 @@
 """The states of edge networks as arrays, many at once, with the edges sorted by target.
 
-    networks = NetworkArrays.of([state, other])     # networks of any sizes as one graph without links between them
-    networks.x, networks.source, networks.starts    # what a bag of neighbours reads
-
-A state is Python objects, and turning those into arrays takes longer than a small network's forward pass. So numbers
-are read by one iterator and checked as a table, and a network that keeps its links is known again by them. What does
-not pass the table's checks goes to `state_checks`, which says in words what is wrong with it, or that nothing is.
+networks = NetworkArrays.of([state, other])     # networks of any sizes as one graph without links between them
+networks.x, networks.topology.source            # what a bag of neighbours reads
 """
 
 from __future__ import annotations
 
-import struct
-from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlab.inference import state_checks
-from gnnlab.inference.state_checks import LIMITS, CheckedState
+from gnnlab.inference.state_checks import CheckedState, Pairs, check
 from gnnlab.workloads.edge_networks import FEATURES, State
 
-_values, _node_id, _nodes, _links = (
-    itemgetter(*FEATURES),
-    itemgetter("node_id"),
-    itemgetter("nodes"),
-    itemgetter("links"),
-)
-_WIDTH, _KEYS = len(FEATURES), len(FEATURES) + 1
-_QUEUE, _TYPE = FEATURES.index("queue_len"), FEATURES.index("node_type")
-_MOST = np.array([LIMITS[name][1] for name in FEATURES], dtype=np.float64)  # the least is 0 throughout
+_features = attrgetter(*FEATURES)
+_WIDTH = len(FEATURES)
 
 
 @dataclass(frozen=True)
@@ -76,34 +61,6 @@ class Topology:
         return torch.from_numpy(self.source), torch.from_numpy(self.target), torch.from_numpy(self.starts)
 
 
-class Topologies:
-    """The edges of the networks seen last, known again by all of their node ids and links.
-
-    At most `size` sets of node ids are kept, each with the eight sets of links that it had last.
-    """
-
-    def __init__(self, size: int = 256) -> None:
-        self.size, self.hits, self.misses = size, 0, 0
-        self._kept: OrderedDict[tuple[str, ...], deque[tuple[list, Topology]]] = OrderedDict()
-
-    def of(self, ids: list[str], links: list) -> Topology | None:
-        """The edges of `links` among `ids`; None where they need a closer look."""
-        key = tuple(ids)
-        for known, topology in self._kept.get(key, ()):
-            if known == links:
-                self.hits += 1
-                self._kept.move_to_end(key)
-                return topology
-        self.misses += 1
-        made = _topology([ids], [links])
-        if made is not None and self.size:
-            copied = [pair[:] for pair in links]  # the caller may change its own
-            self._kept.setdefault(key, deque(maxlen=8)).appendleft((copied, made))
-            if len(self._kept) > self.size:
-                self._kept.popitem(last=False)
-        return made
-
-
 @dataclass(frozen=True)
 class NetworkArrays:
     """B networks as one graph: `x` (N, 7) float32, their edges, `ptr` (B + 1,) where each begins, `ids` of nodes."""
@@ -114,22 +71,22 @@ class NetworkArrays:
     ids: list[str]
 
     @classmethod
-    def of(cls, states: Sequence[State], topologies: Topologies | None = None) -> NetworkArrays:
-        """Read one state or more; `topologies` are asked where there is one.
-
-        Raises `GnnlabError`: a state is none; the message names node and field.
-        """
-        found = _as_table(states, topologies)
-        return cls.of_checked([state_checks.check(state) for state in states]) if found is None else found
+    def of(cls, states: Sequence[State | bytes]) -> NetworkArrays:
+        """Read one state or more, dicts or JSON. Raises `GnnlabError`: one is invalid; the message names the node."""
+        return cls.of_checked([check(state) for state in states])
 
     @classmethod
     def of_checked(cls, states: Sequence[CheckedState]) -> NetworkArrays:
-        """From states that `state_checks` has parsed already."""
-        ptr = np.cumsum([0, *(len(state.x) for state in states)])
-        edges = [state.edge_index + start for state, start in zip(states, ptr[:-1], strict=True)]
-        x = np.concatenate([state.x for state in states])
+        """From one state or more that `check` has read."""
         ids = list(chain.from_iterable(state.node_ids for state in states))
-        return cls(x, Topology.of(np.concatenate(edges, axis=1), len(x)), ptr, ids)
+        values = chain.from_iterable(_features(node) for state in states for node in state.nodes)
+        x = np.fromiter(values, np.float32, len(ids) * _WIDTH).reshape(-1, _WIDTH)
+        ptr = np.cumsum([0, *(len(state.nodes) for state in states)])
+        if len(states) == 1:
+            return cls(x, _topology(len(ids), states[0].pairs), ptr, ids)
+        pairs = tuple(chain.from_iterable(state.pairs for state in states))
+        first = np.repeat(ptr[:-1], [len(state.pairs) for state in states])
+        return cls(x, Topology.of(_both_ways(pairs) + np.tile(first, 2), len(ids)), ptr, ids)
 
     def __len__(self) -> int:
         return len(self.ptr) - 1
@@ -201,69 +158,13 @@ class NetworkArrays:
         return at_best[at_best.searchsorted(self.ptr[:-1])]
 
 
-def _as_table(states: Sequence[State], topologies: Topologies | None) -> NetworkArrays | None:
-    """The networks if all of them are as they should be at a glance, else None."""
-    try:
-        if set(map(type, states)) != {dict} or not set(map(len, states)) <= {1, 2}:
-            return None
-        nodes = list(map(_nodes, states))
-        links = [_links(state) if len(state) == 2 else [] for state in states]  # which may be left out
-        x, ids = _numbers(nodes[0] if len(nodes) == 1 else list(chain.from_iterable(nodes)))
-        if x is None or set(map(type, nodes)) != {list} or set(map(type, links)) != {list}:
-            return None
-        ptr = np.cumsum([0, *map(len, nodes)])
-        if topologies is not None and len(states) == 1:
-            topology = topologies.of(ids, links[0])
-        else:
-            rows = ptr.tolist()
-            topology = _topology([ids[a:b] for a, b in pairwise(rows)], links)
-        return None if topology is None else NetworkArrays(x, topology, ptr, ids)
-    except (KeyError, TypeError, ValueError, AttributeError, struct.error):
-        return None
+@lru_cache(maxsize=256)
+def _topology(nodes: int, pairs: Pairs) -> Topology:
+    """The edges of one network; cached, as a network mostly keeps its links from one state to the next."""
+    return Topology.of(_both_ways(pairs), nodes)
 
 
-def _numbers(nodes: list[dict[str, Any]]) -> tuple[np.ndarray | None, list[str]]:
-    """(features (N, 7) float32, ids), or (None, ids) where a closer look is needed."""
-    ids, flat = list(map(_node_id, nodes)), list(chain.from_iterable(map(_values, nodes)))
-    whole = {*map(type, flat[_QUEUE::_WIDTH]), *map(type, flat[_TYPE::_WIDTH])}
-    usual = set(map(type, nodes)) == {dict} and set(map(len, nodes)) == {_KEYS} and set(map(type, ids)) == {str}
-    if not usual or set(map(type, flat)) - {int, float} or whole != {int}:
-        return None, ids
-    # struct reads a list of numbers in two thirds of the time that numpy takes
-    table = np.frombuffer(struct.pack(f"{len(flat)}d", *flat)).reshape(-1, _WIDTH)
-    fits = bool(((table >= 0) & (table <= _MOST)).all())  # False for NaN
-    return (table.astype(np.float32) if fits else None), ids
-
-
-def _topology(ids: list[list[str]], links: list[list]) -> Topology | None:
-    """The edges of several networks, each with its ids and its links; None: look closer."""
-    ends = _ends(ids, links)
-    if ends is None:
-        return None
-    nodes = sum(map(len, ids))
-    least, most = np.minimum(*ends), np.maximum(*ends)
-    pairs = np.sort(least * nodes + most)
-    if (least == most).any() or (pairs[1:] == pairs[:-1]).any():  # a node with itself, a link twice
-        return None
-    return Topology.of(np.concatenate([ends, ends[::-1]], axis=1), nodes)
-
-
-def _ends(ids: list[list[str]], links: list[list]) -> np.ndarray | None:
-    """(2, links) rows of both ends of all links; `KeyError` where an end is no id of its own network."""
-    pairs = links[0] if len(links) == 1 else list(chain.from_iterable(links))
-    if set(map(type, pairs)) - {list, tuple} or set(map(len, pairs)) - {2}:
-        return None
-    rows: list[int] = []
-    row_of: dict[str, int] = {}
-    before: list[str] | None = None
-    for own, some in zip(ids, links, strict=True):
-        if own != before:  # states of one network in turn share their ids
-            row_of, before = dict(zip(own, range(len(own)), strict=True)), own
-            if len(row_of) != len(own) or "" in row_of or not own:
-                return None
-        rows += map(row_of.__getitem__, chain.from_iterable(some))
-    within = np.fromiter(rows, np.int64, len(rows)).reshape(-1, 2).T
-    if len(links) == 1:
-        return within
-    first = np.cumsum([0, *map(len, ids[:-1])])
-    return within + first.repeat(list(map(len, links)))
+def _both_ways(pairs: Pairs) -> np.ndarray:
+    """(2, E) int64: first all links as given, then all reversed."""
+    ends = np.fromiter(chain.from_iterable(pairs), np.int64, 2 * len(pairs)).reshape(-1, 2).T
+    return np.concatenate([ends, ends[::-1]], axis=1)

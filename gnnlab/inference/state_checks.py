@@ -1,160 +1,107 @@
-"""Is this the state of an edge network? One line names the node and the field that are not as they should be.
+"""The state of an edge network, read and checked; one line says which field of which node is wrong.
 
-    checked = check(state)               # GnnlabError: node 'a', field cpu_util: 1.7 given, a number 0..1 is needed
-    checked.x, checked.edge_index        # the arrays that the model takes, so that nothing is parsed twice
-    good, errors = check_batch(states)   # by their places: what can be answered, and why the rest cannot
+    check(state).nodes[0].cpu_util       # from a dict, or from the bytes of its JSON
+    check({"nodes": [...]})              # GnnlabError: node 'a': Expected `float` <= 1.0 - at `$.nodes[3].cpu_util`
 
-Pydantic holds the rules. `network_arrays` sees most good states to be good at a glance, and asks here about the others.
+`Node` and `NetworkState` are the rules; `json_schema` writes them down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+import re
+from functools import lru_cache
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+import msgspec
+from msgspec import Meta, Struct
 
-from gnnlab.errors import GnnlabError, shown
-from gnnlab.workloads.edge_networks import NODE_TYPES, edges, features
+from gnnlab.errors import SHOWN, GnnlabError, shown
+from gnnlab.workloads.edge_networks import NODE_TYPES
 
 MOST = 1_000_000
-# type, most and unit of each feature; the least is 0 throughout
-LIMITS: dict[str, tuple[type, int, str]] = {
-    "cpu_util": (float, 1, ""),
-    "mem_util": (float, 1, ""),
-    "energy": (float, MOST, " W"),
-    "latency": (float, MOST, " ms"),
-    "bandwidth": (float, MOST, " Mbit/s"),
-    "queue_len": (int, MOST, " tasks"),
-    "node_type": (int, len(NODE_TYPES) - 1, ""),
-}
+Share = Annotated[float, Meta(ge=0, le=1)]
+Pairs = tuple[tuple[int, int], ...]  # rows of both ends of each link
+
+_node_id = attrgetter("node_id")
 
 
-@dataclass(frozen=True)
-class CheckedState:
-    """A good state, parsed: node_ids (N), x (N, 7) float32 and edge_index (2, E) int64, as `edge_networks` has them."""
+class Node(Struct, forbid_unknown_fields=True):
+    node_id: Annotated[str, Meta(min_length=1)]
+    cpu_util: Share
+    mem_util: Share
+    energy: Annotated[float, Meta(ge=0, le=MOST, description="W")]
+    latency: Annotated[float, Meta(ge=0, le=MOST, description="ms")]
+    bandwidth: Annotated[float, Meta(ge=0, le=MOST, description="Mbit/s")]
+    queue_len: Annotated[int, Meta(ge=0, le=MOST, description="tasks")]
+    node_type: Annotated[int, Meta(ge=0, le=len(NODE_TYPES) - 1)]
 
+
+class NetworkState(Struct, forbid_unknown_fields=True):
+    nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
+    links: tuple[tuple[str, str], ...] = ()
+
+
+class CheckedState(NamedTuple):
+    """A valid state: its nodes (N), their ids, and its links as pairs of rows."""
+
+    nodes: tuple[Node, ...]
     node_ids: tuple[str, ...]
-    x: np.ndarray
-    edge_index: np.ndarray
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-_Node = create_model(
-    "_Node",
-    __base__=_Strict,
-    node_id=Annotated[str, Field(min_length=1)],
-    **{name: Annotated[kind, Field(ge=0, le=most)] for name, (kind, most, _) in LIMITS.items()},
-)
-
-
-class _State(_Strict):
-    nodes: Annotated[list[_Node], Field(min_length=1)]
-    links: list[Annotated[tuple[str, str], Field(strict=False)]] = []
+    pairs: Pairs
 
 
 def check(state: Any) -> CheckedState:
-    """The state, parsed.
+    """Read a state: a dict, or JSON as bytes.
 
-    A state is `{"nodes": [...], "links": [[node_id, node_id], ...]}`; each node has a node_id of its own and the fields
-    of `LIMITS`, nothing else; links may be left out, and join two different nodes once.
-    Raises `GnnlabError`: anything else.
+    Each node has an id of its own; links may be left out, and join two different nodes once.
+    Raises `GnnlabError`: the state is invalid.
     """
     try:
-        plain = _State.model_validate(state).model_dump()
-    except ValidationError as error:
-        raise GnnlabError(_message(state, error)) from None
-    node_ids = tuple(node["node_id"] for node in plain["nodes"])
-    _distinct(node_ids)
-    _joining(plain["links"], set(node_ids))
-    return CheckedState(node_ids, features(plain), edges(plain))
+        if isinstance(state, bytes):
+            parsed = msgspec.json.decode(state, type=NetworkState)
+        else:
+            parsed = msgspec.convert(state, NetworkState)
+    except msgspec.ValidationError as error:
+        raise GnnlabError(_message(state, str(error))) from None
+    except msgspec.DecodeError as error:
+        raise GnnlabError(f"not JSON: {str(error)[:SHOWN]}") from None
+    node_ids = tuple(map(_node_id, parsed.nodes))
+    return CheckedState(parsed.nodes, node_ids, _pairs(node_ids, parsed.links))
 
 
 def json_schema() -> dict[str, Any]:
-    """What a state is, as JSON Schema without references; that ids differ and links join them, it cannot say."""
-    schema = _State.model_json_schema()
-    schema["properties"]["nodes"]["items"] = schema.pop("$defs")["_Node"]
+    """What a state is, as JSON Schema without references; it cannot say that ids differ and that links join them."""
+    _, parts = msgspec.json.schema_components([NetworkState])
+    schema = parts["NetworkState"]
+    schema["properties"]["nodes"]["items"] = parts["Node"]
     return schema
 
 
-def check_batch(states: Sequence[Any]) -> tuple[dict[int, CheckedState], dict[int, GnnlabError]]:
-    """The good states and the errors of the others, each under its place in `states`."""
-    good: dict[int, CheckedState] = {}
-    errors: dict[int, GnnlabError] = {}
-    for place, state in enumerate(states):
-        try:
-            good[place] = check(state)
-        except GnnlabError as error:
-            errors[place] = error
-    return good, errors
+@lru_cache(maxsize=256)
+def _pairs(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Pairs:
+    """Rows of the ends of each link; cached, as a network mostly keeps its links from one state to the next."""
+    row_of: dict[str, int] = {}
+    for row, node_id in enumerate(node_ids):
+        if (first := row_of.setdefault(node_id, row)) != row:
+            raise GnnlabError(f"node {shown(node_id)}: its node_id is that of nodes {first} and {row} (from 0)")
+    pairs: dict[tuple[int, int], None] = {}
+    for place, (a, b) in enumerate(links):
+        ends = row_of.get(a), row_of.get(b)
+        if None in ends or a == b or ends in pairs or ends[::-1] in pairs:
+            raise GnnlabError(f"link {place} (from 0), {shown([a, b])}: a link joins two different nodes, given once")
+        pairs[ends] = None
+    return tuple(pairs)
 
 
-def _distinct(node_ids: tuple[str, ...]) -> None:
-    first: dict[str, int] = {}
-    for place, node_id in enumerate(node_ids):
-        if node_id in first:
-            raise GnnlabError(
-                f"node {shown(node_id)}, field node_id: given at places {first[node_id]} and {place} (from 0); "
-                "each node needs an id of its own"
-            )
-        first[node_id] = place
-
-
-def _joining(links: list[tuple[str, str]], known: set[str]) -> None:
-    seen: set[frozenset[str]] = set()
-    for place, ends in enumerate(links):
-        where = f"link {place} (from 0), {shown(list(ends))}"
-        for end in ends:
-            if end not in known:
-                raise GnnlabError(f"{where}: there is no node {shown(end)}; a link joins two nodes of the state")
-        if ends[0] == ends[1]:
-            raise GnnlabError(f"{where}: joins a node with itself; leave it out")
-        if frozenset(ends) in seen:
-            raise GnnlabError(f"{where}: is given twice; a link goes both ways, give it once")
-        seen.add(frozenset(ends))
-
-
-def _message(state: Any, error: ValidationError) -> str:
-    """The first error in one line, and how many more there are."""
-    found = error.errors(include_url=False, include_context=False)
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    place = found[0]["loc"]
-    match place:
-        case ("nodes", int(row), *field):
-            text = _node_message(state["nodes"][row], row, field, found[0])
-        case ("links", int(row), *_):
-            text = f"link {row} (from 0): {shown(state['links'][row])} given, a pair of two node_ids is needed"
-        case ("nodes",) if found[0]["type"] != "missing":
-            text = f"nodes: {shown(state['nodes'])} given, a list of one node or more is needed"
-        case ("links",):
-            text = f"links: {shown(state['links'])} given, a list of pairs of node_ids is needed"
-        case ("nodes",):
-            text = "nodes: missing, a list of one node or more is needed"
-        case (field,):
-            text = f"field {shown(field)}: not known; a state has nodes and links, leave it out"
-        case _:
-            text = f"state: {shown(state)} given, an object with nodes and links is needed"
-    return text + more
-
-
-def _node_message(node: Any, row: int, field: Sequence[Any], found: Any) -> str:
-    node_id = node.get("node_id") if isinstance(node, dict) else None
-    where = f"node {shown(node_id)}" if isinstance(node_id, str) and node_id else f"node {row} (from 0)"
-    if not field:
-        return f"{where}: {shown(node)} given, an object with {_FIELDS} is needed"
-    if field[0] not in _NEEDED:
-        return f"{where}, field {shown(field[0])}: not known; a node has {_FIELDS}, leave it out"
-    given = "missing" if found["type"] == "missing" else f"{shown(found['input'])} given"
-    return f"{where}, field {field[0]}: {given}, {_NEEDED[field[0]]} is needed"
-
-
-_NEEDED = {"node_id": "a string of one character or more"} | {
-    name: f"{'an integer' if kind is int else 'a number'} 0..{most}{unit}"
-    for name, (kind, most, unit) in LIMITS.items()
-}
-_FIELDS = ", ".join(_NEEDED)
+def _message(state: Any, problem: str) -> str:
+    """The problem in one line, after the id of the node that it concerns."""
+    text = " ".join(problem.split())  # the name of an unknown field may hold anything
+    text = text if len(text) <= 2 * SHOWN else f"{text[: 2 * SHOWN - 3]}..."
+    place = re.search(r"\$\.nodes\[(\d+)\]", problem)
+    if place is None:
+        return text
+    try:
+        plain = msgspec.json.decode(state) if isinstance(state, bytes) else state
+        return f"node {shown(plain['nodes'][int(place[1])]['node_id'])}: {text}"
+    except (msgspec.DecodeError, TypeError, KeyError):  # not JSON behind the problem, or a node without an id
+        return text

@@ -210,7 +210,7 @@ PROBLEMS = {
     400: _problem_document(400, "the body is no JSON"),
     413: _problem_document(413, "the body is too long"),
     415: _problem_document(415, "the body is not said to be application/json"),
-    422: _problem_document(422, "node 'a', field cpu_util: 1.7 given, a number 0..1 is needed"),
+    422: _problem_document(422, "node 'a': Expected `float` <= 1.0 - at `$.nodes[0].cpu_util`"),
     500: _problem_document(500, "the model failed on this batch; the log of the service says how"),
     503: _problem_document(503, "too many wait; Retry-After says when to come again"),
     504: _problem_document(504, "the deadline has passed"),

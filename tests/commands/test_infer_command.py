@@ -58,7 +58,7 @@ def test_batch_without_a_file_reads_standard_input_or_says_what_to_type(infer, m
 
 def test_the_message_names_node_and_field(infer):
     _, answers, _ = infer([BAD_FIELD])
-    assert answers == [{"line": 1, "error": "node 'node_0', field cpu_util: 1.5 given, a number 0..1 is needed"}]
+    assert answers == [{"line": 1, "error": "node 'node_0': Expected `float` <= 1.0 - at `$.nodes[0].cpu_util`"}]
 
 
 def test_answers_come_while_lines_are_still_coming():
@@ -82,7 +82,7 @@ def test_int8_answers_too_and_no_input_is_no_error(infer, tmp_path):
     [
         (["--model-type", "a2c"], "invalid choice: 'a2c'"),
         (["--device", "tpu"], "device 'tpu': one of auto, cuda, mps, cpu"),
-        (["--batch", "no/such/file"], "cannot read no/such/file"),
+        (["--batch", "no/such/file"], "No such file or directory (no/such/file)"),
         (["--batch", "x", "--benchmark"], "not allowed with"),
     ],
 )
