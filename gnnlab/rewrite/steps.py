@@ -37,7 +37,6 @@ from gnnlab.rewrite.around import (
     threads,
 )
 from gnnlab.rewrite.dense import dense_layers
-from gnnlab.rewrite.forward_edits import mean_first, places, without_copies, without_unused
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
@@ -126,13 +125,9 @@ def _look_at(find: Callable[[nn.Module, Any], tuple[str, ...]], found: str) -> L
             at = find(model, batch)
         except GnnlabError as error:
             return Applicability(False, str(error))
-        return Applicability(True, found.format(", ".join(at)), at if found.startswith("a mean") else None)
+        return Applicability(True, found.format(", ".join(at)))
 
     return look
-
-
-def _look_edit(edit: Apply, found: str) -> Look:
-    return _look_at(functools.partial(places, edit), found)
 
 
 def _dense_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
@@ -216,9 +211,6 @@ _NOT_CONSTANT = frozenset({"rewrite", "layers", "engine", "mode", "condition"})
 _ALL = (  # tried in this order: first what brings most models most
     RewriteStep("fast layers", "layers", _look_layers, fast_layers),
     RewriteStep("constant output", "constant", _look_constant, constant_output, _NOT_CONSTANT, training=False),
-    RewriteStep("mean before linear", "rewrite", _look_edit(mean_first, "a mean over nodes follows {}"), mean_first),
-    RewriteStep("no unused results", "rewrite", _look_edit(without_unused, "nothing uses {}"), without_unused),
-    RewriteStep("no needless copies", "rewrite", _look_edit(without_copies, "{}"), without_copies),
     RewriteStep("sparse inputs", "rewrite", _look_sparse, sparse_inputs),
     RewriteStep("dense small graph", "rewrite", _look_at(_dense_places, "{}"), dense_layers),
     RewriteStep("inference mode", "mode", _always("eval mode, torch.no_grad"), inference, training=False),
