@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from gnnlab import files
 from gnnlab.errors import GnnlabError, ParityError, one_line, shown
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
@@ -40,23 +39,24 @@ _NEEDED = ("before", "after", "inputs", "claim")
 
 @dataclass(frozen=True)
 class ClaimFile:
-    """What a file defines. `before` and `after` are called with `inputs`; `claim` is in words."""
+    """What a file defines. `before` and `after` are called with `inputs`; `claim` is in words
+    that `read_claim` understands."""
 
     before: Callable[..., Any]
     after: Callable[..., Any]
     inputs: Mapping[str, Any] | tuple[Any, ...]
-    claim: str  # in words; those that `claim_words` understands
+    claim: str
     mode: str = "inference"
     tolerance: float = RTOL_FLOAT32
 
 
 @dataclass(frozen=True)
 class CheckedClaim:
-    """What several processes found of one file.
+    """The measurement of one file in several processes.
 
     `claim` is what the file claims. `speed` is the time of `before` over that of `after`; `memory` the same of the
-    bytes that a call held beside its inputs, None where the claim is not of memory. `processes` are the speeds found by
-    each; `conditions` is the device, threads and products of torch; `source` is a digest of the file.
+    bytes that a call held beside its inputs, None where the claim is not of memory. `processes` are the speeds in each;
+    `conditions` are the threads of torch and how exact its products are.
     """
 
     claim: str
@@ -67,7 +67,6 @@ class CheckedClaim:
     after_ms: Estimate
     parity_error: float
     conditions: str
-    source: str
 
     @property
     def detectable(self) -> float | None:
@@ -87,7 +86,7 @@ def read(path: Path) -> ClaimFile:
         GnnlabError: there is no such file, it raises, or what it defines is not what a claim needs.
     """
     if path.suffix != ".py" or not path.is_file():
-        what = "it is none" if path.is_file() else "there is no such file"
+        what = "its name does not end in .py" if path.is_file() else "there is no such file"
         raise GnnlabError(f"{path}: {what}; a Python file is needed that defines {', '.join(_NEEDED)}")
     torch.manual_seed(SEED)
     sys.path.insert(0, str(path.resolve().parent))
@@ -111,7 +110,7 @@ def read(path: Path) -> ClaimFile:
     mode, tolerance = made.get("mode", "inference"), made.get("tolerance", RTOL_FLOAT32)
     if mode not in ("inference", "training"):
         raise GnnlabError(f"{path}: mode is {shown(mode)}; inference and training are understood")
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+    if type(tolerance) not in (int, float) or not 0 <= tolerance < 1:
         raise GnnlabError(f"{path}: tolerance is {shown(tolerance)}; a number from 0 to below 1 is needed")
     return ClaimFile(made["before"], made["after"], inputs, made["claim"], mode, float(tolerance))
 
@@ -121,13 +120,12 @@ def measure(
     *,
     processes: int = 5,
     budget_s: float = 2.0,
-    say: Callable[[str], None] = lambda line: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> CheckedClaim:
-    """Race the forms of a file in so many fresh processes, `budget_s` seconds of sampling each; `say` hears of each.
+    """Race the forms of a file in fresh processes, `budget_s` seconds of sampling in each; `tell` gets a line of each.
 
     Raises:
-        GnnlabError: the file is none (`read`), a form fails, hangs or ends its process, or the two do not compute the
-            same.
+        GnnlabError: `read` refuses the file, a form fails, hangs or ends its process, or results differ.
     """
     found = []
     for number in range(processes):
@@ -137,7 +135,7 @@ def measure(
         if answer.status != "done":
             raise GnnlabError(f"{path}: {answer.reason}" if answer.lost else answer.reason)
         found.append(answer.value)
-        say(f"process {number + 1} of {processes}: {_speed(found[-1]).value:.3g}x")
+        tell(f"process {number + 1} of {processes}: {_speed(found[-1]).value:.3g}x")
     speeds = tuple(map(_speed, found))
     return CheckedClaim(
         claim=found[0]["claim"],
@@ -148,7 +146,6 @@ def measure(
         after_ms=estimates.pooled([estimates.summary(each["after"]) for each in found], log=True),
         parity_error=max(each["parity_error"] for each in found),
         conditions=found[0]["conditions"],
-        source=files.digest(path),
     )
 
 
@@ -188,12 +185,13 @@ def _memory(found: list[dict[str, Any]]) -> Estimate:
 SAME = 0.05  # how far from no change still is none, unless the claim says it
 KNOWN = '"1.5x", "1.2-1.5x", "at least 10 %", "20 % faster", "faster", "same speed", "half the memory"'
 _NUMBER = r"\d+(?:\.\d+)?"
-_RANGE = rf"(?P<number>{_NUMBER})(?: ?(?:-|to) ?(?P<upper>{_NUMBER}))? ?(?P<kind>x|times|%)"
-_AMOUNT = rf"(?P<least>at least )?(?:{_RANGE}|(?P<word>half|twice))"
-_SPEED = r"(?: (?P<how>faster|as fast|speed|speedup|less time|the time|more throughput))?"
-_MEMORY = r" (?:the|less|of the) memory"
-_SAME = rf"(?:the )?same (?P<what>speed|time|memory)(?: within (?P<margin>{_NUMBER}) ?%)?"
-_SPEEDS_UP = ("faster", "speed", "speedup", "more throughput")  # of which a percentage is one of the rate
+_EFFECT = re.compile(
+    r"(?P<least>at least )?"
+    rf"(?:(?P<low>{_NUMBER})(?: ?(?:-|to) ?(?P<high>{_NUMBER}))? ?(?P<unit>x|times|%)|half|twice)"
+    r"(?: (?P<rate>faster|speed|speedup|more throughput)| as fast| less time| the time"
+    r"| (?:the|less|of the) (?P<memory>memory))?"
+)
+_SAME = re.compile(rf"(?:the )?same (?P<what>speed|time|memory)(?: within (?P<margin>{_NUMBER}) ?%)?")
 
 
 @dataclass(frozen=True)
@@ -229,27 +227,26 @@ def read_claim(words: str) -> list[ClaimPart]:
 def _part(text: str) -> ClaimPart:
     if text in ("faster", "less memory"):
         return ClaimPart(text, text != "faster", None, "some gain, of any size")
-    if same := re.fullmatch(_SAME, text):
+    if same := _SAME.fullmatch(text):
         margin = float(same["margin"]) / 100 if same["margin"] else SAME
         return ClaimPart(text, same["what"] == "memory", (1.0, 1.0), f"no change beyond {100 * margin:g} %", margin)
-    memory = re.fullmatch(_AMOUNT + _MEMORY, text)
-    found = memory or re.fullmatch(_AMOUNT + _SPEED, text)
-    if not found or not (effects := _effects(found, None if memory else found["how"])):
+    found = _EFFECT.fullmatch(text)
+    low, high = _ratios(found) if found else (0.0, 0.0)
+    if not 1 < low <= high:
         raise GnnlabError(f"the claim {shown(text)} is not understood; understood are {KNOWN}")
-    low, high = effects
-    what, least = "memory" if memory else "time", found["least"] is not None
+    what, least = "memory" if found["memory"] else "time", found["least"] or ""
     size = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-    reading = f"{what} before over {what} after is {'at least ' * least}{size}"
-    return ClaimPart(text, bool(memory), (low, math.inf if least else high), reading)
+    reading = f"{what} before over {what} after is {least}{size}"
+    return ClaimPart(text, what == "memory", (low, math.inf if least else high), reading)
 
 
-def _effects(found: re.Match[str], how: str | None) -> tuple[float, float] | None:
-    """The ratios, above 1, that an amount or a range of two claims; None where it claims none."""
-    if found["word"]:
+def _ratios(found: re.Match[str]) -> tuple[float, float]:
+    """The ratios that an amount or both ends of a range claim; 0 for a saving of all or more."""
+    if found["low"] is None:
         return 2.0, 2.0
-    ends = [float(found["number"]), float(found["upper"] or found["number"])]
-    if found["kind"] == "%":
-        if how not in _SPEEDS_UP and not 0 < max(ends) < 100:
-            return None
-        ends = [1 + end / 100 if how in _SPEEDS_UP else 1 / (1 - end / 100) for end in ends]
-    return (ends[0], ends[1]) if 1 < ends[0] <= ends[1] else None
+    ends = [float(found["low"]), float(found["high"] or found["low"])]
+    if found["unit"] == "%" and found["rate"]:
+        ends = [1 + end / 100 for end in ends]
+    elif found["unit"] == "%":
+        ends = [1 / (1 - end / 100) if end < 100 else 0.0 for end in ends]
+    return ends[0], ends[1]
