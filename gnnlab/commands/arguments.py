@@ -138,16 +138,16 @@ def profile(arguments) -> int:
     takes("--train", action="store_true", help="forward and backward pass, and gradients in the proof"),
     takes("--out", metavar="FILE", help="write the fast model as a module"),
     takes("--budget", type=_count, default=90, metavar="S", help="seconds for all of it (%(default)s)"),
-    takes("--processes", type=_count, default=3, metavar="N", help="fresh processes of the race, from 2 (%(default)s)"),
+    takes("--processes", type=_count, default=3, metavar="N", help="processes that race (%(default)s)"),
     JSON,
 )
 def optimize(arguments) -> int:
     """Find what makes your model faster, measure it, prove it equal, and write the fast model.
 
-    Each step is measured alone and with the others, in several fresh processes, and stays if the interval over
-    these lies above 1. The result is compared on your graph and on others: isolated nodes, repeated edges,
-    self-loops, no edges, other sizes. What changes results (bfloat16, int8) is measured, listed, and not applied.
-    A step that the budget has no room for is listed as such, with the budget that would have.
+    Fast layers come first, then constant output, inference mode, threads, torch.compile. Each step is raced alone
+    and added to those that were kept, in several processes, and stays if the interval over these lies above 1. The
+    result is compared on your graph and on others: isolated nodes, repeated edges, self-loops, no edges, other
+    sizes. bfloat16, which changes results, is measured, listed, and not applied.
 
     examples:
       gnnlab optimize my_models:make --graph digits
@@ -310,7 +310,6 @@ def serve(arguments) -> int:
     takes("file", metavar="CLAIM.py", help="defines before, after, inputs and claim"),
     takes("--processes", type=_count, default=5, metavar="N", help="fresh processes to race in (%(default)s)"),
     takes("--budget", type=_seconds, default=2.0, metavar="S", help="seconds of sampling in each (%(default)g)"),
-    takes("--out", metavar="FOLDER", help="where check.json, check.md and a figure go"),
     JSON,
 )
 def check(arguments) -> int:
@@ -322,6 +321,6 @@ def check(arguments) -> int:
 
     examples:
       gnnlab check examples/claims/expand.py
-      gnnlab check my_claim.py --processes 10 --out check    JSON, Markdown for a pull request, a figure
+      gnnlab check my_claim.py --processes 10 > check.md     Markdown for a pull request
     """
     return _apart("check", arguments)

@@ -31,7 +31,7 @@ from gnnlab.profiling.roofline import count
 from gnnlab.profiling.runtime import RuntimeProfiler
 from gnnlab.profiling.timing import Elapsed, stopwatch
 from gnnlab.progress import progress
-from gnnlab.rewrite import subject
+from gnnlab.rewrite import proof
 from gnnlab.worker import Answer, Worker
 from gnnlab.workloads import models
 from gnnlab.workloads.graph_transformer import GraphTransformer
@@ -135,10 +135,10 @@ _tried: list[Workload] = []  # of a worker: what it has tried, it profiles
 def tried(options: dict[str, Any]) -> dict[str, Any]:
     """A target: build the user's model and call it; the head of the report, with what a reader should know of it."""
     workload = _workload(Namespace(**options))
-    seen, remarks = subject.UserModel(workload.name, workload.graph, workload.model, workload.batch, False), []
+    seen, remarks = proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False), []
     try:
         with ProfilingContext(workload.model):
-            subject.check(seen)
+            proof.check(seen)
     except GnnlabError as error:
         remarks.append(str(error))
     with ProfilingContext(workload.model), torch.no_grad():

@@ -1,104 +1,95 @@
-"""What makes a user's model faster, each step measured alone and together, and proven: `gnnlab optimize`.
+"""What makes a user's model faster, each step proven and raced alone and with the others: `gnnlab optimize`.
 
     report = optimize("my_models:make", "digits", budget_s=90)
     report.plan, report.gain            # ("fast layers", "inference mode"), an `Estimate` of the ratio of times
 
-The user's code runs in processes that may hang or die. One computes the reference of the proof and makes nothing fast.
-One tries each step by itself: does it apply, is it right, is it slower. What is not slower there is raced with what
-goes together, in turns, in several further processes; a step stays if the interval over these lies above 1, and if the
-plan is slower without it.
+A greedy search: the fast layers come first, then every other step that applies. A step is added to the plan so far, in
+place of those that it does not go with. The new plan is proven equal, and raced in turns with the old one and with the
+user's model in several processes. It is kept if it is faster than the old plan, by the interval over the processes or
+by that of each of them. The rest of the budget is divided evenly among the steps that are left.
 
-The budget is of the clock on the wall, the start of processes included. What a step takes is estimated before it is
-tried, in starts of a process, of which the first says how fast and how busy this machine is; a step that would leave no
-time for the race is not tried, and one that takes longer than what is left beside the race is stopped.
+The user's code runs in processes that may hang or die: `examine`, `attempt`, `race` and `remarks` are called there. The
+first process computes the reference of the proof before it makes anything fast, and proves; all of them race.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+import copy
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
-from gnnlab.errors import GnnlabError
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL, LEAST_SAMPLES, Estimate
-from gnnlab.rewrite import steps
-from gnnlab.rewrite.bench import YOURS, name_of
-from gnnlab.rewrite.proof import YOURS as YOUR_GRAPH
-from gnnlab.rewrite.steps import GUARD, STEPS
+from gnnlab import machine
+from gnnlab.errors import GnnlabError, one_line, whole_numbers
+from gnnlab.profiling import estimates, findings, timing
+from gnnlab.profiling.context import Conditions, call
+from gnnlab.profiling.dispatch import tensors_in
+from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.profiling.memory import profile_memory_usage
+from gnnlab.profiling.races import call_of, relative_error
+from gnnlab.rewrite import proof, steps
+from gnnlab.rewrite.proof import UserModel
+from gnnlab.rewrite.steps import STEPS
 from gnnlab.worker import Answer, Worker
 
-MOST_RACED = 6  # steps that go on to the race
-RESERVE_S = 10  # beyond the budget, for a race that is under way when it ends
-LEAST_S = 0.3  # of sampling in a race
-_FIRST_LIMIT_S = 60  # for a first look at the model, if the budget is smaller
-_CALLS = LEAST_SAMPLES + 2  # of each form in the shortest race
-_SOME = 1.1  # a gain that would be seen as one
-_STOPPED, _SKIPPED, _NOT_RACED = "not tried to its end: budget", "not tried: budget", "not raced: budget"
+YOURS = "yours"  # the user's model, as a form
 OPEN = "no gain shown: the interval reaches below 1"
-_SLOWER = "slower in the process that tried it"
+_NO_TIME, _STOPPED = "not tried: budget", "stopped: budget"
+_FIRST_LIMIT_S = 60  # for the first look and the first step, if the budget is smaller
+_FIRST_CALLS = 60  # of the model, for which the first step has time in any case
+_GRACE_S = 5.0  # for a call that begins when its time is nearly over
+_LEAST_S, _MOST_S = 0.3, 5.0  # of sampling in a race
+_SOME = 1.1  # a gain that would be seen as one
 clock = time.monotonic
 
 Plan = tuple[str, ...]
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one step. `gain`: the ratio of times over yours, alone; `processes` says over how many.
-
-    `most`: the gain that it could have at most, by the share of the time in what it touches (Amdahl). `only_this_size`:
-    it is wrong on graphs of other sizes. `error` is that of steps which are not exact. `why`: applies to what, or why
-    not, or why not kept. `without`: the time of the plan without a step that was kept over that of the plan. `beside`:
-    the time of the plan over that of the plan with a step that changes results.
-    """
+    """A step that was tried. `gain`: the time of the user's model over that with this step alone. `added`: the time of
+    the plan so far over that with this step in it. `processes`: how many raced it. `why`: what it applies to, or why it
+    was not kept. `error`: of the outputs, of a step that changes results."""
 
     name: str
-    kept: bool
     why: str
+    kept: bool = False
     gain: Estimate | None = None
+    added: Estimate | None = None
     processes: int = 0
-    once_s: float | None = None
-    most: float | None = None
     error: float | None = None
-    only_this_size: bool = False
-    without: Estimate | None = None
-    beside: Estimate | None = None
-
-    @property
-    def exact(self) -> bool:
-        return STEPS[self.name].exact
 
 
 @dataclass(frozen=True)
 class Optimized:
-    """`ms`: medians of a call of yours and of the fast model. `proof`: graphs on which it held, was wrong, refused,
-    skipped. `seconds`: how long all of it took. `wanted_s`: a budget with room for what this one had none for."""
+    """`gain`: the time of the user's model over that of the fast one, over so many `processes`. `ms` and `memory_mib`
+    (what a call holds beside its inputs) of "yours" and "fast". `inapplicable`: steps, with why not. `facts`: graph and
+    machine. `remarks`: what only the author can change. `proof`: the graphs on which it held, and those skipped.
+    `seconds`: how long all of it took."""
 
     spec: str
     graph: str
     train: bool
     plan: Plan
     gain: Estimate | None
-    ms: dict[str, float]
-    tried: tuple[Tried, ...]
-    facts: Mapping[str, Any]
-    proof: Mapping[str, Any]
     processes: int
+    ms: dict[str, float]
+    memory_mib: dict[str, float]
+    tried: tuple[Tried, ...]
+    inapplicable: Mapping[str, str]
+    facts: Mapping[str, Any]
+    remarks: tuple[str, ...]
+    proof: Mapping[str, Any]
     seconds: float
-    wanted_s: int | None
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Steps that the budget had no room for."""
-        return tuple(t.name for t in self.tried if t.why in (_STOPPED, _SKIPPED, _NOT_RACED))
 
 
 def optimize(
@@ -109,56 +100,84 @@ def optimize(
     budget_s: float = 90.0,
     processes: int = 3,
     only: Sequence[str] | None = None,
-    tell: Tell = lambda line: None,
+    tell: Callable[[str], None] = lambda line: None,
+    improved: Callable[[Optimized], None] = lambda report: None,
 ) -> Optimized:
-    """Try every step, or those named in `only`, on the model of `module:factory` on a graph; `tell` gets progress.
+    """Try every step, or those named in `only`, on the model of `module:factory` on a graph.
 
-    It takes `budget_s` seconds and at most `RESERVE_S` more. The first look at the model, what is cheap to try and the
-    shortest race come in any case: where the budget is less than they take, `tell` hears how much less.
+    `tell` gets lines of progress, `improved` the report whenever a plan was found that is faster than the one before.
+    The first look and the first step take place whatever the budget.
 
     Raises:
-        GnnlabError: in one line: fewer than two processes, or whatever is wrong with the model or the graph.
+        GnnlabError: in one line, whatever is wrong with the model or the graph.
     """
-    if processes < 2 or not budget_s > 0:
-        raise GnnlabError(
-            f"{processes} processes and {budget_s:g} s: 2 or more and some seconds are needed, for no step is taken on "
-            "one process's word"
-        )
+    whole_numbers(1, processes=processes)
+    if not budget_s > 0:
+        raise GnnlabError(f"a budget of {budget_s:g} s; some seconds are needed")
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="gnnlab-optimize-"))
-        bench = _Bench({"spec": spec, "graph": graph, "train": train}, folder, budget_s, tell)
-        bench.trial = held.enter_context(Worker())
+        workers = [held.enter_context(Worker()) for _ in range(processes)]
+        search = _Search({"spec": spec, "graph": graph, "train": train}, folder, workers, clock(), budget_s, tell)
         names = [name for name in steps.tried(train) if only is None or name in only]
-        return _Search(bench, processes, names).run()
+        return search.run(names, improved)
+
+
+def name_of(plan: Sequence[str]) -> str:
+    """A plan in words: "fast layers + inference mode"; the user's model for none."""
+    return " + ".join(plan) or YOURS
 
 
 @dataclass
-class _Bench:
-    """The processes, and how much of the budget is left. All times are in seconds."""
+class _Search:
+    """The plan so far, and what is known of the steps. `examine` sets the facts."""
 
     of: dict[str, Any]  # spec, graph, train
     folder: str
+    workers: Sequence[Worker]
+    began: float
     budget_s: float
-    tell: Tell
-    began: float = field(default_factory=lambda: clock())
-    deadline: float = 0.0
-    start_s: float = 0.0  # of a process with the model in it, as last seen
-    yours_s: float = 0.0  # a call of the user's model
+    tell: Callable[[str], None]
+    plan: Plan = ()
+    remarks: tuple[str, ...] = ()
+    tried: list[Tried] = field(default_factory=list)
+    attempts: dict[Plan, dict[str, Any]] = field(default_factory=dict)
+    races: list[tuple[int, dict[str, np.ndarray]]] = field(default_factory=list)  # process, ms of each round by form
 
     @property
     def left_s(self) -> float:
-        return self.deadline - clock()
+        return self.began + self.budget_s - clock()
 
-    def call(self, worker: Worker, target: str, limit_s: float, **arguments: Any) -> Answer:
-        return worker.call(f"gnnlab.rewrite.bench:{target}", {**self.of, **arguments}, timeout_s=max(1.0, limit_s))
+    def call(self, process: int, target: str, **arguments: Any) -> Answer:
+        limit_s = max(self.step_ends - clock(), _GRACE_S)
+        return self.workers[process].call(f"{__name__}:{target}", {**self.of, **arguments}, timeout_s=limit_s)
 
-    def begin(self, processes: int) -> dict[str, Any]:
-        """Look at the model, start the process of the trials; what is told of the model."""
+    def run(self, names: Sequence[str], improved: Callable[[Optimized], None]) -> Optimized:
+        first_s = self.examine(names)
+        applicable = [name for name in names if name in self.applicable]
+        for place, name in enumerate(applicable):
+            share_s = self.left_s / (len(applicable) - place)
+            self.sampling_s = min(max(share_s / (2 * len(self.workers)), _LEAST_S), _MOST_S)
+            self.step_ends = clock() + (share_s if place else max(self.left_s, first_s))
+            if place and share_s <= 0:
+                self.tried.append(Tried(name, _NO_TIME))
+                continue
+            self.tell(f"[{place + 1}/{len(applicable)}] {name} ({max(0, self.left_s):.0f} s left)")
+            before = self.plan
+            tried = self.try_step(name)  # which may write to those before
+            self.tried.append(tried)
+            if self.plan != before:
+                improved(self.report())
+        if self.left_s > 0:
+            answer = self.call(0, "remarks")
+            self.remarks = tuple(answer.value) if answer.status == "done" else ()
+        return self.report()
+
+    def examine(self, names: Sequence[str]) -> float:
+        """Look at the model, write the reference of the proof; how many seconds the first step may take."""
         self.tell(f"{self.of['spec']} on {self.of['graph']}: looking at it")
         limit_s = max(_FIRST_LIMIT_S, self.budget_s)
-        with Worker() as untouched:
-            thorough = self.budget_s >= 30
-            answer = self.call(untouched, "examine", limit_s, folder=self.folder, thorough=thorough)
+        self.step_ends = clock() + limit_s
+        answer = self.call(0, "examine", folder=self.folder, names=list(names))
         if answer.status == "timeout":
             raise GnnlabError(
                 f"{self.of['spec']}: its outputs on {self.of['graph']} and on the graphs of the proof took more than "
@@ -166,240 +185,230 @@ class _Bench:
             )
         if answer.lost:
             raise GnnlabError(f"{self.of['spec']}: {answer.reason}")
-        facts = answer.get()
-        self.start(self.trial, limit_s)
-        least_s = (processes + 1) * self.start_s + (processes + 2) * 3 * _CALLS * self.yours_s + 5.0
-        self.deadline = max(self.began + self.budget_s, clock() + least_s)
-        if (more := self.deadline - self.began - self.budget_s) > 0:
-            self.tell(
-                f"{processes + 2} processes with your model, {self.start_s:.0f} s each to start at the moment, and the "
-                f"shortest race take up to {more:.0f} s more than the budget of {self.budget_s:.0f} s"
-            )
-        return facts
+        seen = answer.get()
+        self.facts, self.held_mib = seen["facts"], seen["held_mib"]
+        self.applicable, self.inapplicable = seen["applicable"], seen["inapplicable"]
+        return max(_FIRST_LIMIT_S, _FIRST_CALLS * seen["call_s"])
 
-    def start(self, worker: Worker, limit_s: float) -> bool:
-        """Start a process and load the model in it; False where it was lost."""
-        began = clock()
-        answer = self.call(worker, "ready", limit_s)
-        if answer.status == "done":
-            self.start_s, self.yours_s = clock() - began, answer.value
-        return answer.status == "done"
+    def try_step(self, name: str) -> Tried:
+        """Prove the step alone and in the plan, and race both; add it to the plan if the plan is faster with it."""
+        old = self.plan
+        new = steps.ordered([name, *(other for other in old if steps.go_together(name, other))])
+        for form in dict.fromkeys([(name,), new]):
+            found = self.attempts[form] = self.attempt(form)
+            if found["why"] is not None:
+                return Tried(name, found["why"] if len(form) == 1 else f"{found['why']}, in {name_of(form)}")
+        forms = [form for form in dict.fromkeys([old, (name,), new]) if form]
+        why, added = _STOPPED, None
+        for process in range(len(self.workers)):
+            if clock() > (min(self.step_ends, self.began + self.budget_s) if process else self.step_ends):
+                self.tell(f"no time for process {process + 1} of {len(self.workers)}")
+                break
+            why = self.race(process, forms)
+            added = _pooled(self.ratios(new, old))
+            if added and added.high is not None and added.high < 1:
+                break
+        runs, error = self.ratios(new, old), self.attempts[new].get("error")
+        tried = Tried(name, "", False, _pooled(self.ratios((name,))), added if old else None, len(runs), error)
+        if STEPS[name].exact and runs and (_above_1(added) or all(map(_above_1, runs))):
+            self.plan = new
+            replaced = set(old) - set(new)
+            self.tried = [replace(t, why=f"{name} takes its place") if t.name in replaced else t for t in self.tried]
+            return replace(tried, why=self.applicable[name])
+        return replace(tried, why=_reason(name, added, why))
 
-    def attempt(self, plan: Plan, limit_s: float) -> dict[str, Any]:
-        if not self.trial.alive:  # after a step that cost it
-            self.start(self.trial, limit_s)
-        answer = self.call(self.trial, "attempt", limit_s, plan=list(plan), folder=self.folder)
+    def attempt(self, plan: Plan) -> dict[str, Any]:
+        answer = self.call(0, "attempt", plan=list(plan), folder=self.folder)
         if answer.status == "done":
             return answer.value
-        return {"applies": False, "why": _STOPPED if answer.status == "timeout" else answer.reason}
+        return {"why": _STOPPED if answer.status == "timeout" else answer.reason}
 
-    def race(self, plans: Sequence[Plan], sampling_s: float, seed: int) -> dict[str, np.ndarray]:
-        """ms of each round in a fresh process, by the names of the plans that ran."""
-        with Worker() as fresh:
-            if not self.start(fresh, self.left_s + RESERVE_S):
-                return {}
-            options = {"plans": [list(plan) for plan in plans], "budget_s": sampling_s, "seed": seed}
-            answer = self.call(fresh, "race", self.left_s + RESERVE_S, **options)
-        if answer.status != "done":
-            self.tell(f"a process was lost: {answer.reason}")
-            return {}
-        return {name: np.array(times) for name, times in answer.value.items()}
+    def race(self, process: int, plans: Sequence[Plan]) -> str:
+        """Race forms in a process; why there are no times, empty where there are."""
+        options = {"plans": [list(plan) for plan in plans], "budget_s": self.sampling_s, "seed": len(self.races)}
+        answer = self.call(process, "race", **options)
+        if answer.status == "done":
+            self.races.append((process, {name: np.array(times) for name, times in answer.value.items()}))
+            return ""
+        self.tell(f"process {process + 1}: {answer.reason}")
+        return _STOPPED if answer.status == "timeout" else answer.reason
 
+    def ratios(self, plan: Plan, over: Plan = ()) -> list[Estimate]:
+        """The time of one plan over that of another in each process, by the last race there that had both.
 
-@dataclass
-class _Search:
-    """What is known so far, and the way to the plan."""
+        What the A/A control of a race shows widens the interval.
+        """
+        form, base = name_of(plan), name_of(over)
+        return [
+            estimates.ratio(times[base], times[form], times[base] * times[CONTROL] / times[YOURS])
+            for times in self.last_races(form, base).values()
+        ]
 
-    bench: _Bench
-    processes: int
-    names: Sequence[str]  # of the steps to try
-    found: dict[str, dict[str, Any]] = field(default_factory=dict)  # by step
-    proofs: dict[Plan, dict[str, Any]] = field(default_factory=dict)
-    raced: list[dict[str, np.ndarray]] = field(default_factory=list)  # times, one a process
-    wanted_s: float = 0.0  # by what the budget had no room for
+    def last_races(self, *forms: str) -> dict[int, dict[str, np.ndarray]]:
+        return {process: times for process, times in self.races if all(form in times for form in forms)}
 
-    def run(self) -> Optimized:
-        facts = self.bench.begin(self.processes)
-        self.try_each()
-        alone = self.promising()
-        plans = self.together(alone)
-        forms = self.afforded([*((name,) for name in alone), *plans])
-        self.race(forms)
-        plan = self.chosen([form for form in forms if all(STEPS[name].exact for name in form)])
-        return self.report(facts, plan)
-
-    def try_each(self) -> None:
-        for number, name in enumerate(self.names, start=1):
-            needed_s = self.bench.start_s * STEPS[name].starts
-            calls_s = 3 * _CALLS * self.bench.yours_s
-            room_s = self.bench.left_s - self.measuring_s(self.promising())
-            if needed_s * (1 + self.processes / 2) + calls_s > room_s:  # made anew in each process of the race, in less
-                self.without_room(name, _SKIPPED, needed_s + calls_s)
-                continue
-            self.bench.tell(f"[{number}/{len(self.names)}] {name} ({max(0, self.bench.left_s):.0f} s left)")
-            self.found[name] = self.bench.attempt((name,), room_s)
-            self.proofs[(name,)] = self.found[name].get("proof", {})
-            if self.found[name]["why"] == _STOPPED:
-                self.without_room(name, _STOPPED, max(2 * room_s, needed_s))
-
-    def without_room(self, name: str, why: str, needed_s: float) -> None:
-        self.found[name] = {**self.found.get(name, {}), "applies": False, "why": why}
-        self.wanted_s += needed_s * (1 + self.processes / 2)
-
-    def measuring_s(self, alone: Sequence[str]) -> float:
-        """What is to come for steps that go on: a race of each and of about as many plans of several, proven before."""
-        forms = [(name,) for name in alone] * (1 if len(alone) < 2 else 2)
-        return self.race_s(forms) + sum(2 * self.once_s(form) + 1.0 for form in forms[len(alone) :])
-
-    def promising(self) -> list[str]:
-        """The steps that are right and not seen to be slower in the process that tried them, the fastest first."""
-        right = (n for n, found in self.found.items() if found["applies"] and found.get("right", True))
-        usable = [name for name in right if not self.found[name].get("slower")]
-        gains = {name: self.ratio(self.found[name]["times"], name) for name in usable if "times" in self.found[name]}
-        open_yet = [name for name, gain in gains.items() if (gain.high or gain.value * 1.1) > 1]
-        return sorted(open_yet, key=lambda name: gains[name].value, reverse=True)[:MOST_RACED]
-
-    def together(self, alone: Sequence[str]) -> list[Plan]:
-        """Plans of several steps: the most that go together around each engine or none, each less one, all proven; the
-        first of them with each step that changes results."""
-        exact = [name for name in alone if STEPS[name].exact]
-        wanted: dict[Plan, None] = {}
-        for core in [None, *(name for name in exact if STEPS[name].kind == "engine")]:
-            plan: list[str] = [core] if core else []
-            for name in exact:
-                allowed = STEPS[name].kind != "engine" and all(steps.go_together(name, other) for other in plan)
-                plan += [name] * (name not in plan and allowed)
-            sizes = {len(plan), len(plan) - 1} - {-1, 0, 1}
-            parts = (part for size in sorted(sizes, reverse=True) for part in itertools.combinations(plan, size))
-            wanted |= dict.fromkeys(map(steps.ordered, parts))
-        first = next(iter(wanted), (exact[0],) if exact else ())
-        inexact = [name for name in alone if name not in exact and first]
-        wanted |= {steps.ordered((*first, name)): None for name in inexact}
-        return [plan for plan in wanted if self.proven(plan)]
-
-    def proven(self, plan: Plan) -> bool:
-        room_s = self.bench.left_s - self.race_s([plan])
-        if self.once_s(plan) > room_s:
-            return False
-        self.bench.tell(f"proving {name_of(plan)} ({self.bench.left_s:.0f} s left)")
-        found = self.bench.attempt(plan, room_s)
-        self.proofs[plan] = found.get("proof", {})
-        return found["applies"] and found.get("right", True)
-
-    def once_s(self, plan: Plan) -> float:
-        return sum(self.found[name].get("once_s", 0.0) for name in plan)
-
-    def form_s(self, plan: Plan) -> float:
-        """What a form takes in a process, before it is sampled for longer than it must."""
-        return self.once_s(plan) + _CALLS * min(self.found[name].get("call_s", 0.0) for name in plan)
-
-    def race_s(self, plans: Sequence[Plan]) -> float:
-        """What the shortest race of some plans takes in all processes."""
-        one = self.bench.start_s + 2 * _CALLS * self.bench.yours_s + sum(map(self.form_s, plans)) + LEAST_S
-        return self.processes * one
-
-    def afforded(self, wanted: Sequence[Plan]) -> list[Plan]:
-        """Those that there is time for in each process, by their order; the first in any case."""
-        forms: list[Plan] = []
-        for plan in wanted:
-            if forms and self.race_s([*forms, plan]) > self.bench.left_s + RESERVE_S / 2:
-                if len(plan) == 1:
-                    self.without_room(plan[0], _NOT_RACED, self.form_s(plan))
-            else:
-                forms.append(plan)
-        return forms
-
-    def race(self, plans: Sequence[Plan]) -> None:
-        least_s = self.race_s(plans) / self.processes
-        for number in range(self.processes if plans else 0):
-            left_s = self.bench.left_s
-            if number > 1 and least_s > left_s + RESERVE_S:
-                self.bench.tell(f"no time for process {number + 1} of {self.processes}: the budget is spent")
-                break
-            turn = f"process {number + 1} of {self.processes} ({max(0, left_s):.0f} s left)"
-            self.bench.tell(f"race of {len(plans) + 1} forms, {turn}")
-            sampling_s = LEAST_S + max(0.0, 0.8 * (left_s / (self.processes - number) - least_s))
-            found = self.bench.race(plans, sampling_s, seed=number + 1)
-            if YOURS in found:
-                self.raced.append(found)
-
-    def gain(self, plan: str, over: str = YOURS) -> Estimate | None:
-        """The ratio of times over all processes; None where fewer than two have it."""
-        runs = [self.ratio(times, plan, over) for times in self.raced if plan in times and over in times]
-        return estimates.pooled(runs, log=True) if len(runs) > 1 else None
-
-    @staticmethod
-    def ratio(times: Mapping[str, Sequence[float]], plan: str, over: str = YOURS) -> Estimate:
-        """Of one process; what its A/A control shows widens the interval."""
-        yours, control, base = (np.asarray(times[name]) for name in (YOURS, CONTROL, over))
-        return estimates.ratio(base, times[plan], base * control / yours)
-
-    def chosen(self, plans: Sequence[Plan]) -> Plan:
-        """The fastest plan that is faster than yours and than each part of it that was raced; else none."""
-        gains = {plan: gain for plan in plans if _above_1(gain := self.gain(name_of(plan)))}
-
-        def needs_all(plan: Plan) -> bool:
-            return all(_above_1(self.gain(name_of(plan), name_of(p))) for p in plans if set(p) < set(plan))
-
-        fastest = sorted(gains, key=lambda plan: gains[plan].value, reverse=True)
-        return next(filter(needs_all, fastest), ())
-
-    def report(self, facts: dict[str, Any], plan: Plan) -> Optimized:
-        proof = self.proofs.get(plan, {})
-        name = name_of(plan)
-        times = {YOURS: [t[YOURS] for t in self.raced], "fast": [t[name] for t in self.raced if name in t]}
-        ms = {key: float(np.median(np.concatenate(found))) for key, found in times.items() if found}
-        wanted_s = self.bench.budget_s + 1.2 * (self.wanted_s - max(0.0, self.bench.left_s))
+    def report(self) -> Optimized:
+        gains = self.ratios(self.plan) if self.plan else []
+        raced = self.last_races(name_of(self.plan)).values()
+        ms = {"yours": YOURS, "fast": name_of(self.plan)}
+        fast = self.attempts.get(self.plan, {})
         return Optimized(
-            **self.bench.of,
-            plan=(*plan, GUARD) if proof.get("wrong") else plan,
-            gain=self.gain(name) if plan else None,
-            ms=ms,
-            tried=tuple(self.outcome(step, plan) for step in self.found),
-            facts=facts,
-            proof=proof,
-            processes=len(self.raced),
-            seconds=clock() - self.bench.began,
-            wanted_s=math.ceil(max(wanted_s, self.bench.budget_s) / 10 + 1) * 10 if self.wanted_s else None,
+            **self.of,
+            plan=self.plan,
+            gain=_pooled(gains),
+            processes=len(gains),
+            ms={key: float(np.median(np.concatenate([t[name] for t in raced]))) for key, name in ms.items() if raced},
+            memory_mib={"yours": self.held_mib, "fast": fast.get("held_mib", self.held_mib)},
+            tried=tuple(replace(tried, kept=tried.name in self.plan) for tried in self.tried),
+            inapplicable=self.inapplicable,
+            facts=self.facts,
+            remarks=self.remarks,
+            proof=fast.get("proof", {}),
+            seconds=clock() - self.began,
         )
 
-    def outcome(self, step: str, plan: Plan) -> Tried:
-        found, kept = self.found[step], step in plan
-        gain, processes = self.gain(step), sum(step in times for times in self.raced)
-        if gain is None and "times" in found:
-            gain, processes = self.ratio(found["times"], step), 1
-        less, more = name_of([name for name in plan if name != step]), name_of(steps.ordered((*plan, step)))
-        share = found.get("share")
-        return Tried(
-            step,
-            kept,
-            self.reason(step, gain, processes, plan),
-            gain,
-            processes if gain else 0,
-            found.get("once_s"),
-            None if share is None or share > 0.999 else 1 / (1 - share),
-            found.get("error"),
-            bool(found.get("proof", {}).get("wrong")) and found.get("right", False),
-            self.gain(name_of(plan), less) if kept and less else None,
-            self.gain(more, name_of(plan)) if plan and not STEPS[step].exact else None,
-        )
 
-    def reason(self, step: str, gain: Estimate | None, processes: int, plan: Plan) -> str:
-        found = self.found[step]
-        if found["applies"] and not found.get("right", True):
-            broken = {**found["proof"]["wrong"], **found["proof"]["refused"]}
-            graph = next((name for name in broken if name == YOUR_GRAPH), next(iter(broken)))
-            return f"not equal: {broken[graph]} on {graph}"
-        if not found["applies"] or step in plan:
-            return found["why"]
-        if not STEPS[step].exact:
-            return "changes results: yours to decide"
-        if gain is None or processes < 2:
-            return _SLOWER if gain is None or gain.value < 1 else "raced in one process alone"
-        if not _above_1(gain):
-            return "no gain" if gain.high < _SOME else OPEN
-        return "no gain beside the others"
+def _pooled(runs: Sequence[Estimate]) -> Estimate | None:
+    return estimates.pooled(runs, log=True) if runs else None
 
 
-def _above_1(gain: Estimate | None) -> bool:
-    return gain is not None and gain.low is not None and gain.low > 1
+def _above_1(ratio: Estimate) -> bool:
+    return ratio.low is not None and ratio.low > 1
+
+
+def _reason(name: str, added: Estimate | None, lost: str) -> str:
+    """Why a step is not kept."""
+    if added is None:
+        return lost or "it fails in the race"
+    if not STEPS[name].exact:
+        return "changes results: yours to decide"
+    if added.high is not None and added.high < _SOME:
+        return "slower" if added.high < 1 else "no gain"
+    return OPEN
+
+
+# ---- in the processes -----------------------------------------------------------------------------------------------
+
+
+def examine(spec: str, graph: str, train: bool, folder: str, names: Sequence[str]) -> dict[str, Any]:
+    """Check the user's model and write the reference of the proof; facts of it and of the machine, and which of the
+    steps `names` apply. Raises `GnnlabError`."""
+    user = _user(spec, graph, train)
+    proof.check(user)
+    proof.write_reference(user, Path(folder))
+    looks = {name: steps.look(name, _copy(user), user.batch) for name in names}
+    start = time.perf_counter()
+    _step(user.model, user)
+    call_s = time.perf_counter() - start
+    facts = {
+        "nodes": user.data.num_nodes,
+        "edges": user.data.num_edges,
+        "parameters": sum(parameter.numel() for parameter in user.model.parameters()),
+        "threads": torch.get_num_threads(),
+        "versions": machine.versions(),
+        "processor": machine.processor(),
+        "cores": machine.cores(),
+        "busy": machine.busy(machine.at_work()),
+    }
+    return {
+        "facts": facts,
+        "applicable": {name: why for name, (applies, why) in looks.items() if applies},
+        "inapplicable": {name: why for name, (applies, why) in looks.items() if not applies},
+        "call_s": call_s,
+        "held_mib": _held_mib(user.model, user),
+    }
+
+
+def attempt(spec: str, graph: str, train: bool, plan: Sequence[str], folder: str) -> dict[str, Any]:
+    """Make the form of a plan and prove it. `why`: why it cannot be raced, or None. `error`: of the outputs, relative
+    to their largest magnitude, where the plan changes results."""
+    user = _user(spec, graph, train)
+    try:
+        form = _form(spec, graph, train, tuple(plan))
+        first = _step(form, user)
+    except Exception as error:  # whatever a step or a compiler raises
+        return {"why": one_line(error)}
+    found = {"why": None, "held_mib": _held_mib(form, user)}
+    if not all(STEPS[name].exact for name in plan):
+        outputs = ([tensor.float() for tensor in tensors_in(output)] for output in (_step(user.model, user), first))
+        return found | {"error": relative_error(*outputs)}
+    few = proof.FEW if any(STEPS[name].compiles for name in plan) else None
+    proven = proof.compare(form, user, Path(folder), few)
+    if not proven.equal:
+        on, what = next(iter(proven.wrong.items()))
+        found["why"] = f"not equal: {what} on {on}"
+    return found | {"proof": asdict(proven)}
+
+
+def race(
+    spec: str, graph: str, train: bool, plans: Sequence[Sequence[str]], budget_s: float, seed: int
+) -> dict[str, list[float]]:
+    """Times in ms of the user's model, of itself again (A/A) and of each plan that runs here, one a round."""
+    user = _user(spec, graph, train)
+    now, mode = Conditions.now(), "training" if train else "plain"
+
+    def timed(form: nn.Module) -> Callable[[], Any]:
+        run = call_of(form, user.batch, mode)
+
+        def under_these_conditions() -> Any:  # in training a form may leave its own threads for the backward pass
+            with now.applied():
+                return run()
+
+        return under_these_conditions if train else run
+
+    forms: dict[str, Callable[[], Any]] = {YOURS: timed(user.model)}
+    for plan in plans:
+        with suppress(Exception):  # it was proven in another process, and may fail here
+            form = _form(spec, graph, train, tuple(plan))
+            _step(form, user)
+            forms[name_of(plan)] = timed(form)
+    found = timing.race(forms, control=True, budget_s=budget_s, seed=seed)
+    return {name: list(each.samples_ms) for name, each in found.items()}
+
+
+def remarks(spec: str, graph: str, train: bool) -> list[str]:
+    """What only the author of the model can change: arguments and parameters without effect, equal rows."""
+    user = _user(spec, graph, train)
+    try:
+        found = findings.inspect(user.model, user.batch)
+    except Exception as error:  # a model may refuse what is tried on it
+        return [f"The model could not be looked at: {one_line(error)}"]
+    kinds = ("unused_argument", "unused_parameter", "shape_only", "identical_rows")
+    return [finding.sentence for finding in found if finding.kind in kinds]
+
+
+@cache
+def _user(spec: str, graph: str, train: bool) -> UserModel:
+    return proof.load(spec, graph, train)
+
+
+@cache
+def _form(spec: str, graph: str, train: bool, plan: Plan) -> nn.Module:
+    user = _user(spec, graph, train)
+    if any(STEPS[name].compiles for name in plan):
+        import torch._dynamo  # beyond its limit of versions torch.compile would go on without compiling, in silence
+
+        torch._dynamo.config.recompile_limit = 64  # several forms share one code
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return steps.apply(plan, _copy(user), user.batch)
+
+
+def _copy(user: UserModel) -> nn.Module:
+    try:
+        return copy.deepcopy(user.model)
+    except Exception as error:  # modules may refuse in any way
+        raise GnnlabError(f"{user.spec} makes a model that cannot be copied: {one_line(error)}") from error
+
+
+def _step(model: nn.Module, user: UserModel) -> Any:
+    """A forward pass, in training with the backward pass; threads that a form sets are not left to the next."""
+    with Conditions.now().applied():
+        output = call(model, user.batch)
+        if user.train:
+            proof.gradients(model, list(tensors_in(output)))
+    return output
+
+
+def _held_mib(model: nn.Module, user: UserModel) -> float:
+    """The most memory that a call holds beside what there was, in MiB."""
+    return profile_memory_usage(lambda: _step(model, user), device="cpu").rise_mb

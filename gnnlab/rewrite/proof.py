@@ -1,9 +1,13 @@
 """Is a fast model the user's model? Outputs, and gradients of each parameter, on the user's graph and on others.
 
-The reference is computed in a process in which nothing was made fast, in float32 and, where the model can, in float64.
-A tensor may be off from the exact one by 1e-5 of its largest magnitude, or by 8 times as much as the user's own float32
-is: a gradient that is zero but for rounding is compared with the rounding, and one that is zero to the bit with that of
-the largest tensor.
+    user = load("my_models:make", "digits", train=False)
+    check(user)                                  # refuses what cannot be compared
+    write_reference(user, folder)                # before anything is made fast
+    compare(fast_model, user, folder).equal
+
+The reference is computed in float32 and, where the model can, in float64. A tensor may be off from the exact one by
+1e-5 of its largest magnitude, or by 8 times as much as the user's own float32 is: a gradient that is zero but for
+rounding is compared with the rounding, and one that is zero to the bit with that of the largest tensor.
 """
 
 from __future__ import annotations
@@ -12,25 +16,28 @@ import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, one_line
-from gnnlab.profiling.context import Conditions, call
+from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.profiling.context import Conditions, ProfilingContext, call
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.profiling.races import RTOL_FLOAT32, directions
+from gnnlab.profiling.races import RTOL_FLOAT32, directions, relative_error
 from gnnlab.workloads import models
 
-YOURS = "your graph"
+RANDOM = 1e-3  # relative; threads that add in another order differ by less
 ALLOWED = RTOL_FLOAT32  # of the largest magnitude of a tensor
 ROUNDING = 8  # times the user's own, where that is more
+YOURS = "your graph"
 SAME_SIZE = "other edges, same size"
 HARD = "isolated nodes, repeated edges, self-loops"
 AGAIN = "your graph again"
-FEW = (YOURS, SAME_SIZE, HARD, AGAIN)  # for what is made anew for each size, in a minute
+FEW = (YOURS, SAME_SIZE, HARD, AGAIN)  # for what is compiled anew for each size, in a minute
 _OTHERS = {  # nodes, edges
     HARD: (37, 91),
     "no edges": (11, 0),
@@ -39,30 +46,123 @@ _OTHERS = {  # nodes, edges
 }
 
 
-def graphs(data: Data, only_yours: bool = False) -> dict[str, Data]:
-    """The graphs of a proof, by what is special about them: `data`, and others whose nodes and edges carry what those
-    of `data` do, drawn at random. With `only_yours` none of these."""
-    if only_yours:
+# ---- the user's model -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UserModel:
+    """A model of the user's, on a graph. With `train` it is in training mode with every dropout rate at 0, so that two
+    passes can be compared; else it is in eval mode."""
+
+    spec: str
+    data: Data
+    model: nn.Module
+    batch: Any
+    train: bool
+
+
+def load(spec: str, graph: str, train: bool) -> UserModel:
+    """The model of `module:factory` on a graph that `workloads.graphs` takes; turns dropout off in this process.
+
+    Raises:
+        GnnlabError: in one line, for whatever cannot be built or called.
+    """
+    if ":" not in spec:
+        raise GnnlabError(
+            f"{shown(spec)} is no module:factory; write a function that makes your model, as my_models:make"
+        )
+    if train:
+        nn.functional.dropout = torch.dropout = _no_dropout
+    made = models.build(spec, graph)
+    context = ProfilingContext(made.model.train(train), disable_dropout=train, eval_mode=not train)
+    context.__enter__()  # never left: the process is this model's alone
+    return UserModel(spec, made.graph, made.model, made.batch, train)
+
+
+def _no_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return input
+
+
+def check(user: UserModel) -> None:
+    """Can the model be measured and compared? Raises `GnnlabError`: its output is no tensor or not finite, it is random
+    in eval mode (to be trained, also beyond dropout), it changes its weights or inputs in eval mode."""
+    with torch.no_grad():
+        for train in sorted({False, user.train}):
+            user.model.train(train)
+            before = {name: (tensor, tensor._version) for name, tensor in _state(user).items()}
+            first, after = _outputs(user), _state(user)
+            for name, (tensor, version) in before.items():
+                if not train and (after.get(name) is not tensor or tensor._version != version):
+                    raise GnnlabError(
+                        f"{user.spec}: its forward changes {name} in eval mode, so that no two calls compute the same; "
+                        "write to a copy"
+                    )
+            if (apart := relative_error(first, _outputs(user))) > RANDOM:
+                mode = "training mode, with dropout at 0" if train else "eval mode"
+                raise GnnlabError(
+                    f"{user.spec} is random in {mode}: two calls differ by {apart:.1g} relative; make it depend on "
+                    "self.training, or fix what it draws"
+                )
+
+
+def _state(user: UserModel) -> dict[str, Tensor]:
+    """Weights, buffers and tensors that go in, by names for a reader."""
+    held = dict(user.model.named_parameters()) | dict(user.model.named_buffers())
+    fields = user.batch if isinstance(user.batch, Mapping) else user.data.to_dict()
+    inputs = {f"its argument {name}": value for name, value in fields.items() if isinstance(value, Tensor)}
+    return {f"its weight {name}": value for name, value in held.items()} | inputs
+
+
+def _outputs(user: UserModel) -> list[Tensor]:
+    """Copies of the tensors that the model returns."""
+    leaves = [leaf for leaf in pytree.tree_leaves(call(user.model, user.batch)) if leaf is not None]
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise GnnlabError(
+                f"{user.spec}: its forward returns {type(leaf).__name__} {shown(leaf)}; a tensor, or tuples, lists and "
+                "dicts of tensors are needed"
+            )
+    if not leaves:
+        raise GnnlabError(f"{user.spec}: its forward returns no tensor; nothing can be compared")
+    if not all(leaf.isfinite().all() for leaf in leaves):
+        raise GnnlabError(
+            f"{user.spec}: its output holds NaN or infinity, which agrees with anything; look at that first"
+        )
+    return [leaf.clone() for leaf in leaves]
+
+
+# ---- the graphs of a proof ------------------------------------------------------------------------------------------
+
+
+def graphs(user: UserModel) -> dict[str, Data]:
+    """The user's graph, and random ones whose nodes and edges carry features of its nodes and edges, by what is special
+    about them. Only the user's where the model has a layer with `cached=True`, which keeps the first graph."""
+    data = user.data
+    if any(getattr(module, "cached", False) is True for module in user.model.modules()):
         return {YOURS: data}
     draw = torch.Generator().manual_seed(0)
     sizes = {SAME_SIZE: (data.num_nodes, data.num_edges), **_OTHERS}
-    found = {YOURS: data} | {name: _drawn(data, *size, draw) for name, size in sizes.items()}
+    drawn = {name: _drawn(data, *size, draw) for name, size in sizes.items()}
     together = _drawn(data, 45, 160, draw)
     together.batch = torch.arange(45) // 20 + (torch.arange(45) >= 40)  # graphs of 20, 20, none and 5 nodes
-    return found | {"four graphs, one without nodes": together, AGAIN: data}
+    return {YOURS: data, **drawn, "four graphs, one without nodes": together, AGAIN: data}
 
 
 def _drawn(data: Data, nodes: int, edges: int, draw: torch.Generator) -> Data:
-    made = Data(num_nodes=nodes)
+    pairs = torch.randint(max(1, nodes - nodes // 6), (2, edges), generator=draw)
+    pairs[:, edges // 2 : edges // 2 + edges // 8] = pairs[:, : edges // 8]  # repeated
+    pairs[1, : edges // 16] = pairs[0, : edges // 16]  # self-loops
     rows = torch.randint(data.num_nodes, (nodes,), generator=draw)
     columns = torch.randint(data.num_edges, (edges,), generator=draw)
+    # self-loops at one node carry the same features: of several that differ, PyG's add_remaining_self_loops takes any
+    of_loop, loops = torch.randint(data.num_edges, (nodes,), generator=draw), pairs[0] == pairs[1]
+    columns[loops] = of_loop[pairs[0, loops]]
+    made = Data(num_nodes=nodes)
     for name, value in data:
         if name in ("ptr", "batch", "num_nodes"):
             continue
         if name == "edge_index":
-            value = torch.randint(max(1, nodes - nodes // 6), (2, edges), generator=draw)
-            value[:, edges // 2 : edges // 2 + edges // 8] = value[:, : edges // 8]  # repeated
-            value[1, : edges // 16] = value[0, : edges // 16]  # self-loops
+            value = pairs
         elif isinstance(value, Tensor) and data.is_node_attr(name):
             value = value[rows]
         elif isinstance(value, Tensor) and data.is_edge_attr(name):
@@ -71,52 +171,44 @@ def _drawn(data: Data, nodes: int, edges: int, draw: torch.Generator) -> Data:
     return made
 
 
+# ---- the proof ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Proof:
     """`error`: the largest over all tensors, relative to what it is compared with; at most `ALLOWED` where it held.
 
-    `held`: graphs on which it did. `wrong`: graphs with what was off. `refused`: graphs that the fast form refuses and
-    the user's model takes, with why. `skipped`: graphs that the user's own model does not take.
+    `held`: graphs on which it did. `wrong`: graphs with what was off, or how the fast form failed. `skipped`: graphs
+    that the user's own model does not take, with why.
     """
 
     error: float
     held: tuple[str, ...]
     wrong: dict[str, str]
-    refused: dict[str, str]
     skipped: dict[str, str]
 
     @property
-    def holds_on_yours(self) -> bool:
-        """Is it right on the user's graph and on other edges of its size, and wrong there on none?"""
-        return YOURS in self.held and not {YOURS, SAME_SIZE, AGAIN} & (self.wrong.keys() | self.refused)
+    def equal(self) -> bool:
+        return YOURS in self.held and not self.wrong
 
 
-def write_reference(model: nn.Module, data: Data, spec: str, train: bool, folder: Path, only_yours: bool) -> None:
-    """What `model` gives on each of the `graphs`, as `folder`/number.npz; where it takes a graph not, the reason."""
-    double = _double(model)
-    for number, graph in enumerate(graphs(data, only_yours).values()):
+def write_reference(user: UserModel, folder: Path) -> None:
+    """What the model gives on each of the `graphs`, as `folder`/number.npz; where it fails on one, the reason."""
+    for number, graph in enumerate(graphs(user).values()):
         try:
-            found = values(model, graph, spec, train)
+            found = values(user.model, graph, user.spec, user.train)
         except Exception as error:  # of the user's model, on a graph that is none of theirs
             found = {"reason": np.array(one_line(error))}
         else:
-            exact = _exact(double, graph, spec, train)
+            exact = _exact(user, graph)
             found |= {f"exact {name}": array for name, array in exact.items() if name in found}
         np.savez(folder / f"{number}.npz", **found)
 
 
-def compare(
-    model: nn.Module,
-    data: Data,
-    spec: str,
-    train: bool,
-    folder: Path,
-    only_yours: bool,
-    names: Collection[str] | None = None,
-) -> Proof:
-    """A fast `model` against the reference in `folder`, on all graphs or on those of some `names` alone."""
-    worst, held, wrong, refused, skipped = 0.0, [], {}, {}, {}
-    for number, (name, graph) in enumerate(graphs(data, only_yours).items()):
+def compare(form: nn.Module, user: UserModel, folder: Path, names: Collection[str] | None = None) -> Proof:
+    """A fast form against the reference in `folder`, on all graphs or on those of some `names` alone."""
+    worst, held, wrong, skipped = 0.0, [], {}, {}
+    for number, (name, graph) in enumerate(graphs(user).items()):
         if names is not None and name not in names:
             continue
         with np.load(folder / f"{number}.npz") as file:
@@ -125,9 +217,9 @@ def compare(
             skipped[name] = str(reference["reason"])
             continue
         try:
-            got = values(model, graph, spec, train)
-        except Exception as error:  # whatever a runtime raises
-            refused[name] = one_line(error)
+            got = values(form, graph, user.spec, user.train)
+        except Exception as error:  # whatever a compiler raises
+            wrong[name] = f"it fails, {one_line(error)},"
             continue
         error, of = difference(reference, got)
         if error <= ALLOWED:
@@ -135,7 +227,7 @@ def compare(
             held.append(name)
         else:
             wrong[name] = f"{of} is off by {error:.1e}"
-    return Proof(worst, tuple(held), wrong, refused, skipped)
+    return Proof(worst, tuple(held), wrong, skipped)
 
 
 def values(model: nn.Module, graph: Data, spec: str, train: bool) -> dict[str, np.ndarray]:
@@ -188,22 +280,13 @@ def _error(own: np.ndarray, exact: np.ndarray | None, got: np.ndarray, largest: 
     return 0.0 if off == 0 else float(off / scale) if scale else float("inf")
 
 
-def _double(model: nn.Module) -> nn.Module | None:
-    try:
-        return copy.deepcopy(model).double()
-    except Exception:  # modules may refuse in any way
-        return None
-
-
-def _exact(double: nn.Module | None, graph: Data, spec: str, train: bool) -> dict[str, np.ndarray]:
-    """The same in float64; nothing where the model cannot."""
-    if double is None:
-        return {}
+def _exact(user: UserModel, graph: Data) -> dict[str, np.ndarray]:
+    """The user's own `values` in float64; nothing where the model cannot."""
     wide = copy.copy(graph)
     for name, value in graph:
         if isinstance(value, Tensor) and value.is_floating_point():
             wide[name] = value.double()
     try:
-        return values(double, wide, spec, train)
-    except Exception:  # a forward that makes float32 tensors of its own
+        return values(copy.deepcopy(user.model).double(), wide, user.spec, user.train)
+    except Exception:  # a module that cannot be copied, a forward that makes float32 tensors of its own
         return {}

@@ -1,10 +1,10 @@
-"""What can make a user's model faster, one `RewriteStep` each: does it apply, what it changes, how to apply it.
+"""What can make a user's model faster, one `RewriteStep` each: why it applies, and the function that applies it.
 
-    found = STEPS["fast layers"].look(model, batch)      # applies or not, and why
+    applies, why = look("fast layers", model, batch)
     model = fast_layers(model, batch)                    # a new model, or the same one changed
 
-A function of a step is called with a model that may be changed, and with what it is called with. A step that is not
-`exact` changes results beyond float32's rounding: it is measured and told, and never applied.
+A function of a step is called with a model that may be changed, and with what the model is called with. A step that is
+not `exact` changes results beyond float32's rounding: it is measured and shown, and never applied.
 """
 
 from __future__ import annotations
@@ -19,56 +19,34 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gnnlab import machine
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
 from gnnlab.kernels import linears
 from gnnlab.kernels.linears import sparse_inputs
-from gnnlab.profiling import findings
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.rewrite import dense
-from gnnlab.rewrite.around import (
-    bfloat16,
-    compiled,
-    constant_output,
-    inference,
-    onnxruntime,
-    openvino,
-    products,
-    this_size_only,
-    threads,
-)
+from gnnlab.rewrite.around import bfloat16, compiled, constant_output, inference, threads
 from gnnlab.rewrite.dense import dense_layers
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
-
-@dataclass(frozen=True)
-class Applicability:
-    """Does a step apply to a model, and why or why not. `modules`: paths of those that it touches, None for all."""
-
-    applies: bool
-    why: str
-    modules: tuple[str, ...] | None = None
-
-
-Look = Callable[[nn.Module, Any], Applicability]
+FAST_LAYERS = "fast layers"
 Apply = Callable[[nn.Module, Any], nn.Module]
 
 
 @dataclass(frozen=True)
 class RewriteStep:
-    """`apply`: a function of this module, or a partial one with further arguments by name. `apart`: kinds of steps that
-    it does not go with. `starts`: how long it takes to try, in starts of a process that loads torch and the model.
-    `slow`: it is made anew for a new size, so that the proof asks it on fewer graphs."""
+    """`why` says of a model and its batch why the step applies, and raises `GnnlabError` where it does not. `apply` is
+    a function of this module, or a partial one with further arguments by name. `apart`: kinds of steps that it does not
+    go with. `compiles`: it is made anew for graphs of another size, which takes long."""
 
     name: str
-    kind: str  # constant|rewrite|layers|engine|mode|condition|precision|guard
-    look: Look
+    kind: str  # constant|sparse|dense|layers|engine|mode|threads|precision
+    why: Callable[[nn.Module, Any], str]
     apply: Apply
     apart: frozenset[str] = frozenset()
     training: bool = True
     exact: bool = True
-    starts: float = 0.02
-    slow: bool = False
+    compiles: bool = False
 
     @property
     def code(self) -> str:
@@ -84,108 +62,64 @@ def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]
     return model, batch
 
 
-# ---- what each does, beside those that are imported -----------------------------------------------------------------
-
-
 def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
     """Layers of PyG on the lab's own sum; see `swap`."""
     return swap(model).model
 
 
-def compiled_sums(model: nn.Module, batch: Any, then: str = "eager") -> nn.Module:
-    """The forward through torch.compile and the lab's backend, which hands the rest to `then` (eager|inductor)."""
-    from gnnlab.rewrite.backend import backend  # which takes a second to load
-
-    return compiled(model, batch, functools.partial(backend, options={"then": then}))
+# ---- why a step applies ---------------------------------------------------------------------------------------------
 
 
-def int8_weights(model: nn.Module, batch: Any) -> nn.Module:
-    """Linear layers in int8, activations quantized at each call."""
-    return linears.int8_weights(model)
-
-
-# ---- does it apply? -------------------------------------------------------------------------------------------------
-
-
-def _always(why: str) -> Look:
-    return lambda model, batch: Applicability(True, why)
-
-
-def _look_constant(model: nn.Module, batch: Any) -> Applicability:
+def _no_tensor_goes_in(model: nn.Module, batch: Any) -> str:
     if any(True for _ in tensors_in(batch)):
-        return Applicability(False, "tensors go in")
-    return Applicability(True, "no tensor goes in: in eval the output follows from the weights")
+        raise GnnlabError("tensors go in")
+    return "no tensor goes in: in eval the output follows from the weights"
 
 
-def _look_at(find: Callable[[nn.Module, Any], tuple[str, ...]], found: str) -> Look:
-    """Where a model can be changed; `found` says of the places what they are."""
-
-    def look(model: nn.Module, batch: Any) -> Applicability:
-        try:
-            at = find(model, batch)
-        except GnnlabError as error:
-            return Applicability(False, str(error))
-        return Applicability(True, found.format(", ".join(at)))
-
-    return look
+def _sparse_places(model: nn.Module, batch: Any) -> str:
+    shares = linears.sparse_places(model, batch)
+    return f"{', '.join(shares)}: {100 * min(shares.values()):.1f} % of the input is not zero"
 
 
-def _dense_places(model: nn.Module, batch: Any) -> tuple[str, ...]:
+def _dense_places(model: nn.Module, batch: Any) -> str:
     if isinstance(batch, Data):
-        return dense.places(model, batch.num_nodes)
-    x = batch.get("x") if isinstance(batch, dict) else next(iter(tensors_in(batch)), None)
-    if x is None:
-        raise GnnlabError("no x goes in that says how many nodes there are")
-    return dense.places(model, len(x))
+        nodes = batch.num_nodes
+    else:
+        x = batch.get("x") if isinstance(batch, dict) else next(iter(tensors_in(batch)), None)
+        if x is None:
+            raise GnnlabError("no x goes in that says how many nodes there are")
+        nodes = len(x)
+    return ", ".join(dense.places(model, nodes))
 
 
-def _look_sparse(model: nn.Module, batch: Any) -> Applicability:
-    try:
-        found = linears.sparse_places(model, batch)
-    except GnnlabError as error:
-        return Applicability(False, str(error))
-    return Applicability(
-        True, f"{', '.join(found)}: {100 * min(found.values()):.1f} % of the input is not zero", tuple(found)
-    )
-
-
-def _look_layers(model: nn.Module, batch: Any) -> Applicability:
-    try:
-        report = swap(model)
-    except GnnlabError as error:
-        return Applicability(False, str(error))
+def _replaced_layers(model: nn.Module, batch: Any) -> str:
+    report = swap(model)
     if not report.replaced:
-        return Applicability(
-            False, "; ".join(f"{kind}: {why}" for _, kind, why in report.kept) or "it has no layers of PyG"
-        )
-    kept = f"; not {_named(report.kept)}" if report.kept else ""
-    return Applicability(True, f"{_named(report.replaced)}{kept}", tuple(path for path, *_ in report.replaced))
+        kept = "; ".join(f"{kind}: {why}" for _, kind, why in report.kept)
+        raise GnnlabError(kept or "it has no layers of PyG")
+    return _counted(report.replaced) + (f"; not {_counted(report.kept)}" if report.kept else "")
 
 
-def _named(layers: Sequence[tuple[str, ...]]) -> str:
-    """ "2 of GATConv, GCNConv": kinds of layers, and how many where there are several."""
+def _counted(layers: Sequence[tuple[str, ...]]) -> str:
+    """ "2 GATConv, 1 GCNConv": the kinds of layers, and how many of each."""
     kinds = [kind for _, kind, *_ in layers]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
 
-def _look_installed(package: str) -> Look:
-    def look(model: nn.Module, batch: Any) -> Applicability:
-        version = machine.version(package)
-        return Applicability(version is not None, f"{package} {version}" if version else f"{package} is not installed")
-
-    return look
-
-
-def _look_int8(model: nn.Module, batch: Any) -> Applicability:
-    paths = tuple(path for path, layer in model.named_modules() if path and type(layer) in linears.LINEAR)
-    if not paths:
-        return Applicability(False, "it has no linear layers of torch or PyG")
-    return Applicability(True, f"{len(paths)} linear layer{'s' * (len(paths) > 1)}", paths)
-
-
 # ---- the registry ---------------------------------------------------------------------------------------------------
 
-GUARD = "this size only"
+_LAYERS = frozenset({"sparse", "dense", "layers"})
+
+
+def _thread_step(count: int) -> RewriteStep:
+    def why(model: nn.Module, batch: Any) -> str:
+        now = torch.get_num_threads()
+        if count == now:
+            raise GnnlabError("torch has as many already")
+        return f"torch has {now}"
+
+    name = f"{count} thread{'s' * (count > 1)}"
+    return RewriteStep(name, "threads", why, functools.partial(threads, count=count), frozenset({"threads"}))
 
 
 def _thread_counts() -> list[int]:
@@ -194,61 +128,41 @@ def _thread_counts() -> list[int]:
     return sorted({cores, *(2**power for power in range(cores.bit_length()))})
 
 
-def _threads_step(count: int) -> RewriteStep:
-    def look(model: nn.Module, batch: Any) -> Applicability:
-        now = torch.get_num_threads()
-        return Applicability(count != now, f"torch has {now}" if count != now else "torch has as many already")
-
-    name = f"{count} thread{'s' * (count > 1)}"
-    return RewriteStep(name, "condition", look, functools.partial(threads, count=count), frozenset({"condition"}))
-
-
-_ENGINE = functools.partial(RewriteStep, kind="engine", apart=frozenset({"engine", "layers"}))
-_RUNTIME = functools.partial(_ENGINE, apart=frozenset({"engine", "layers", "mode"}), training=False)
-_MEDIUM = functools.partial(products, precision="medium")
-_NOT_CONSTANT = frozenset({"rewrite", "layers", "engine", "mode", "condition"})
-
-_ALL = (  # tried in this order: first what brings most models most
-    RewriteStep("fast layers", "layers", _look_layers, fast_layers),
-    RewriteStep("constant output", "constant", _look_constant, constant_output, _NOT_CONSTANT, training=False),
-    RewriteStep("sparse inputs", "rewrite", _look_sparse, sparse_inputs),
-    RewriteStep("dense small graph", "rewrite", _look_at(_dense_places, "{}"), dense_layers),
-    RewriteStep("inference mode", "mode", _always("eval mode, torch.no_grad"), inference, training=False),
-    *map(_threads_step, _thread_counts()),
-    _RUNTIME("OpenVINO", look=_look_installed("openvino"), apply=openvino, starts=1.0),
-    _RUNTIME("ONNX Runtime", look=_look_installed("onnxruntime"), apply=onnxruntime, starts=2.0),
-    _ENGINE(
-        "torch.compile, gnnlab",
-        look=_always("gathers and scatters of the traced graph become sums"),
-        apply=compiled_sums,
-        starts=2.0,
-        slow=True,
+_NOT_CONSTANT = _LAYERS | {"engine", "mode", "threads"}
+_ALL = (  # in the order in which they are applied
+    RewriteStep("constant output", "constant", _no_tensor_goes_in, constant_output, _NOT_CONSTANT, training=False),
+    RewriteStep("sparse inputs", "sparse", _sparse_places, sparse_inputs),
+    RewriteStep("dense small graph", "dense", _dense_places, dense_layers),
+    RewriteStep(FAST_LAYERS, "layers", _replaced_layers, fast_layers),
+    RewriteStep(
+        "torch.compile", "engine", lambda model, batch: "its default backend", compiled, _LAYERS, compiles=True
     ),
-    RewriteStep("medium products", "precision", _always("a setting of torch"), _MEDIUM, exact=False),
-    RewriteStep("bfloat16", "precision", _always("torch.autocast"), bfloat16, exact=False),
-    RewriteStep("int8", "precision", _look_int8, int8_weights, training=False, exact=False),
-    _ENGINE(
-        "torch.compile, gnnlab, Inductor",
-        look=_always("the same, and the rest goes to Inductor"),
-        apply=functools.partial(compiled_sums, then="inductor"),
-        starts=4.0,
-        slow=True,
-    ),
-    _ENGINE("torch.compile", look=_always("its default backend"), apply=compiled, starts=4.0, slow=True),
-    RewriteStep(GUARD, "guard", lambda model, batch: Applicability(False, "it guards other steps"), this_size_only),
+    RewriteStep("inference mode", "mode", lambda model, batch: "eval mode, torch.no_grad", inference, training=False),
+    *map(_thread_step, _thread_counts()),
+    RewriteStep("bfloat16", "precision", lambda model, batch: "torch.autocast", bfloat16, exact=False),
 )
 STEPS: Mapping[str, RewriteStep] = {step.name: step for step in _ALL}
-_KINDS = ("constant", "rewrite", "layers", "engine", "mode", "condition", "precision", "guard")  # as they are applied
 
 
 def tried(train: bool) -> list[str]:
-    """The steps that may be applied to a model, or in training, in the order in which they are tried."""
-    return [step.name for step in _ALL if step.kind != "guard" and (step.training or not train)]
+    """The steps for a model in eval, or in training, in the order in which they are tried: the fast layers first, then
+    what is made at once, what is compiled, and what changes results."""
+    names = [step.name for step in _ALL if step.training or not train]
+    return sorted(names, key=lambda name: (name != FAST_LAYERS, not STEPS[name].exact, STEPS[name].compiles))
+
+
+def look(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:
+    """Does a step apply to a model, and why or why not."""
+    try:
+        return True, STEPS[name].why(model, batch)
+    except GnnlabError as error:
+        return False, str(error)
 
 
 def ordered(plan: Iterable[str]) -> tuple[str, ...]:
     """Steps in the order in which they are applied."""
-    return tuple(sorted(plan, key=lambda name: _KINDS.index(STEPS[name].kind)))
+    wanted = set(plan)
+    return tuple(name for name in STEPS if name in wanted)
 
 
 def go_together(first: str, second: str) -> bool:
@@ -262,22 +176,3 @@ def apply(plan: Sequence[str], model: nn.Module, batch: Any) -> nn.Module:
     for name in plan:
         model = STEPS[name].apply(model, batch)
     return model
-
-
-def told(model: nn.Module, batch: Any) -> list[str]:
-    """What was found and only its author can change: inputs, buffers and parameters without effect, copies of their
-    own. Buffers of layers of PyG and copies within them are none of theirs."""
-    try:
-        found = findings.inspect(model, batch)
-    except Exception as error:  # a model may refuse what is tried on it
-        return [f"The model could not be looked at: {one_line(error)}"]
-    installed = {
-        path for path, m in model.named_modules() if type(m).__module__.startswith(("torch.", "torch_geometric."))
-    }
-
-    def places(finding: findings.Finding) -> list[str | None]:
-        owner = finding.where.rpartition(".")[0] if finding.kind == "unused_buffer" else None
-        return finding.evidence.get("modules", [owner])
-
-    theirs = (finding for finding in found if not installed.issuperset(places(finding)))
-    return [finding.sentence for finding in theirs if finding.kind != "constant_output"]

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from planted_search import FACTS, FINE, Planted
+from planted_search import FACTS, Planted
 
 from gnnlab import cli
 from gnnlab.commands.optimize import _gain_text
@@ -32,20 +32,31 @@ def test_a_model_goes_through_processes_of_its_own(optimize, tmp_path):
     budget = ("--budget", "6", "--processes", "2")
     code, out, err = optimize("own_models:gin", "--graph", graph, *budget, "--json", "--out", "fast_gin.py")
     report = json.loads(out)
-    assert code == 0 and report["facts"]["nodes"] == 3000 and report["processes"] == 2
+    assert code == 0 and report["facts"]["nodes"] == 3000 and report["processes"] <= 2
     assert {tried["name"] for tried in report["tried"]} == {"fast layers", "inference mode"}
-    assert "[1/2] fast layers" in err and "process 2 of 2" in err
+    assert "[1/2] fast layers" in err
     assert (tmp_path / "fast_gin.py").exists() is bool(report["plan"])
     assert ("wrote fast_gin.py" in err) is bool(report["plan"])
 
 
-def test_the_table_says_why_a_step_is_not_kept(optimize, monkeypatch):
+def test_the_table_says_why_a_step_is_not_kept_and_counts_what_does_not_apply(optimize, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")  # nothing is wrapped
-    found = {"inference mode": FINE | {"applies": False, "why": "no [reason] at all"}}
+    monkeypatch.setattr(steps, "tried", lambda train: ["fast layers", "inference mode", "constant output"])
+    found = {"inference mode": {"why": "no [reason] at all"}, "constant output": "tensors go in"}
     monkeypatch.setattr(search, "Worker", Planted(lambda plan, process: 0.5, found))
     code, out, _ = optimize("own_models:gin", "--graph", "karate")
     assert code == 0 and "kept" in out and "no [reason] at all" in out
     assert 1.9 < float(re.search(r"\nfast layers: ([\d.]+) \(", out)[1]) < 2.1 and "Proven equal on 2 graphs" in out
+    assert "2 MiB before and 1 MiB now" in out
+    assert "1 step does not apply" in out and "tensors go in" not in out
+
+
+def test_what_has_no_fast_layers_says_why(optimize, monkeypatch):
+    monkeypatch.setattr(
+        search, "Worker", Planted(lambda plan, process: 1.0, {"fast layers": "it has no layers of PyG"})
+    )
+    _, out, _ = optimize("own_models:gin", "--graph", "karate")
+    assert "No step makes it faster: nothing to write." in out and "No fast layers: it has no layers of PyG." in out
 
 
 def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
@@ -56,11 +67,11 @@ def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
 def test_a_gain_that_may_be_none_on_a_busy_machine_is_told_as_that(optimize, monkeypatch):
     monkeypatch.setitem(FACTS, "busy", "90 % of its CPU time goes to other programs")
     shaky = {"fast layers": [0.6, 0.9, 1.1], "inference mode": [1.0, 1.0, 1.0]}
-    factor = lambda plan, process: min(shaky[name][max(process - 2, 0) % 3] for name in plan)  # noqa: E731
+    factor = lambda plan, process: min(shaky[name][process - 1] for name in plan)  # noqa: E731
     monkeypatch.setattr(search, "Worker", Planted(factor))
     _, out, _ = optimize("own_models:gin", "--graph", "karate")
-    nothing = next(line for line in out.splitlines() if line.startswith("No step was seen"))
-    assert "Still open, for a larger --budget or more --processes: fast layers, 1.19 (0.5" in nothing
+    assert "nothing to write" not in out
+    assert "No gain is beyond the noise. Open, for a larger --budget or more --processes: fast layers, 1.19 (0.5" in out
     assert "The machine was busy (90 % of its CPU time goes to other programs)" in out
 
 
@@ -82,11 +93,24 @@ def test_where_it_cannot_be_written_is_said_before_anything_is_measured(optimize
     assert (tmp_path / "mine.py").read_text() == "print('an hour of work')\n"
 
 
+def test_the_module_is_written_as_soon_as_there_is_a_gain_and_again_at_the_end(optimize, monkeypatch, tmp_path):
+    planted = Planted(lambda plan, process: 0.5)
+    monkeypatch.setattr(search, "Worker", planted)
+    planted.seconds = lambda target, plan: interrupted() if plan == ["inference mode"] else 0.0
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    code, _, err = optimize("own_models:gin", "--graph", "karate", "--out", "fast.py")
+    assert code == 130 and "fast layers: 2" in err and "wrote fast.py: use it as fast:make" in err
+    assert "steps.fast_layers(model, batch)" in (tmp_path / "fast.py").read_text()
+
+
 def test_a_module_of_an_earlier_run_is_replaced_or_said_to_be_old(optimize, monkeypatch):
     for factor, words in ((0.5, "wrote fast.py"), (0.4, "wrote fast.py"), (1.0, "fast.py is of an earlier run")):
         monkeypatch.setattr(search, "Worker", Planted(lambda plan, process, factor=factor: factor))
         _, _, err = optimize("own_models:gin", "--graph", "karate", "--out", "fast.py")
-        assert words in err.splitlines()[-1]
+        assert words in err
 
 
 @pytest.mark.parametrize(
@@ -94,7 +118,7 @@ def test_a_module_of_an_earlier_run_is_replaced_or_said_to_be_old(optimize, monk
     [
         ((), "required: module:factory"),
         (("own_models:gcn", "--budget", "0"), "whole number above 0"),
-        (("own_models:gcn", "--processes", "1"), "one process's word"),
+        (("own_models:gcn", "--processes", "0"), "whole number above 0"),
         (("own_models:not_there", "--graph", "karate"), "no factory 'not_there'"),
         (("own_models:wants_more", "--graph", "karate"), "forward wants positions"),
     ],

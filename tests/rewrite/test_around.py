@@ -5,10 +5,9 @@ import inspect
 
 import pytest
 import torch
-from own_models import Pooled, WithEdges
+from own_models import Pooled
 from torch import nn
 
-from gnnlab.errors import GnnlabError
 from gnnlab.rewrite import around
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile, between graphs
@@ -24,9 +23,7 @@ def model():
 WAYS = {
     "inference": lambda m: around.inference(m, None),
     "threads": lambda m: around.threads(m, None, 1),
-    "products": lambda m: around.products(m, None, "highest"),
     "constant": lambda m: around.constant_output(m, None),
-    "this size": lambda m: around.this_size_only(m, (X, EDGES, BATCH)),
     "compiled": lambda m: around.compiled(m, None, "eager"),
 }
 
@@ -104,10 +101,8 @@ def test_a_constant_does_not_keep_what_a_tensor_goes_into():
     assert not torch.allclose(fast(X, EDGES, BATCH), fast(X + 1, EDGES, BATCH))
 
 
-def test_a_guard_refuses_other_shapes_and_says_which():
-    torch.manual_seed(0)
-    batch = {"x": X, "edge_index": EDGES, "edge_weight": torch.ones(4)}
-    fast = around.this_size_only(WithEdges(4).eval(), batch)
-    fast(**batch)
-    with pytest.raises(GnnlabError, match=r"\(2, 3\)"):
-        fast(X, EDGES[:, :3], edge_weight=torch.ones(3))
+def test_bfloat16_is_that_of_autocast():
+    before = model().eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = before(X, EDGES, BATCH)
+    assert torch.equal(around.bfloat16(copy.deepcopy(before), None)(X, EDGES, BATCH), expected)

@@ -84,6 +84,21 @@ class Altered(nn.Module):
         return self.mistake(self, x, self.lin(x))
 
 
+class Weighted(nn.Module):
+    """A GCN whose edges have weights."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.conv = GCNConv(features, 3)
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.conv(x, edge_index, edge_weight)
+
+
+def gcn_with_weights(data):
+    return Weighted(data.num_features)
+
+
 def with_edges(data):
     return WithEdges(data.num_features)
 

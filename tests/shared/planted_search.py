@@ -6,15 +6,14 @@ import numpy as np
 
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling.estimates import CONTROL
-from gnnlab.rewrite.bench import YOURS
+from gnnlab.rewrite.optimize import YOURS
 from gnnlab.rewrite.proof import SAME_SIZE
 from gnnlab.rewrite.proof import YOURS as YOUR_GRAPH
 from gnnlab.worker import Answer
 
-PROVEN = {"error": 1e-7, "held": [YOUR_GRAPH, SAME_SIZE], "wrong": {}, "refused": {}, "skipped": {}}
-FINE = {"applies": True, "why": "planted", "once_s": 0.1, "share": None, "proof": PROVEN, "right": True, "call_s": 0.01}
+PROVEN = {"error": 1e-7, "held": [YOUR_GRAPH, SAME_SIZE], "wrong": {}, "skipped": {}}
 FACTS = {"nodes": 34, "edges": 156, "parameters": 9, "threads": 1, "versions": {"python": "3"}, "processor": "P"}
-FACTS |= {"cores": 2, "limit_ms": None, "told": [], "busy": None}
+FACTS |= {"cores": 2, "busy": None}
 
 
 def times(factor, seed=0):
@@ -23,8 +22,9 @@ def times(factor, seed=0):
 
 
 class Planted:
-    """Workers that answer `found` of each step and times by `factor(plan, process)`. `clock` shows the time that they
-    took: `start_s` for each start, `seconds(target, plan)` for each task; what takes longer than its limit is lost."""
+    """Workers that answer `found` of each step (a str: why it does not apply) and times by `factor(plan, process)`.
+    `clock` shows the time that they took: `start_s` for each start, `seconds(target, plan)` for each task; what takes
+    longer than its limit is lost."""
 
     def __init__(self, factor, found=None, start_s=0.0, seconds=lambda target, plan: 0.0):
         self.factor, self.found, self.start_s, self.seconds = factor, found or {}, start_s, seconds
@@ -60,35 +60,31 @@ class Process:
         value = getattr(self, name)(**arguments)
         return value if isinstance(value, Answer) else Answer("done", value)
 
-    def examine(self, **arguments):
-        return FACTS
-
-    def ready(self, **arguments):
-        return 0.01
+    def examine(self, names, **arguments):
+        why = {name: found for name in names if isinstance(found := self.planted.found.get(name), str)}
+        applicable = {name: "planted" for name in names if name not in why}
+        return {"facts": FACTS, "applicable": applicable, "inapplicable": why, "call_s": 0.01, "held_mib": 2.0}
 
     def attempt(self, plan, **arguments):
         found = self.planted.found.get(plan[0], {}) if len(plan) == 1 else {}
-        if isinstance(found, Answer):
-            return found
-        made = FINE | found
-        if len(plan) == 1 and made["applies"] and made["right"]:
-            made["times"] = {name: times(1) for name in (YOURS, CONTROL)} | {plan[0]: times(self.factor(plan), seed=1)}
-        return made
-
-    def factor(self, plan):
-        return self.planted.factor(tuple(plan), self.number)
+        return found if isinstance(found, Answer) else {"why": None, "proof": PROVEN, "held_mib": 1.0} | found
 
     def race(self, plans, seed, **arguments):
-        factors = {YOURS: 1, CONTROL: 1, **{" + ".join(plan): self.factor(plan) for plan in plans}}
+        factors = {YOURS: 1, CONTROL: 1}
+        factors |= {" + ".join(plan): self.planted.factor(tuple(plan), self.number) for plan in plans}
         return {name: times(factor, (seed, place)) for place, (name, factor) in enumerate(factors.items())}
+
+    def remarks(self, **arguments):
+        return []
 
 
 class Here(Process):
-    """A worker whose tasks run in this process."""
+    """A worker whose tasks run in this process, but for the races."""
 
     def call(self, target, arguments, *, timeout_s):
         module, _, name = target.partition(":")
+        work = self.race if name == "race" else getattr(importlib.import_module(module), name)
         try:
-            return Answer("done", getattr(importlib.import_module(module), name)(**arguments))
+            return Answer("done", work(**arguments))
         except GnnlabError as error:
             return Answer("raised", reason=one_line(error))
