@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError, shown
-from gnnlab.files import read_json, write_atomically, write_json
+from gnnlab.files import read_json, write_json
 from gnnlab.prediction.measured import AGAIN, CONDITIONS
 from gnnlab.prediction.predictor import TimePredictor
 from gnnlab.prediction.transfer import NOT_TOLD, MeasuredTransfers, copier, lent
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 MISSING = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
 LOOKUP, BANDWIDTH, TIMES, TRANSFERS = "lookup_table.json", "bandwidth_table.json", "times.json", "transfers.json"
-REPORT = "bandwidth_report.txt"
 PROCESSORS = ("CPU", "GPU", "NPU")
 _KEY = r"(\d+),(\d+),(CPU|GPU|NPU),(\d+)"
 _RATE_KEY = r"(CPU|GPU|NPU)_stage(\d+)"
@@ -253,23 +252,8 @@ def write(folder: Path, found: BandwidthFindings) -> dict[str, int]:
         (TRANSFERS, TransfersFile(**head, transfers=found.transfers)),
     ):
         write_json(folder / name, file.model_dump(mode="json"))
-    write_atomically(folder / REPORT, lambda file: file.write(report(found, lacking)))
     return {"times": len(lookup), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known),
             "gaps": len(lacking)}  # fmt: skip
-
-
-def report(found: BandwidthFindings, lacking: Sequence[str]) -> str:
-    """The text of `bandwidth_report.txt`."""
-    times = found.entries.groupby(["unit", "stage"])[["compute_time_ms", "transfer_time_ms", "total_time_ms"]]
-    rates = found.rates[["key", "unit", "gb_s", "gb_s_low", "gb_s_high", "why"]].round(3)
-    new = found.errors_by_stage()
-    sections = {
-        "Bandwidth of a measured copy, by stage": rates.to_string(index=False),
-        "Times in ms over the sizes, by unit and stage": times.agg(["mean", "std", "min", "max"]).round(4).to_string(),
-        "Error at sizes never fitted, by stage and unit": new.to_string() if len(new) else "none was measured",
-        "Not measured": "\n".join(lacking) or "nothing that was asked for",
-    }
-    return "\n".join(f"{title}\n{'-' * len(title)}\n{text}\n" for title, text in sections.items())
 
 
 def load_tables(folder: Path) -> Tables:
@@ -285,24 +269,6 @@ def load_tables(folder: Path) -> Tables:
     table = pd.DataFrame([time.model_dump() for time in times.times], columns=list(BlockTime.model_fields))
     layer, transfers = layer_of(times.layer, times.features), moved.transfers
     return Tables(TimePredictor.fit(layer, table, transfers.through), transfers)
-
-
-def read_s4(folder: Path) -> tuple[dict[str, LookupEntry], dict[str, float]]:
-    """The two tables that `write` wrote, checked to be whole: entries by "nodes,edges,PU,stage", and MB/s
-    by "PU_stageN", of which there are none where none could be told.
-
-    Raises:
-        GnnlabError: another format, an invalid time or bandwidth, or a cell that is missing: a stage that one of
-            the table's processors has at some of its sizes only; one line.
-    """
-    path = folder / LOOKUP
-    keys = set(found := read_lookup(path))
-    sizes, stages = {key[:3] for key in keys}, {key[2:] for key in keys}
-    wanted = {(*size, stage) for size in sizes for processor, stage in stages if processor == size[2]}
-    if lacking := sorted(wanted - keys):
-        key = ",".join(map(str, lacking[0]))
-        raise GnnlabError(f"{path} lacks {key}, which it has at other sizes; measure it (notebook 05)")
-    return {",".join(map(str, key)): entry for key, entry in found.items()}, read_bandwidth(folder / BANDWIDTH).stages
 
 
 def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:

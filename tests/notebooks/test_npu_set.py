@@ -72,6 +72,6 @@ def test_with_an_npu_one_command_exports_measures_predicts_and_plans(tmp_path, s
         key.split(",")[3] for key, row in raw.items() if STAND_IN in key and row["outcome"]["status"] == "measured"
     }
     assert stages == {"1", "2", "3", "4", "5", "6", "7", "1-5", "1-7"}  # those that sum over targets, too
-    lookup, _ = tables.read_s4(tmp_path / "out/tables")
-    assert {key.split(",")[2] for key in lookup} == {"CPU", "NPU"}
-    assert len([key for key in lookup if ",NPU," in key]) == 7 * (len(SIZES) + 1)  # and the one that notebook 06 adds
+    lookup = tables.read_lookup(tmp_path / "out/tables" / tables.LOOKUP)
+    assert {processor for _, _, processor, _ in lookup} == {"CPU", "NPU"}
+    assert len([key for key in lookup if "NPU" in key]) == 7 * (len(SIZES) + 1)  # and the one that notebook 06 adds

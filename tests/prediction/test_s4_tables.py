@@ -47,10 +47,9 @@ def test_the_tables_have_the_studys_format(written):
     assert all(type(value) is float for value in entry.values())
     rates = json.loads((folder / tables.BANDWIDTH).read_text())
     assert rates["CPU_stage1"] == pytest.approx(10_000, rel=0.01) and all(type(v) is float for v in rates.values())
-    entries, mb_s = tables.read_s4(folder)
-    assert {key: value.model_dump() for key, value in entries.items()} == lookup and mb_s == rates
-    text = (folder / tables.REPORT).read_text()
-    assert "CPU_stage1" in text and "compute_time_ms" in text and "sizes never fitted" in text
+    entries = tables.read_lookup(folder / tables.LOOKUP)
+    assert {",".join(map(str, key)): value.model_dump() for key, value in entries.items()} == lookup
+    assert tables.read_bandwidth(folder / tables.BANDWIDTH).stages == rates
 
 
 def test_transfer_is_the_measured_copy_and_compute_what_remains(written):
@@ -159,13 +158,9 @@ def test_cells_without_a_time_are_listed_and_the_table_goes_on(tmp_path):
     found = of(leave(tmp_path, changes), CPU="torch:CPU")
     (line,) = tables.missing(found.grid)
     assert line.startswith("torch:CPU has no time for 3 REDUCE_SUM at 400/400") and "no answer within 60 s" in line
-    assert (
-        tables.write(tmp_path / "tables", found)["gaps"] == 1
-        and line in (tmp_path / "tables" / tables.REPORT).read_text()
-    )
+    assert tables.write(tmp_path / "tables", found)["gaps"] == 1
+    assert json.loads((tmp_path / "tables/lookup_table.about.json").read_text())["lacking"] == [line]
     assert len(found.entries) == len(SIZES) * 7 - 4 and np.isfinite(found.entries["total_time_ms"]).all()
-    with pytest.raises(GnnlabError, match="lacks 400,400,CPU,3, which it has at other sizes"):
-        tables.read_s4(tmp_path / "tables")
 
 
 def entry(**changes):
@@ -181,7 +176,6 @@ def entry(**changes):
         ({"1,1,CPU,1": {"latency_ms": 3}}, "total_time_ms: Field required"),
         ({"1,1,TPU,1": entry()}, "is not understood; write"),
         ({"CPU_stage1": entry()}, "is not understood; write"),
-        ({"1,1,CPU,1": entry(), "1,1,CPU,2": entry(), "2,2,CPU,1": entry()}, "lacks 2,2,CPU,2"),
         ([], "valid dictionary"),
         ({}, "is empty; measure first"),
     ],
@@ -189,14 +183,13 @@ def entry(**changes):
 def test_a_lookup_table_of_another_hand_is_checked(tmp_path, data, message):
     (tmp_path / tables.LOOKUP).write_text(json.dumps(data))
     with pytest.raises(GnnlabError, match=message) as refused:
-        tables.read_s4(tmp_path)
+        tables.read_lookup(tmp_path / tables.LOOKUP)
     assert "\n" not in str(refused.value)
 
 
 def read_rates(folder, rates):
-    (folder / tables.LOOKUP).write_text(json.dumps({"1,1,CPU,1": entry()}))
     (folder / tables.BANDWIDTH).write_text(json.dumps(rates))
-    return tables.read_s4(folder)[1]
+    return tables.read_bandwidth(folder / tables.BANDWIDTH).stages
 
 
 def test_a_bandwidth_table_may_be_empty_where_nothing_could_be_told(tmp_path):
