@@ -15,7 +15,7 @@ from gnnlab.lab import discovery, parameters
 from gnnlab.training import loops
 from gnnlab.units import registry
 from gnnlab.units.unit import Unit
-from gnnlab.workloads import graph_files, graphs, graphsage, models, table_files
+from gnnlab.workloads import graph_files, graphs, graphsage, models, tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own-things.md").read_text("utf-8")
@@ -77,11 +77,11 @@ def test_the_table_can_be_trained_on_with_the_batch_of_the_page():
     line = next(line for line in LINES if line.startswith("gnnlab run 03"))
     given = dict(cli._parser().parse_args(shlex.split(line)[1:]).overrides)
     columns = {name: given[name].strip("[]").split(", ") for name in ("fields", "targets")}
-    table = table_files.load(given["table"], **columns)
+    table = tables.load(given["table"], **columns)
     loops.check(*table.split(0.25, seed=0), int(given["batch_size"]))
-    effects = table_files.load(given["table"], fields=columns["fields"], targets=["effects"])
+    effects = tables.load(given["table"], fields=columns["fields"], targets=["effects"])
     assert effects.specs[0].kind == "labels" and effects.specs[0].size == 3
-    for suffix in table_files.READERS:
+    for suffix in tables.READERS:
         assert f"`{suffix}`" in section("A table")
 
 

@@ -24,7 +24,7 @@ from gnnlab.files import write_json
 from gnnlab.training.loop import History, train
 from gnnlab.training.process_group import processes, share
 from gnnlab.training.recipe import TrainingRecipe, from_json
-from gnnlab.workloads import planted_table, table_files
+from gnnlab.workloads import planted_table, tables
 from gnnlab.workloads.deepfm import DeepFM
 
 
@@ -74,7 +74,7 @@ def _train(given: argparse.Namespace, recipe: TrainingRecipe) -> History:
     if given.table is None:
         table = planted_table.planted(given.rows)
     else:
-        table = table_files.load(given.table, fields=given.fields, targets=given.targets)
+        table = tables.load(given.table, fields=given.fields, targets=given.targets)
     training, validation = table.split(given.validation, recipe.seed)
     torch.manual_seed(recipe.seed)
     model = DeepFM(table.cardinalities, table.specs, hidden=given.hidden, dropout=given.dropout)

@@ -1,17 +1,32 @@
-"""A table of categorical columns and what is to be predicted from them, as tensors in memory, and how well it was."""
+"""A table of categorical columns and what is to be predicted from them, and how well it was.
+
+    table = load("rows.csv", fields=["drug", "gene"], targets=["outcome"])
+    training, validation = table.split(0.25, seed=0)
+
+A file is `.csv`, `.tsv` or `.parquet`, as pandas reads them; nothing in it is ever unpickled. What had to be filled in
+or left out stands in `FeatureTable.notes`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, meant, one_line, shown
 
 KINDS = ("classes", "labels")
+SEPARATOR = ";"  # of the labels in one cell
+ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text, an identifier or a quantity
+MISSING = ("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")
+WHOLE = r"[+-]?[0-9]+(\.0*)?"  # a column of integers is written as 1.0 where a cell is missing
 
 
 @dataclass(frozen=True)
@@ -27,12 +42,15 @@ class Target:
 
     def __post_init__(self) -> None:
         least = 2 if self.kind == "classes" else 1
-        if not isinstance(self.name, str) or not self.name:
-            raise GnnlabError(f"a target needs a name, got {shown(self.name)}")
-        if self.kind not in KINDS:
-            raise GnnlabError(f"target {self.name!r}: kind must be one of {', '.join(KINDS)}, got {shown(self.kind)}")
-        if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < least:
-            raise GnnlabError(f"target {self.name!r}: {least} or more {self.kind} are needed, got {shown(self.size)}")
+        if self.kind not in KINDS or self.size < least:
+            raise GnnlabError(f"target {self.name!r}: {self.size} {self.kind}; {least} or more of {KINDS} are needed")
+
+    def fits(self, column: Tensor, rows: int) -> bool:
+        """Are these answers to it: of its shape and type, each a class or 0 or 1?"""
+        if self.kind == "classes":
+            return column.shape == (rows,) and column.dtype == torch.int64 and _within(column, self.size)
+        yes_or_no = bool(((column == 0) | (column == 1)).all())
+        return column.shape == (rows, self.size) and column.dtype == torch.float32 and yes_or_no
 
 
 @dataclass(frozen=True)
@@ -60,16 +78,16 @@ def scores(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: 
 
     by_target, left_out = {}, 0
     for spec in specs:
-        found, wanted = outputs[spec.name].detach().float().cpu(), targets[spec.name].cpu()
-        if found.isnan().any():
+        output, wanted = outputs[spec.name].detach().float().cpu(), targets[spec.name].cpu()
+        if output.isnan().any():
             raise GnnlabError(f"target {spec.name}: outputs are nan, which have no score; lower the learning rate")
         if spec.kind == "classes":
-            by_target[spec.name] = float((found.argmax(dim=1) == wanted).double().mean())
+            by_target[spec.name] = float((output.argmax(dim=1) == wanted).double().mean())
             continue
         varied = (wanted != wanted[0]).any(dim=0)
         left_out += int((~varied).sum())
         if varied.any():
-            by_target[spec.name] = float(roc_auc_score(wanted[:, varied].numpy(), found[:, varied].numpy()))
+            by_target[spec.name] = float(roc_auc_score(wanted[:, varied].numpy(), output[:, varied].numpy()))
     return Scores(by_target, left_out)
 
 
@@ -89,12 +107,18 @@ class FeatureTable:
     notes: tuple[str, ...] = ()  # what was left out or filled in when the table was read, a sentence each
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        shape = (len(self.fields), len(self.cardinalities))
+        if self.fields.shape != shape or self.fields.dtype != torch.int64 or not self.fields.numel():
+            raise GnnlabError(f"fields of a table: int64 of shape (rows, {shape[1]}) is needed, at least one row")
+        for name, size, column in zip(self.field_names, self.cardinalities, self.fields.unbind(dim=1), strict=True):
+            if not _within(column, size):
+                raise GnnlabError(f"field {name!r}: 0..{size - 1} are allowed")
         names = [spec.name for spec in self.specs]
-        if not names or len(set(names)) < len(names) or set(self.targets) != set(names):
+        if not names or sorted(names) != sorted(self.targets):
             raise GnnlabError(f"a table needs one column for each target {names}, got {shown(list(self.targets))}")
         for spec in self.specs:
-            _check_target(spec, self.targets[spec.name], len(self))
+            if not spec.fits(self.targets[spec.name], len(self)):
+                raise GnnlabError(f"target {spec.name!r}: its column does not hold {spec.size} {spec.kind} a row")
 
     def __len__(self) -> int:
         return self.fields.shape[0]
@@ -125,44 +149,159 @@ class FeatureTable:
 
     def split(self, validation: float, seed: int) -> tuple[FeatureTable, FeatureTable]:
         """Rows to train on, and the share `validation` (above 0, below 1) of the rows, drawn by `seed`, to validate."""
-        if not isinstance(validation, (int, float)) or not 0 < validation < 1:
-            raise GnnlabError(f"validation must be a share of the rows above 0 and below 1, got {shown(validation)}")
-        kept = round(len(self) * validation)
-        if not 0 < kept < len(self):
-            raise GnnlabError(f"{len(self)} rows cannot be split: {validation} of them for validation are {kept} rows")
+        count = round(len(self) * validation)
+        if not 0 < count < len(self):
+            raise GnnlabError(f"{len(self)} rows cannot be split: {validation} of them for validation are {count} rows")
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        return self.rows(order[kept:].sort().values), self.rows(order[:kept].sort().values)
+        return self.rows(order[count:].sort().values), self.rows(order[:count].sort().values)
 
 
-def _check_fields(table: FeatureTable) -> None:
-    fields, sizes = table.fields, table.cardinalities
-    if not isinstance(fields, Tensor) or fields.dtype != torch.int64 or fields.dim() != 2 or not fields.numel():
+def _within(column: Tensor, size: int) -> bool:
+    return bool(((column >= 0) & (column < size)).all())
+
+
+# ---- from a file ----------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> FeatureTable:
+    """The table in the file; `fields` and `targets` are names of columns, of which text and integers are taken.
+
+    Categories and classes are numbered in ascending order; index 0 of a field is for missing values. A target with a
+    `;` in any cell is multi-label: `pain;rash` are two labels, a separator alone is none. Rows without a target and
+    fields with one value only are left out, and `notes` says so.
+    Raises `GnnlabError`: no such file or column, a file of another kind, a target of one class only or of hardly any
+    repeated value.
+    """
+    path, notes = Path(path), []
+    for what, names in {"fields": fields, "targets": targets}.items():
+        if isinstance(names, str) or not names:
+            raise GnnlabError(f"{path}: {what} must name one column or more, as [name, name], got {shown(names)}")
+    columns = read_columns(path, [*fields, *targets])
+    if columns.columns.has_duplicates:
+        raise GnnlabError(f"{path}: a column is asked for twice; name each field and target once")
+    for name in targets:
+        missing = columns[name].isna()
+        if missing.any():
+            notes.append(f"{missing.sum()} of {len(columns)} rows are left out: target {name} is missing")
+            columns = columns[~missing]
+    answers = {name: _target(path, columns[name]) for name in targets}
+    places, sizes = {}, {}
+    for name in fields:
+        place, values = _places(columns[name])
+        if columns[name].nunique(dropna=False) < 2:
+            notes.append(f"field {name} is left out: it holds one value only")
+            continue
+        if len(values) * ROWS_A_CLASS > len(columns):
+            notes.append(
+                f"field {name} has {len(values)} different values in {len(columns)} rows, as a date, an identifier or "
+                "a quantity has; hardly anything can be learned from it, so cut it into fewer (month, weekday, range)"
+            )
+        if missing := int((place < 0).sum()):
+            notes.append(f"field {name}: {missing} of {len(columns)} values missing, read as index 0")
+        places[name], sizes[name] = place + 1, len(values) + 1
+    if not places:
+        raise GnnlabError(f"{path}: every field holds one value only ({', '.join(fields)}); choose fields that vary")
+    for spec, _ in answers.values():
+        if spec.kind == "labels":
+            notes.append(f"target {spec.name} is read as {spec.size} labels separated by {SEPARATOR!r}")
+    return FeatureTable(
+        fields=torch.from_numpy(np.stack(list(places.values()), axis=1)),
+        targets={name: column for name, (_, column) in answers.items()},
+        specs=tuple(spec for spec, _ in answers.values()),
+        cardinalities=tuple(sizes.values()),
+        field_names=tuple(places),
+        notes=tuple(notes),
+    )
+
+
+def _target(path: Path, column: pd.Series) -> tuple[Target, Tensor]:
+    """What a column asks for, and its answers: classes (R,) or labels (R, size)."""
+    if column.str.contains(SEPARATOR, regex=False).any():
+        kind = "labels"
+        dummies = column.str.replace(rf"\s*{SEPARATOR}\s*", SEPARATOR, regex=True).str.get_dummies(SEPARATOR)
+        values = _ascending([label for label in dummies if label])  # a separator alone is no label
+        answers = torch.tensor(dummies[values].to_numpy(dtype=np.float32))
+        varied = bool((answers != answers[:1]).any())
+    else:
+        kind = "classes"
+        places, values = _places(column)
+        answers = torch.from_numpy(places)
+        varied = len(values) > 1
+    what = f"{path}: target {column.name!r}"
+    if not varied:
+        raise GnnlabError(f"{what} holds fewer than two different answers in {len(column)} rows; 2 are needed")
+    if len(values) > max(2, len(column) / ROWS_A_CLASS):
         raise GnnlabError(
-            f"the fields of a table are int64 of shape (rows, fields), at least one of each, got {_kind_of(fields)}"
+            f"{what} looks like text, an identifier or a quantity: {len(values)} different {kind} in {len(column)} "
+            f"rows, {ROWS_A_CLASS} rows for each are needed on average; cut a quantity into ranges first (pandas.qcut)"
         )
-    if not len(sizes) == len(table.field_names) == fields.shape[1]:
-        counts = f"{len(sizes)} cardinalities and {len(table.field_names)} names"
-        raise GnnlabError(f"the table has {fields.shape[1]} fields, but {counts}; give one of each a field")
-    for name, size, column in zip(table.field_names, sizes, fields.unbind(dim=1), strict=True):
-        _check_range(f"field {name!r}", column, size)
+    return Target(column.name, kind, len(values)), answers
 
 
-def _check_target(spec: Target, column: Tensor, rows: int) -> None:
-    shape, dtype = ((rows,), torch.int64) if spec.kind == "classes" else ((rows, spec.size), torch.float32)
-    if not isinstance(column, Tensor) or tuple(column.shape) != shape or column.dtype != dtype:
-        needed = f"target {spec.name!r} ({spec.kind}) must be {dtype} of shape {shape}"
-        raise GnnlabError(f"{needed}, got {_kind_of(column)}")
-    if spec.kind == "classes":
-        _check_range(f"target {spec.name!r}", column, spec.size)
-    elif len(wrong := column[(column != 0) & (column != 1)]):  # NaN is neither
-        raise GnnlabError(f"target {spec.name!r} holds {wrong[0].item()}; labels are 0 or 1")
+def _places(column: pd.Series) -> tuple[np.ndarray, list[str]]:
+    """The place of each row's value (R,) int64 among the values in ascending order, -1 where it is missing."""
+    values = _ascending(column.dropna().unique())
+    return pd.Categorical(column, categories=values).codes.astype(np.int64), values
 
 
-def _check_range(what: str, column: Tensor, size: int) -> None:
-    low, high = column.min().item(), column.max().item()
-    if low < 0 or high >= size:
-        raise GnnlabError(f"{what} holds {low if low < 0 else high}; 0..{size - 1} are allowed")
+def _ascending(values: Sequence[str]) -> list[str]:
+    """Integers by their size, anything else as text."""
+    try:
+        return sorted(values, key=lambda value: (int(value), value))
+    except ValueError:
+        return sorted(values)
 
 
-def _kind_of(value: object) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
+    """The named columns as stripped text, missing where a cell says nothing; one row a row of the file.
+
+    Raises `GnnlabError` in one line that begins with the path.
+    """
+    frame = read_file(path, READERS)
+    for name in names:
+        if name not in frame:
+            there = shown(", ".join(frame))
+            raise GnnlabError(f"{path}: there is no column {name!r}{meant(name, frame)}; there are {there}")
+    if frame.empty:
+        raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
+    return frame[list(names)].apply(_text)
+
+
+def _text(column: pd.Series) -> pd.Series:
+    column = column.astype("string").str.strip()
+    column = column.mask(column.isin(MISSING))
+    if column.dropna().str.fullmatch(WHOLE).all():
+        column = column.str.replace(r"\.0*$", "", regex=True)
+    return column
+
+
+def _read_text(path: Path, separator: str) -> pd.DataFrame:
+    with warnings.catch_warnings():  # rows that are longer than the header are cut with a warning only
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        frame = pd.read_csv(
+            path, sep=separator, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8-sig"
+        )
+    return frame.rename(columns=str.strip)
+
+
+def read_file(path: Path, readers: Mapping[str, tuple[Callable[[Path], Any], str]]) -> Any:
+    """What the reader of a file's suffix makes of it. `readers`: the reader of each suffix, and what it can read.
+
+    Raises `GnnlabError`: no such file, another suffix, or what the library that reads it says of it, in one line.
+    """
+    if not path.is_file():
+        raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
+    if path.suffix.lower() not in readers:
+        raise GnnlabError(f"{path}: a file that ends in {', '.join(readers)} is needed")
+    reader, allowed = readers[path.suffix.lower()]
+    try:
+        return reader(path)
+    except Exception as error:
+        raise GnnlabError(f"{path}: {one_line(error)}; needed: {allowed}") from error
+
+
+READERS: dict[str, tuple[Callable[[Path], pd.DataFrame], str]] = {
+    ".csv": (lambda path: _read_text(path, ","), "a table with commas, in UTF-8, names of columns first"),
+    ".tsv": (lambda path: _read_text(path, "\t"), "a table with tabs, in UTF-8, names of columns first"),
+    ".parquet": (lambda path: pd.read_parquet(path, dtype_backend="numpy_nullable"), "a Parquet file"),
+}

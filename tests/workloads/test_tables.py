@@ -1,15 +1,22 @@
-"""A table holds what fits together; splitting loses and doubles no row; the best score is that of the truth."""
+"""A table is numbered as documented, whichever file it is from; splitting loses and doubles no row; the best score is
+that of the truth."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refusal, refused
 
 from gnnlab.errors import GnnlabError
-from gnnlab.workloads.tables import FeatureTable, Target, scores
+from gnnlab.workloads.deepfm import DeepFM
+from gnnlab.workloads.tables import MISSING, FeatureTable, Target, load, read_columns, scores
 
 SPECS = (Target("outcome", "classes", 3), Target("phenotypes", "labels", 2))
 
@@ -50,12 +57,6 @@ def test_a_split_follows_its_seed():
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan"), "half", None])
-def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(GnnlabError, match="validation must be a share of the rows"):
-        numbered(10).split(share, 0)
-
-
 def test_the_best_score_is_accuracy_for_classes_and_the_area_under_the_curve_for_labels():
     outcome = torch.tensor([[0.5, 0.3, 0.2]] * 5 + [[0.1, 0.1, 0.8]])  # right in rows 0, 3 and 5
     phenotypes = torch.tensor([[0.1, 0.9], [0.2, 0.1], [0.3, 0.2], [0.4, 0.3], [0.35, 0.4], [0.6, 0.8]])
@@ -80,42 +81,16 @@ def test_the_best_score_of_a_part_is_that_of_its_own_rows():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("", "classes", 2), "needs a name"),
-        (("a", "regression", 2), "kind must be one of classes, labels, got 'regression'"),
-        (("a", "classes", 1), "2 or more classes are needed, got 1"),
-        (("a", "labels", 0), "1 or more labels are needed, got 0"),
-        (("a", "labels", True), "got True"),
-    ],
-)
-def test_a_target_that_is_none_is_refused(arguments, message):
-    with pytest.raises(GnnlabError, match=message):
-        Target(*arguments)
-
-
-def answers(**changes):
-    number = torch.arange(4)
-    return {"outcome": number % 3, "phenotypes": torch.zeros(4, 2)} | changes
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fields": torch.zeros(4, 2)}, r"int64 of shape \(rows, fields\), at least one of each, got torch.float32"),
-        ({"fields": torch.zeros(0, 2, dtype=torch.int64)}, r"got torch.int64 \(0, 2\)"),
-        ({"fields": [[0, 1]]}, "got list"),
-        ({"cardinalities": (4,)}, "2 fields, but 1 cardinalities and 2 names"),
-        ({"cardinalities": (3, 2)}, r"field 'row' holds 3; 0\.\.2 are allowed"),
-        ({"fields": torch.tensor([[0, 1], [2, -1]])}, r"field 'parity' holds -1; 0\.\.1 are allowed"),
-        ({"targets": answers(more=torch.arange(4))}, "one column for each target"),
+        ({"fields": torch.zeros(4, 2)}, "int64 of shape"),
+        ({"fields": torch.zeros(0, 2, dtype=torch.int64)}, "at least one row"),
+        ({"cardinalities": (4,)}, r"shape \(rows, 1\)"),
+        ({"cardinalities": (3, 2)}, r"field 'row': 0\.\.2 are allowed"),
+        ({"targets": {"outcome": torch.arange(4) % 3}}, "one column for each target"),
         ({"specs": (SPECS[0], SPECS[0])}, "one column for each target"),
-        ({"targets": answers(outcome=torch.arange(3))}, r"must be torch.int64 of shape \(4,\), got torch.int64 \(3,\)"),
-        ({"targets": answers(outcome=torch.arange(4.0))}, r"'outcome' \(classes\) must be torch.int64"),
-        ({"targets": answers(outcome=torch.arange(4))}, r"target 'outcome' holds 3; 0\.\.2 are allowed"),
-        ({"targets": answers(outcome=torch.arange(4) - 1)}, "target 'outcome' holds -1"),
-        ({"targets": answers(phenotypes=torch.full((4, 2), 0.5))}, "'phenotypes' holds 0.5; labels are 0 or 1"),
-        ({"targets": answers(phenotypes=torch.full((4, 2), torch.nan))}, "holds nan"),
+        ({"targets": {"outcome": torch.arange(4), "phenotypes": torch.zeros(4, 2)}}, "'outcome': .* 3 classes"),
+        ({"targets": {"outcome": torch.arange(4) % 3, "phenotypes": torch.full((4, 2), 0.5)}}, "'phenotypes': .* 2"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_in_one_line(changes, message):
@@ -144,3 +119,163 @@ def test_outputs_that_are_nan_have_no_score():
     spoiled = {"outcome": torch.tensor([[0.1, torch.nan, 0.3]])}
     with pytest.raises(GnnlabError, match="outcome: outputs are nan"):
         scores(spoiled, {"outcome": torch.tensor([1])}, SPECS[:1])
+
+
+# --- from files ------------------------------------------------------------------------------------------------------
+
+FIELDS, TARGETS = ("drug", "gene"), ("outcome", "signs")
+DRUGS, GENES = ["b", "a", "c", "a", "b", "b"], ["10", "9", "9", "10", "9", "10"]
+ROWS = {"drug": DRUGS, "gene": GENES, "outcome": ["no", "yes"] * 3, "signs": ["rash;pain", "pain", " ; ", "rash"] * 2}
+CELLS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=6)
+
+
+def write(path: Path, **changes) -> Path:
+    """Six rows of two fields and two targets; `changes` replace columns."""
+    rows = {name: values[:6] for name, values in (ROWS | changes).items()}
+    pd.DataFrame(rows, dtype=object).to_csv(path, index=False)
+    return path
+
+
+def no_table(path: Path, content: str | bytes | None = None, **options) -> str:
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    line = refusal(load, path, **({"fields": FIELDS, "targets": TARGETS} | options))
+    assert line.startswith(str(path))
+    return line
+
+
+def test_categories_and_classes_are_numbered_in_ascending_order_from_one_and_from_zero(tmp_path):
+    table = load(write(tmp_path / "a.csv"), fields=FIELDS, targets=TARGETS)
+    assert table.fields[:, 0].tolist() == [2, 1, 3, 1, 2, 2] and table.fields[:, 1].tolist() == [2, 1, 1, 2, 1, 2]
+    assert table.cardinalities == (4, 3) and table.field_names == FIELDS
+    assert table.specs == (Target("outcome", "classes", 2), Target("signs", "labels", 2))
+    assert table.targets["outcome"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert table.targets["signs"].tolist() == [[1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [1, 0]]
+    assert table.notes == ("target signs is read as 2 labels separated by ';'",)
+    assert table.best_score is None and "drug (3 categories), gene (2 categories)" in str(table)
+    outputs = DeepFM(table.cardinalities, table.specs, embedding_dim=4, hidden=8)(table.fields)
+    assert {name: tuple(out.shape) for name, out in outputs.items()} == {"outcome": (6, 2), "signs": (6, 2)}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(CELLS, CELLS, st.one_of(st.none(), st.integers(-9, 9))), min_size=1, max_size=8))
+def test_csv_tsv_and_parquet_of_one_table_read_alike(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("tables")
+    frame = pd.DataFrame(rows, columns=["drug", "gene", "dose"]).astype({"drug": object, "gene": object})
+    frame.to_csv(folder / "a.csv", index=False)
+    frame.to_csv(folder / "a.tsv", index=False, sep="\t")
+    frame.to_parquet(folder / "a.parquet")
+    read = [read_columns(folder / f"a.{kind}", ["dose", "drug", "gene"]) for kind in ("csv", "tsv", "parquet")]
+    cells = [frame.astype(object).where(frame.notna(), None).to_numpy().tolist() for frame in read]
+    assert cells[0] == cells[1] == cells[2]
+    assert [row[1] for row in cells[0]] == [None if d.strip() in MISSING else d.strip() for d, _, _ in rows]
+
+
+def test_byte_order_marks_quotes_line_ends_and_integers_with_a_point_are_understood(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfdrug , gene,dose\r\n"a, b","c\nd",1.0\r\n"e ""f""",NA,\r\n')
+    cells = read_columns(path, ["drug", "gene", "dose"]).astype(object).to_numpy().tolist()
+    assert cells == [["a, b", "c\nd", "1"], ['e "f"', pd.NA, pd.NA]]
+
+
+def test_parquet_takes_categories_booleans_and_columns_without_a_value(tmp_path):
+    columns = {
+        "drug": pa.array(["a", None, "b"]).dictionary_encode(),
+        "gene": pa.array([True, False, None]),
+        "dose": pa.nulls(3),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    frame = read_columns(tmp_path / "a.parquet", list(columns)).astype(object)
+    assert frame.where(frame.notna(), None).to_numpy().tolist() == [
+        ["a", "True", None],
+        [None, "False", None],
+        ["b", None, None],
+    ]
+
+
+def test_missing_fields_become_index_0_and_are_counted(tmp_path):
+    path = write(tmp_path / "a.csv", drug=["b", None, "NA", "a", "b", "b"])
+    table = load(path, fields=FIELDS, targets=TARGETS)
+    assert table.fields[:, 0].tolist() == [2, 0, 0, 1, 2, 2]
+    assert "field drug: 2 of 6 values missing, read as index 0" in table.notes
+
+
+def test_rows_without_a_target_are_left_out_and_counted(tmp_path):
+    path = write(
+        tmp_path / "a.csv", outcome=["no", None, "no", "yes", "yes", "nan"], signs=["p;r", "p", "", "r", "p", "p"]
+    )
+    table = load(path, fields=FIELDS, targets=TARGETS)
+    assert len(table) == 3 and table.fields[:, 0].tolist() == [2, 1, 2]
+    assert table.notes[:2] == (
+        "2 of 6 rows are left out: target outcome is missing",
+        "1 of 4 rows are left out: target signs is missing",
+    )
+    assert "in 0 rows" in no_table(write(tmp_path / "b.csv", outcome=[None] * 6))
+
+
+def test_a_field_of_one_value_is_left_out_but_one_that_is_there_or_not_stays(tmp_path):
+    path = write(tmp_path / "a.csv", drug=["a"] * 6)
+    table = load(path, fields=FIELDS, targets=TARGETS)
+    assert table.field_names == ("gene",) and "field drug is left out: it holds one value only" in table.notes
+    there = load(write(tmp_path / "b.csv", drug=["a", None] * 3), fields=FIELDS, targets=TARGETS)
+    assert there.fields[:, 0].tolist() == [1, 0, 1, 0, 1, 0]
+    assert "every field holds one value only (drug)" in no_table(path, fields=["drug"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({"outcome": ["yes"] * 6}, "target 'outcome' holds fewer than two different answers in 6 rows"),
+        ({"signs": ["a;b", "b;a", "a;b"] * 2}, "target 'signs' holds fewer than two"),
+        ({"outcome": [f"felt {i} times worse" for i in range(6)]}, "looks like text"),
+        ({"outcome": [10 + 7 * i for i in range(6)]}, "a quantity: 6 different classes in 6 rows"),
+    ],
+)
+def test_a_column_that_is_no_target_is_refused(tmp_path, columns, part):
+    assert part in no_table(write(tmp_path / "a.csv", **columns))
+
+
+def test_a_field_that_hardly_repeats_is_noted(tmp_path):
+    rows = [f"2024-01-{i % 28 + 1:02d} {i}:00,{'ab'[i % 2]}\n" for i in range(60)]
+    (tmp_path / "a.csv").write_text("day,group\n" + "".join(rows), encoding="utf-8")
+    (note,) = load(tmp_path / "a.csv", fields=["day"], targets=["group"]).notes
+    assert note.startswith("field day has 60 different values in 60 rows, as a date")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"fields": "drug"}, "fields must name one column or more, as [name, name], got 'drug'"),
+        ({"targets": ()}, "targets must name one column or more"),
+        ({"fields": ("drug", "outcome")}, "asked for twice"),
+        ({"fields": ("drug", "jene")}, "no column 'jene' (did you mean gene?)"),
+    ],
+)
+def test_columns_that_cannot_be_asked_for_are_refused(tmp_path, options, part):
+    assert part in no_table(write(tmp_path / "a.csv"), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", ""),
+        ("a.csv", "drug,gene,outcome,signs\n"),
+        ("a.csv", "drug,gene,outcome,signs\na,b,c,d\na,b,c,d,e\n"),
+        ("a.csv", "drug,gene,outcome,signs\na,b,c,d,e\na,b,c,d,e\n"),
+        ("a.csv", "drug,gene\nbü,c\n".encode("latin-1")),
+        ("a.csv", b"PK\x03\x04\x14\x00\x00\x00"),
+        ("a.tsv", "drug,gene,outcome,signs\na,b,c,d\n"),
+        ("a.parquet", "drug,gene\na,b\n"),
+        ("a.parquet", b"PAR1\x15\x04\x15\x80\x80PAR1"),
+        ("a.xlsx", "drug,gene\n"),
+        ("missing.csv", None),
+    ],
+)
+def test_a_file_that_is_no_such_table_is_refused(tmp_path, name, content):
+    no_table(tmp_path / name, content)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from([".csv", ".tsv", ".parquet"]))
+def test_any_bytes_are_refused_in_one_line(tmp_path_factory, content, suffix):
+    no_table(tmp_path_factory.mktemp("bytes") / f"a{suffix}", content)
