@@ -10,6 +10,7 @@ back where it began (Dwivedi et al. 2021).
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv, global_mean_pool
-from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE, BaseTransform
+from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
 from gnnlab.errors import GnnlabError, shown, whole_numbers
@@ -67,10 +68,6 @@ class GraphTransformer(nn.Module):
             if given not in allowed:
                 needed = f"{name} must be one of {', '.join(allowed)}"
                 raise GnnlabError(f"graph_transformer: {needed}, got {shown(given)}")
-        if hidden_dim % num_heads:
-            raise GnnlabError(f"graph_transformer: hidden_dim={hidden_dim} must be a multiple of num_heads={num_heads}")
-        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-            raise GnnlabError(f"graph_transformer: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
         for name, size in sizes.items():
             setattr(self, name, size)
         self.mpnn_type, self.pe_type, self.readout = mpnn_type, pe_type, readout
@@ -88,15 +85,15 @@ class GraphTransformer(nn.Module):
 
     def prepare(self, data: Data) -> Data:
         """A copy of `data` with the encoding that this model reads: once a graph, before anything is timed."""
-        return Encodings(self.pe_type, self.pe_dim)(data)
+        return encoded(data, self.pe_type, self.pe_dim)
 
     def forward(self, data: Data) -> Tensor:
-        if data.x is None or data.x.size(-1) != self.in_features:
-            got = "none" if data.x is None else f"shape {tuple(data.x.shape)}"
-            raise GnnlabError(f"graph_transformer: x must have shape (N, {self.in_features}), got {got}")
         x = self.embed(data.x)  # (N, hidden)
         if self.embed_pe is not None:
-            x = x + self.embed_pe(self._encoding(data))
+            encoding = data.get(FIELDS[self.pe_type])
+            if encoding is None:
+                raise GnnlabError(f"the graph has no {self.pe_type} encoding; call model.prepare(data) first")
+            x = x + self.embed_pe(encoding)
         x = self._through_layers(x, data)
         if self.readout == "graph":
             x = global_mean_pool(x, data.batch)  # (B, hidden)
@@ -106,16 +103,6 @@ class GraphTransformer(nn.Module):
         for layer in self.layers:
             x = layer(x, data.edge_index, data.batch)
         return x
-
-    def _encoding(self, data: Data) -> Tensor:
-        encoding = data.get(FIELDS[self.pe_type])
-        if encoding is None or encoding.size(-1) != self.pe_dim:
-            got = "none" if encoding is None else f"one of {encoding.size(-1)} columns"
-            needed = f"the {self.pe_type} encoding of {self.pe_dim} columns"
-            raise GnnlabError(
-                f"graph_transformer: {needed} is needed, the graph has {got}; call model.prepare(data) first"
-            )
-        return encoding
 
 
 def gps_layer(hidden: int, heads: int, ffn: int, mpnn_type: str, dropout: float = 0.0) -> GPSConv:
@@ -143,48 +130,33 @@ def _local(hidden: int, heads: int, mpnn_type: str) -> nn.Module:
     return GCNConv(hidden, hidden)
 
 
-class Encodings(BaseTransform):
-    """`Encodings("lap", 16)(data)`: a copy of `data` with a float32 field (N, dim), named as in `FIELDS`.
+def encoded(data: Data, kind: str, dim: int) -> Data:
+    """A copy of `data` with its encoding, a float32 field (N, dim) named as in `FIELDS`; "none" adds nothing.
 
     A `Batch` is encoded graph by graph. The encodings speak of structure alone: weights are left out and duplicate
     edges count once; the Laplacian takes the graph as undirected and without self-loops, the walk follows the edges.
     The same graph always gets the same encoding: an eigenvector is as good as its negative, so its largest entry is
     made positive. A graph of N nodes has N - 1 non-trivial eigenvectors; missing columns are 0.
-    Raises `GnnlabError` for an unknown kind or a size below 1.
     """
-
-    def __init__(self, kind: str, dim: int):
-        if kind not in PE_TYPES:
-            raise GnnlabError(f"encodings: {shown(kind)} is not known; one of {', '.join(PE_TYPES)} is needed")
-        if kind != "none":
-            whole_numbers(1, **{"encodings: dim": dim})
-        self.kind, self.dim = kind, dim
-
-    def forward(self, data: Data) -> Data:
-        if self.kind == "none":
-            return data
-        encode = _laplacian if self.kind == "lap" else _random_walk
+    data = copy.copy(data)
+    if kind != "none":
+        encode = {"lap": _laplacian, "rwse": _random_walk}[kind]
         graphs = data.to_data_list() if isinstance(data, Batch) else [data]
-        data[FIELDS[self.kind]] = torch.cat([encode(graph, self.dim) for graph in graphs])
-        return data
-
-    def __repr__(self) -> str:
-        return f"Encodings({self.kind!r}, {self.dim})"
+        data[FIELDS[kind]] = torch.cat([encode(graph, dim) for graph in graphs])
+    return data
 
 
 def _laplacian(data: Data, dim: int) -> Tensor:
-    nodes = int(data.num_nodes)
+    nodes, count = int(data.num_nodes), min(dim, int(data.num_nodes) - 1)
     edge_index = to_undirected(remove_self_loops(data.edge_index)[0], num_nodes=nodes)
-    plain = Data(edge_index=edge_index.cpu(), num_nodes=nodes)
-    found = min(dim, nodes - 1)
     start = np.random.default_rng(0).standard_normal(nodes).astype(np.float32)  # ARPACK's own is random
     iterative = {"v0": start} if nodes >= AddLaplacianEigenvectorPE.SPARSE_THRESHOLD else {}
-    with torch.random.fork_rng(devices=[]):  # the transform draws signs, which are undone below
-        transform = AddLaplacianEigenvectorPE(found, FIELDS["lap"], is_undirected=True, **iterative)
-        vectors = transform(plain)[FIELDS["lap"]].float()  # (N, found)
+    transform = AddLaplacianEigenvectorPE(count, FIELDS["lap"], is_undirected=True, **iterative)
+    with torch.random.fork_rng(devices=[]):  # the transform draws signs
+        vectors = transform(Data(edge_index=edge_index.cpu(), num_nodes=nodes))[FIELDS["lap"]].float()  # (N, count)
     largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
     vectors = torch.where(largest < 0, -vectors, vectors)
-    return F.pad(vectors, (0, dim - found)).to(data.edge_index.device)
+    return F.pad(vectors, (0, dim - count)).to(data.edge_index.device)
 
 
 def _random_walk(data: Data, dim: int) -> Tensor:

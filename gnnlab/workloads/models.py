@@ -85,8 +85,7 @@ def build(
         torch.default_generator.manual_seed(seed)
         if not callable(model_spec) and model_spec in BUILT_IN:
             name, kind = model_spec, BUILT_IN[model_spec]
-            _known(name, kind.__init__, options)
-            model = kind.from_graph(graph, **options)
+            model = user_code.call(name, kind.from_graph, graph, **options)
             batch = {"batch_size": batch_size} if kind is SymptomGAT else model.prepare(graph)
         else:
             name, model, batch = of_the_user(model_spec, graph, options)
@@ -104,14 +103,6 @@ def _moved(value: Any, device: str | torch.device) -> Any:
 
 
 BUILT_IN = {"symptom_gat": SymptomGAT, "graph_transformer": GraphTransformer}
-
-
-def _known(name: str, constructor: Callable[..., None], options: dict[str, Any]) -> None:
-    allowed = [p.name for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in allowed:
-            there = ", ".join(allowed) or "none"
-            raise GnnlabError(f"{name} has no option {shown(option)}{meant(option, allowed)}; it has {there}")
 
 
 # ---- the user's own -------------------------------------------------------------------------------------------------

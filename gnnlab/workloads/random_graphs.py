@@ -5,10 +5,8 @@ Edges are directed: distinct ordered pairs of different nodes. How likely a pair
 - `uniform`: every pair alike (degrees gather round their mean).
 - `powerlaw`: as the product of its nodes' weights, the k-th of which is k^(-1/(g-1)) with g = 2.5 (Chung & Lu 2002):
   few hubs, many leaves.
-- `clique`: only pairs inside groups of equal size (the last may be smaller), the smallest size whose groups hold that
-  many pairs; where they hold more, the excess is left out at random. Near-cliques, as in the symptom graph.
 
-Node numbers are shuffled, so that memory locality is alike in all three.
+Node numbers are shuffled, so that memory locality is alike in both.
 """
 
 from __future__ import annotations
@@ -17,60 +15,51 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, first_wrong, meant, shown
+from gnnlab.errors import GnnlabError, first_wrong, shown
 
 EXPONENT = 2.5
 MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32
 DENSE = 4  # above one pair in so many, all pairs are ranked; below, pairs are drawn until enough differ
 
 
-class RandomSpec(BaseModel):
+class RandomSpec(BaseModel, extra="forbid"):
     nodes: int = Field(ge=2, le=10_000_000)
     edges: int = Field(ge=1, le=20_000_000)  # directed, exact
-    degrees: Literal["uniform", "powerlaw", "clique"] = "uniform"
+    degrees: Literal["uniform", "powerlaw"] = "uniform"
     seed: int = Field(0, ge=0, le=2**63 - 1)
     features: int = Field(16, ge=1, le=100_000)
+
+    @model_validator(mode="after")
+    def _possible(self) -> RandomSpec:
+        if self.edges > (most := self.nodes * (self.nodes - 1)):
+            raise ValueError(f"{self.nodes} nodes have at most {most} directed edges, not {self.edges}")
+        if self.nodes * self.features > MOST_NUMBERS:
+            raise ValueError(f"{self.nodes} nodes * {self.features} features exceed {MOST_NUMBERS} numbers")
+        return self
 
 
 def parse(text: str) -> RandomSpec:
     """Reads `nodes=...,edges=...[,degrees=...][,seed=...][,features=...]`; raises `GnnlabError` for anything else."""
-    given: dict[str, str] = {}
-    for part in text.split(","):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in RandomSpec.model_fields:
-            allowed = ", ".join(f"{name}=" for name in RandomSpec.model_fields)
-            told = f"{shown(part)} is not understood{meant(key, RandomSpec.model_fields)}"
-            raise GnnlabError(f"random graph: {told}; allowed are {allowed}")
-        if key in given:
-            raise GnnlabError(f"random graph: {key} is given twice; give it once")
-        given[key] = value
+    parts = (part.partition("=") for part in text.split(","))
+    given = {name.strip(): value.strip() for name, _, value in parts}
     try:
-        spec = RandomSpec.model_validate_strings(given)
+        return RandomSpec.model_validate_strings(given)
     except ValidationError as error:
         name, wrong = first_wrong(error)
-        raise GnnlabError(f"random graph: {name}={shown(given.get(name, ''))}: {wrong}") from None
-    most = spec.nodes * (spec.nodes - 1)
-    if spec.edges > most:
-        raise GnnlabError(
-            f"random graph: {spec.nodes} nodes have at most {most} directed edges, edges={spec.edges} cannot be had"
-        )
-    if spec.nodes * spec.features > MOST_NUMBERS:
-        raise GnnlabError(f"random graph: {spec.nodes} nodes * {spec.features} features exceed {MOST_NUMBERS} numbers")
-    return spec
+        allowed = ", ".join(f"{field}=" for field in RandomSpec.model_fields)
+        at = f"{name}={shown(given.get(name, ''))}: " if name else ""
+        raise GnnlabError(f"random graph: {at}{wrong}; allowed are {allowed}") from None
 
 
 def generate(spec: RandomSpec) -> Data:
     """`x` (N, features) standard normal, `edge_index` (2, E) by source, then target; same spec, same graph."""
     rng = np.random.default_rng(spec.seed)
-    if spec.degrees == "clique":
-        source, target = _in_groups(spec.nodes, spec.edges, rng)
-    else:
-        power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
-        weight = np.arange(1, spec.nodes + 1, dtype=np.float64) ** -power
-        source, target = _weighted_pairs(weight, spec.edges, rng)
+    power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
+    weight = np.arange(1, spec.nodes + 1, dtype=np.float64) ** -power
+    source, target = _weighted_pairs(weight, spec.edges, rng)
     shuffled = rng.permutation(spec.nodes)
     source, target = shuffled[source], shuffled[target]
     order = np.lexsort((target, source))
@@ -98,27 +87,3 @@ def _weighted_pairs(weight: np.ndarray, count: int, rng: np.random.Generator) ->
         drawn = np.concatenate([drawn, draw(count - len(drawn) + 16)])
         drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
     return np.divmod(drawn[:count], n)
-
-
-def _in_groups(nodes: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    size = _group_size(nodes, count)
-    sizes = np.full(-(-nodes // size), size)
-    sizes[-1] = nodes - size * (len(sizes) - 1)
-    pairs = sizes * (sizes - 1)
-    kept = np.sort(rng.permutation(pairs.sum())[:count])  # positions in the list of all pairs, group after group
-    group = np.searchsorted(np.cumsum(pairs), kept, side="right")
-    place = kept - (np.cumsum(pairs) - pairs)[group]
-    source, target = np.divmod(place, sizes[group] - 1)
-    target += target >= source  # the diagonal is left out
-    return group * size + source, group * size + target
-
-
-def _group_size(nodes: int, count: int) -> int:
-    """The smallest group size k (N // k full groups and a rest) that holds `count` ordered pairs."""
-
-    def holds(k: int) -> int:
-        full, rest = divmod(nodes, k)
-        return full * k * (k - 1) + rest * (rest - 1)
-
-    # N (k - 1) bounds the pairs from above, so no smaller k can do
-    return next(k for k in range(max(2, count // nodes + 1), nodes + 1) if holds(k) >= count)
