@@ -237,7 +237,8 @@ class _Job:
         staged = outputs.stage(self.folder, name)
         if not self.console.is_terminal:
             self.say(f"{name.ljust(self.width)}  running  {about}")
-        with progress(name.ljust(self.width), note=about, console=self.console) as step:
+        with progress(name.ljust(self.width), file=self.console.file) as step:
+            step(about, done=0)
 
             def moved(at: execution.Progress) -> None:
                 step(at.heading, done=at.done, total=at.total)

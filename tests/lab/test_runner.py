@@ -560,7 +560,9 @@ def test_a_damaged_record_is_said_and_its_notebooks_run_again(repository):
 
 
 def test_a_terminal_shows_a_bar_and_keeps_one_line_a_notebook(repository):
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    file = io.StringIO()
+    file.isatty = lambda: True
+    console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "xterm"})
     runner.run(["01"], root=repository, console=console, force=True)
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", console.file.getvalue())
     kept = [line for line in re.split(r"[\r\n]+", plain) if "passed" in line]
