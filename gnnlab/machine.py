@@ -40,14 +40,16 @@ def versions(*packages: str) -> dict[str, str]:
 
 @cache
 def processor() -> str:
-    """Name of the processor, as its maker writes it."""
-    if CPUINFO.is_file():  # py-cpuinfo takes a second for what Linux has in a file
-        found = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text(encoding="utf-8"), re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    import cpuinfo
+    """Name of the processor, as its maker writes it where the system tells that."""
+    name = cpuinfo("model name") or platform.processor() or platform.machine() or "unknown CPU"
+    return name.strip()
 
-    return cpuinfo.get_cpu_info().get("brand_raw") or platform.processor() or platform.machine() or "unknown CPU"
+
+def cpuinfo(*fields: str) -> str:
+    """What Linux says of the first core under the first of these names that it has; "" on other systems."""
+    text = CPUINFO.read_text(encoding="utf-8") if CPUINFO.is_file() else ""
+    found = re.search(rf"^(?:{'|'.join(fields)})\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def cores() -> int:

@@ -110,14 +110,7 @@ def git(folder: Path, *arguments: str) -> str | None:
 @cache
 def _flags() -> tuple[str, ...]:
     """Instructions that decide over speed, of those that the processor has."""
-    if machine.CPUINFO.is_file():  # py-cpuinfo takes a second for what Linux has in a file
-        text = machine.CPUINFO.read_text(encoding="utf-8")
-        found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-        known = set(found.group(1).split()) if found else set()
-    else:
-        import cpuinfo
-
-        known = set(cpuinfo.get_cpu_info().get("flags", []))
+    known = machine.cpuinfo("flags", "Features").split()
     return tuple(flag for flag in SPEED_FLAGS if flag in known)
 
 
