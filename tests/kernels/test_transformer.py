@@ -81,7 +81,7 @@ def test_encodings_are_read_as_by_the_original(pe_type):
     data = original.prepare(graph(9, 30))
     with torch.inference_mode():
         require_equal(original(data), FastGraphTransformer(original)(data))
-    with pytest.raises(GnnlabError, match=f"the {pe_type} encoding of 3 columns is needed"):
+    with pytest.raises(GnnlabError, match=f"no {pe_type} encoding"):
         FastGraphTransformer(original)(graph())
 
 
@@ -122,7 +122,6 @@ def test_weights_are_shared():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"x": torch.ones(3, 4)}, r"\(N, 5\), got shape \(3, 4\)"),
         ({"x": torch.ones(3, 5), "edge_index": torch.tensor([[0], [3]])}, "names target 3, allowed are 0..2"),
         ({"x": torch.ones(2, 5), "batch": torch.tensor([1, 0])}, "batch must be sorted"),
     ],
