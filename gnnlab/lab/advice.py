@@ -19,7 +19,7 @@ from gnnlab.profiling.estimates import CONTROL, Estimate
 from .claims import NO_GAIN_BELOW, RATIOS, Verdict
 from .ledger import Judged
 from .results import ResultFile
-from .table import Row, Table, digits, number, over_baseline
+from .table import Row, Table, digits, over_baseline
 
 HEADLINES, OF_A_DOCUMENT = 5, 2
 SAME = 1e-4  # largest relative error of a form that is called equal
@@ -27,9 +27,6 @@ NOISY = 0.03  # median difference of A/A controls from which a report warns
 YOURS = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
 NO_EFFECT = (1.0, 1.0)  # claimed of a ratio
 OWN_STUDIES = ("your_model",)  # whose cells are models: a line for each
-OURS, UNTRAINED = "ours", ("chance", "constant answer")  # forms of notebook 03
-BUILT_IN = ("symptom_gat", "graph_transformer")
-FUSED, UNFUSED = "forward", "forward, attention unfused"
 FALSE, LESS, PAYS = "Does not pay here", "Pays less here", "Pays here"
 UNSURE = "Pays less here, if at all"
 
@@ -100,56 +97,6 @@ def _use(study: str, purpose: str, rows: Sequence[Row], mine: bool) -> Use:
     seen = {form: gain for form, gain in gains.items() if gain.low is not None and gain.low > NO_GAIN_BELOW}
     best = max(seen, key=lambda form: seen[form].value, default=None)
     return Use(purpose, study, best, rows[0].baseline, seen.get(best), mine)
-
-
-def profiles(table: Table) -> list[tuple[str, str, bool]]:
-    """(sentence, study, is it a model of the reader's) for each workload that notebook 01 profiled."""
-    timed: dict[str, dict[str, Row]] = {}
-    for row in table.select("runtime"):
-        if row.status == "ok":
-            timed.setdefault(row.form, {})[row.keys["phase"]] = row
-    lines = []
-    for label, phases in timed.items():
-        mine = not label.startswith(BUILT_IN)
-        parts = [
-            f"{phase} {number(row.value)} ms" for phase, row in phases.items() if phase in (FUSED, "training step")
-        ]
-        shares = [row for row in table.select("operators") if row.form == label and row.value is not None]
-        if top := max(shares, key=lambda row: row.value, default=None):
-            parts.append(
-                f"{100 * top.value:.0f} % of the operators' time in {top.keys['operator'].removeprefix('aten::')}"
-            )
-        parts += [
-            f"{100 * row.value:.0f} % of what the roofline allows"
-            for row in table.select("roofline")
-            if row.form == label
-        ]
-        lines.append((f"{label}: {', '.join(parts)}.", "operators", mine))
-        lines += [(line, "runtime", mine) for line in _fast_path(label, phases)]
-    return sorted(lines, key=lambda line: not line[2])
-
-
-def trained(table: Table, name: str) -> list[tuple[str, str, bool]]:
-    """What notebook 03 reached on a table of the reader's: the last score beside what needs no training, an epoch."""
-    scores = {row.form: row for row in table.select("scores") if row.status == "ok"}  # the last epoch's stays
-    epochs = {row.form: row for row in table.select("training_epoch") if row.status == "ok"}
-    if OURS not in scores:
-        return []
-    beside = [f"{form} {number(scores[form].value)}" for form in UNTRAINED if form in scores]
-    parts = [f"validation score {number(scores[OURS].value)} ({', '.join(beside)})"]
-    if OURS in epochs:
-        parts.append(f"an epoch takes {number(epochs[OURS].value)} ms")
-    return [(f"{name}: {', '.join(parts)}.", "scores", True)]
-
-
-def _fast_path(label: str, phases: Mapping[str, Row]) -> Iterable[str]:
-    """Whether torch's fused attention path is the slow one."""
-    fused, unfused = phases.get(FUSED), phases.get(UNFUSED)
-    if fused and unfused and None not in (fused.low, unfused.high) and unfused.high < fused.low:
-        yield (
-            f"{label}: switch torch's fused attention path off, torch.backends.mha.set_fastpath_enabled(False): its "
-            f"forward pass takes {number(unfused.value)} ms without, {number(fused.value)} ms with it."
-        )
 
 
 def noise(result: ResultFile, table: Table) -> str | None:

@@ -8,9 +8,8 @@ error message): `clean` lets a short list of what our notebooks print pass, and 
 from __future__ import annotations
 
 import copy
-import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,9 @@ MAX_STREAM = 200_000  # characters of one printed output; beyond it the page say
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
 _LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json"]
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
-_LINKED = re.compile(r"\]\(([^)\s#]+\.md)")
-_DOCUMENT, _REPORTED = re.compile(r"docs/[\w/-]+\.md"), re.compile(r"notebooks/\d\d_\w+\.ipynb")
+_REPORTED = re.compile(r"\d\d_\w+\.ipynb")
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
-ADVICE = "When to use what"
-APART = (ADVICE,)  # sections that the page shows before the others
+APART = ("When to use what", "Where the time goes")  # sections that the page shows before the others
 _SECTION = re.compile(r"##[ \t]+(.+?)[ \t#]*(?:\n|$)")
 _TITLE = re.compile(r"^#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
@@ -94,7 +91,7 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
         extra_template_basedirs=[str(TEMPLATES)],
         filters={
             "clean": clean,
-            "markdown": lambda source, attachments: _markdown(source, _Renderer(headings, attachments, "notebooks")),
+            "markdown": lambda source, attachments: _markdown(source, _Renderer(headings, attachments)),
             "code": code,
             "ansi": lambda text: Markup(ansi2html(_shortened(text))),
         },
@@ -105,36 +102,19 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
     cells, apart = _sections(prepared.cells)
     resources = {"figures": figures}
     prepared.cells = cells
-    html = _exported(exporter, prepared, resources, headings)
+    html = _exported(exporter, prepared, resources)
     listed = [(anchor, text) for anchor, text, level in headings if level == 2]
     shown = {}
     for heading, prepared.cells in apart.items():
-        shown[heading] = _exported(exporter, prepared, resources, headings)
+        shown[heading] = _exported(exporter, prepared, resources)
     return Cells(html, listed, shown)
 
 
-def _exported(
-    exporter: HTMLExporter, notebook: nbformat.NotebookNode, resources: dict[str, Any], headings: list[Any]
-) -> Markup:
-    """All cells; where one is not what its type says, each by itself, with a mark for what cannot be shown."""
-    known = len(headings)
+def _exported(exporter: HTMLExporter, notebook: nbformat.NotebookNode, resources: dict[str, Any]) -> Markup:
     try:
         return Markup(exporter.from_notebook_node(notebook, resources=resources)[0])
-    except Exception:  # whatever a filter raises
-        del headings[known:]
-        return Markup("").join(_one_by_one(exporter, notebook, resources))
-
-
-def _one_by_one(exporter: HTMLExporter, notebook: nbformat.NotebookNode, resources: dict[str, Any]) -> Iterator[Markup]:
-    for cell in notebook.cells:
-        for tried in (cell, {**cell, "outputs": []} if "outputs" in cell else cell):
-            try:
-                alone = nbformat.from_dict({**notebook, "cells": [tried]})
-                yield Markup(exporter.from_notebook_node(alone, resources=resources)[0])
-                break
-            except Exception as error:
-                said = f"This cell, or an output of it, cannot be shown: {one_line(error)}"
-                yield Markup('<p class="note bad">{}</p>\n').format(said)
+    except Exception as error:  # whatever a filter raises where an output is not what its type says
+        raise GnnlabError(f"a cell or an output of it cannot be shown: {one_line(error)}") from error
 
 
 def _sections(cells: list[nbformat.NotebookNode]) -> tuple[list[nbformat.NotebookNode], dict[str, list]]:
@@ -154,36 +134,14 @@ def _sections(cells: list[nbformat.NotebookNode]) -> tuple[list[nbformat.Noteboo
     return rest, apart
 
 
-def document(source: str, place: str) -> Cells:
-    """A page of the documentation, Markdown that lies at `place` in the repository: "docs/measuring.md"."""
-    headings: list[tuple[str, str, int]] = []
-    html = _markdown(source, _Renderer(headings, {}, posixpath.dirname(place)))
-    return Cells(html, [(anchor, text) for anchor, text, level in headings if level == 2])
-
-
-def documents_linked(source: str, folder: str) -> list[str]:
-    """The pages of the documentation that Markdown in `folder` links to, as their places in the repository."""
-    targets = (posixpath.normpath(posixpath.join(folder, url)) for url in _LINKED.findall(source))
-    return [target for target in targets if _DOCUMENT.fullmatch(target)]
-
-
-def _address(url: str, folder: str) -> str | None:
-    """Where a link of a text in `folder` of the repository leads on the site; None where the site has no such page.
-
-    Reports lie on top of the site, the documentation in `docs` below it.
-    """
+def _address(url: str) -> str | None:
+    """Where a link of a notebook leads on the site; None where the site has no such page."""
     if re.match(r"[\w+.-]+:|[/#]", url):
         return url
     path, mark, anchor = url.partition("#")
-    target = posixpath.normpath(posixpath.join(folder, path))
-    if _REPORTED.fullmatch(target):
-        page = target.removeprefix("notebooks/").removesuffix(".ipynb")
-    elif _DOCUMENT.fullmatch(target):
-        page = target.removesuffix(".md")
-    else:
+    if not _REPORTED.fullmatch(path):
         return None
-    own = "." if folder == "notebooks" else folder
-    return posixpath.relpath(f"{page}.html", own) + mark + (f"s-{anchor}" if anchor else "")
+    return path.removesuffix(".ipynb") + ".html" + mark + (f"s-{anchor}" if anchor else "")
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -211,18 +169,20 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 class _Renderer(IPythonRenderer):
-    """Markdown with headings to link to and links to pages of the site; a link to any other file is plain text.
+    """Markdown with headings to link to and links to pages of the site; of a link to any other file its path is shown.
 
     Formulas stay the TeX they are: typesetting them needs a fetched script.
     """
 
-    def __init__(self, headings: list[tuple[str, str, int]], attachments: Mapping[str, Any], folder: str) -> None:
+    def __init__(self, headings: list[tuple[str, str, int]], attachments: Mapping[str, Any]) -> None:
         super().__init__(escape=False, exclude_anchor_links=True, attachments=dict(attachments))
-        self.headings, self.folder = headings, folder
+        self.headings = headings
 
     def link(self, text: str, url: str, title: str | None = None) -> str:
-        address = _address(url, self.folder)
-        return text if address is None else super().link(text, address, title)
+        address = _address(url)
+        if address is None:
+            return f"{text} (<code>{escape(url.removeprefix('../'))}</code>)"
+        return super().link(text, address, title)
 
     def heading(self, text: str, level: int, **attributes: Any) -> str:
         plain = Markup(text).striptags()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ import jinja2
 from gnnlab import files
 from gnnlab.errors import GnnlabError
 
-from . import advice, claims, discovery, ledger, ledger_view, provenance, results
+from . import advice, claims, ledger, ledger_view, provenance, results
 from .ledger import Judged
 from .ledger_view import Badge
 from .results import FigureRecord, ResultFile, Status
@@ -41,18 +40,11 @@ DAMAGED = Badge("unreadable", "!", "bad")
 
 @dataclass(frozen=True)
 class Opening:
-    """What a report says first: what to use, what its profiles say, and whether something of the reader's is in it."""
+    """What a report says first: what to use, and whether something of the reader's is in it."""
 
     uses: list[advice.Use]
-    profiles: list[tuple[str, str, bool]]
     own: bool
     drawn: set[str]  # studies that have a figure to link to
-
-    @property
-    def lesson(self) -> str | None:
-        """What the front page says of profiles: that a fast path is the slow one, else the first of them."""
-        slow = [sentence for sentence, study, _ in self.profiles if study == "runtime"]
-        return next(iter([*slow[-1:], *(sentence for sentence, *_ in self.profiles)]), None)
 
 
 @dataclass
@@ -100,14 +92,13 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
             f"{executed_ipynb} is not the notebook of the run that wrote {result_json}: there is no page of the two; "
             f"run it again: gnnlab run {result.notebook[:2]} --force"
         )
-    figures, folder = {figure.name: figure for figure in result.figures}, executed_ipynb.parent
+    figures = {figure.name: figure for figure in result.figures}
     cells = notebook_html.render(notebook, figures)
     rows = [
         ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None)
         for row in advice.by_surprise(judged)
     ]
     table = Table(result.rows if ended else ())  # a run that failed is no ground for advice
-    read = " ".join([cells.html.striptags(), *(f"{row.record.statement} {row.record.why}" for row in rows)])
     declared = _declared(executed_ipynb)
     html = _page(
         "report.html.j2",
@@ -116,12 +107,11 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
         status=STATUSES[result.status],
         cells=cells,
         rows=rows,
-        terms=_terms(read, discovery.root(folder) / "docs" / "glossary.md"),
         parameters=[(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()],
         machine=provenance.in_a_phrase(result.environment),
         noise=advice.noise(result, table),
         opening=_opening(executed_ipynb, result, table),
-        advice=cells.apart.get(notebook_html.ADVICE),
+        apart=cells.apart,
     )
     path = executed_ipynb.with_suffix(".html")
     files.write_atomically(path, lambda file: file.write(html))
@@ -129,13 +119,8 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
 
 
 def _opening(notebook: Path, result: ResultFile, table: Table) -> Opening:
-    """What a report says first."""
-    named = advice.yours(result.parameters, _declared(notebook))
-    own, drawn = bool(named), {figure.name for figure in result.figures}
-    said = advice.profiles(table)
-    if "table" in named:
-        said += advice.trained(table, Path(result.parameters["table"]).name)
-    return Opening(advice.uses(table, result.purposes, own), said, own, drawn)
+    own = bool(advice.yours(result.parameters, _declared(notebook)))
+    return Opening(advice.uses(table, result.purposes, own), own, {figure.name for figure in result.figures})
 
 
 def build_site(out_dir: Path) -> Path:
@@ -159,7 +144,6 @@ def build_site(out_dir: Path) -> Path:
         entry.problems = list(dict.fromkeys([*entry.problems, *told]))
         if entry.result and entry.page:
             entry.opening = _opening(out_dir / f"{entry.stem}.ipynb", entry.result, Table(entry.result.rows))
-    _write_documents(out_dir)
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
 
     def line(record: Judged) -> ledger_view.LedgerLine:
@@ -188,42 +172,6 @@ def build_site(out_dir: Path) -> Path:
     path = out_dir / "index.html"
     files.write_atomically(path, lambda file: file.write(html))
     return path
-
-
-def _terms(text: str, glossary: Path) -> list[tuple[str, str]]:
-    """The words of the glossary that occur in `text`, each with its meaning."""
-    source = glossary.read_text(encoding="utf-8") if glossary.is_file() else ""
-    known = re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \|$", source, re.MULTILINE)
-    return [
-        (word, meaning.replace("`", ""))
-        for word, meaning in known
-        if re.search(rf"\b{re.escape(word)}(s|es)?\b", text, re.IGNORECASE)
-    ]
-
-
-def _write_documents(out_dir: Path) -> None:
-    """The pages of the documentation that notebooks link to, and those that these link to, below `out_dir`/docs."""
-    from . import notebook_html
-
-    root = discovery.root(out_dir)
-    waiting = ["docs/glossary.md"]
-    for path in (root / "notebooks").glob("*.ipynb"):
-        waiting += notebook_html.documents_linked(path.read_text(encoding="utf-8"), "notebooks")
-    written: set[str] = set()
-    while waiting:
-        place = waiting.pop()
-        if place in written or not (root / place).is_file():
-            continue
-        written.add(place)
-        source = (root / place).read_text(encoding="utf-8")
-        waiting += notebook_html.documents_linked(source, place.rpartition("/")[0])
-        page = (out_dir / place).with_suffix(".html")
-        if _stale(page, [root / place]):
-            shown = notebook_html.document(source, place)
-            home = "../" * place.count("/") + "index.html"
-            title = source.lstrip("# ").splitlines()[0]
-            html = _page("document.html.j2", title=title, cells=shown, home=home)
-            files.write_atomically(page, lambda file, html=html: file.write(html))
 
 
 def _counts(rows: Sequence[ledger_view.LedgerLine]) -> list[tuple[Badge, int]]:

@@ -98,32 +98,6 @@ def test_that_two_numbers_are_equal_is_no_advice():
     assert advice.headlines([judged("stages.intercept", 0.01, (0.005, 0.02), 9, "")]) == []
 
 
-def test_a_fused_attention_path_that_is_slower_is_told():
-    timed = {"form": "mine on a graph", "study": "runtime", "n": 9, **MS, **TORCH}
-    phases = [
-        ("forward", 8.0, 7.0, 9.0),
-        ("forward, attention unfused", 2.0, 1.9, 2.1),
-        ("training step", 4.0, 3.9, 4.1),
-    ]
-    rows = [tables.row(**timed, keys={"phase": phase}, value=v, low=low, high=high) for phase, v, low, high in phases]
-    said = advice.profiles(Table(rows))
-    assert said[0] == ("mine on a graph: forward 8 ms, training step 4 ms.", "operators", True)
-    assert "switch torch's fused attention path off" in said[1][0] and "2 ms without, 8 ms with it" in said[1][0]
-    rows[1] = tables.row(**timed, keys={"phase": phases[1][0]}, value=6.9, low=6.0, high=8.0)
-    assert len(advice.profiles(Table(rows))) == 1
-
-
-def test_a_table_of_the_readers_is_told_by_its_score_beside_what_needs_no_training():
-    score = {"study": "scores", "unit": "score", "better": "higher", "n": 3, "status": "ok", **TORCH}
-    fixed = {"origin": "measured", "statistic": "mean", "interval": "none"}
-    last = [("ours", 0.908), ("chance", 0.5), ("constant answer", 0.613)]
-    values = [(1, "ours", 0.7), *((2, *each) for each in last)]
-    rows = [tables.row(**score, **fixed, keys={"epoch": e}, form=f, value=v) for e, f, v in values]
-    said = advice.trained(Table(rows), "mine.csv")
-    assert said == [("mine.csv: validation score 0.908 (chance 0.5, constant answer 0.613).", "scores", True)]
-    assert advice.trained(Table(), "mine.csv") == []
-
-
 def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them():
     declared = {
         name: SimpleNamespace(default=value) for name, value in {"models": ["a:a", "a:b"], "graph": "g"}.items()
