@@ -1,1 +1,1 @@
-"""Training a model on a table: fast pair terms, loops raced to equal score, and a loop that survives being killed."""
+"""Training a model on a table: fast pair terms, and loops raced to equal score."""

@@ -11,6 +11,7 @@ only where its score is seen to be equal, and equal scores only where training g
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,22 +21,19 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.sampling import quiet, synchronizer
 from gnnlab.profiling.timing import stopwatch
-from gnnlab.training.process_group import RankShare
-from gnnlab.training.recipe import why_not
-from gnnlab.training.steps import Objective, evaluate, order, set_dropout, untrainable
-from gnnlab.workloads.tables import FeatureTable
+from gnnlab.workloads.tables import FeatureTable, scores
 
 MARGIN = 0.005  # of a validation score: what is closer is equal
 TRAINED = 0.5  # of the way from a constant answer to the best possible; short of it, equal scores say little
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # as rows name them, and recipes
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 2e-2}  # of the loss over the first batches
 STEP = "a step is the loop's epoch over one batch, from its input pipeline to the update, without worker processes"
+VALIDATION_ROWS = 4096  # that are predicted at once
 MEMORY_STEPS = 6  # of which the memory is measured on CUDA; on a CPU tensors are counted, once
 
 Batches = Sequence[Tensor]  # int64 (B,) each: the rows of the table that make a batch
@@ -68,11 +66,21 @@ class Loop:
 
 def check(training: FeatureTable, validation: FeatureTable, batch_size: int) -> None:
     """Raises `GnnlabError` where these tables cannot be trained on, or a batch is larger: before anything is raced."""
-    for problem in untrainable(training, validation):
-        raise GnnlabError(problem)
+    for spec in training.specs:
+        if _has_one_answer(training.targets[spec.name]):
+            rows = f"all {len(training)} rows of the training table, nothing to learn"
+            raise GnnlabError(f"target {spec.name!r} has one answer only in {rows}; leave it out or take more rows")
+        if spec.kind == "labels" and _has_one_answer(validation.targets[spec.name]):
+            rows = f"all {len(validation)} rows of the validation table"
+            raise GnnlabError(f"target {spec.name!r} has labels of one answer only in {rows}; take more rows")
     if batch_size > len(training):
         rows = f"{len(training)} rows to train on ({len(validation)} more are for validation)"
         raise GnnlabError(f"batch_size {batch_size} is larger than the table: it has {rows}; take a smaller batch_size")
+
+
+def _has_one_answer(column: Tensor) -> bool:
+    """Classes that are all the same, or labels none of which varies."""
+    return bool((column == column[0]).all())
 
 
 def race_loops(
@@ -104,16 +112,13 @@ def race_loops(
             raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
         for name, loop in loops.items():
             try:
-                if problem := why_not(PRECISIONS[loop.precision], device):
-                    raise Unavailable(problem)
                 errors[name] = abs(_first_loss(loop, first, device) - expected) / abs(expected)
             except Exception as error:  # whatever a loop of the reader raises: the others still race
-                status = "unavailable" if isinstance(error, Unavailable) else "failed"
-                missing[name] = status, one_line(error)
+                missing[name] = one_line(error)
                 continue
             if not errors[name] <= TOLERANCES[loop.precision]:
                 reason = f"its loss over the same batches differs from that of {base} by {errors[name]:.1e} relative"
-                missing[name] = "failed", f"{reason}, allowed is {TOLERANCES[loop.precision]:.0e}; it is not timed"
+                missing[name] = f"{reason}, allowed is {TOLERANCES[loop.precision]:.0e}; it is not timed"
         if missing.keys() & {base, control}:
             raise GnnlabError(f"the loops {base!r} and {control!r} are needed: {missing}")
         running = {name: loop for name, loop in loops.items() if name not in missing}
@@ -144,16 +149,33 @@ def _epochs(
             batches = order(len(training), seed, epoch).split(batch_size)
             for name in map(str, random.permutation(list(loops))):
                 model, *state = started[name]
-                set_dropout(torch.device(device), seed, epoch)
+                torch.manual_seed(_seed_of(seed, epoch))  # of dropout
                 wait()
                 with quiet(), stopwatch() as took:
                     loss = loops[name].epoch(model.train(), *state, batches)
                     wait()
-                found = evaluate(Objective(model, device), validation, RankShare())
-                rows.append(
-                    {"form": name, "seed": seed, "epoch": epoch + 1, "ms": took.ms, "loss": float(loss), **found}
-                )
+                row = {"form": name, "seed": seed, "epoch": epoch + 1, "ms": took.ms, "loss": float(loss)}
+                rows.append(row | {"score": evaluate(model, validation, device)})
     return rows
+
+
+def _seed_of(seed: int, epoch: int) -> int:
+    """63 bits from both: the same for the same, different for others."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def order(rows: int, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch takes the rows, int64 (rows,); a function of these numbers."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(_seed_of(seed, epoch)))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, table: FeatureTable, device: str = "cpu") -> float:
+    """The score on a table, in eval mode and float32. Raises `GnnlabError` where a prediction is nan."""
+    model.eval()
+    parts = [model(fields.to(device)) for fields in table.fields.split(VALIDATION_ROWS)]
+    outputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return scores(outputs, table.targets, table.specs).score
 
 
 @dataclass(frozen=True)
@@ -170,7 +192,7 @@ class RacedLoops:
     epochs: pd.DataFrame
     known: dict[str, float]
     errors: dict[str, float]  # relative, of the loss over the first batches
-    missing: dict[str, tuple[str, str]]  # status and reason
+    missing: dict[str, str]  # loop -> why it has no times
     batch: Tensor
 
     @property
@@ -188,10 +210,10 @@ class RacedLoops:
         rows = [self._row(form, {n: wide[n].to_numpy() for n in wide}, fields, noise) for form in self._forms()]
         equal = {**next(row for row in rows if row["form"] == self.control), "form": f"{self.control}, equal score"}
         difference = estimates.summary(self.last(self.control) - self.last(self.baseline), "mean")
-        said = f"validation score minus that of {self.baseline}: {_signed(difference)} over {difference.n} seeds"
+        text = f"validation score minus that of {self.baseline}: {_signed(difference)} over {difference.n} seeds"
         within = difference.low is not None and max(-difference.low, difference.high) <= MARGIN
-        reason = self._untrained() or (None if within else f"{said}, not within {MARGIN:g}")
-        equal |= {"notes": said} if reason is None else {"status": "unavailable", "reason": reason}
+        reason = self._why_untrained() or (None if within else f"{text}, not within {MARGIN:g}")
+        equal |= {"notes": text} if reason is None else {"status": "unavailable", "reason": reason}
         return pd.DataFrame([*rows, equal])
 
     def memory(self) -> pd.DataFrame:
@@ -218,7 +240,7 @@ class RacedLoops:
     def scores(self) -> pd.DataFrame:
         """The validation score of each loop after each epoch, mean over the seeds, and the known ones; key: epoch."""
         fields = {"unit": "score", "better": "higher"}
-        measured = {"origin": "measured", "statistic": "mean", "notes": self._beside()}
+        measured = {"origin": "measured", "statistic": "mean", "notes": self._known_scores_text()}
         trained = [
             {"epoch": epoch, "form": form, "samples": part.sort_values("seed")["score"].to_numpy(), **fields}
             | {"precision": self._loop(form).precision, **measured}
@@ -241,9 +263,10 @@ class RacedLoops:
         for form, minus in {**pairs, CONTROL: self.control}.items():
             row = {"minus": minus, "form": form, "unit": "score", "better": "higher", "origin": "measured"}
             row |= {"statistic": "mean", "precision": self._loop(form).precision, "notes": self.trained()}
-            status, reason = self.missing.get(form, ("unavailable", self._untrained()))
-            if reason is not None:
-                rows.append(row | {"status": status, "reason": reason})
+            if form in self.missing:
+                rows.append(row | {"status": "failed", "reason": self.missing[form]})
+            elif reason := self._why_untrained():
+                rows.append(row | {"status": "unavailable", "reason": reason})
             else:
                 rows.append(row | {"samples": self.last(form) - self.last(minus)})
         return pd.DataFrame(rows)
@@ -254,34 +277,40 @@ class RacedLoops:
         return rows.sort_values("seed")["score"].to_numpy()
 
     def trained(self) -> str:
-        """What the training of the control's loop reaches, beside what is known."""
+        """The score that the control's loop reaches, and the known scores to compare it with."""
         mean = float(self.last(self.control).mean())
-        start = f"training reaches a validation score of {mean:.3f}, {self._beside()}"
+        text = f"training reaches a validation score of {mean:.3f}, {self._known_scores_text()}"
         if "truth" not in self.known:
-            return start
-        return f"{start}: {100 * self._share(mean):.0f} % of the way from a constant answer to the truth"
+            return text
+        return f"{text}: {100 * self._progress(mean):.0f} % of the way from a constant answer to the truth"
 
-    def _beside(self) -> str:
-        """What a score has to be compared with: "chance 0.253, a constant answer 0.448, the truth 0.823"."""
-        names = {"chance": "chance", "constant answer": "a constant answer", "truth": "the truth"}
-        return ", ".join(f"{said} {self.known[name]:.3f}" for name, said in names.items() if name in self.known)
+    def _known_scores_text(self) -> str:
+        """ "chance 0.253, a constant answer 0.448, the truth 0.823" """
+        words = {"chance": "chance", "constant answer": "a constant answer", "truth": "the truth"}
+        return ", ".join(f"{words[name]} {self.known[name]:.3f}" for name in words if name in self.known)
 
-    def _share(self, score: float) -> float:
+    def _progress(self, score: float) -> float:
+        """0 at the score of a constant answer, 1 at that of the truth."""
         constant = self.known["constant answer"]
         return (score - constant) / (self.known["truth"] - constant)
 
-    def _untrained(self) -> str | None:
-        """Why scores are too near a constant answer for their equality to say much; None where they are not.
+    def _why_untrained(self) -> str | None:
+        """The reason why equal scores say little: training is too near a constant answer. None where it is not.
 
         Where the best possible score is not known, the mean has to be ten margins above the constant answer.
         """
         mean = float(self.last(self.control).mean())
-        if "truth" not in self.known:
+        if "truth" in self.known:
+            enough, needed = (
+                self._progress(mean) >= TRAINED,
+                f", {100 * TRAINED:.0f} % are needed; more epochs train further",
+            )
+        else:
             enough = mean >= self.known["constant answer"] + 10 * MARGIN
-            far = f"less than {10 * MARGIN:g} above the constant answer"
-            return None if enough else f"{self.trained()}: {far}; more epochs or smaller batches train further"
-        more = f"{100 * TRAINED:.0f} % are needed; more epochs train further"
-        return None if self._share(mean) >= TRAINED else f"{self.trained()}, {more}"
+            needed = (
+                f": less than {10 * MARGIN:g} above the constant answer; more epochs or smaller batches train further"
+            )
+        return None if enough else self.trained() + needed
 
     def _forms(self) -> list[str]:
         return [*self.loops, CONTROL]
@@ -298,25 +327,25 @@ class RacedLoops:
     ) -> dict[str, Any]:
         row = {"form": form, "status": "ok", "precision": self._loop(form).precision, **fields}
         if form in self.missing:
-            return row | dict(zip(("status", "reason"), self.missing[form], strict=True))
+            return row | {"status": "failed", "reason": self.missing[form]}
         row |= {"value": float(samples[form][0])} if "interval" in fields else {"samples": samples[form]}
         if form == self.baseline:
             return row
         base = self.control if form == CONTROL else self.baseline
-        found = estimates.ratio(samples[base], samples[form])
-        if noise is not None and form != CONTROL and found.low is not None:
+        ratio = estimates.ratio(samples[base], samples[form])
+        if noise is not None and form != CONTROL and ratio.low is not None:
             floor = estimates.noise_floor(*noise)
-            found = replace(found, low=found.low / floor, high=found.high * floor)
-        ratio = {"baseline": base, "ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
-        return row | ratio | {"parity_error": self.errors.get(form)}
+            ratio = replace(ratio, low=ratio.low / floor, high=ratio.high * floor)
+        fields = {"baseline": base, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+        return row | fields | {"parity_error": self.errors.get(form)}
 
 
-def _signed(found: Estimate) -> str:
-    def told(value: float) -> str:
+def _signed(difference: Estimate) -> str:
+    def text(value: float) -> str:
         return f"{round(value, 4) + 0.0:+.4f}"  # no -0.0000
 
-    ends = "no interval" if found.low is None else f"{told(found.low)} to {told(found.high)}"
-    return f"{told(found.value)} ({ends})"
+    ends = "no interval" if difference.low is None else f"{text(difference.low)} to {text(difference.high)}"
+    return f"{text(difference.value)} ({ends})"
 
 
 def _known_scores(training: FeatureTable, validation: FeatureTable) -> dict[str, float]:

@@ -8,13 +8,12 @@ import pandas as pd
 import pytest
 import torch
 from one_table import Recorder
-from training_cases import model, tables
 
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.lab.claims import catalogue
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
-from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, race_loops
+from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, order, race_loops
 from gnnlab.workloads import deepfm
 from gnnlab.workloads.planted_table import planted
 
@@ -23,14 +22,19 @@ BEFORE, AFTER, OURS, LOW = "S3, original", "S3, optimized", "ours", "ours, low p
 
 @pytest.fixture(scope="module")
 def data():
-    return tables(300)
+    return planted(300, cardinalities=(7, 5, 4, 6)).split(0.25, seed=0)
 
 
-def epoch(net, optimizer, scaler, batches, table, factor=1.0):
+def model(table):
+    return deepfm.DeepFM(table.cardinalities, table.specs, embedding_dim=8, hidden=16)
+
+
+def epoch(net, optimizer, scaler, batches, table, factor=1.0, low=None):
     losses = []
     for rows in batches:
         answers = {name: column[rows] for name, column in table.targets.items()}
-        each = torch.stack(deepfm.target_losses(net(table.fields[rows]), answers, table.specs))
+        with torch.autocast("cpu", low, enabled=low is not None):
+            each = torch.stack(deepfm.target_losses(net(table.fields[rows]), answers, table.specs))
         loss = factor * deepfm.weighted(each, net.log_variances)
         loss.backward()
         optimizer.step()
@@ -46,15 +50,14 @@ def fails(net, optimizer, scaler, batches):
 @pytest.fixture(scope="module")
 def raced(data):
     training, validation = data
-    made = partial(deepfm.DeepFM, training.cardinalities, training.specs, embedding_dim=8, hidden=16)
     adam = partial(torch.optim.AdamW, lr=0.01)
-    loop = Loop(partial(epoch, table=training), made, adam)
+    loop = Loop(partial(epoch, table=training), partial(model, training), adam)
     loops = {
         BEFORE: loop,
         OURS: replace(loop, optimizer=partial(adam, fused=True)),
         "another loss": replace(loop, epoch=partial(epoch, table=training, factor=1.01)),
         "broken": replace(loop, epoch=fails),
-        LOW: replace(loop, low=torch.float16),
+        LOW: replace(loop, epoch=partial(epoch, table=training, low=torch.bfloat16), low=torch.bfloat16),
     }
     before = torch.get_rng_state()
     found = race_loops(loops, training, validation, seeds=2, epochs=2, batch_size=64, control=OURS)
@@ -68,7 +71,7 @@ def lab():
 
 
 def test_all_loops_start_and_go_on_alike_and_the_control_gives_the_bits_of_its_own(raced):
-    assert len(raced.epochs) == 2 * 2 * 3 and set(raced.epochs["form"]) == {BEFORE, OURS, CONTROL}
+    assert len(raced.epochs) == 2 * 2 * 4 and set(raced.epochs["form"]) == {BEFORE, OURS, LOW, CONTROL}
     wide = raced.epochs.pivot(index=["seed", "epoch"], columns="form", values="loss")
     assert (wide[OURS] == wide[CONTROL]).all() and wide.notna().all(axis=None)
     np.testing.assert_allclose(wide[OURS], wide[BEFORE], rtol=1e-3)
@@ -81,7 +84,7 @@ def test_what_computes_another_loss_or_fails_is_not_timed_and_says_why(raced, la
     assert (rows["another loss"].status, rows["broken"].status) == ("failed", "failed")
     assert "differs from that of S3, original by 1.0e-02" in rows["another loss"].reason
     assert rows["broken"].reason == "RuntimeError: no kernel"
-    assert rows[LOW].status == "unavailable" and "fp16 needs a CUDA device" in rows[LOW].reason
+    assert rows[LOW].precision == "bfloat16" and 1e-5 < rows[LOW].parity_error < 2e-2
     assert rows[OURS].n == 4 and rows[OURS].parity_error < 1e-5
 
 
@@ -131,7 +134,7 @@ def test_memory_of_a_step_is_counted_on_a_cpu(raced, lab):
     assert {(rows[f].origin, rows[f].n, rows[f].interval, rows[f].unit) for f in (BEFORE, OURS)} == {
         ("counted", 1, "exact", "MiB")
     }
-    assert rows["broken"].status == "failed" and rows[LOW].status == "unavailable"
+    assert rows["broken"].status == "failed" and rows["broken"].value is None
     assert "the loop's epoch over one batch" in rows[OURS].notes[0]
 
 
@@ -249,9 +252,8 @@ def test_where_the_best_score_is_not_known_training_has_to_be_well_above_the_con
     assert low_precision(lab, SCORES[OURS], {"constant answer": 0.3})[1] == "reproduced"
 
 
-def test_low_precision_that_a_device_does_not_have_is_untestable(lab):
-    missing = {LOW: ("unavailable", "this processor shows no native bf16")}
-    assert "no native bf16" in low_precision(lab, SCORES[LOW], missing=missing)[1]
+def test_low_precision_that_does_not_run_is_untestable(lab):
+    assert "no kernel" in low_precision(lab, SCORES[LOW], missing={LOW: "RuntimeError: no kernel"})[1]
 
 
 def test_scores_are_means_over_the_seeds_after_each_epoch(lab):
@@ -297,6 +299,12 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_timed(data):
     same = replace(training, targets={**training.targets, name: torch.zeros(rows, dtype=torch.int64)})
     with pytest.raises(GnnlabError, match=f"'{name}' has one answer only in all {rows} rows of the training table"):
         race_loops({OURS: loop}, same, validation, batch_size=64, **options)
+
+
+def test_an_order_holds_each_row_once_and_differs_by_seed_and_epoch():
+    assert order(50, 1, 2).sort().values.tolist() == list(range(50))
+    assert torch.equal(order(50, 1, 2), order(50, 1, 2))
+    assert not torch.equal(order(50, 1, 2), order(50, 2, 1)) and not torch.equal(order(50, 1, 2), order(50, 1, 3))
 
 
 # ---- who decides what
