@@ -7,12 +7,12 @@
 
 `dqn` gives the value of each node and `ppo` a policy over the nodes, both from the nodes alone. `hybrid` sees what
 stands around a node too: an encoder of three graph layers, and the sum of a value head and a policy head as score.
-What a placement costs is stated in `edge_networks`, how the shipped weights came about in `edge_training`.
+What a placement costs is stated in `edge_networks`; how the shipped weights were trained, and how to train others, in
+`examples/train_edge_allocator.py`.
 """
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,6 @@ WIDTH = 2 + 4 + len(NODE_TYPES)  # numbers that the network sees of a node
 DATA = Path(__file__).parent / "data"
 
 
-def require_type(model_type: str) -> None:
-    """Raises `GnnlabError` unless `model_type` is one of `MODEL_TYPES`."""
-    if model_type not in MODEL_TYPES:
-        raise GnnlabError(f"model_type {shown(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
-
-
 class EdgeAllocator(nn.Module):
     """Scores of the nodes of a network, (N,), higher is better.
 
@@ -50,7 +44,8 @@ class EdgeAllocator(nn.Module):
 
     def __init__(self, model_type: str, hidden: int = 64) -> None:
         super().__init__()
-        require_type(model_type)
+        if model_type not in MODEL_TYPES:
+            raise GnnlabError(f"model_type {shown(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
         self.model_type = model_type
         # divisors of the logarithms, so that usual values come out about 1
         self.register_buffer("scale", torch.tensor([5.0, 3.0, 5.0, 2.0]), persistent=False)
@@ -85,12 +80,6 @@ def load(model_type: str) -> EdgeAllocator:
     model = EdgeAllocator(model_type)
     model.load_state_dict(load_file(DATA / f"edge_allocator_{model_type}.safetensors"))
     return model.eval()
-
-
-def recipe(model_type: str) -> dict[str, Any]:
-    """How the weights of `load` were made and how well they decide; raises `GnnlabError` for an unknown type."""
-    require_type(model_type)
-    return json.loads((DATA / f"edge_allocator_{model_type}.json").read_text(encoding="utf-8"))
 
 
 def decide(scores: Tensor | np.ndarray, batch: Tensor | np.ndarray | None = None) -> Tensor:
