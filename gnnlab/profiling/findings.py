@@ -1,35 +1,33 @@
 """What a reader would not think to ask: outputs that do not depend on the input, arguments, buffers and parameters
-without effect, copies for nothing, forward passes that differ.
+without effect, forward passes that differ.
 
     for finding in inspect(model, batch):
         print(finding.sentence)
 
-Copies for nothing are operators that write what is there already, in one forward pass: rows repeated where an expanded
-view would do, clones that nobody writes to, lookups of every row in its own order, `cat` of one tensor.
+Each argument, buffer and parameter is varied alone, and the bits of the output are compared.
 """
 
 from __future__ import annotations
 
 import copy
-import sysconfig
-import traceback
-from collections.abc import Iterator
+import inspect as python_inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.module_tracker import ModuleTracker
+from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, whole_numbers
 
 from .context import ProfilingContext, call, set_seed, unchanged
-from .dispatch import OperatorWatch, bind, name_of, span_bytes, tensors_in, written
-from .effects import NONE, SEED, SHAPE_ONLY, Effect, Experiment, all_rows_alike, leaves, same_bits
+from .dispatch import tensors_in
 
-LEAST_COPY = 1024  # bytes; smaller needless copies are not worth a sentence
+NONE, SHAPE_ONLY, SOME = "none", "shape only", "some"
+SEED = 42
+_NO_INPUT = {"y", "train_mask", "val_mask", "test_mask", "num_nodes", "ptr"}  # fields that no model is meant to read
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Finding:
     """One thing found: its kind, where, the numbers behind it, and a sentence for the reader.
 
     Kinds: constant_output, shape_only, identical_rows, unused_argument, unused_buffer, unused_parameter,
-    needless_copy, nondeterministic.
+    nondeterministic.
     """
 
     kind: str
@@ -61,10 +59,10 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     eager = torch.compiler.set_stance("force_eager")
     with eager, _stand_in(model) as subject, ProfilingContext(subject, disable_dropout=False):
-        found = list(_nondeterminism(subject, batch))
-        if not (found and found[0].evidence["seeded_share"] < 1):  # else every comparison would see a difference
-            found += _effects(Experiment(subject, batch))
-        return found + list(_copies(subject, batch))
+        findings = list(_nondeterminism(subject, batch))
+        if not (findings and findings[0].evidence["seeded_share"] < 1):  # else every comparison would see a difference
+            findings += _effects(Experiment(subject, batch))
+        return findings
 
 
 def deterministic_share(model: nn.Module, batch: Any, runs: int = 10) -> float:
@@ -178,21 +176,6 @@ def _unused(kind: str, effect: Effect) -> Finding:
     )
 
 
-def _copies(model: nn.Module, batch: Any) -> Iterator[Finding]:
-    for found in needless_copies(model, batch):
-        if found.bytes >= LEAST_COPY:
-            others = f" and {len(found.modules) - 1} more" if len(found.modules) > 1 else ""
-            where = (found.modules[0] or type(model).__name__) + others + (f" ({found.line})" if found.line else "")
-            calls = "once" if found.calls == 1 else f"in {found.calls} calls"
-            yield Finding(
-                "needless_copy",
-                where,
-                f"{found.operator} in {where} copies {found.bytes:,} B for nothing, {calls} a forward pass: on this "
-                f"batch it {found.why}.",
-                vars(found),
-            )
-
-
 def _rows(output: list[torch.Tensor]) -> tuple[int, int]:
     """(rows, bytes of one) of the first tensor."""
     rows = output[0].shape[0] if output and output[0].dim() else 0
@@ -207,155 +190,190 @@ def _shown(value: Any) -> str:
     return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
 
 
-_LIBRARIES = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}
-_OWN = Path(__file__).parent
+# ---- what varying one value does -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NeedlessCopy:
-    """`calls` calls of an operator at one line, the bytes that they copied for nothing, and what would do instead."""
+class Leaf:
+    """A tensor or number somewhere in a batch: its name, and how to build the batch with another value there."""
 
-    operator: str
-    modules: tuple[str, ...]  # paths, "" for the model itself
-    line: str  # "model.py:42", the innermost line of the model outside installed libraries
-    why: str
-    calls: int
-    bytes: int
+    name: str
+    value: Any
+    rebuilt: Callable[[Any], Any] = field(repr=False)
 
 
-@dataclass
-class _Suspect:
-    """A copy that is needless unless its result, or for a clone its source, is written to later."""
+@dataclass(frozen=True)
+class Effect:
+    """What varying something did: `none`, `shape only` (another number of rows, all alike as before) or `some`.
 
-    operator: str
-    module: str
-    line: str
-    why: str
-    bytes: int
-    storages: tuple[torch.UntypedStorage, ...]  # held, so that no other storage takes their place
-    needless_in_output: bool
-    cleared: bool = False
+    `value` is the original one, `tried` how many others were; `shapes` those of the first output, before and after.
+    """
 
-
-def needless_copies(model: nn.Module, batch: Any) -> list[NeedlessCopy]:
-    """The needless copies of one forward pass without gradients, the most bytes first."""
-    watch = _CopyWatch()
-    with torch.no_grad(), watch.modules, watch:
-        output = call(model, batch)
-    returned = {tensor.untyped_storage()._cdata for tensor in tensors_in(output) if tensor.layout is torch.strided}
-    found: dict[tuple[str, str, str], list[_Suspect]] = {}
-    for suspect in watch.suspects:
-        kept = not suspect.needless_in_output and suspect.storages[0]._cdata in returned
-        if not suspect.cleared and not kept:
-            found.setdefault((suspect.operator, suspect.line, suspect.why), []).append(suspect)
-    copies = []
-    for (operator, line, why), alike in found.items():
-        modules = tuple(dict.fromkeys(suspect.module for suspect in alike))
-        copies.append(NeedlessCopy(operator, modules, line, why, len(alike), sum(suspect.bytes for suspect in alike)))
-    return sorted(copies, key=lambda each: -each.bytes)
+    name: str
+    extent: str
+    value: Any
+    tried: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
-class _CopyWatch(OperatorWatch):
-    def __init__(self) -> None:
-        super().__init__()
-        self.modules = ModuleTracker()
-        self.suspects: list[_Suspect] = []
+class Experiment:
+    """A model in eval mode and a batch: outputs, without gradients, always from the same seed."""
 
-    def seen(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> None:
-        bound = bind(func, args, kwargs)
-        targets = [tensor for name in written(func, bound) for tensor in tensors_in(bound[name])]
-        changed = {tensor.untyped_storage()._cdata for tensor in targets if tensor.layout is torch.strided}
-        for suspect in self.suspects if changed else ():
-            suspect.cleared |= any(storage._cdata in changed for storage in suspect.storages)
-        check = _CHECKS.get(name_of(func))
-        if check is None or any(t.layout is not torch.strided for t in tensors_in((args, kwargs))):
-            return
-        if (found := check(bound, output)) is not None:
-            why, size, source = found
-            storages = (output.untyped_storage(), *([source.untyped_storage()] if source is not None else []))
-            innermost = max(self.modules.parents - {"Global"}, key=len, default="")
-            module = innermost.partition(".")[2]
-            self.suspects.append(_Suspect(name_of(func), module, _line(), why, size, storages, source is None))
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        self.model, self.batch = model, batch
+        self._draw = torch.Generator().manual_seed(SEED)
+        self.output = self.run(batch)
 
+    def run(self, batch: Any) -> list[torch.Tensor]:
+        """The tensors of the output, of copies that nothing can change later."""
+        set_seed(SEED)
+        with torch.no_grad():
+            return [tensor.detach().clone() for tensor in tensors_in(call(self.model, batch))]
 
-# Each check gives (why, bytes copied for nothing, source that must stay unwritten for that), or None.
-_Found = tuple[str, int, torch.Tensor | None] | None
+    def arguments(self) -> Iterator[Effect]:
+        """The effect of each tensor and number of the batch that can be varied."""
+        for leaf in leaves(self.model, self.batch):
+            yield from self._effect(leaf.name, leaf.value, lambda value, leaf=leaf: self.run(leaf.rebuilt(value)))
 
+    def buffers(self) -> Iterator[Effect]:
+        """The effect of each buffer; counters (whole numbers without a dimension) are left out."""
+        for name, buffer in self.model.named_buffers():
+            if buffer.dim() or buffer.is_floating_point():
+                yield from self._effect(name, buffer, lambda value, held=buffer: self._run_with(held, value))
 
-def _check_repeat(bound: dict[str, Any], output: torch.Tensor) -> _Found:
-    source = bound["self"]
-    if output.numel() > source.numel() > 0:
-        return "repeats rows; expand() shows them without a copy", span_bytes(output) - span_bytes(source), None
-    return None
+    def parameters(self) -> Iterator[Effect]:
+        """The effect of each parameter that gets no gradient, or one of zeros: the others have one."""
+        with_gradient = self._with_gradient()
+        for name, parameter in self.model.named_parameters():
+            if name not in with_gradient:
+                yield from self._effect(name, parameter, lambda value, held=parameter: self._run_with(held, value))
 
+    def _effect(self, name: str, value: Any, run: Callable[[Any], list[torch.Tensor]]) -> Iterator[Effect]:
+        tried, extents, shapes = 0, {NONE}, ((), ())
+        for other in _variations(value, self._draw):
+            try:
+                output = run(other)
+            except Exception:  # the model refuses the value, so it looks at it: an effect like any other
+                yield Effect(name, SOME, value, tried + 1)
+                return
+            tried += 1
+            extents.add(_extent(self.output, output))
+            shapes = tuple(tuple(tensors[0].shape) if tensors else () for tensors in (self.output, output))
+        if tried:
+            extent = next(extent for extent in (SOME, SHAPE_ONLY, NONE) if extent in extents)
+            yield Effect(name, extent, value, tried, shapes)
 
-def _check_clone(bound: dict[str, Any], output: torch.Tensor) -> _Found:
-    source = bound["self"]
-    if not source.numel() or (source.dtype, source.device) != (output.dtype, output.device):
-        return None
-    if span_bytes(source) < output.numel() * output.element_size():
-        why = "writes out an expanded view; the view itself shows the same rows without a copy"
-        return why, span_bytes(output) - span_bytes(source), None
-    if source.stride() == output.stride():
-        return "clones what neither side writes to", span_bytes(output), source
-    return None
+    @torch.no_grad()
+    def _run_with(self, held: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+        """The output while a buffer or parameter holds another value; it has its own bits again afterwards."""
+        original = held.detach().clone()
+        try:
+            held.copy_(value)
+            return self.run(self.batch)
+        finally:
+            held.copy_(original)
 
-
-def _check_lookup(bound: dict[str, Any], output: torch.Tensor) -> _Found:
-    table = bound["weight"] if "weight" in bound else bound["self"]
-    index, dim = bound["indices"] if "weight" in bound else bound["index"], bound.get("dim", 0)
-    if _counts_up(index, table.shape[dim] if table.dim() else 0):
-        return "looks up every row in its order; the table itself is that", span_bytes(output), table
-    return None
-
-
-def _check_index(bound: dict[str, Any], output: torch.Tensor) -> _Found:
-    table, indices = bound["self"], [index for index in bound["indices"] if index is not None]
-    if len(indices) != 1 or output.numel() != table.numel() or not table.numel():
-        return None
-    if indices[0].dtype is torch.bool:
-        return "selects by a mask that is true everywhere", span_bytes(output), table
-    at = next(at for at, index in enumerate(bound["indices"]) if index is not None)
-    if _counts_up(indices[0], table.shape[at]):
-        return "looks up every row in its order; the table itself is that", span_bytes(output), table
-    return None
-
-
-def _check_cat(bound: dict[str, Any], output: torch.Tensor) -> _Found:
-    parts = [part for part in bound["tensors"] if part.numel()]
-    if len(parts) == 1 and parts[0].dtype == output.dtype:
-        return "joins one tensor with nothing", span_bytes(output), parts[0]
-    return None
-
-
-_CHECKS = {
-    "aten::repeat": _check_repeat,
-    "aten::clone": _check_clone,
-    "aten::_to_copy": _check_clone,
-    "aten::index_select": _check_lookup,
-    "aten::embedding": _check_lookup,
-    "aten::index": _check_index,
-    "aten::cat": _check_cat,
-}
+    def _with_gradient(self) -> set[str]:
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        set_seed(SEED)
+        with torch.enable_grad():
+            ends = [tensor for tensor in tensors_in(call(self.model, self.batch)) if tensor.requires_grad]
+            if not ends or not named:
+                return set()
+            directions = [torch.randn(end.shape, generator=self._draw).to(end) for end in ends]
+            try:
+                gradients = torch.autograd.grad(ends, list(named.values()), directions, allow_unused=True)
+            except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
+                return set()
+        return {name for name, grad in zip(named, gradients, strict=True) if grad is not None and grad.any()}
 
 
-def _counts_up(index: torch.Tensor, length: int) -> bool:
-    """Is the index 0, 1, ... length - 1?"""
-    if index.dim() != 1 or len(index) != length or not length:
+def same_bits(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    """Are the tensors equal bit by bit? (Two NaN are, 0.0 and -0.0 are not.)"""
+    return len(first) == len(second) and all(map(_same_bits, first, second))
+
+
+def all_rows_alike(tensor: torch.Tensor) -> bool:
+    """Two or more rows, all with the same bits."""
+    return tensor.dim() > 0 and len(tensor) > 1 and _same_bits(tensor, tensor[:1].expand_as(tensor))
+
+
+def leaves(model: Callable[..., Any], batch: Any) -> Iterator[Leaf]:
+    """Every tensor and number of a batch, by the name of the model's argument that it is in."""
+    if isinstance(batch, Mapping):
+        yield from _leaves("", batch, lambda value: value)
+        return
+    several = isinstance(batch, (tuple, list))
+    arguments = list(batch) if several else [batch]
+    forward = model.forward if isinstance(model, nn.Module) else model
+    names = [p.name for p in python_inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    names += [f"argument {at + 1}" for at in range(len(names), len(arguments))]
+    for at, (name, value) in enumerate(zip(names, arguments, strict=False)):
+        yield from _leaves(name, value, lambda new, at=at: (*arguments[:at], new, *arguments[at + 1 :]))
+
+
+def _leaves(name: str, value: Any, rebuilt: Callable[[Any], Any]) -> Iterator[Leaf]:
+    if isinstance(value, (torch.Tensor, bool, int, float)):
+        yield Leaf(name, value, rebuilt)
+    elif isinstance(value, Data):
+        for key in value.keys():  # noqa: SIM118 - a Data object is no mapping
+            if key not in _NO_INPUT:
+                yield from _leaves(f"{name}.{key}", value[key], lambda new, key=key: rebuilt(_with(value, key, new)))
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            label = f"{name}[{key!r}]" if name else str(key)
+            yield from _leaves(label, inner, lambda new, key=key: rebuilt({**value, key: new}))
+    elif type(value) in (list, tuple):
+        for at, inner in enumerate(value):
+            change = lambda new, at=at: rebuilt(type(value)((*value[:at], new, *value[at + 1 :])))  # noqa: E731
+            yield from _leaves(f"{name}[{at}]", inner, change)
+
+
+def _with(data: Data, key: str, value: Any) -> Data:
+    changed = copy.copy(data)
+    changed[key] = value
+    return changed
+
+
+def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
+    """Other values of the same kind: noise for floating-point tensors; whole numbers change places, so that indices
+    stay indices."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, 2 * value + 1)
+    elif isinstance(value, float):
+        yield from (value + 1.0, 0.5 * value)
+    elif value.numel() and value.dtype is torch.bool:
+        yield ~value
+    elif value.numel() and (value.is_floating_point() or value.is_complex()):
+        spread = float(value.detach().abs().nan_to_num(0, 0, 0).mean()) or 1.0
+        for scale in (0.5 * spread, 10 * spread):
+            yield value.detach() + scale * torch.randn(value.shape, generator=draw).to(value)
+    elif value.numel() > 1 and not value.is_floating_point():
+        flat = value.flatten()
+        for _ in range(2):
+            mixed = flat[torch.randperm(len(flat), generator=draw).to(flat.device)]
+            if not torch.equal(mixed, flat):
+                yield mixed.view(value.shape)
+
+
+def _extent(before: list[torch.Tensor], after: list[torch.Tensor]) -> str:
+    if same_bits(before, after):
+        return NONE
+    one_row = len(before) == len(after) and all(map(_repeats_the_row_of, after, before))
+    return SHAPE_ONLY if one_row else SOME
+
+
+def _repeats_the_row_of(after: torch.Tensor, before: torch.Tensor) -> bool:
+    if not (before.dim() and after.dim() and len(before) and len(after)) or before.shape[1:] != after.shape[1:]:
         return False
-    return torch.equal(index, torch.arange(length, dtype=index.dtype, device=index.device))
+    row = before[:1]
+    return _same_bits(before, row.expand_as(before)) and _same_bits(after, row.expand_as(after))
 
 
-def _line() -> str:
-    """File and line of the innermost frame of the model outside installed libraries; "" if there is none."""
-    inside_model = False
-    for frame, number in traceback.walk_stack(None):
-        path = Path(frame.f_code.co_filename)
-        if path.parent == _OWN:
-            if inside_model:  # out of the model again, at our own call of it
-                return ""
-            continue
-        inside_model = True
-        if not any(path.is_relative_to(folder) for folder in _LIBRARIES):
-            return f"{path.name}:{number}"
-    return ""
+def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    bits = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (first, second))
+    return bool(torch.equal(*bits))
