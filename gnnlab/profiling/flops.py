@@ -11,9 +11,8 @@ heads, f features inside the feed-forward network, i and o features in and out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -132,40 +131,43 @@ def estimate_model_flops(
     return FLOPsEstimate(sum(breakdown.values()), breakdown, sizes)
 
 
-class FLOPsEstimator:
-    """The formulas for a model at hand, with the sizes that it tells.
+_ATTRIBUTES = {  # size -> attribute of a model that holds it
+    **{name: name for name in ("hidden_dim", "num_layers", "num_heads", "ffn_dim", "mpnn_type")},
+    "input_dim": "in_features",
+    "output_dim": "out_features",
+}
+_OPTIONAL = {"input_dim", "output_dim"}  # S1's where they are not given: hidden_dim in, 1 out
 
-    A size is what was given here by keyword, else an attribute of the model of that name (`hidden_dim`, `num_layers`,
-    `num_heads`, `ffn_dim`, `mpnn_type`, or a usual alias such as `heads`), else what its layers show: the embedding
-    size, heads and number of its `nn.MultiheadAttention`, the class of its message passing, and the linear layers
-    beside the attention. Width in and out are the model's `in_features` and `out_features` (or aliases); a model
-    without them gets S1's: hidden in, 1 out.
+
+class FLOPsEstimator:
+    """The formulas for a model: sizes given by keyword, else its attributes.
+
+    The attributes are `hidden_dim`, `num_layers`, `num_heads`, `ffn_dim` and `mpnn_type`, and for the width in and out
+    `in_features` and `out_features`.
 
         FLOPsEstimator(model).estimate(num_nodes=500, num_edges=2500)
-        FLOPsEstimator(model, ffn_dim=512).estimate(500, 2500)      # the model does not tell its ffn_dim
+        FLOPsEstimator(model, ffn_dim=512).estimate(500, 2500)      # the model has no attribute ffn_dim
 
     Raises:
-        GnnlabError: in `estimate`, for each size that was not to be found; nothing is guessed.
+        GnnlabError: in `estimate`, naming the sizes that it still needs.
     """
 
     def __init__(self, model: nn.Module, **sizes: Any) -> None:
-        if unknown := sizes.keys() - _ALIASES.keys():
-            raise GnnlabError(f"no size is called {', '.join(sorted(unknown))}; sizes are {', '.join(_ALIASES)}")
+        if unknown := sizes.keys() - _ATTRIBUTES.keys():
+            raise GnnlabError(f"no size is called {', '.join(sorted(unknown))}; sizes are {', '.join(_ATTRIBUTES)}")
+        attributes = {name: getattr(model, attribute, None) for name, attribute in _ATTRIBUTES.items()}
         self.model = model
-        self.given = sizes
+        self.sizes = {name: size for name, size in attributes.items() if isinstance(size, (int, str))} | sizes
 
     def estimate(self, num_nodes: int, num_edges: int, sparse_ratio: float = 1.0) -> FLOPsEstimate:
         """FLOPs of one forward pass of this model on a graph of that size."""
-        shown = dict(_shown_by_layers(self.model))
-        found = {name: self._told(name) or shown.get(name) for name in _ALIASES}
-        if missing := [name for name in _NEEDED if found[name] is None]:
-            hint = ", ".join(f"{name}=..." for name in missing)
+        if missing := [name for name in _ATTRIBUTES if name not in self.sizes and name not in _OPTIONAL]:
+            given = ", ".join(f"{name}=..." for name in missing)
             raise GnnlabError(
-                f"{type(self.model).__name__} does not tell its {', '.join(missing)}: set the attribute, or give "
-                f"FLOPsEstimator(model, {hint}); for a model that is no graph transformer use roofline.count"
+                f"{type(self.model).__name__} has no attribute {', '.join(missing)}: give FLOPsEstimator(model, "
+                f"{given}); for a model that is no graph transformer use roofline.count"
             )
-        sizes = {name: value for name, value in found.items() if value is not None}
-        return estimate_model_flops(num_nodes, num_edges, sparse_ratio=sparse_ratio, **sizes)
+        return estimate_model_flops(num_nodes, num_edges, sparse_ratio=sparse_ratio, **self.sizes)
 
     def count_parameters(self, trainable_only: bool = False) -> int:
         """Number of parameters, shared ones once. `GnnlabError` when a lazy layer has not seen its input yet."""
@@ -173,57 +175,6 @@ class FLOPsEstimator:
         if any(isinstance(p, UninitializedParameter) for p in parameters):
             raise GnnlabError(f"{type(self.model).__name__} has lazy layers: call the model once, then count")
         return sum(p.numel() for p in parameters)
-
-    def _told(self, name: str) -> Any:
-        if name in self.given:
-            return self.given[name]
-        wanted = str if name == "mpnn_type" else int
-        for alias in (name, *_ALIASES[name]):
-            value = getattr(self.model, alias, None)
-            if isinstance(value, wanted) and not isinstance(value, bool):
-                return value.lower() if isinstance(value, str) else value
-        return None
-
-
-_ALIASES = {
-    "hidden_dim": ("hidden", "hidden_size", "hidden_channels", "d_model", "embed_dim"),
-    "num_layers": ("n_layers", "num_hidden_layers", "layers", "depth"),
-    "num_heads": ("heads", "n_heads", "nhead", "num_attention_heads"),
-    "ffn_dim": ("ffn", "ffn_hidden", "dim_feedforward", "intermediate_size"),
-    "mpnn_type": ("mpnn", "conv_type", "local_type", "gnn_type"),
-    "input_dim": ("in_features", "in_dim", "in_channels"),
-    "output_dim": ("out_features", "out_dim", "out_channels", "num_classes"),
-}
-_NEEDED = ("hidden_dim", "num_layers", "num_heads", "ffn_dim", "mpnn_type")
-_CONVS = {"GINConv": "gin", "GINEConv": "gin", "GCNConv": "gcn", "GATConv": "gat"}
-
-
-def _shown_by_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Sizes that all layers agree on. Attention that is called more often than it is there is not seen as such."""
-    attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
-    shown = {
-        "hidden_dim": {layer.embed_dim for layer in attention},
-        "num_heads": {layer.num_heads for layer in attention},
-        "num_layers": {len(attention)} if attention else set(),
-        "mpnn_type": {_CONVS[type(m).__name__] for m in model.modules() if type(m).__name__ in _CONVS},
-        "ffn_dim": {width for module in model.modules() for width in _feed_forward(module)},
-    }
-    for name, values in shown.items():
-        if len(values) == 1:
-            yield name, values.pop()
-
-
-def _feed_forward(layer: nn.Module) -> Iterator[int]:
-    """Inner width of the linear layers h -> f -> h that stand beside an attention of size h, message passing aside."""
-    attention = next((m for m in layer.children() if isinstance(m, nn.MultiheadAttention)), None)
-    if attention is None:
-        return
-    beside = [m for m in layer.children() if m is not attention and not hasattr(m, "propagate")]
-    linear = [m for child in beside for m in child.modules() if isinstance(m, nn.Linear)]
-    for first, second in pairwise(linear):
-        width = first.out_features
-        if first.in_features == second.out_features == attention.embed_dim and second.in_features == width:
-            yield width
 
 
 def share_of_pairs(sparse_ratio: float) -> float:
