@@ -1,37 +1,47 @@
-"""The pair terms of a factorization machine: fast forms of them, and the one that is fastest here.
+"""The pair terms of a factorization machine: fast forms of them, and which of them is fastest for a number of fields.
 
-    pairs(stack)                    # (B, M, D) -> (B, P), P = M(M-1)/2, by the form that was measured fastest
-    pairs(drug, gene, allele)       # the same from M tensors (B, D) side by side
-    choose(4, 4096, 256, "cpu")     # its name in `FORMS`
+    pairs(stack)                    # (B, M, D) -> (B, P), P = M(M-1)/2: fused kernels up to 8 fields, else Gram
+    pairs(drug, gene, allele)       # the same from M tensors (B, D)
     DeepFM(..., interactions=pairs)
 
-The dot product of each pair of fields, in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ... No
-form wins everywhere: matrix products win with many fields, compiled kernels with large batches, and with few rows what
-counts is the number of calls.
+The dot product of each pair of fields, in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ... With
+few fields the products of pairs fit into one compiled kernel, which reads each embedding once; with many a matrix
+product does all of them.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnnlab.errors import GnnlabError, whole_numbers
-from gnnlab.profiling import estimates
-from gnnlab.profiling.races import Raced, race_forms
+from gnnlab.errors import GnnlabError
 
-MOST_UNROLLED = 8  # fields; beyond, a loop over pairs makes too many calls, and its kernel takes too long to compile
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-LOOP = "pairwise loop"
-BUDGET_S = 0.5  # of a race that chooses, of which there are one or two
+MOST_FUSED = 8  # fields; beyond, a kernel of all pairs takes too long to compile
 _BATCH = 64  # the batch that is traced; the kernels take any from 2 on
+
+
+def pairs(*embeddings: Tensor) -> Tensor:
+    """The dot product of each pair of fields: one stack (B, M, D), or M tensors (B, D), to (B, M(M-1)/2).
+
+    Inside a compiler, which fuses by itself, it is the plain loop up to 8 fields; without a compiler the Gram product.
+    Raises `GnnlabError` for another shape.
+    """
+    first, fields = embeddings[0], len(embeddings) if len(embeddings) > 1 else embeddings[0].shape[1:2].numel()
+    if first.dim() != (3 if len(embeddings) == 1 else 2) or fields < 2 or not first.is_floating_point():
+        raise GnnlabError(
+            "pairs needs floating embeddings, one stack (batch, fields, dim) of two fields or more or a tensor (batch, "
+            f"dim) for each, not {first.dtype} {tuple(first.shape)}"
+        )
+    if torch.compiler.is_compiling() and fields <= MOST_FUSED:
+        return pairwise_loop(*embeddings)
+    return fused(*embeddings) if _fits(embeddings) and _compiles(*_kind_of(embeddings)) else symmetric_gram(*embeddings)
+
 
 # ---- forms that run at once -----------------------------------------------------------------------------------------
 
@@ -119,26 +129,31 @@ def _symmetric_slots(num_fields: int, device: torch.device) -> Tensor:
 
 
 def fused(*embeddings: Tensor) -> Tensor:
-    """The pair terms by compiled kernels: each embedding is read once, and no product of a pair is ever in memory.
+    """The pair terms of up to 8 fields by compiled kernels: each embedding is read once, and no product is in memory.
 
     They are called directly, without the guards and wrappers of `torch.compile`, which for a small batch cost more than
     the work. A first call of a number of fields and a width compiles, for seconds; `RuntimeError` without a compiler.
+    More fields, and batches of 0 and 1 (which the compiler takes for constants), are left to the Gram product.
     """
-    parts = [part.contiguous() for part in embeddings] if 1 < len(embeddings) <= MOST_UNROLLED else None
-    parts = parts or [_stacked(embeddings).contiguous()]
-    if parts[0].shape[0] < 2 or parts[0].shape[-1] == 0 or torch.compiler.is_compiling():
-        return symmetric_gram(*embeddings)  # the compiler takes sizes 0 and 1 for constants
+    if not _fits(embeddings):
+        return symmetric_gram(*embeddings)
+    parts = [part.contiguous() for part in embeddings]
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
         return _Fused.apply(*parts)
-    return _kernels_for(parts)[0](*parts)
+    return _kernels(*_kind_of(parts))[0](*parts)[0]
+
+
+def _fits(embeddings: Sequence[Tensor]) -> bool:
+    fields = len(embeddings) if len(embeddings) > 1 else embeddings[0].shape[1]
+    return fields <= MOST_FUSED and embeddings[0].shape[0] > 1 and embeddings[0].shape[-1] > 0
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(*parts)
-        forward, ctx.kernel = _kernels_for(parts)
-        return forward(*parts)
+        forward, ctx.backward_kernel = _kernels(*_kind_of(parts))
+        return forward(*parts)[0]
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
@@ -146,38 +161,37 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():  # this pass is to be differentiated itself
             together = _gradient(grad, _stacked(parts))
             return (together,) if len(parts) == 1 else together.unbind(1)
-        return tuple(ctx.kernel(grad.contiguous(), *parts))
+        return tuple(ctx.backward_kernel(grad.contiguous(), *parts))
 
 
-def _kernels_for(parts: Sequence[Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Sequence[Tensor]]]:
-    """By all that kernels are made for: everything but the batch."""
+def _kind_of(parts: Sequence[Tensor]) -> tuple[Any, ...]:
+    """All that kernels are made for: everything but the batch. The compiler writes the number of threads into them."""
     first = parts[0]
-    return _kernels(len(parts), tuple(first.shape[1:]), first.dtype, first.device, torch.get_num_threads())
+    return len(parts), tuple(first.shape[1:]), first.dtype, first.device, torch.get_num_threads()
+
+
+@cache
+def _compiles(*kind: Any) -> bool:
+    try:
+        _kernels(*kind)
+    except Exception:  # no compiler, or one that fails
+        return False
+    return True
 
 
 @cache
 def _kernels(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, threads: int):
-    """(forward(*parts) -> (B, P), backward(grad, *parts) -> gradients); compiled once for each kind in a process.
-
-    `threads` are those of torch now: the compiler writes their number into the kernels.
-    """
+    """(forward(*parts) -> [(B, P)], backward(grad, *parts) -> gradients), once for each kind in a process."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
-        num_fields = count if count > 1 else shape[0]
+        fields = count if count > 1 else shape[0]
         parts = [torch.zeros(_BATCH, *shape, dtype=dtype, device=device) for _ in range(count)]
-        grad = torch.zeros(_BATCH, num_fields * (num_fields - 1) // 2, dtype=dtype, device=device)
-        if count > 1:
-            forward, backward = _compiled(pairwise_loop, parts), _compiled(_gradients_of_list, [grad, *parts])
-            return lambda *parts: forward(*parts)[0], backward
-        places, slots = _pair_places(num_fields, device), _symmetric_slots(num_fields, device)
-        forward = _compiled(_pairs_of_stack, [*parts, *places])
-        backward = _compiled(_gradient_of_stack, [grad, *parts, slots])
-        return (lambda stack: forward(stack, *places)[0]), (lambda grad, stack: backward(grad, stack, slots))
+        grad = torch.zeros(_BATCH, fields * (fields - 1) // 2, dtype=dtype, device=device)
+        return _compiled(pairwise_loop, parts), _compiled(_gradients, [grad, *parts])
 
 
 def _compiled(function: Callable[..., Any], examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """The function for any batch: first sizes of floating arguments are free, all else is as in the examples."""
-    batch = torch.export.Dim("batch", min=2)
-    free = tuple({0: batch} if example.is_floating_point() else None for example in examples)
+    """The function for any batch: the first sizes are free, all else is as in the examples."""
+    free = tuple({0: torch.export.Dim("batch", min=2)} for _ in examples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own deprecations
         program = torch.export.export(_Traced(function), tuple(examples), dynamic_shapes=(free,))
@@ -199,102 +213,12 @@ class _Traced(nn.Module):
         return self._function(*arguments)
 
 
-def _gradients_of_list(grad: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Of each field the sum over the others, gradient of the pair times the other."""
-    number = {pair: k for k, pair in enumerate(itertools.combinations(range(len(parts)), 2))}
+def _gradients(grad: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    """Of each field the sum over the others, gradient of the pair times the other; of a stack as a stack."""
+    fields = parts if len(parts) > 1 else parts[0].unbind(1)
+    number = {pair: k for k, pair in enumerate(itertools.combinations(range(len(fields)), 2))}
     gradients = []
-    for i in range(len(parts)):
-        terms = [grad[:, number[min(i, j), max(i, j)], None] * other for j, other in enumerate(parts) if i != j]
+    for i in range(len(fields)):
+        terms = [grad[:, number[min(i, j), max(i, j)], None] * other for j, other in enumerate(fields) if i != j]
         gradients.append(sum(terms[1:], terms[0]))
-    return tuple(gradients)
-
-
-def _pairs_of_stack(stack: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Both sides of all pairs gathered: fused, what it gathers stays in registers."""
-    return (stack[:, first] * stack[:, second]).sum(-1)
-
-
-def _gradient_of_stack(grad: Tensor, stack: Tensor, slots: Tensor) -> Tensor:
-    batch, num_fields, _ = stack.shape
-    symmetric = torch.constant_pad_nd(grad, (1, 0))[:, slots].view(batch, num_fields, num_fields, 1)
-    return (symmetric * stack[:, None]).sum(2)
-
-
-# ---- the fastest of them --------------------------------------------------------------------------------------------
-
-FORMS: Mapping[str, Callable[..., Tensor]] = {"symmetric Gram": symmetric_gram, "fused kernels": fused}
-
-
-def choose(
-    fields: int,
-    batch: int,
-    dim: int,
-    device: Any = "cpu",
-    *,
-    dtype: torch.dtype = torch.float32,
-    training: bool = True,
-) -> str:
-    """Name of the fastest for (batch, fields, dim), with the backward pass if `training`: of `FORMS` or the plain loop.
-
-    Measured at the first question about a size, for about a second, and some more where kernels are compiled for it;
-    then known in this process. A batch near a measured one (the nearest power of two) is not measured again, so the
-    ragged last batch of an epoch costs nothing. Raises `GnnlabError` for sizes that are none.
-    """
-    whole_numbers(2, fields=fields)
-    whole_numbers(0, batch=batch)
-    whole_numbers(1, dim=dim)
-    power = 1 << max(0, round(math.log2(max(batch, 1))))
-    return _fastest(fields, power, dim, torch.device(device), dtype, bool(training), torch.get_num_threads())
-
-
-@cache
-def _fastest(
-    fields: int, batch: int, dim: int, device: torch.device, dtype: torch.dtype, training: bool, threads: int
-) -> str:
-    """By a race on random embeddings, and one more among those that it leaves open. `threads`: of torch now."""
-    forms = dict(FORMS) if fields > MOST_UNROLLED else {**FORMS, LOOP: pairwise_loop}
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        stack = torch.randn(batch, fields, dim, generator=torch.Generator().manual_seed(0))
-        stack = stack.to(device, dtype).requires_grad_(training)
-        options = {"tolerance": TOLERANCES.get(dtype, 1e-5), "budget_s": BUDGET_S, "device": str(device)}
-        options |= {"mode": "training" if training else "inference", "control": False}
-        times = _times(race_forms(forms, (stack,), **options))
-        if len(left := _not_slower(times)) > 1:
-            more = _times(race_forms({name: forms[name] for name in left}, (stack,), **options))
-            times = {name: np.concatenate([times[name], again]) for name, again in more.items()}
-    return min(times, key=lambda name: np.median(times[name])) if times else next(iter(forms))
-
-
-def _times(raced: Mapping[str, Raced]) -> dict[str, np.ndarray]:
-    return {name: found.times_ms for name, found in raced.items() if found.times_ms is not None}
-
-
-def _not_slower(times: Mapping[str, np.ndarray]) -> list[str]:
-    """The form with the smallest median, and those whose interval of the median overlaps its own."""
-    found = {name: estimates.summary(samples) for name, samples in times.items()}
-    fastest = min(found.values(), key=lambda median: median.value, default=None)
-    known = fastest is not None and fastest.high is not None
-    return [name for name, median in found.items() if not known or median.low is None or median.low <= fastest.high]
-
-
-def pairs(*embeddings: Tensor) -> Tensor:
-    """The dot product of each pair of fields: one stack (B, M, D), or M tensors (B, D), to (B, M(M-1)/2).
-
-    By the form that `choose` names. Inside a compiler, which fuses by itself, it is the plain loop up to 8 fields.
-    Forms round differently, and another process may choose another one: for a training that is to be taken up with
-    bit-equal losses name a form. Raises `GnnlabError` for another shape.
-    """
-    first, fields = embeddings[0], len(embeddings) if len(embeddings) > 1 else embeddings[0].shape[1:2].numel()
-    if first.dim() != (3 if len(embeddings) == 1 else 2) or fields < 2 or not first.is_floating_point():
-        raise GnnlabError(
-            "pairs needs floating embeddings, one stack (batch, fields, dim) of two fields or more or a tensor (batch, "
-            f"dim) for each, not {first.dtype} {tuple(first.shape)}"
-        )
-    batch, dim = first.shape[0], first.shape[-1]
-    if torch.compiler.is_compiling():
-        return pairwise_loop(*embeddings) if fields <= MOST_UNROLLED else symmetric_gram(*embeddings)
-    if batch == 0 or dim == 0:
-        return symmetric_gram(*embeddings)
-    training = torch.is_grad_enabled() and any(part.requires_grad for part in embeddings)
-    name = choose(fields, batch, dim, first.device, dtype=first.dtype, training=training)
-    return FORMS.get(name, pairwise_loop)(*embeddings)
+    return tuple(gradients) if len(parts) > 1 else (torch.stack(gradients, dim=1),)

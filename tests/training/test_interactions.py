@@ -1,7 +1,6 @@
-"""Every form of the pair terms gives the same, forward and backward, and the one that is chosen is the fastest."""
+"""Every form of the pair terms gives the same, forward and backward, for every number of fields."""
 
 import itertools
-import time
 import warnings
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.races import Raced
 from gnnlab.training import interactions
 from gnnlab.training.interactions import fused, pairwise_loop, symmetric_gram
 from gnnlab.workloads.deepfm import DeepFM, pairwise
@@ -116,7 +114,7 @@ def test_the_kernels_have_first_and_second_derivatives(kernels):
 
 
 def test_kernels_compiled_under_autocast_are_those_of_float32(kernels):
-    stack = embeddings(6, 4, 5).detach().float().requires_grad_()
+    stack = embeddings(6, 3, 5).detach().float().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         got = fused(*_given(stack, kernels))
     torch.testing.assert_close(got, pairwise(stack))
@@ -162,131 +160,56 @@ def test_what_is_no_embeddings_is_refused_in_one_line(wrong):
     assert "\n" not in str(error.value)
 
 
-# ---- the choice
+# ---- the form by the number of fields
 
 
 @pytest.fixture
-def planted(monkeypatch):
-    """Forms that give the same and take the planted ms; one gives nonsense, one does not run. Notes each call.
-
-    For 9 fields or more: below, the plain loop is one of those to choose from."""
-    calls = []
-
-    def made(ms, factor=1.0):
-        def form(*embeddings):
-            calls.append(ms)
-            time.sleep(ms / 1e3)
-            return factor * pairwise_loop(*embeddings)
-
-        return form
-
-    def missing(*embeddings):
-        raise RuntimeError("no compiler")
-
-    forms = {"slow": made(20.0), "fast": made(0.5), "wrong": made(0.0, 2.0), "missing": missing}
-    monkeypatch.setattr(interactions, "FORMS", forms)
-    monkeypatch.setattr(interactions, "BUDGET_S", 0.02)
-    interactions._fastest.cache_clear()
-    yield calls
-    interactions._fastest.cache_clear()
+def used(monkeypatch):
+    """Names of the forms that `pairs` calls."""
+    names = []
+    for name in ("fused", "symmetric_gram"):
+        form = getattr(interactions, name)
+        monkeypatch.setattr(interactions, name, lambda *parts, f=form, n=name: names.append(n) or f(*parts))
+    return names
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_fastest_form_that_gives_the_same_is_chosen(planted, training):
-    assert interactions.choose(9, 8, 2, training=training) == "fast"
-
-
-@pytest.fixture
-def races(monkeypatch):
-    """Races by planted ms with much noise, 12 rounds each. Notes which forms were in each race."""
-    held, true, draw = [], {}, np.random.default_rng(0)
-
-    def race(forms, inputs, **options):
-        held.append(list(forms))
-        return {name: Raced(true[name] * draw.lognormal(0, 0.1, 12)) for name in forms}
-
-    monkeypatch.setattr(interactions, "race_forms", race)
-    monkeypatch.setattr(interactions, "FORMS", dict.fromkeys(("a", "b", "c"), pairwise_loop))
-    interactions._fastest.cache_clear()
-    yield held, true
-    interactions._fastest.cache_clear()
-
-
-def test_forms_that_a_race_leaves_open_are_raced_again_and_the_others_are_not(races):
-    held, true = races
-    true.update(a=1.0, b=1.01, c=9.0)
-    assert interactions.choose(9, 8, 2) in "ab" and held == [["a", "b", "c"], ["a", "b"]]
-    true.update(a=1.0, b=5.0)
-    assert interactions.choose(10, 8, 2) == "a" and held[2:] == [["a", "b", "c"]]
-
-
-def test_the_chosen_form_is_hardly_ever_more_than_5_percent_behind(races):
-    """By one race alone it is in 6 % of these."""
-    held, true = races
-    behind = []
-    for dim in range(1, 201):
-        true.update(zip("abc", np.random.default_rng(dim).uniform(1.0, 1.3, 3), strict=True))
-        behind.append(true[interactions.choose(9, 8, dim)] / min(true.values()))
-    assert np.mean(np.array(behind) > 1.05) < 0.02 and len(held) > 250
-
-
-def test_what_was_measured_is_not_measured_again_nor_is_a_batch_beside_it(planted):
-    interactions.choose(9, 512, 8)
-    before = len(planted)
-    assert [interactions.choose(9, batch, 8) for batch in (512, 500, 400, 700)] == ["fast"] * 4
-    assert len(planted) == before
-    for other in ((9, 1024, 8), (10, 512, 8), (9, 512, 9)):
-        interactions.choose(*other)
-        assert len(planted) > before
-        before = len(planted)
-
-
-def test_a_choice_leaves_the_generator_of_dropout_and_the_gradients_alone(planted):
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    stack = torch.ones(8, 4, 2, requires_grad=True)
-    interactions.pairs(stack)
-    assert torch.equal(torch.get_rng_state(), before) and stack.grad is None
-
-
-@pytest.mark.parametrize("wrong", [(1, 8, 2), (4, -1, 2), (4, 8, 0), (4.0, 8, 2), (True, 8, 2)], ids=str)
-def test_sizes_that_are_none_are_refused(wrong):
-    with pytest.raises(GnnlabError, match="must be an integer of"):
-        interactions.choose(*wrong)
-
-
-@pytest.fixture
-def eager_only(monkeypatch):
-    monkeypatch.setattr(interactions, "FORMS", {form.__name__: form for form in EAGER})
-    monkeypatch.setattr(interactions, "BUDGET_S", 0.02)
-    interactions._fastest.cache_clear()
-    yield
-    interactions._fastest.cache_clear()
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_model_with_the_chosen_form_is_the_same_model(eager_only, training):
-    cardinalities, targets = (7, 5, 9, 4), (Target("outcome", "classes", 3),)
+def test_a_model_with_the_pairs_is_the_same_model(training, kernels):
+    cardinalities, targets = (7, 5, 9), (Target("outcome", "classes", 3),)
     torch.manual_seed(0)
-    plain = DeepFM(cardinalities, targets, embedding_dim=6, hidden=8, dropout=0.0)
-    ours = DeepFM(cardinalities, targets, embedding_dim=6, hidden=8, dropout=0.0, interactions=interactions.pairs)
+    plain = DeepFM(cardinalities, targets, embedding_dim=5, hidden=8, dropout=0.0)
+    ours = DeepFM(cardinalities, targets, embedding_dim=5, hidden=8, dropout=0.0, interactions=interactions.pairs)
     ours.load_state_dict(plain.state_dict())
-    fields = torch.randint(0, 4, (9, 4))
+    fields = torch.randint(0, 4, (9, 3))
     with torch.set_grad_enabled(training):
         first, second = plain(fields)["outcome"], ours(fields)["outcome"]
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
 
 
-def test_a_list_gives_what_its_stack_gives(eager_only):
-    stack = embeddings(6, 4, 3)
-    torch.testing.assert_close(interactions.pairs(*stack.unbind(1)), interactions.pairs(stack))
+def test_few_fields_go_to_the_kernels_and_many_to_the_gram_product(kernels, used):
+    few, many = embeddings(6, 3, 5), embeddings(6, 9, 5)
+    torch.testing.assert_close(interactions.pairs(*_given(few, kernels)), pairwise(few))
+    assert used == ["fused"]
+    torch.testing.assert_close(interactions.pairs(*_given(many, kernels)), pairwise(many))
+    assert used == ["fused", "symmetric_gram"]
 
 
-def test_no_rows_give_no_pairs_and_are_not_measured(planted):
+def test_without_a_compiler_it_is_the_gram_product(monkeypatch, used):
+    def missing(*arguments):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(interactions, "_compiled", missing)
+    stack = embeddings(6, 3, 7)
+    for _ in range(2):
+        torch.testing.assert_close(interactions.pairs(stack), pairwise(stack))
+    assert used == ["symmetric_gram"] * 2
+
+
+def test_no_rows_give_no_pairs():
     stack = torch.zeros(0, 4, 3, requires_grad=True)
     out = interactions.pairs(stack)
     out.sum().backward()
-    assert out.shape == (0, 6) and stack.grad.shape == (0, 4, 3) and not planted
+    assert out.shape == (0, 6) and stack.grad.shape == (0, 4, 3)
 
 
 @pytest.mark.parametrize("fields", [4, 10])
