@@ -1,8 +1,7 @@
-"""Where the time goes: torch.profiler to a table of operators and a table of modules, with intervals.
+"""Where the time goes: torch.profiler to a table of operators, with intervals.
 
     profile = profile_operators(model, batch, runs=20, trace=Path("trace.json.gz"))
     profile.top(3)          # the three operators with the largest share of the time, each with its 95 % interval
-    profile.modules         # the same by module
     # the trace opens in https://ui.perfetto.dev
 
 Profiling slows down what it looks at, small operators most: read shares here, and times from `timing`.
@@ -11,12 +10,9 @@ Profiling slows down what it looks at, small operators most: read shares here, a
 from __future__ import annotations
 
 import bisect
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +24,13 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, record_function
 
 from gnnlab.errors import GnnlabError, whole_numbers
-from gnnlab.files import write_atomically
 
 from .context import call
 from .dispatch import device_of
 from .estimates import median_interval
 from .memory import quiet_profiler
 
-_RUN, _MODULE = "gnnlab.run", "gnnlab.module "
+_RUN = "gnnlab.run"
 _WARM_UP = 3
 _TRACED = 2  # runs in a trace
 Run = tuple[FunctionEvent, list[FunctionEvent]]  # its own event, and those inside it
@@ -44,7 +39,7 @@ _TRACE_ENDINGS = (".json", ".json.gz")
 
 @dataclass(frozen=True)
 class OperatorProfile:
-    """What ran, by operator and by module; times in ms a run, on the CPU or on the CUDA device.
+    """What ran, by operator; times in ms a run, on the CPU or on the CUDA device.
 
     Times and shares are medians over the runs, so that one stall of the machine does not make a bottleneck; shares
     need not add up to 1 exactly.
@@ -52,15 +47,11 @@ class OperatorProfile:
     `frame`: operator, calls (in all runs), calls_per_forward, self_ms_per_forward, share (of the time of all
     operators), share_low, share_high (its 95 % interval), the largest share first.
 
-    `modules`: module (path; "" is the model itself), class, calls_per_forward, inclusive_ms, self_ms (without the
-    modules inside it), share (self_ms of the whole run), share_low, share_high.
-
     `run_ms` is a whole run under the profiler, `outside_ms` the part of it that no operator accounts for: Python, and
     the way into torch.
     """
 
     frame: pd.DataFrame
-    modules: pd.DataFrame
     runs: int
     run_ms: float
     outside_ms: float
@@ -84,42 +75,29 @@ def profile_operators(
     *,
     runs: int = 20,
     trace: Path | str | None = None,
-    model: nn.Module | None = None,
 ) -> OperatorProfile:
     """Profile `work`, called with `batch` (see `context.call`) `runs` times after a warm-up.
 
-    A module is called without gradients, in the mode that it is in; a function as it is, and `model` names the module
-    whose parts its time is assigned to. Modules are timed in runs of their own, so that their hooks do not weigh on
-    the operators. `trace` (.json or .json.gz, written whole or not at all) holds two further runs, with operators,
-    modules, the shapes of inputs and each allocation of memory, as S0 asks for; recording these takes time, so they
-    are in no other number. Hooks make `nn.TransformerEncoderLayer` leave its fused path.
+    A module is called without gradients, in the mode that it is in; a function as it is. `trace` (.json or .json.gz,
+    written whole or not at all) holds two further runs, with operators, the shapes of inputs and each allocation of
+    memory, as S0 asks for; recording these takes time, so they are in no other number.
 
     Raises:
         GnnlabError: fewer than 2 runs (no interval from one), or a trace of another kind.
-        GnnlabError: the trace cannot be written.
     """
     whole_numbers(2, runs=runs)
     target = None if trace is None else Path(trace)
     if target is not None and not target.name.endswith(_TRACE_ENDINGS):
         raise GnnlabError(f"a trace ends in .json or .json.gz, not in {target.name!r}")
-    follow = work if model is None else model
-    device = device_of(follow, batch) if isinstance(follow, nn.Module) else device_of(batch)
+    device = device_of(work, batch) if isinstance(work, nn.Module) else device_of(batch)
     with torch.no_grad() if isinstance(work, nn.Module) else nullcontext():
         for _ in range(_WARM_UP):
             call(work, batch)
         record = _record(work, batch, runs, device)
         frame, shares, run_ms, outside_ms = _operator_table(_by_run(record), device)
-        modules = _module_table([], {}, device)
-        if isinstance(follow, nn.Module):
-            classes = {path: type(module).__name__ for path, module in follow.named_modules()}
-            with _annotated(follow):
-                record = _record(work, batch, runs, device)
-            modules = _module_table(_by_run(record), classes, device)
         if target is not None:
-            with _annotated(follow) if isinstance(follow, nn.Module) else nullcontext():
-                record = _record(work, batch, _TRACED, device, record_shapes=True, profile_memory=True)
-            _write_trace(record, target)
-    return OperatorProfile(frame, modules, runs, run_ms, outside_ms, str(device), target, shares)
+            _write_trace(_record(work, batch, _TRACED, device, record_shapes=True, profile_memory=True), target)
+    return OperatorProfile(frame, runs, run_ms, outside_ms, str(device), target, shares)
 
 
 def _record(
@@ -170,24 +148,6 @@ def _operator_table(runs: list[Run], device: torch.device) -> tuple[pd.DataFrame
     return _largest_first(table), shares, float(np.median(run_ms)), float(np.median(run_ms - inside_ms))
 
 
-def _module_table(runs: list[Run], classes: dict[str, str], device: torch.device) -> pd.DataFrame:
-    rows = [
-        (at, event.name.removeprefix(_MODULE), _module_around(event), _ms(event, "{}_time_total", device))
-        for at, (_, inside) in enumerate(runs)
-        for event in inside
-        if event.name.startswith(_MODULE)
-    ]
-    calls = pd.DataFrame(rows, columns=["run", "module", "outer", "ms"])
-    inclusive, inner = (_by_name_and_run(calls, name, len(runs)).reindex(list(classes), fill_value=0.0)
-                        for name in ("module", "outer"))  # fmt: skip
-    own = inclusive - inner  # without the modules directly inside
-    table = pd.DataFrame({"class": classes}, index=list(classes))
-    table["calls_per_forward"] = calls["module"].value_counts().reindex(table.index, fill_value=0) / max(len(runs), 1)
-    table = table.assign(inclusive_ms=inclusive.median(axis=1), self_ms=own.median(axis=1))
-    totals = np.array([_ms(whole, "{}_time_total", device) for whole, _ in runs])
-    return _largest_first(table.assign(**_shares(own.to_numpy(), totals)).reset_index(names="module"))
-
-
 def _by_name_and_run(calls: pd.DataFrame, name: str, runs: int) -> pd.DataFrame:
     """ms by name and run, 0 where there was no call."""
     summed = calls.groupby([name, "run"], sort=False)["ms"].sum().unstack(fill_value=0.0)
@@ -205,13 +165,6 @@ def _shares(parts: np.ndarray, totals: np.ndarray) -> dict[str, list[float]]:
     }
 
 
-def _module_around(event: FunctionEvent) -> str | None:
-    outer = event.cpu_parent
-    while outer is not None and not outer.name.startswith(_MODULE):
-        outer = outer.cpu_parent
-    return None if outer is None else outer.name.removeprefix(_MODULE)
-
-
 def _largest_first(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("share", ascending=False, kind="stable", ignore_index=True)
 
@@ -220,36 +173,9 @@ def _ms(event: FunctionEvent, field: str, device: torch.device) -> float:
     return getattr(event, field.format("device" if device.type == "cuda" else "cpu")) / 1e3
 
 
-@contextmanager
-def _annotated(model: nn.Module) -> Iterator[None]:
-    """Each forward of each module shows in the profile by its path; also one that fails."""
-    ranges: list[record_function] = []
-    handles = []
-
-    def enter(path: str, *_: Any) -> None:
-        ranges.append(record_function(_MODULE + path))
-        ranges[-1].__enter__()
-
-    def leave(*_: Any) -> None:
-        ranges.pop().__exit__(None, None, None)
-
-    try:
-        for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _write_trace(record: torch.profiler.profile, path: Path) -> None:
-    """Whole or not at all. The profiler names its own file: in the system's temporary folder, and copied from there."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder) / path.name
-            record.export_chrome_trace(str(written))
-            with written.open("rb") as source:
-                write_atomically(path, lambda file: shutil.copyfileobj(source, file), mode="wb")
-    except OSError as error:
-        raise GnnlabError(f"could not write the trace {path}: {error.strerror or error}") from error
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")  # the ending decides whether the profiler compresses
+    record.export_chrome_trace(str(unfinished))
+    unfinished.replace(path)

@@ -83,21 +83,12 @@ class Profiles:
 
     def operators(self, k: int = 5) -> pd.DataFrame:
         """The k operators with the largest share of the operators' time in each workload; the key is `operator`."""
+        fields = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
         rows = [
-            _share({"operator": name, "form": label}, samples=profile.shares.loc[name].to_numpy())
+            {"operator": name, "form": label, "samples": profile.shares.loc[name].to_numpy(), **fields}
             for label, profile in self.of.items()
             for name in profile.top(k)["operator"]
         ]
-        return pd.DataFrame(rows)
-
-    def modules(self, k: int = 3) -> pd.DataFrame:
-        """The k modules with the largest own share of a run in each workload; the keys are `module` and `class`."""
-        rows = []
-        for label, profile in self.of.items():
-            for row in profile.modules.sort_values("share", ascending=False).head(k).to_dict("records"):
-                keys = {"module": row["module"] or "(the model itself)", "class": row["class"], "form": label}
-                ends = {"low": row["share_low"], "high": row["share_high"], "interval": CONFIDENCE}
-                rows.append(_share(keys, value=row["share"], n=profile.runs, **ends))
         return pd.DataFrame(rows)
 
     def joint_share(self, label: str, *names: str) -> np.ndarray:
@@ -105,13 +96,8 @@ class Profiles:
         return self.of[label].shares.reindex(list(names), fill_value=0.0).sum().to_numpy()
 
 
-def _share(keys: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    told = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
-    return {**keys, **told, **fields}
-
-
 def operators(subjects: Sequence[Subject], *, runs: int = 20, trace_folder: Path | None = None) -> Profiles:
-    """Profile each workload by operator and module; traces are written as `<label>.json.gz` if a folder is given."""
+    """Profile each workload by operator; traces are written as `<label>.json.gz` if a folder is given."""
     profiles = {}
     for subject in subjects:
         name = "".join(c if c.isalnum() else "_" for c in subject.label)

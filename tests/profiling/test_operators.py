@@ -1,4 +1,4 @@
-"""The profile finds the planted bottleneck, counts calls exactly, and leaves neither hooks nor half a trace behind."""
+"""The profile finds the planted bottleneck, counts calls exactly, and leaves no half of a trace behind."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ class Heavy(nn.Module):
 
     def forward(self, x, wide):
         return self.small(self.small(x)).sum() + self.large(wide).sum()
-
-
-class Breaks(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("broken")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +58,8 @@ def test_calls_are_exact(profile):
     assert (table.calls_per_forward == table.calls / profile.runs).all()
 
 
-@pytest.mark.parametrize("part", ["frame", "modules"])
-def test_every_share_lies_in_its_interval_and_the_largest_comes_first(profile, part):
-    table = getattr(profile, part)
+def test_every_share_lies_in_its_interval_and_the_largest_comes_first(profile):
+    table = profile.frame
     assert ((table.share_low >= 0) & (table.share_low <= table.share) & (table.share <= table.share_high)).all()
     assert (table.share_high <= 1).all()
     assert table.share.is_monotonic_decreasing
@@ -76,52 +70,13 @@ def test_only_operators_are_in_the_operator_table(profile):
     assert 0 < profile.outside_ms < profile.run_ms
 
 
-def test_modules_have_their_class_their_calls_and_their_time(profile):
-    table = profile.modules.set_index("module")
-    assert dict(table["class"]) == {
-        "": "Heavy",
-        "small": "Linear",
-        "large": "Sequential",
-        "large.0": "Linear",
-        "large.1": "ReLU",
-    }
-    assert dict(table.calls_per_forward) == {"": 1, "small": 2, "large": 1, "large.0": 1, "large.1": 1}
-    assert profile.modules.module[0] == "large.0"
-    assert (table.inclusive_ms >= table.self_ms).all()
-    assert table.inclusive_ms["large"] > table.inclusive_ms["large.0"] > table.self_ms["large"]
-    assert table.inclusive_ms[""] == table.inclusive_ms.max()
-
-
-def test_the_trace_holds_operators_and_modules_and_nothing_else_is_left(profile):
+def test_the_trace_holds_operators_with_shapes_and_allocations_and_nothing_else_is_left(profile):
     with gzip.open(profile.trace, "rt") as file:
         events = json.load(file)["traceEvents"]
-    names = {event.get("name") for event in events}
-    assert {"aten::mm", "gnnlab.module large.0"} <= names
     products = [event for event in events if event.get("name") == "aten::mm"]
-    assert all(event["args"]["Input Dims"] for event in products)  # shapes, as S0 records them
+    assert products and all(event["args"]["Input Dims"] for event in products)  # shapes, as S0 records them
     assert any(event["args"].get("Bytes") for event in events if event.get("name") == "[memory]")
     assert list(profile.trace.parent.iterdir()) == [profile.trace]
-
-
-def test_no_hook_stays_not_even_after_an_exception(model, profile):
-    broken = nn.Sequential(nn.Linear(4, 4), Breaks())
-    with pytest.raises(RuntimeError, match="broken"):
-        profile_operators(broken, (torch.ones(1, 4),), runs=2)
-    fails_later = nn.Sequential(nn.Linear(4, 4))
-    calls = iter(range(6))
-
-    def forward(x):
-        if next(calls) == 5:
-            raise RuntimeError("broken")
-        return nn.Sequential.forward(fails_later, x)
-
-    fails_later.forward = forward
-    with pytest.raises(RuntimeError, match="broken"):
-        profile_operators(fails_later, (torch.ones(1, 4),), runs=2)
-    for each in (*model.modules(), *broken.modules(), *fails_later.modules()):
-        assert not each._forward_hooks
-        assert not each._forward_pre_hooks
-    assert not torch.autograd.profiler._is_profiler_enabled
 
 
 def test_a_training_step_is_profiled_as_a_function():
@@ -133,12 +88,10 @@ def test_a_training_step_is_profiled_as_a_function():
         model(x).sum().backward()
         optimizer.step()
 
-    profile = profile_operators(step, (torch.ones(3, 4),), runs=2, model=model)
+    profile = profile_operators(step, (torch.ones(3, 4),), runs=2)
     names = set(profile.frame.operator)
     assert {"aten::addmm", "AddmmBackward0"} <= names
     assert not any("Optimizer" in name for name in names)  # an annotation, no operator
-    assert list(profile.modules.module) == [""]
-    assert profile_operators(torch.ones_like, (torch.ones(3),), runs=2).modules.empty
 
 
 def test_a_stall_in_one_run_makes_no_bottleneck():
@@ -155,11 +108,6 @@ def test_too_few_runs_are_refused(runs):
         profile_operators(torch.ones_like, (torch.ones(1),), runs=runs)
 
 
-def test_a_trace_that_cannot_be_written_is_one_line(model, batch, tmp_path):
+def test_a_trace_of_another_kind_is_refused(model, batch):
     with pytest.raises(GnnlabError, match=r"ends in .json or .json.gz"):
         profile_operators(model, batch, trace="trace.pkl")
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("kept")
-    with pytest.raises(GnnlabError, match=r"could not write .*trace\.json"):
-        profile_operators(model, batch, runs=2, trace=in_the_way / "trace.json")
-    assert in_the_way.read_text() == "kept"

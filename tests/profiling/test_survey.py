@@ -84,10 +84,6 @@ def test_the_joint_share_of_operators_is_the_sum_of_their_own_in_each_run(profil
     assert profile.calls("aten::addmm", "aten::no_such") == {"aten::addmm": 2, "aten::no_such": 0}
 
 
-def test_modules_name_the_model_itself(profiles):
-    assert "(the model itself)" in set(profiles.modules()["module"])
-
-
 def test_the_roofline_time_is_a_share_of_the_measured_one(subjects, timed):
     table = survey.against_the_roof(subjects, valued(timed), CEILINGS).set_index("form")
     wide = table.loc["wide"]
