@@ -16,7 +16,7 @@ from gnnlab.commands import tables
 from gnnlab.lab.table import estimate_text
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import written
-from gnnlab.rewrite.optimize import OPEN, Optimized, Tried, optimize
+from gnnlab.rewrite.optimize import NO_TIME, OPEN, STOPPED, Optimized, Tried, optimize
 from gnnlab.rewrite.proof import ALLOWED
 from gnnlab.rewrite.steps import FAST_LAYERS
 from gnnlab.rewrite.written import over_processes
@@ -93,6 +93,8 @@ def sentences(report: Optimized) -> list[str]:
             f"The machine was busy ({report.facts['busy']}): on a quiet one gains may be others, of threads above all."
         )
     lines += [_offer(tried) for tried in report.tried if tried.error is not None and tried.processes]
+    if late := [tried.name for tried in report.tried if tried.why in (NO_TIME, STOPPED)]:
+        lines.append(f"The budget had no time for {', '.join(late)}; a larger --budget may.")
     if why := report.inapplicable.get(FAST_LAYERS):
         lines.append(f"No fast layers: {why}.")
     if count := len(report.inapplicable):
@@ -118,7 +120,7 @@ def _nothing(report: Optimized) -> str:
     may = "; ".join(f"{tried.name}, {_gain_text(tried.gain)}" for tried in report.tried if tried.why == OPEN)
     if may:
         return f"No gain is beyond the noise. Open, for a larger --budget or more --processes: {may}."
-    return "No step makes it faster: nothing to write."
+    return "No step was seen to make it faster: nothing to write."
 
 
 def _offer(tried: Tried) -> str:

@@ -43,7 +43,7 @@ from gnnlab.worker import Answer, Worker
 
 YOURS = "yours"  # the user's model, as a form
 OPEN = "no gain shown: the interval reaches below 1"
-_NO_TIME, _STOPPED = "not tried: budget", "stopped: budget"
+NO_TIME, STOPPED = "not tried: budget", "stopped: budget"
 _FIRST_LIMIT_S = 60  # for the first look and the first step, if the budget is smaller
 _FIRST_CALLS = 60  # of the model, for which the first step has time in any case
 _GRACE_S = 5.0  # for a call that begins when its time is nearly over
@@ -159,7 +159,7 @@ class _Search:
             self.sampling_s = min(max(share_s / (2 * len(self.workers)), _LEAST_S), _MOST_S)
             self.step_ends = clock() + (share_s if place else max(self.left_s, first_s))
             if place and share_s <= 0:
-                self.tried.append(Tried(name, _NO_TIME))
+                self.tried.append(Tried(name, NO_TIME))
                 continue
             self.tell(f"[{place + 1}/{len(applicable)}] {name} ({max(0, self.left_s):.0f} s left)")
             before = self.plan
@@ -199,7 +199,7 @@ class _Search:
             if found["why"] is not None:
                 return Tried(name, found["why"] if len(form) == 1 else f"{found['why']}, in {name_of(form)}")
         forms = [form for form in dict.fromkeys([old, (name,), new]) if form]
-        why, added = _STOPPED, None
+        why, added = STOPPED, None
         for process in range(len(self.workers)):
             if clock() > (min(self.step_ends, self.began + self.budget_s) if process else self.step_ends):
                 self.tell(f"no time for process {process + 1} of {len(self.workers)}")
@@ -221,7 +221,7 @@ class _Search:
         answer = self.call(0, "attempt", plan=list(plan), folder=self.folder)
         if answer.status == "done":
             return answer.value
-        return {"why": _STOPPED if answer.status == "timeout" else answer.reason}
+        return {"why": STOPPED if answer.status == "timeout" else answer.reason}
 
     def race(self, process: int, plans: Sequence[Plan]) -> str:
         """Race forms in a process; why there are no times, empty where there are."""
@@ -231,7 +231,7 @@ class _Search:
             self.races.append((process, {name: np.array(times) for name, times in answer.value.items()}))
             return ""
         self.tell(f"process {process + 1}: {answer.reason}")
-        return _STOPPED if answer.status == "timeout" else answer.reason
+        return STOPPED if answer.status == "timeout" else answer.reason
 
     def ratios(self, plan: Plan, over: Plan = ()) -> list[Estimate]:
         """The time of one plan over that of another in each process, by the last race there that had both.

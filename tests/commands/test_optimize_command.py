@@ -56,7 +56,18 @@ def test_what_has_no_fast_layers_says_why(optimize, monkeypatch):
         search, "Worker", Planted(lambda plan, process: 1.0, {"fast layers": "it has no layers of PyG"})
     )
     _, out, _ = optimize("own_models:gin", "--graph", "karate")
-    assert "No step makes it faster: nothing to write." in out and "No fast layers: it has no layers of PyG." in out
+    assert (
+        "No step was seen to make it faster: nothing to write." in out
+        and "No fast layers: it has no layers of PyG." in out
+    )
+
+
+def test_what_the_budget_had_no_time_for_is_named(optimize, monkeypatch):
+    monkeypatch.setattr(search, "Worker", planted := Planted(lambda plan, process: 0.5, start_s=4.0))
+    monkeypatch.setattr(search, "clock", planted.clock)
+    _, out, _ = optimize("own_models:gin", "--graph", "karate", "--budget", "1")
+    assert "times as fast" in out and "in one process" in out
+    assert "The budget had no time for inference mode; a larger --budget may." in out
 
 
 def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
