@@ -172,7 +172,8 @@ def run(
     key, times = Counter(cell.key for cell in cells).most_common(1)[0]
     if times > 1:
         raise GnnlabError(f"cell {key} is asked for twice; a campaign has one layer, precision and thread count")
-    made_by = {"settings": working.settings.to_json(), "code": package_digest(), "versions": machine.versions()}
+    settings = {**working.settings.to_json(), "models": None}  # wherever that folder lies
+    made_by = {"settings": settings, "code": package_digest(), "versions": machine.versions()}
     known_by = {cell: _known_by(cell, working.available[cell.unit], made_by) for cell in cells}
     random, messages = np.random.default_rng(seed), []
 

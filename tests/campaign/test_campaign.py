@@ -144,6 +144,11 @@ def test_other_settings_device_versions_or_code_are_measured_anew(tmp_path, part
     assert len(again.asked) == len(CELLS)
 
 
+def test_where_the_models_lie_is_no_part_of_it(tmp_path):
+    run(tmp_path, CELLS, Fake())
+    assert run(tmp_path, CELLS, Fake(settings=Settings(models="elsewhere"))).known == len(CELLS)
+
+
 @pytest.mark.parametrize("cut", [1, 5, 100])
 def test_a_last_line_that_was_cut_off_is_left_out_and_its_cell_measured_again(tmp_path, cut):
     run(tmp_path, CELLS, Fake())
