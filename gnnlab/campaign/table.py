@@ -223,13 +223,13 @@ def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], kn
     whole = [unit for unit in usable if counts.get(unit) == len(study) * len(layer_of(*S4_LAYER).stages)]
     on = measured(stages[stages["unit"].isin(whole)])
     tried = {name for name, unit in units.all_units().items() if unit.origin == MEASURED} <= set(available)
-    about = {name: ", ".join(map(str, dict.fromkeys(on[name]))) for name in ("runtime_version", "precision")}
+    every = measured(cells)
     shared = {
         "better": "lower",
-        "device": ", ".join(dict.fromkeys(map(device, on["processor"], on["device"]))) or device("CPU", ""),
-        "runtime": about["runtime_version"],
-        "precision": about["precision"],
-        "threads": int(on.loc[on["processor"] == "CPU", "threads"].max()) if (on["processor"] == "CPU").any() else 0,
+        "device": ", ".join(dict.fromkeys(map(device, every["processor"], every["device"]))) or device("CPU", ""),
+        "runtime": ", ".join(dict.fromkeys(every["runtime_version"])),
+        "precision": ", ".join(dict.fromkeys(every["precision"])),
+        "threads": int(max(every.loc[every["processor"] == "CPU", "threads"], default=0)),
     }
     minutes = {"form": "this campaign", "unit": "min", "origin": MEASURED, "statistic": "single"}
     hours = {"form": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
