@@ -28,17 +28,12 @@ SCORES_WITHIN = 5 * RTOL_FLOAT32  # three layers of sums in another order, of th
 MODELLED = "ms of the model of the networks, not of a clock"
 
 
-def count(
-    layers: Mapping[str, Layers],
-    states: Sequence[State],
-    *,
-    bound: float,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(decisions that are those of the first, regret in ms): a row for each of `layers`, a sample a state.
+def count(layers: Mapping[str, Layers], states: Sequence[State], *, bound: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(share of decisions that are those of the first form, regret in ms): a row for each form, a sample a state.
 
-    The error of a row is the largest difference of a score over the largest score. One that fails, or is not here, has
-    a row that says so. A form that changes more than the share `bound` of the decisions has a note. The rows say what
-    a form says of itself (`conditions.row_of`).
+    The parity error of a row is the largest difference of a score over the largest score. A form that fails has a row
+    with the reason; one that changes more than the share `bound` of the decisions has a note. What a form has in
+    `context.row_of` goes into its rows.
     """
     parts = [NetworkArrays.of(states[at : at + CHUNK]) for at in range(0, len(states), CHUNK)]
     sizes = [len(state["nodes"]) for state in states]
@@ -48,10 +43,10 @@ def count(
     share = {"unit": "share", "better": "higher", "origin": "counted", "statistic": "share", "status": "ok"}
     regret = {"unit": "ms", "better": "lower", "origin": "simulated", "statistic": "mean", "notes": [MODELLED]}
     shares, regrets = [], []
-    for form, scored in layers.items():
-        shared = {"form": form, "nodes": nodes, **row_of(scored)}
+    for form, forward in layers.items():
+        shared = {"form": form, "nodes": nodes, **row_of(forward)}
         try:
-            scores, rows = (expected, chosen) if form == base else _decided(scored, parts)
+            scores, rows = (expected, chosen) if form == base else _decided(forward, parts)
         except Exception as error:  # whatever an exported or compiled model raises: the others are counted
             status = "unavailable" if isinstance(error, Unavailable) else "failed"
             shares.append({**shared, **share, "status": status, "reason": one_line(error)})
@@ -79,6 +74,6 @@ def _note(same: np.ndarray, bound: float) -> list[str]:
 def _decided(layers: Layers, parts: Sequence[NetworkArrays]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(scores, chosen rows) of each part."""
     with torch.no_grad():
-        found = [layers(torch.from_numpy(part.x), torch.from_numpy(part.edge_index)) for part in parts]
-    scores = [scored.float().cpu().numpy() for scored in found]
+        scored = [layers(torch.from_numpy(part.x), torch.from_numpy(part.edge_index)) for part in parts]
+    scores = [of_part.float().cpu().numpy() for of_part in scored]
     return scores, [part.decide(of_part) for part, of_part in zip(parts, scores, strict=True)]

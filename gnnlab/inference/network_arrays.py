@@ -141,7 +141,7 @@ class NetworkArrays:
         return NetworkArrays(self.x[rows], Topology.of(edges, len(rows)), ptr, [self.ids[row] for row in rows])
 
     def parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(x, edges) of each network, edges (2, E) numbered from its first node: what tells it from any other."""
+        """(x, edges) of each network, edges (2, E) numbered from its first node: what a cache's key is made of."""
         if len(self) == 1:
             return [(self.x, self.edge_index)]
         ends = np.append(self.topology.starts, len(self.topology.source))[self.ptr].tolist()

@@ -1,4 +1,4 @@
-"""Predictions that were made before, known by exactly what they were made from.
+"""Scores that were computed before, found by exactly what they were computed from.
 
     cache = PredictionCache(max_entries=1000, ttl_s=300)
     key = cache.key(x, edge_index, fingerprint)
@@ -28,7 +28,7 @@ class PredictionCache:
     """The predictions used last, at most `max_entries` and none older than `ttl_s` seconds (`math.inf`: no limit).
 
     Safe to share among threads. `hits` and `misses` are counted. `clock` is for tests.
-    Raises `GnnlabError`: `max_entries` is no integer of 1 or more, or `ttl_s` no number above 0.
+    Raises `GnnlabError`: `max_entries` is not an integer of 1 or more, or `ttl_s` not a number above 0.
     """
 
     def __init__(self, max_entries: int, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,20 +57,20 @@ class PredictionCache:
     def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
         """The scores under each key, or None."""
         with self._lock:
-            found = [self._entries.get(key) for key in keys]
-            known = sum(scores is not None for scores in found)
-            self.hits, self.misses = self.hits + known, self.misses + len(found) - known
-            return found
+            cached = [self._entries.get(key) for key in keys]
+            hits = sum(scores is not None for scores in cached)
+            self.hits, self.misses = self.hits + hits, self.misses + len(keys) - hits
+            return cached
 
     def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None:
         """Keep copies of scores, which no reader can change, each under its key."""
-        kept = {key: part.copy() for key, part in scores.items()}
-        for part in kept.values():
+        copies = {key: part.copy() for key, part in scores.items()}
+        for part in copies.values():
             part.flags.writeable = False
         with self._lock:
-            self._entries.update(kept)
+            self._entries.update(copies)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all entries."""
         with self._lock:
             self._entries.clear()

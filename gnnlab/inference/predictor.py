@@ -121,7 +121,7 @@ class Predictor:
         return [Decision(ids[r], r - s, b, part) for r, s, b, part in rows_of]
 
     def _through_cache(self, networks: NetworkArrays) -> np.ndarray:
-        """(N,) scores: those that the cache has, and the others computed in one pass, each once, and kept."""
+        """(N,) scores: those that the cache has, and the others computed in one pass, each once."""
         keys = [self.cache.key(x, edges, self._fingerprint) for x, edges in networks.parts()]
         sizes = np.diff(networks.ptr).tolist()
         stored = zip(keys, self.cache.get_many(keys), sizes, strict=True)

@@ -1,4 +1,4 @@
-"""The cache answers what it was told, within its size and time, and never another state."""
+"""The cache answers what was put there, within its size and time, and never another state."""
 
 import math
 import threading
@@ -63,13 +63,6 @@ def test_a_state_that_prints_the_same_has_another_key(nodes, seed, data):
         if round(float(x.flat[place]), 2) == round(float(other.flat[place]), 2):
             assert str(x) == str(other)
     assert key(x, edge_index, "m") != key(other, edge_index, "m")
-
-
-def test_large_states_whose_print_leaves_the_middle_out_have_keys_of_their_own():
-    x = np.zeros((2000, 7), dtype=np.float32)
-    other = x.copy()
-    other[1000, 3] = 1
-    assert str(x) == str(other) and key(x, EDGES, "m") != key(other, EDGES, "m")
 
 
 def test_zero_and_minus_zero_are_two_keys():
@@ -163,6 +156,6 @@ def test_many_threads_get_their_own_answers_and_every_look_up_is_counted():
 
 
 @pytest.mark.parametrize(("entries", "ttl"), [(0, 1), (1.5, 1), (True, 1), (1, 0), (1, math.nan), (1, "1"), (-1, 1)])
-def test_limits_that_are_none_are_refused(entries, ttl):
+def test_invalid_limits_are_refused(entries, ttl):
     with pytest.raises(GnnlabError, match=r"max_entries must be an integer of 1 or more|ttl_s is .* is needed"):
         PredictionCache(entries, ttl)

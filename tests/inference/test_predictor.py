@@ -1,4 +1,3 @@
-import asyncio
 import copy
 import json
 import sys
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.engines import InferenceEngine
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Decision, Predictor, choose, weights_digest
@@ -182,17 +180,6 @@ def test_scores_that_are_not_numbers_are_no_decision():
     broken.engine = InferenceEngine("fast", "float32", lambda n: np.full(len(n.x), np.nan))
     with pytest.raises(GnnlabError, match="scores that are not numbers"):
         broken.predict(random_state(3, 0))
-
-
-def test_a_thousand_callers_at_once_get_their_own_answers():
-    many = [random_state(3 + place % 5, place) for place in range(1000)]
-
-    async def ask():
-        async with AsyncBatcher(FAST.predict_batch, max_batch=64) as batcher:
-            return await asyncio.gather(*(batcher.predict(state) for state in many))
-
-    found = asyncio.run(ask())
-    assert [d[:2] for d in found] == [d[:2] for d in FAST.predict_batch(many)]
 
 
 def test_the_device_is_chosen_with_a_reason(monkeypatch):
