@@ -298,12 +298,12 @@ def serve(arguments) -> int:
     import logging
 
     from ..serving import server
-    from ..serving.settings import made
+    from ..serving.settings import configure
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     options = ("host", "port", "model_type", "workers", "redis", "database")
     given = {name: getattr(arguments, name) for name in options}  # others: the environment, or the default
-    return server.serve(made(**{name: value for name, value in given.items() if value is not None}))
+    return server.serve(configure(**{name: value for name, value in given.items() if value is not None}))
 
 
 @command(

@@ -1,8 +1,7 @@
-"""What the service counts, in Prometheus's words; one page for all workers of a host.
+"""What the service counts, for Prometheus; one page for all workers of a host. Beside it, spans for OpenTelemetry.
 
 Several workers write into files of one folder, which the launcher names in PROMETHEUS_MULTIPROC_DIR before the library
-is loaded; each worker then answers for all of them. Beside the counters, where an endpoint is set, spans by
-OpenTelemetry: `predict`, with model_type and confidence.
+is loaded; each worker then answers for all of them.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gnnlab import machine
-
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")  # OpenTelemetry's own variables
 LATENCIES_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -46,9 +44,7 @@ class Metrics:
         self.waiting = Gauge("queue_depth", "States without an answer yet.", kind, **live)
         self.batch = Histogram("batch_size", "States of a pass.", kind, buckets=BATCHES, registry=own)
         self.cache = Counter("cache_requests_total", "Looked up in the cache.", ["result"], registry=own)
-        self.refused = Counter("requests_refused_total", "Answered by a problem.", ["status"], registry=own)
-        self.gone = Counter("requests_abandoned_total", "Clients that hung up before their answer.", registry=own)
-        self.recorded = Counter("recorded_total", "Decisions that the database has.", registry=own)
+        self.refused = Counter("requests_refused_total", "Answered by an error.", ["status"], registry=own)
         self.unrecorded = Counter("unrecorded_total", "Decisions that the database lost.", registry=own)
 
     def page(self) -> bytes:
@@ -60,8 +56,8 @@ class Metrics:
         return generate_latest(everyone)
 
 
-def forget_the_dead() -> None:
-    """Leave out what workers that have ended say of the present; what they counted stays."""
+def remove_gauges_of_dead_workers() -> None:
+    """Delete the gauges of workers that have ended; their counters stay."""
     if FOLDER in os.environ:
         for file in Path(os.environ[FOLDER]).glob("gauge_live*_*.db"):
             if not psutil.pid_exists(int(file.stem.rpartition("_")[2])):
@@ -84,29 +80,28 @@ class CountedCache:
 
 
 class Tracing:
-    """`span(model_type)` around a prediction; without an endpoint nothing is loaded, and nothing is done."""
+    """`span(model_type)` around a prediction, sent to OTEL_EXPORTER_OTLP_ENDPOINT; without that, nothing is loaded."""
 
-    def __init__(self, endpoint: str | None) -> None:
-        self._provider = self._tracer = None
-        if endpoint is None:
+    def __init__(self) -> None:
+        self._provider = None
+        if not any(name in os.environ for name in ENDPOINTS):
             return
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        about = Resource.create({"service.name": "gnnlab", "service.version": machine.version("gnnlab") or ""})
-        self._provider = TracerProvider(resource=about)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=2)))
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "gnnlab"}))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=2)))
         self._tracer = self._provider.get_tracer("gnnlab.serving")
 
     def span(self, model_type: str) -> AbstractContextManager[Any]:
         """A span that lasts as long as the prediction and has its error, if it has one; None without an endpoint."""
-        if self._tracer is None:
+        if self._provider is None:
             return nullcontext()
         return self._tracer.start_as_current_span("predict", attributes={"model_type": model_type})
 
     def close(self) -> None:
-        """Send what is there; the endpoint may take two seconds."""
+        """Send the last spans; the endpoint may take two seconds."""
         if self._provider is not None:
             self._provider.shutdown()

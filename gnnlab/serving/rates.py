@@ -1,8 +1,7 @@
-"""What a service holds: latencies over rates of requests, the largest rate within a bound, and which form to use when.
+"""Latencies over rates of requests, and the largest rate that a service holds within a bound.
 
 over = over_rates({"guide": at_rate, "fast": other}, {"guide": [100, 200], "fast": [400, 800]}, rounds=6)
 over.largest(bound_ms=20)["guide"]          # requests/s, one a round
-advice(holds, peak=10)
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import Estimate
 from gnnlab.serving.load import Observed
-
-DAY_S = 86_400
 
 
 def over_rates(
@@ -37,17 +33,16 @@ def over_rates(
         cells = [(form, rate) for form in forms if at < limits.get(form, rounds) for rate in sorted(rates[form])]
         for place in order.permutation(len(cells)):
             form, rate = cells[place]
-            got = forms[form](rate, int(order.integers(2**31)))
-            p50, p99 = np.percentile(got.latency_ms, [50, 99], method="higher")
-            late = np.percentile(got.late_ms, 99, method="higher")
-            shares = {"client": got.client, "service": got.service}
-            rows.append({"form": form, "round": at, "rate": rate, "p50": p50, "p99": p99, "late": late, **shares})
+            run = forms[form](rate, int(order.integers(2**31)))
+            p50, p99 = np.percentile(run.latency_ms, [50, 99], method="higher")
+            late = np.percentile(run.late_ms, 99, method="higher")
+            rows.append({"form": form, "round": at, "rate": rate, "p50": p50, "p99": p99, "late": late})
     return Rates(pd.DataFrame(rows), list(forms))
 
 
 class Rates:
     """Latencies of forms over rates, a run a row of `runs`: form, round, rate (requests/s), p50, p99 and late (ms, the
-    99th percentile of how late the client sent), client and service (cores)."""
+    99th percentile of how late the client sent)."""
 
     def __init__(self, runs: pd.DataFrame, forms: Sequence[str]) -> None:
         self.runs = runs.sort_values(["round", "rate"], kind="stable")
@@ -55,24 +50,17 @@ class Rates:
 
     def percentiles(self) -> pd.DataFrame:
         """Rows of form, requests_per_s, percentile (p50, p99), and the samples: one a round, ms."""
-        return self._rows("percentile", "p50", "p99")
-
-    def cores(self) -> pd.DataFrame:
-        """Rows of form, requests_per_s, process (client, service), and the samples: cores that it took, one a round."""
-        return self._rows("process", "client", "service")
+        rows = [
+            {"form": form, "requests_per_s": float(f"{rate:.3g}"), "percentile": name, "samples": part[name].to_list()}
+            for form in self.forms
+            for rate, part in self.runs[self.runs["form"] == form].groupby("rate")
+            for name in ("p50", "p99")
+        ]
+        return pd.DataFrame(rows)
 
     def late(self) -> float:
         """The median over runs of how late the client was with its latest hundredth, ms."""
         return float(self.runs["late"].median())
-
-    def _rows(self, key: str, *what: str) -> pd.DataFrame:
-        rows = [
-            {"form": form, "requests_per_s": float(f"{rate:.3g}"), key: name, "samples": part[name].to_list()}
-            for form in self.forms
-            for rate, part in self.runs[self.runs["form"] == form].groupby("rate")
-            for name in what
-        ]
-        return pd.DataFrame(rows)
 
     def largest(self, bound_ms: float) -> dict[str, list[float]]:
         """The largest rate of each form with a p99 within the bound, one a round."""
@@ -81,19 +69,9 @@ class Rates:
             found[form].append(largest_rate(part["rate"].to_list(), part["p99"].to_list(), bound_ms))
         return found
 
-    def over(self, baseline: str) -> pd.DataFrame:
-        """Rows of the median latencies of forms that were asked at one rate, ms, one a round, over the baseline's."""
-        p50 = {form: self.runs.loc[self.runs["form"] == form, "p50"].to_list() for form in self.forms}
-        return compared(p50, baseline)
-
-    def spacing_over(self, baseline: str, forms: Sequence[str], bound_ms: float) -> pd.DataFrame:
-        """Rows of the time from one request to the next at the largest rates of baseline and forms, ms, as a time is
-        what a ratio is made of."""
-        largest = self.largest(bound_ms)
-        return compared(
-            {form: [1e3 / rate if rate else math.inf for rate in largest[form]] for form in (baseline, *forms)},
-            baseline,
-        )
+    def medians(self) -> dict[str, list[float]]:
+        """The median latencies of forms that were asked at one rate, ms, one a round."""
+        return {form: self.runs.loc[self.runs["form"] == form, "p50"].to_list() for form in self.forms}
 
 
 def largest_rate(rates: Sequence[float], p99_ms: Sequence[float], bound_ms: float) -> float:
@@ -123,8 +101,6 @@ def compared(samples: Mapping[str, Sequence[float]], baseline: str) -> pd.DataFr
             reason = f"within the bound at no rate in {never} of {len(values)} rounds"
         elif not all(map(math.isfinite, base)):
             reason = f"{baseline} has none"
-        elif len(values) != len(base):
-            reason = f"{len(base)} and {len(values)} rounds cannot be compared"
         else:
             row: dict[str, Any] = {"form": form, "samples": list(values)}
             if form != baseline:
@@ -134,19 +110,3 @@ def compared(samples: Mapping[str, Sequence[float]], baseline: str) -> pd.DataFr
             continue
         rows.append({"form": form, "status": "unavailable", "reason": reason})
     return pd.DataFrame(rows)
-
-
-def advice(holds: Mapping[str, Estimate], *, peak: float) -> pd.DataFrame:
-    """Which form to use from which rate on: the simplest, as long as it holds, then the next that holds more.
-
-    `holds` are largest rates (requests/s), the simplest form first; what counts is the low end of the interval where
-    there is one. `peak` is how many times the mean rate of a day its busiest second has.
-    """
-    rows, reached = [], 0.0
-    for form, found in holds.items():
-        most = found.value if found.low is None else max(found.low, 0.0)
-        if most > reached:
-            rows.append((form, reached, most, reached * DAY_S / peak, most * DAY_S / peak))
-            reached = most
-    columns = ["use", "from (requests/s)", "to (requests/s)", "from (requests a day)", "to (requests a day)"]
-    return pd.DataFrame(rows, columns=columns).set_index("use")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
@@ -23,7 +24,6 @@ from gnnlab.inference.predictor import Decision, GuidePredictor, Predictor
 from gnnlab.profiling.context import Conditions
 from gnnlab.serving.database import Answered, Database, Recorder
 from gnnlab.serving.metrics import CountedCache, Metrics, Tracing
-from gnnlab.serving.requests import Problem
 from gnnlab.serving.settings import ServiceSettings
 from gnnlab.serving.shared_cache import SharedCache
 from gnnlab.workloads import edge_allocator
@@ -32,6 +32,7 @@ from gnnlab.workloads.edge_networks import State, random_states
 
 log = logging.getLogger("gnnlab.serving")
 ALONE_NODES = 200  # of a network that may be computed in the event loop
+RETRY_AFTER_S = 1
 
 
 class ServiceAnswer(NamedTuple):
@@ -46,15 +47,10 @@ class ServiceAnswer(NamedTuple):
 
 
 Answers = list[ServiceAnswer | GnnlabError]
-Waits = Callable[[Coroutine[Any, Any, Answers]], Awaitable[Answers]]
-
-
-async def _waits(work: Coroutine[Any, Any, Answers]) -> Answers:
-    return await work
 
 
 class Service:
-    """Answers states by the models of `settings`; entered, it is ready, and left, it has answered what it accepted."""
+    """Async context manager: loads the models on enter, answers what it accepted on exit."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
@@ -66,8 +62,8 @@ class Service:
 
     async def __aenter__(self) -> Service:
         own = self.settings
-        Conditions(own.threads, "highest").set()
-        self._tracing = Tracing(None if own.otlp_endpoint == "none" else own.otlp_endpoint)
+        Conditions(1, "highest").set()  # one thread of torch in each worker
+        self._tracing = Tracing()
         cache = self._make_cache()
         self._predictors = {kind: self._load(kind, cache) for kind in MODEL_TYPES}
         self._batchers: dict[str, AsyncBatcher] = {}
@@ -77,12 +73,8 @@ class Service:
             for kind in MODEL_TYPES:
                 self._batchers[kind] = AsyncBatcher(lambda states, kind=kind: self._pass(kind, states), **sizes)
                 await self._batchers[kind].start()
-        if (url := own.database_url) is not None:
-            kept = Database(
-                url, pool_size=own.pool_size, pool_overflow=own.pool_overflow, timeout_s=own.database_timeout_s
-            )
-            options = {"most": own.max_unrecorded, "nodes": own.record_nodes, "keep_days": own.keep_days}
-            self._recorder = Recorder(kept, self.metrics, **options)
+        if own.database_url is not None:
+            self._recorder = Recorder(Database(own.database_url), self.metrics)
             self._recorder.start()
         self.ready = True
         return self
@@ -91,62 +83,60 @@ class Service:
         self.ready = False
         await asyncio.gather(*(batcher.stop() for batcher in self._batchers.values()))
         if self._recorder is not None:
-            await self._recorder.stop(self.settings.shutdown_s)
+            await self._recorder.stop()
         if self._shared is not None:
-            await asyncio.to_thread(self._shared.close)
+            self._shared.close()
         await asyncio.to_thread(self._tracing.close)
         self._predictors.clear()
 
     @property
     def parts(self) -> dict[str, str]:
-        """What stands beside the models, and whether it is there: its absence costs speed or records, no answer."""
-        shared = "off" if self._shared is None else "away" if self._shared.away else "here"
-        kept = "off" if self._recorder is None else "away" if self._recorder.away else "here"
-        return {"redis": shared, "database": kept}
+        """Redis and the database: off, here or away; without them answers come all the same."""
+        parts = {"redis": self._shared, "database": self._recorder}
+        return {name: "off" if part is None else "away" if part.away else "here" for name, part in parts.items()}
 
-    async def answer(self, model_type: str, states: Sequence[State], waits: Waits = _waits) -> Answers:
-        """An answer or an error for each state, in their order; what is not computed at once is awaited by `waits`.
+    async def answer(self, model_type: str, states: Sequence[State]) -> Answers:
+        """An answer or an error for each state, in their order.
 
-        Raises `Problem`: 503 where too many states wait already, 504 where the deadline has passed.
+        Raises `HTTPException`: 503 too many states wait already, or the service is stopping; 500 the model failed.
         """
         began = time.perf_counter()
         with self._tracing.span(model_type) as span:
-            found = await self._answers(model_type, states, waits)
-            good = [one for one in found if isinstance(one, ServiceAnswer)]
+            answers = await self._answers(model_type, states)
+            good = [(state, one) for state, one in zip(states, answers, strict=True) if isinstance(one, ServiceAnswer)]
             if good and span is not None:
-                span.set_attribute("confidence", min(one.confidence for one in good))
+                span.set_attribute("confidence", min(one.confidence for _, one in good))
         self.metrics.latency.labels(model_type).observe(time.perf_counter() - began)
         self.metrics.predictions.labels(model_type).inc(len(good))
         if self._recorder is not None:
             now = datetime.now(UTC)
-            for state, one in zip(states, found, strict=True):
-                if isinstance(one, ServiceAnswer):
-                    self._recorder.record(Answered(now, model_type, state, *one.decision[:3], one.confidence))
-        return found
+            for state, one in good:
+                self._recorder.record(Answered(now, model_type, state, *one.decision[:3], one.confidence))
+        return answers
 
-    async def _answers(self, model_type: str, states: Sequence[State], waits: Waits) -> Answers:
+    async def _answers(self, model_type: str, states: Sequence[State]) -> Answers:
         if not self.ready:
-            raise self.busy("the service is stopping")
+            raise busy("the service is stopping")
         batcher = self._batchers.get(model_type)
         if self.settings.batching == "threads":
             return await run_in_threadpool(self._pass, model_type, states)
-        if batcher is None:
-            return self._pass(model_type, states)
-        if await self._alone(batcher, states):
+        if batcher is None or await self._alone(batcher, states):
             return self._pass(model_type, states)
         if batcher.unanswered + len(states) > self.settings.max_waiting:
-            raise self.busy(f"{batcher.unanswered} states wait for {model_type} already")
+            raise busy(f"{batcher.unanswered} states wait for {model_type} already")
         depth = self.metrics.waiting.labels(model_type)
         depth.inc(len(states))
         try:
-            return await waits(_all_settled([batcher.predict(state) for state in states]))
+            if len(states) == 1:
+                return [await _settled(batcher.predict(states[0]))]
+            return await asyncio.gather(*(_settled(batcher.predict(state)) for state in states))
         finally:
             depth.dec(len(states))
 
     async def _alone(self, batcher: AsyncBatcher, states: Sequence[State]) -> bool:
-        """Whether this is the one request there is, and so small that the way to a thread and back takes as long as it.
+        """Whether this is the only request, and so small that handing it to a thread takes as long as computing it.
 
-        Those that came together with it have been begun after one turn of the event loop.
+        Requests that came together with it have begun after one turn of the event loop.
         """
         if self.requests != 1 or self.settings.batching != "free" or self._shared is not None:
             return False
@@ -156,39 +146,30 @@ class Service:
         await asyncio.sleep(0)
         return self.requests == 1 and batcher.idle
 
-    def busy(self, why: str) -> Problem:
-        """What a client gets that should come again later."""
-        after = self.settings.retry_after_s
-        return Problem(503, f"{why}; send it again after {after} s", {"Retry-After": str(after)})
-
     def _pass(self, model_type: str, states: Sequence[State]) -> Answers:
-        """One batch; runs in the thread of the batcher. What fails besides the states themselves is nobody's input."""
+        """One batch; runs in the thread of the batcher. What fails besides the states themselves is a 500."""
         self.metrics.batch.labels(model_type).observe(len(states))
+        predictor = self._predictors[model_type]
         try:
-            found = self._decisions(self._predictors[model_type], states)
+            if len(states) > 1:
+                decisions = predictor.predict_batch(states, return_scores=True)
+            else:
+                decisions = [_predict_one(predictor, states[0])]
         except Exception:
             log.exception("a batch of %d states failed", len(states))
-            raise Problem(500, "the model failed on this batch; the log of the service says how") from None
-        return [one if isinstance(one, GnnlabError) else ServiceAnswer(one, _confidence(one.scores)) for one in found]
-
-    def _decisions(self, predictor: Predictor | GuidePredictor, states: Sequence[State]) -> list[Any]:
-        if len(states) > 1:
-            return predictor.predict_batch(states, return_scores=True)
-        try:
-            return [predictor.predict(states[0], return_scores=True)]  # whose links may be known from the last time
-        except GnnlabError as error:
-            return [error]
+            raise HTTPException(500, "the model failed on this batch; the log of the service says how") from None
+        return [
+            one if isinstance(one, GnnlabError) else ServiceAnswer(one, _confidence(one.scores)) for one in decisions
+        ]
 
     def _make_cache(self) -> CountedCache | None:
         own = self.settings
-        if not own.cache:
+        if own.cache_entries == 0:
             return None
-        local = PredictionCache(own.cache_entries, own.cache_ttl_s)
-        if own.redis_url is None:
-            return CountedCache(local, self.metrics)
-        times = {"ttl_s": own.redis_ttl_s, "timeout_s": own.redis_timeout_s, "retry_s": own.redis_retry_s}
-        self._shared = SharedCache(own.redis_url, local, **times)
-        return CountedCache(self._shared, self.metrics)
+        cache = PredictionCache(own.cache_entries, own.cache_ttl_s)
+        if own.redis_url is not None:
+            cache = self._shared = SharedCache(own.redis_url, cache)
+        return CountedCache(cache, self.metrics)
 
     def _load(self, model_type: str, cache: CountedCache | None) -> Predictor | GuidePredictor:
         """A model that has answered once: the first call of an engine takes longer."""
@@ -204,17 +185,25 @@ class Service:
         return predictor
 
 
-async def _all_settled(answers: Sequence[Coroutine]) -> Answers:
-    if len(answers) == 1:
-        return [await _settled(answers[0])]
-    return await asyncio.gather(*map(_settled, answers))
+def busy(why: str) -> HTTPException:
+    """What a client gets that should come again later."""
+    again = {"Retry-After": str(RETRY_AFTER_S)}
+    return HTTPException(503, f"{why}; send it again after {RETRY_AFTER_S} s", again)
 
 
-async def _settled(answer: Any) -> ServiceAnswer | GnnlabError:
+def _predict_one(predictor: Predictor | GuidePredictor, state: State) -> Decision | GnnlabError:
+    """Alone, where the links of the last networks are remembered."""
+    try:
+        return predictor.predict(state, return_scores=True)
+    except GnnlabError as error:
+        return error
+
+
+async def _settled(answer: Coroutine[Any, Any, ServiceAnswer]) -> ServiceAnswer | GnnlabError:
     try:
         return await answer
     except GnnlabError as error:
-        if isinstance(error.__cause__, Problem):  # of the batch, not of this state
+        if isinstance(error.__cause__, HTTPException):  # of the batch, not of this state
             raise error.__cause__ from None
         return error
 

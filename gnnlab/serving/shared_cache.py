@@ -1,23 +1,18 @@
-"""Scores that any worker on any host has computed, in Redis; without Redis for a while, those of this process.
+"""Scores that any worker on any host has computed, in Redis; while Redis is away, those of this process.
 
     cache = SharedCache("redis://127.0.0.1:6379/0", PredictionCache(1000, 300))
     Predictor("hybrid", cache=cache)
 
 Keys are those of `PredictionCache`: dtype, shape and bytes of what the model reads, and the digest of the model. Values
-are msgpack of a dtype and bytes, so that reading one runs nothing; what cannot be read is a miss. A batch asks for all
-its keys in one round trip; what is new is written by a thread, behind the answers. Redis that is slow or gone is left
-alone for `retry_s`, and everything is answered all the same.
+are the bytes of float32 scores, so that reading one runs nothing. A batch reads and writes in one round trip each.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Mapping, Sequence
 
-import msgpack
 import numpy as np
 import redis
 from redis.backoff import NoBackoff
@@ -28,92 +23,59 @@ from gnnlab.inference.prediction_cache import PredictionCache
 
 log = logging.getLogger("gnnlab.serving")
 PREFIX = b"gnnlab:scores:"
-MOST_UNWRITTEN = 256  # batches
+TTL_S = 3600  # S2's
+TIMEOUT_S = 0.1  # of one call
+RETRY_S = 1.0  # how long Redis is left alone after a failure
 
 
 class SharedCache:
-    """A cache for `Predictor`, safe to share among threads. `close` ends its thread.
-
-    `timeout_s` bounds one call of Redis, `ttl_s` is how long it keeps a value.
-    """
+    """A cache for `Predictor`, safe to share among threads. `away`: whether Redis failed when it was last asked."""
 
     key = staticmethod(PredictionCache.key)
 
-    def __init__(
-        self, url: str, local: PredictionCache, *, ttl_s: int = 3600, timeout_s: float = 0.1, retry_s: float = 1.0
-    ) -> None:
-        self._redis = redis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
-        )
-        self._local, self._ttl_s, self._retry_s = local, ttl_s, retry_s
-        self._away_until = 0.0
-        self._away = False
-        self._unwritten: queue.Queue[Mapping[bytes, np.ndarray] | None] = queue.Queue(MOST_UNWRITTEN)
-        self._writer = threading.Thread(target=self._write, name="gnnlab-redis", daemon=True)
-        self._writer.start()
-
-    @property
-    def away(self) -> bool:
-        """Whether Redis failed when it was last asked."""
-        return self._away
+    def __init__(self, url: str, local: PredictionCache) -> None:
+        timeouts = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        self._redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts)
+        self._local, self._away_until = local, 0.0
+        self.away = False
 
     def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
-        """The scores under each key, or None; of this process where Redis does not answer."""
+        """The scores under each key, or None; those of this process where Redis does not answer."""
         if time.monotonic() >= self._away_until:
             try:
-                found = self._redis.mget([PREFIX + key for key in keys])
+                values = self._redis.mget([PREFIX + key for key in keys])
             except (redis.RedisError, OSError) as error:
                 self._failed(error)
             else:
-                if self._away:
+                if self.away:
                     log.warning("Redis is back")
-                self._away = False
-                return [_scores(value) for value in found]
+                self.away = False
+                return [_scores(value) for value in values]
         return self._local.get_many(keys)
 
     def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None:
-        """Keep the scores in this process while Redis is away, else have them written; never waits."""
-        if self._away:
-            self._local.put_many(scores)
-            return
-        try:
-            self._unwritten.put_nowait({key: part.copy() for key, part in scores.items()})
-        except queue.Full:
-            self._local.put_many(scores)
-
-    def close(self) -> None:
-        """Write what is there, if Redis takes it, and let go of it."""
-        self._unwritten.put(None)
-        self._writer.join()
-        self._redis.close()
-
-    def _write(self) -> None:
-        while (scores := self._unwritten.get()) is not None:
-            if time.monotonic() < self._away_until:
-                self._local.put_many(scores)
-                continue
+        """Keep the scores in Redis, or in this process while Redis is away."""
+        if not self.away:
+            pipe = self._redis.pipeline(transaction=False)
+            for key, part in scores.items():
+                pipe.set(PREFIX + key, part.astype("<f4").tobytes(), ex=TTL_S)
             try:
-                pipe = self._redis.pipeline(transaction=False)
-                for key, part in scores.items():
-                    pipe.set(PREFIX + key, msgpack.packb([part.dtype.str, part.tobytes()]), ex=self._ttl_s)
                 pipe.execute()
+                return
             except (redis.RedisError, OSError) as error:
                 self._failed(error)
-                self._local.put_many(scores)
+        self._local.put_many(scores)
+
+    def close(self) -> None:
+        self._redis.close()
 
     def _failed(self, error: Exception) -> None:
-        self._away_until = time.monotonic() + self._retry_s
-        if not self._away:
+        self._away_until = time.monotonic() + RETRY_S
+        if not self.away:
             log.warning("Redis is away, answers are cached in this process: %s", one_line(error))
-        self._away = True
+        self.away = True
 
 
 def _scores(value: bytes | None) -> np.ndarray | None:
-    """(N,) float32, read-only; None for what is no such value."""
-    if value is None:
-        return None
-    try:
-        kind, data = msgpack.unpackb(value)
-        return np.frombuffer(data, dtype="<f4") if kind == "<f4" else None
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return None
+    """(N,) float32, read-only; None for a value that holds no such numbers."""
+    return None if value is None or len(value) % 4 else np.frombuffer(value, dtype="<f4")

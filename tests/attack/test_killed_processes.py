@@ -1,29 +1,24 @@
-"""Processes are killed while they stream, answer or run a notebook: what they gave stays, and the next ones go on.
+"""Processes are killed while they stream or run a notebook: what they gave stays, and the next ones go on.
 
-A moment is the n-th report of a unit, answer, insert or write, not a time. Each costs the start of processes, so that a
+A moment is the n-th report of a unit or write, not a time. Each costs the start of processes, so that a
 share of `ATTACK_NUMBER` is tried.
 """
 
-import asyncio
 import io
 import multiprocessing
 import os
 import shutil
-import sqlite3
 import sys
-from collections import Counter
-from contextlib import ExitStack, closing
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import nbformat
-import orjson
 import psutil
 import pytest
 import torch
 from moments import at_moment, die, forked
 from rich.console import Console
-from servers import or_skipped, until
+from servers import until
 from synthetic_costs import Synthetic
 
 from gnnlab.planning.costs import Model
@@ -31,14 +26,6 @@ from gnnlab.planning.execution import Executor
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import parse
 from gnnlab.planning.unit_workers import UnitWorkers
-from gnnlab.serving import faults
-from gnnlab.serving.database import Database, Recorder
-from gnnlab.serving.load import Connection
-from gnnlab.serving.local_servers import PostgresServer, RedisServer, up
-from gnnlab.serving.server import here, started, workers_of
-from gnnlab.serving.service import Service
-from gnnlab.serving.settings import made
-from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.graphsage import random_inputs, sage
 
 pytestmark = [
@@ -98,193 +85,6 @@ def test_who_carries_out_a_plan_is_killed_and_leaves_no_process_and_no_memory(ra
         until(lambda memory=memory: not Path("/dev/shm", memory).exists(), GONE_S)
         found = "lost" if left or process.exitcode != -9 else "survived"
         tally["plan: its process killed"][found] += 1
-        assert found == "survived", wanted
-
-
-# ---- the service ----------------------------------------------------------------------------------------------------
-
-STATES = faults.STATES[:40]
-
-
-class Told:
-    """Of a service that may be killed: what is said behind a commit."""
-
-    @staticmethod
-    def tell(pipe, rows):
-        pipe.send(rows)
-
-
-ANSWERS = ((Service, "answer"), (Recorder, "record"), (Database, "insert"), (Told, "tell"))
-
-
-@pytest.fixture(scope="module")
-def expected():
-    return faults.Expected(STATES)
-
-
-def serve(settings, wanted, pipe):
-    """In a forked process: a service that dies at the moment `wanted`, or stops when it is told so."""
-    insert = Database.insert
-
-    async def insert_and_tell(self, *bulks):
-        await insert(self, *bulks)
-        Told.tell(pipe, len(bulks[0][1]))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Database, "insert", insert_and_tell)
-        at_moment(patch, wanted, die, ANSWERS)
-        with here(settings) as url:
-            pipe.send(url)
-            pipe.recv()
-
-
-def kind_of(place):
-    return MODEL_TYPES[place % len(MODEL_TYPES)]
-
-
-async def ask(url, places, answers, sent, most=10**9):
-    """Ask for these states, one after the other, until the connection breaks, or for `most` answers."""
-    connection = Connection(url)
-    while places and len(answers) < most:
-        place = places.pop(0)
-        sent[place] += 1
-        try:
-            path = f"/predict?scores=true&model_type={kind_of(place)}"
-            answer = await connection.post(path, orjson.dumps(STATES[place]))
-        except (OSError, asyncio.IncompleteReadError):
-            places.insert(0, place)
-            break
-        if answer.status in (503, 504):
-            places.append(place)
-        else:
-            answers[place] = answer.json
-    connection.close()
-
-
-def rows_of(url):
-    """What a database holds: (place, model, node, score), and whether both tables tell of the same networks."""
-    decisions, nodes = "SELECT node_id, model_type, node, score, nodes FROM predictions", "FROM network_metrics"
-    if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-            whole = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            found = connection.execute(f"{decisions} ORDER BY id").fetchall()
-            metrics = connection.execute(f"SELECT count(*) {nodes}").fetchone()[0]
-    else:
-        import asyncpg
-
-        async def fetch():
-            connection = await asyncpg.connect(url)
-            rows = await connection.fetch(f"{decisions} ORDER BY id")
-            count = await connection.fetchval(f"SELECT count(*) {nodes}")
-            await connection.close()
-            return [tuple(row) for row in rows], count
-
-        (found, metrics), whole = asyncio.run(fetch()), True
-    rows = [(int(name.partition("/")[0]), kind, node, score) for name, kind, node, score, _ in found]
-    return rows, whole and metrics == sum(row[-1] for row in found)
-
-
-def judged(answers, sent, rows, whole, committed, certain, expected):
-    """`committed`: decisions that the database took; `certain`: places whose answer a service gave that stopped."""
-    right = all(expected.holds(answer, kind_of(place), place) for place, answer in answers.items())
-    for place, kind, node, score in rows:
-        answer = answers[place]  # every state is answered in the end
-        right &= (kind, node) == (kind_of(place), answer["node"]) and abs(score - answer["score"]) < 1e-4
-    times = Counter(row[0] for row in rows)
-    if not right or any(times[place] > sent[place] for place in times):
-        return "invented"
-    return "survived" if whole and len(rows) >= committed and certain <= set(times) else "lost"
-
-
-def attacked(settings, wanted, expected):
-    """A service is asked until it dies at that moment; then another one is, for what has no answer."""
-    answers, sent, places, committed = {}, Counter(), list(range(len(STATES))), 0
-    certain, kills = set(), 0
-    for moment in (wanted, 0):
-        ours, theirs = FORK.Pipe()
-        process = forked(serve, settings, moment, theirs)
-        theirs.close()
-        url, before = ours.recv(), set(answers)
-        asyncio.run(ask(url, places, answers, sent))
-        if places or not process.is_alive():
-            process.join(GONE_S)
-        else:
-            ours.send("stop")
-        try:
-            while True:
-                committed += ours.recv()
-        except (EOFError, ConnectionError):
-            process.join(GONE_S)
-        if process.exitcode == 0:
-            certain |= set(answers) - before
-        kills += process.exitcode == -9
-    rows, whole = rows_of(settings.database.get_secret_value())
-    if places or process.exitcode != 0:
-        return "lost", kills
-    return judged(answers, sent, rows, whole, committed, certain, expected), kills
-
-
-@pytest.mark.parametrize("beside", ["SQLite", "PostgreSQL, Redis"])
-def test_a_service_that_is_killed_gave_right_answers_and_its_database_is_whole(
-    beside, tmp_path, expected, random, number, tally
-):
-    with ExitStack() as stack:
-        options = {"port": 0, "max_batch": 4}
-        if beside == "PostgreSQL, Redis":
-            postgres = stack.enter_context(or_skipped(up(PostgresServer)))
-            options["redis"] = stack.enter_context(or_skipped(up(RedisServer))).url
-        for wanted in some(random, 2 * len(STATES), number // (3 if beside == "SQLite" else 12)):
-            database = f"sqlite:///{tmp_path}/{wanted}.sqlite"
-            if beside != "SQLite":
-                database = made_database(postgres.url, f"attack{wanted}")
-            found, kills = attacked(made(database=database, **options), wanted, expected)
-            tally[f"service, {beside}: killed"][found] += 1
-            assert found == "survived" and kills == 1, wanted
-
-
-def made_database(url, name):
-    import asyncpg
-
-    async def create():
-        connection = await asyncpg.connect(url)
-        await connection.execute(f"CREATE DATABASE {name}")
-        await connection.close()
-
-    asyncio.run(create())
-    return f"{url.rpartition('/')[0]}/{name}"
-
-
-@pytest.mark.parametrize("victim", ["a worker", "their parent"])
-def test_a_service_of_workers_loses_no_answer_and_no_decision_to_a_kill_of_their_parent(
-    victim, tmp_path, expected, random, number, tally
-):
-    """What a worker that is killed has not written yet, a fifth of a second at most, the database does not get."""
-    for wanted in some(random, len(STATES) - 8, number // 50):
-        database = f"sqlite:///{tmp_path}/{wanted}.sqlite"
-        answers, sent, places = {}, Counter(), list(range(len(STATES)))
-
-        async def clients(url, most=10**9, asked=(places, answers, sent)):
-            await asyncio.gather(*(ask(url, *asked, most) for _ in range(4)))
-
-        with started(made(port=0, workers=2, database=database)) as (url, process):
-            until(lambda process=process: len(workers_of(process)) == 2, GONE_S)
-            workers = [psutil.Process(pid) for pid in workers_of(process)]
-            asyncio.run(clients(url, wanted))
-            if victim == "a worker":
-                workers[wanted % 2].kill()
-                while places:
-                    asyncio.run(clients(url))
-            else:
-                process.kill()
-                asyncio.run(clients(url))
-                left = psutil.wait_procs(workers, timeout=GONE_S)[1]
-        certain = set(answers) if victim == "their parent" else set()
-        with started(made(port=0, workers=1, database=database)) as (url, _):
-            asyncio.run(clients(url))
-        rows, whole = rows_of(database)
-        found = judged(answers, sent, rows, whole, 0, certain, expected)
-        found = "lost" if places or (victim == "their parent" and left) else found
-        tally[f"service of workers: {victim} killed"][found] += 1
         assert found == "survived", wanted
 
 

@@ -103,7 +103,6 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "large": 20,
         "table_rows": 100,
         "bulk": 2,
-        "fault_requests": 100,
         "budget_s": 0.01,
     },
 }

@@ -1,36 +1,66 @@
-"""Clients of a service: many requests at once, each answer held to the predictor's."""
+"""A service in a thread of this process, and clients that ask it many requests at once."""
 
 import asyncio
 import json
+import urllib.request
+from contextlib import contextmanager
+from threading import Thread
 
+import uvicorn
 from edge_states import random_state
+from servers import until
 
+from gnnlab.serving.app import create
 from gnnlab.serving.load import Connection
+from gnnlab.serving.settings import configure
 
 STATES = [random_state(3 + seed % 17, seed) for seed in range(120)]
 BODIES = [json.dumps(state).encode() for state in STATES]
 JSON = {"content-type": "application/json"}
 
 
+@contextmanager
+def served(**settings):
+    """The URL of a service of these settings."""
+    config = uvicorn.Config(create(configure(**settings)), port=0, log_level="warning", access_log=False)
+    server, listener = uvicorn.Server(config), config.bind_socket()
+    thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until(lambda: server.started, 60)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
 async def ask(connection, kind, place):
     """(status, answer) to one of `STATES`."""
-    found = await connection.post(f"/predict?scores=true&model_type={kind}", BODIES[place])
-    return found.status, found.json
+    answer = await connection.ask(f"/predict?scores=true&model_type={kind}", BODIES[place])
+    return answer.status, answer.json
 
 
-async def ask_all(url, wanted, *, clients=50):
+def ask_all(url, wanted, *, clients=50):
     """(status, answer) to each (kind, place) of `wanted`, asked by so many clients at once."""
-    todo, found = list(enumerate(wanted)), {}
+    todo, answers = list(enumerate(wanted)), {}
 
     async def one():
         connection = Connection(url)
         while todo:
             number, asked = todo.pop()
-            found[number] = await ask(connection, *asked)
+            answers[number] = await ask(connection, *asked)
         connection.close()
 
-    await asyncio.gather(*(one() for _ in range(clients)))
-    return [found[number] for number in range(len(wanted))]
+    async def everyone():
+        await asyncio.gather(*(one() for _ in range(clients)))
+
+    asyncio.run(asyncio.wait_for(everyone(), 60))
+    return [answers[number] for number in range(len(wanted))]
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.read().decode()
 
 
 def value(text, name, **labels):

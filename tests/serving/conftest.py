@@ -1,18 +1,26 @@
 """Servers that are started once for all tests of the service."""
 
+import os
+
 import pytest
-from servers import or_skipped
 
-from gnnlab.serving.local_servers import PostgresServer, RedisServer, up
+from gnnlab.errors import Unavailable
+from gnnlab.serving.local_redis import RedisServer
 
 
 @pytest.fixture(scope="session")
-def redis_there():
-    with or_skipped(up(RedisServer)) as server:
+def redis_server():
+    try:
+        server = RedisServer()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def postgres_there():
-    with or_skipped(up(PostgresServer)) as server:
-        yield server
+def postgres_url():
+    """Of a database for tests, which they empty."""
+    if "GNNLAB_TEST_POSTGRES" not in os.environ:
+        pytest.skip("set GNNLAB_TEST_POSTGRES=postgresql://USER@HOST/NAME to a database for tests, which they empty")
+    return os.environ["GNNLAB_TEST_POSTGRES"]

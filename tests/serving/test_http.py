@@ -1,33 +1,25 @@
 """What a client sees of a real service on the loopback, with Redis where it is installed."""
 
-import asyncio
 import gzip
 import json
 import shutil
 import sqlite3
 import threading
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-import schemathesis
-from asking import JSON, STATES, ask_all, value
+from asking import JSON, STATES, ask_all, served, value
 from edge_states import S2_STATE, random_state
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Unsatisfiable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 from servers import until
 
 from gnnlab.serving.load import Expected
-from gnnlab.serving.server import here
-from gnnlab.serving.settings import made
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
-LIMITS = {"max_body_bytes": 100_000, "max_nodes": 50, "max_states": 40}
+LIMITS = {"max_body_bytes": 100_000, "max_waiting": 40}
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +51,18 @@ def spans():
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    return tmp_path_factory.mktemp("kept") / "kept.sqlite"
+def database(tmp_path_factory):
+    return tmp_path_factory.mktemp("database") / "decisions.sqlite"
 
 
 @pytest.fixture(scope="module")
-def url(request, kept, spans):
-    redis = request.getfixturevalue("redis_there").url if shutil.which("redis-server") else "none"
-    beside = {"redis": redis, "redis_timeout_s": 5, "database": f"sqlite:///{kept}", "otlp_endpoint": spans[0]}
-    with here(made(deadline_s=60, **beside, **LIMITS)) as found:
-        yield found
+def url(request, database, spans):
+    redis = request.getfixturevalue("redis_server").url if shutil.which("redis-server") else "none"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", spans[0])
+        patch.setattr("gnnlab.serving.shared_cache.TIMEOUT_S", 5)
+        with served(redis=redis, database=f"sqlite:///{database}", **LIMITS) as url:
+            yield url
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +86,16 @@ def post(http, path, body, **headers):
 
 def test_many_clients_at_once_each_get_the_answer_to_their_own_state(url, expected):
     wanted = [(MODEL_TYPES[n % 3], n * 7 % len(STATES)) for n in range(600)]
-
-    found = asyncio.run(ask_all(url, wanted))
-    assert all(status == 200 for status, _ in found)
-    assert all(expected.holds(answer, *asked) for (_, answer), asked in zip(found, wanted, strict=True))
+    answers = ask_all(url, wanted)
+    assert all(status == 200 for status, _ in answers)
+    assert all(expected.holds(answer, *asked) for (_, answer), asked in zip(answers, wanted, strict=True))
 
 
 def test_a_batch_is_answered_in_order_with_errors_in_their_places(http, expected):
     states = [*STATES[:5], {"nodes": []}, *STATES[5:20], 3]
-    found = post(http, "/predict_batch?scores=true&model_type=ppo", states).json()
-    assert [one["status"] for one in (found.pop(20 + 1), found.pop(5))] == [422, 422]
-    assert all(expected.holds(answer, "ppo", place) for place, answer in enumerate(found))
+    answers = post(http, "/predict_batch?scores=true&model_type=ppo", states).json()
+    assert all(set(one) == {"error"} for one in (answers.pop(20 + 1), answers.pop(5)))
+    assert all(expected.holds(answer, "ppo", place) for place, answer in enumerate(answers))
 
 
 def test_the_state_of_the_guides_benchmark_is_answered_and_scores_come_on_request_alone(http):
@@ -127,39 +120,36 @@ def test_long_answers_are_compressed_where_the_client_takes_it(http):
 GOOD = json.dumps(STATES[0]).encode()
 BAD_FIELD = {"nodes": [{**STATES[0]["nodes"][0], "cpu_util": 1.5}]}
 REFUSED = [
-    ("/predict", b"", 400, "no JSON"),
-    ("/predict", b"nope", 400, "no JSON"),
-    ("/predict", b"\xff\xfe", 400, "no JSON"),
-    ("/predict", b"[" * 90_000, 400, "no JSON"),
-    ("/predict", b'{"nodes": NaN}', 400, "no JSON"),
-    ("/predict", b'{"nodes": [1e999]}', 400, "no JSON"),
+    ("/predict", b"", 400, "not valid JSON"),
+    ("/predict", b"nope", 400, "not valid JSON"),
+    ("/predict", b"\xff\xfe", 400, "not valid JSON"),
+    ("/predict", b"[" * 90_000, 400, "not valid JSON"),
+    ("/predict", b'{"nodes": NaN}', 400, "not valid JSON"),
+    ("/predict", b'{"nodes": [1e999]}', 400, "not valid JSON"),
     ("/predict", b"3", 422, "Expected `object`"),
     ("/predict", b"9" * 5000, (400, 422), ""),
     ("/predict", BAD_FIELD, 422, "node 'node_0': Expected `float` <= 1.0 - at `$.nodes[0].cpu_util`"),
     ("/predict", {"nodes": [{**STATES[0]["nodes"][0], "a\n\nb": "c\nd"}]}, 422, "unknown field"),
     ("/predict", {"nodes": []}, 422, "of length >= 1"),
     ("/predict", {**STATES[0], "links": [["x", "y"]]}, 422, "a link joins two different nodes"),
-    ("/predict", {"nodes": [S2_STATE["nodes"][0]] * 51}, 422, "51 given, at most 50"),
     ("/predict", b" " * 100_001, 413, "longer than the 100000 bytes"),
     ("/predict?model_type=a2c", GOOD, 422, "model_type"),
     ("/predict?scores=perhaps", GOOD, 422, "scores"),
     ("/predict_batch", GOOD, 422, "a list of 1 to 40 states"),
     ("/predict_batch", b"[]", 422, "a list of 1 to 40 states"),
     ("/predict_batch", [3] * 41, 422, "a list of 1 to 40 states"),
-    ("/predict_batch", [{"nodes": [0] * 51}], 422, "51 given, at most 50"),
-    ("/nope", GOOD, 404, "there is no '/nope'"),
-    ("/health/live", GOOD, 405, "POST is not allowed"),
+    ("/nope", GOOD, 404, "Not Found"),
+    ("/health", GOOD, 405, "Method Not Allowed"),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "status", "part"), REFUSED)
-def test_a_bad_request_is_answered_by_a_problem_of_one_line(http, path, body, status, part):
+def test_a_bad_request_is_answered_by_one_line(http, path, body, status, part):
     answer = post(http, path, body)
     assert answer.status_code in (status if isinstance(status, tuple) else [status])
-    assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
-    assert part in problem["detail"] and "\n" not in problem["detail"] and len(problem["detail"]) < 400
-    assert "Traceback" not in answer.text and problem["status"] == answer.status_code
+    assert answer.headers["content-type"] == "application/json" and set(answer.json()) == {"error"}
+    line = answer.json()["error"]
+    assert part in line and "\n" not in line and "Traceback" not in line and len(line) < 400
 
 
 def test_a_body_without_a_length_is_cut_off_at_the_limit(http):
@@ -168,16 +158,16 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(http):
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x" * 1000])
-def test_what_a_web_page_of_elsewhere_can_send_unasked_is_refused(http, kind):
+def test_what_a_web_page_of_another_site_can_send_unasked_is_refused(http, kind):
     answer = http.post("/predict", content=GOOD, headers={"content-type": kind})
-    assert answer.status_code == 415 and len(answer.json()["detail"]) < 200
+    assert answer.status_code == 415 and len(answer.json()["error"]) < 200
 
 
 # ---- beside the answers
 
 
 def test_health_says_what_is_there(http):
-    assert http.get("/health/live").json() == {"status": "live"}
+    assert http.get("/health").json() == {"status": "live"}
     ready = http.get("/health/ready").json()
     assert ready["status"] == "ready" and ready["database"] == "here" and ready["redis"] in ("here", "off")
 
@@ -200,13 +190,13 @@ def test_metrics_count_what_was_answered(http):
     assert value(after, "queue_depth") == 0 and value(after, "model_memory_bytes", model_type="hybrid") > 10_000
 
 
-def test_decisions_and_nodes_reach_the_database(http, kept):
+def test_decisions_and_nodes_reach_the_database(http, database):
     node_id = "a node of this test alone"
     state = {"nodes": [{**S2_STATE["nodes"][0], "node_id": node_id}]}
     post(http, "/predict?model_type=ppo", state)
 
     def rows(table):
-        with sqlite3.connect(kept) as connection:
+        with sqlite3.connect(database) as connection:
             return connection.execute(f"SELECT * FROM {table} WHERE node_id = ?", [node_id]).fetchall()
 
     until(lambda: rows("predictions"))
@@ -216,41 +206,39 @@ def test_decisions_and_nodes_reach_the_database(http, kept):
 def test_a_span_is_sent_with_model_type_and_confidence(http, spans):
     answer = post(http, "/predict?model_type=dqn", random_state(4, 555)).json()
 
-    def found():
+    def sent():
         every = [{a.key: a.value for a in span.attributes} for span in list(spans[1]) if span.name == "predict"]
         sure = {
             a["confidence"].double_value for a in every if a["model_type"].string_value == "dqn" and "confidence" in a
         }
         return answer["confidence"] in sure
 
-    until(found)
+    until(sent)
 
 
-def test_the_examples_of_the_description_are_answered(http):
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+NODE = S2_STATE["nodes"][0]
+
+
+@settings(max_examples=100, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+@given(field=st.sampled_from([*NODE, "nodes", "links", "state", "states"]), junk=ANY_JSON)
+def test_any_json_in_place_of_any_part_of_a_body_is_answered_or_refused_in_one_line(http, field, junk):
+    state = {"nodes": [NODE | {field: junk}]} if field in NODE else S2_STATE | {field: junk}
+    state = junk if field == "state" else state
+    alone = post(http, "/predict", state)
+    assert alone.status_code in (200, 422) and (alone.status_code == 200 or set(alone.json()) == {"error"})
+    batch = post(http, "/predict_batch", junk if field == "states" else [S2_STATE, state])
+    assert batch.status_code in (200, 422)
+    assert batch.status_code == 422 or all("node_id" in one or set(one) == {"error"} for one in batch.json())
+
+
+def test_the_description_has_every_path_and_an_example_that_is_answered(http):
     paths = http.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/predict", "/predict_batch", "/health", "/health/ready", "/metrics"}
     for path in ("/predict", "/predict_batch"):
-        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
-        for example in content["examples"].values():
-            assert post(http, path, example["value"]).status_code == 200
-
-
-CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
-FEW = settings(max_examples=20, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None)
-
-
-@pytest.mark.filterwarnings("ignore:Do not use the .random. module inside strategies")  # the service does, beside them
-@pytest.mark.parametrize("mode", list(GenerationMode))
-def test_nothing_that_its_description_allows_or_forbids_makes_it_fail(url, mode):
-    asked = set()
-    for operation in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
-        operation = operation.ok()
-
-        @FEW
-        @given(case=operation.as_strategy(generation_mode=mode))
-        def check(case):
-            asked.add(case.path)
-            case.call_and_validate(checks=CHECKS)
-
-        with suppress(Unsatisfiable):  # nothing that a GET without parameters could be asked wrongly
-            check()
-    assert {"/predict", "/predict_batch"} <= asked
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        assert body["schema"] and post(http, path, body["example"]).status_code == 200

@@ -6,19 +6,19 @@ import threading
 import pytest
 from asking import STATES
 from edge_states import S2_STATE, random_state
+from starlette.exceptions import HTTPException
 
 from gnnlab.errors import GnnlabError
 from gnnlab.serving.load import Expected
-from gnnlab.serving.requests import Problem
 from gnnlab.serving.service import Service
-from gnnlab.serving.settings import made
+from gnnlab.serving.settings import configure
 
 
-def served(body, **options):
+def in_service(body, **options):
     """What `body(service)` returns."""
 
     async def run():
-        async with Service(made(database="none", **options)) as service:
+        async with Service(configure(database="none", **options)) as service:
             return await body(service)
 
     return asyncio.run(asyncio.wait_for(run(), 60))
@@ -37,7 +37,7 @@ def test_every_engine_and_every_way_of_batching_answers_alike(engine, batching):
         return alone + await service.answer("dqn", STATES[1:40])
 
     expected = Expected(STATES)
-    found = served(body, engine=engine, batching=batching, window_s=0.01)
+    found = in_service(body, engine=engine, batching=batching, window_s=0.01)
     assert all(expected.holds(shown(answer, "dqn"), "dqn", place) for place, answer in enumerate(found))
 
 
@@ -47,13 +47,13 @@ def test_a_model_that_fails_is_no_fault_of_the_state_and_the_next_batch_is_answe
         predictor = service._predictors["ppo"]
         engine, predictor.engine = predictor.engine, None
         for states in (STATES[:1], STATES[:3]):
-            with pytest.raises(Problem, match="the model failed") as caught:
+            with pytest.raises(HTTPException, match="the model failed") as caught:
                 await service.answer("ppo", states)
-            assert caught.value.status == 500
+            assert caught.value.status_code == 500
         predictor.engine = engine
         return await service.answer("ppo", [STATES[0], 3])
 
-    answer, error = served(body, batching=batching)
+    answer, error = in_service(body, batching=batching)
     assert answer.decision.node_id.startswith("node_") and isinstance(error, GnnlabError)
     assert "a batch of 3 states failed" in caplog.text
 
@@ -80,7 +80,7 @@ def test_the_same_state_asked_at_once_is_computed_once():
         found = await asyncio.gather(first, *others)
         return networks, [(one.decision[:3], one.confidence) for (one,) in found]
 
-    networks, (first, *others, again) = served(body)
+    networks, (first, *others, again) = in_service(body)
     assert networks == [1, 1] and len(set(others)) == 1 and first == again
 
 
@@ -97,7 +97,7 @@ def test_a_lone_small_request_is_computed_in_the_event_loop_and_no_other(request
         assert len(await service.answer("hybrid", states)) == len(states)
         return [thread is threading.current_thread() for thread in threads]
 
-    assert served(body) == [here]
+    assert in_service(body) == [here]
 
 
 def test_requests_that_come_together_make_a_batch():
@@ -115,25 +115,25 @@ def test_requests_that_come_together_make_a_batch():
         await asyncio.gather(*(one(service, state) for state in STATES[:20]))
         return sizes
 
-    sizes = served(body)
+    sizes = in_service(body)
     assert sum(sizes) == 20 and len(sizes) <= 3
 
 
 def test_more_than_may_wait_is_refused_and_leaves_room_again():
     async def body(service):
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HTTPException) as caught:
             await service.answer("dqn", STATES[:11])
-        assert caught.value.status == 503 and caught.value.headers == {"Retry-After": "7"}
+        assert caught.value.status_code == 503 and caught.value.headers == {"Retry-After": "1"}
         return await service.answer("dqn", STATES[:10])
 
-    assert len(served(body, max_waiting=10, max_states=10, retry_after_s=7)) == 10
+    assert len(in_service(body, max_waiting=10)) == 10
 
 
 def test_a_service_that_stops_refuses_and_one_that_has_stopped_has_let_go_of_its_models():
     async def body(service):
         service.ready = False
-        with pytest.raises(Problem, match="the service is stopping"):
+        with pytest.raises(HTTPException, match="the service is stopping"):
             await service.answer("dqn", STATES[:1])
         return service
 
-    assert served(body)._predictors == {}
+    assert in_service(body)._predictors == {}
