@@ -10,7 +10,6 @@ A request whose connection breaks, or that is refused (503), is sent again; one 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from contextlib import suppress
 
@@ -50,7 +49,7 @@ def count_answers(
                 await asyncio.sleep(0.01)
             while len(workers := await asyncio.to_thread(workers_of, process)) < 2:
                 await asyncio.sleep(0.2)
-            random.choice(workers).kill()
+            max(workers, key=lambda worker: len(worker.net_connections())).kill()  # the busiest
             counts["workers killed"] += 1
             if redis is not None:
                 await asyncio.to_thread(redis.stop)

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from contextlib import ExitStack
-from unittest.mock import Mock
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -74,7 +74,7 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
         url, process = stack.enter_context(started(configure(port=0, workers=2, **shared)))
         counts = kills.count_answers(client, url, process, redis, requests=600, callers=16)
         assert counts["requests"] == 600 and counts[kills.UNRIGHT] == 0 and counts["workers killed"] == 1
-        assert counts["connections broken, sent again"] <= 16  # each caller had one to the worker that died
+        assert 0 < counts["connections broken, sent again"] <= 16  # each caller had one to the worker that died
         until(lambda: len(workers_of(process)) == 2, 60)  # the dead one is replaced
         assert value(get(f"{url}/metrics"), "predictions_total") >= 600  # those of the dead one are counted on
         workers = workers_of(process)
@@ -94,5 +94,5 @@ def test_answers_to_other_states_are_counted(change, unright, monkeypatch):
         return HttpAnswer(200, "", json.dumps(right[BODIES[change(client.bodies.index(body))]]).encode())
 
     monkeypatch.setattr(Connection, "ask", swapped)
-    monkeypatch.setattr(kills, "workers_of", lambda process: [Mock(), Mock()])
+    monkeypatch.setattr(kills, "workers_of", lambda process: [MagicMock(), MagicMock()])
     assert kills.count_answers(client, url, None, None, requests=40)[kills.UNRIGHT] == unright
