@@ -120,7 +120,7 @@ def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
         _until_ready(url, child)
         yield url, process
     finally:
-        _end(child, process)
+        _end(child)
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
@@ -145,8 +145,7 @@ def _until_ready(url: str, child: subprocess.Popen) -> None:
     raise GnnlabError(f"the service was not ready within {START_S:g} s")
 
 
-def _end(child: subprocess.Popen, process: psutil.Process) -> None:
-    family = process.children(recursive=True) if child.poll() is None else []
+def _end(child: subprocess.Popen) -> None:
     if child.poll() is None:
         child.send_signal(signal.SIGTERM if os.name == "posix" else signal.CTRL_C_EVENT)
     try:
@@ -155,5 +154,3 @@ def _end(child: subprocess.Popen, process: psutil.Process) -> None:
         child.kill()
         child.wait()
     child.stdout.close()
-    for left in psutil.wait_procs(family, timeout=2)[1]:
-        left.kill()

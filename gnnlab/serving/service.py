@@ -149,12 +149,8 @@ class Service:
     def _pass(self, model_type: str, states: Sequence[State]) -> Answers:
         """One batch; runs in the thread of the batcher. What fails besides the states themselves is a 500."""
         self.metrics.batch.labels(model_type).observe(len(states))
-        predictor = self._predictors[model_type]
         try:
-            if len(states) > 1:
-                decisions = predictor.predict_batch(states, return_scores=True)
-            else:
-                decisions = [_predict_one(predictor, states[0])]
+            decisions = self._predictors[model_type].predict_batch(states, return_scores=True)
         except Exception:
             log.exception("a batch of %d states failed", len(states))
             raise HTTPException(500, "the model failed on this batch; the log of the service says how") from None
@@ -189,14 +185,6 @@ def busy(why: str) -> HTTPException:
     """What a client gets that should come again later."""
     again = {"Retry-After": str(RETRY_AFTER_S)}
     return HTTPException(503, f"{why}; send it again after {RETRY_AFTER_S} s", again)
-
-
-def _predict_one(predictor: Predictor | GuidePredictor, state: State) -> Decision | GnnlabError:
-    """Alone, where the links of the last networks are remembered."""
-    try:
-        return predictor.predict(state, return_scores=True)
-    except GnnlabError as error:
-        return error
 
 
 async def _settled(answer: Coroutine[Any, Any, ServiceAnswer]) -> ServiceAnswer | GnnlabError:
