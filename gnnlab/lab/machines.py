@@ -20,7 +20,7 @@ from gnnlab.errors import GnnlabError
 
 from . import advice, ledger, ledger_view, provenance, results
 from .claims import NO_GAIN_BELOW, RATIOS, catalogue
-from .ledger import Judged, Ledger
+from .ledger import Judged
 from .ledger_view import LedgerLine
 
 FOLDER = "docs/reference-runs"
@@ -60,9 +60,8 @@ class Compared:
 def publish(folder: Path, root: Path) -> Path:
     """Write the ledger of a folder of results as a reference run of its machine; gives the new page.
 
-    What was there of the same notebooks, machine and parameter set is replaced; that of other notebooks stays, for a
-    full set is hours of work, and the page says when each was measured. Raises `GnnlabError` where there are no
-    results, or where they come from several machines or from code with uncommitted changes.
+    What was there of the same machine and parameter set is replaced. Raises `GnnlabError` where there are no results,
+    or where they come from several machines or from code with uncommitted changes.
     """
     judged = ledger.judge(folder)
     runs = [result for of_notebook in results.runs_of(folder)[0].values() for result, _ in of_notebook]
@@ -75,27 +74,14 @@ def publish(folder: Path, root: Path) -> Path:
     newest = max(passed, key=lambda result: result.started)
     if newest.environment.get("dirty"):
         raise GnnlabError(f"{folder} was made by code with uncommitted changes; commit them and run it again")
-    place = root / FOLDER / _name(newest.environment)
-    path = place / f"{newest.params_set}.json"
-    rows = {row.id: row for row in judged.rows}
-    made = {
-        result.notebook[:2]: {"measured": result.started, "commit": result.environment.get("commit")}
-        for result in sorted(passed, key=lambda result: result.started)
-    }
-    if path.exists():
-        before = _read(path)
-        rows |= {row.id: row for row in map(_judged, before["claims"]) if row.notebook not in made}
-        made |= {number: run for number, run in before["runs"].items() if number not in made}
-    known = catalogue()
-    judged = Ledger(
-        rows=[rows[id] for id in known if id in rows],
-        missing=[claim for id, claim in known.items() if id not in rows],
-        problems=[],
-    )
+    path = root / FOLDER / _name(newest.environment) / f"{newest.params_set}.json"
     document = {
         "machine": next(iter(phrases)),
         "parameter_set": newest.params_set,
-        "runs": dict(sorted(made.items())),
+        "runs": {
+            result.notebook[:2]: {"measured": result.started, "commit": result.environment.get("commit")}
+            for result in sorted(passed, key=lambda result: (result.notebook, result.started))
+        },
         "noise": [line for result in passed if (line := advice.noise(result, results.Table(result.rows)))][:1],
         "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
         **judged.to_dict(),

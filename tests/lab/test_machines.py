@@ -87,22 +87,6 @@ def test_a_reference_run_is_made_of_a_folder_of_results(tmp_path):
     assert "gat.parameters" in one.rows
 
 
-def test_notebooks_that_were_not_run_again_stay_with_their_own_date(tmp_path):
-    folder, clean = tmp_path / "outputs/full", ENVIRONMENT | {"dirty": False}
-    folder.mkdir(parents=True)
-    first = result("01_profile_bottlenecks", folder, environment=clean | {"commit": "aaaa"})
-    page = machines.publish(folder, tmp_path)
-    rows = machines.read(tmp_path)[0].rows
-    (folder / "01_profile_bottlenecks.json").unlink()
-    result("02_optimize_gnn", folder, environment=clean | {"commit": "bbbb"})
-    assert machines.publish(folder, tmp_path) == page
-    assert rows.items() <= machines.read(tmp_path)[0].rows.items()
-    assert "01 on " in page.read_text() and "commit aaaa; 02 on " in page.read_text(), first
-    document = json.loads(page.with_suffix(".json").read_text())
-    assert {number: run["commit"] for number, run in document["runs"].items()} == {"01": "aaaa", "02": "bbbb"}
-    assert not {row["id"] for row in document["claims"]} & set(document["not_measured"])
-
-
 def test_the_tables_of_the_repository_are_those_of_its_reference_runs():
     for path, text in machines.blocks(ROOT).items():
         assert f"{machines.BEGIN}\n{text}\n{machines.END}" in path.read_text(encoding="utf-8"), (
