@@ -12,6 +12,7 @@ only where its score is seen to be equal, and equal scores only where training g
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
@@ -112,19 +113,28 @@ def race_loops(
             raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
         for name, loop in loops.items():
             try:
+                if loop.low is torch.bfloat16 and device == "cpu" and emulates_bf16():
+                    words = f"this processor ({torch.backends.cpu.get_cpu_capability()}) has no instructions for bf16"
+                    raise Unavailable(f"{words} and would emulate it, many times slower")
                 errors[name] = abs(_first_loss(loop, first, device) - expected) / abs(expected)
             except Exception as error:  # whatever a loop of the reader raises: the others still race
-                missing[name] = one_line(error)
+                missing[name] = "unavailable" if isinstance(error, Unavailable) else "failed", one_line(error)
                 continue
             if not errors[name] <= TOLERANCES[loop.precision]:
                 reason = f"its loss over the same batches differs from that of {base} by {errors[name]:.1e} relative"
-                missing[name] = f"{reason}, allowed is {TOLERANCES[loop.precision]:.0e}; it is not timed"
+                missing[name] = "failed", f"{reason}, allowed is {TOLERANCES[loop.precision]:.0e}; it is not timed"
         if missing.keys() & {base, control}:
             raise GnnlabError(f"the loops {base!r} and {control!r} are needed: {missing}")
         running = {name: loop for name, loop in loops.items() if name not in missing}
         rows = _epochs(running | {CONTROL: loops[control]}, training, validation, seeds, epochs, batch_size, device)
     known = _known_scores(training, validation)
     return RacedLoops(dict(loops), control, device, pd.DataFrame(rows), known, errors, missing, first[0])
+
+
+def emulates_bf16() -> bool:
+    """Is this an x86 processor without instructions for products in bf16?"""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return x86 and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _first_loss(loop: Loop, batches: Batches, device: str) -> float:
@@ -192,7 +202,7 @@ class RacedLoops:
     epochs: pd.DataFrame
     known: dict[str, float]
     errors: dict[str, float]  # relative, of the loss over the first batches
-    missing: dict[str, str]  # loop -> why it has no times
+    missing: dict[str, tuple[str, str]]  # loop -> status and reason
     batch: Tensor
 
     @property
@@ -263,10 +273,9 @@ class RacedLoops:
         for form, minus in {**pairs, CONTROL: self.control}.items():
             row = {"minus": minus, "form": form, "unit": "score", "better": "higher", "origin": "measured"}
             row |= {"statistic": "mean", "precision": self._loop(form).precision, "notes": self.trained()}
-            if form in self.missing:
-                rows.append(row | {"status": "failed", "reason": self.missing[form]})
-            elif reason := self._why_untrained():
-                rows.append(row | {"status": "unavailable", "reason": reason})
+            status, reason = self.missing.get(form, ("unavailable", self._why_untrained()))
+            if reason is not None:
+                rows.append(row | {"status": status, "reason": reason})
             else:
                 rows.append(row | {"samples": self.last(form) - self.last(minus)})
         return pd.DataFrame(rows)
@@ -327,7 +336,7 @@ class RacedLoops:
     ) -> dict[str, Any]:
         row = {"form": form, "status": "ok", "precision": self._loop(form).precision, **fields}
         if form in self.missing:
-            return row | {"status": "failed", "reason": self.missing[form]}
+            return row | dict(zip(("status", "reason"), self.missing[form], strict=True))
         row |= {"value": float(samples[form][0])} if "interval" in fields else {"samples": samples[form]}
         if form == self.baseline:
             return row

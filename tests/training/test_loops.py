@@ -13,6 +13,7 @@ from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.lab.claims import catalogue
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
+from gnnlab.training import loops as module
 from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, order, race_loops
 from gnnlab.workloads import deepfm
 from gnnlab.workloads.planted_table import planted
@@ -60,7 +61,9 @@ def raced(data):
         LOW: replace(loop, epoch=partial(epoch, table=training, low=torch.bfloat16), low=torch.bfloat16),
     }
     before = torch.get_rng_state()
-    found = race_loops(loops, training, validation, seeds=2, epochs=2, batch_size=64, control=OURS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "emulates_bf16", lambda: False)
+        found = race_loops(loops, training, validation, seeds=2, epochs=2, batch_size=64, control=OURS)
     assert torch.equal(torch.get_rng_state(), before)
     return found
 
@@ -252,8 +255,17 @@ def test_where_the_best_score_is_not_known_training_has_to_be_well_above_the_con
     assert low_precision(lab, SCORES[OURS], {"constant answer": 0.3})[1] == "reproduced"
 
 
-def test_low_precision_that_does_not_run_is_untestable(lab):
-    assert "no kernel" in low_precision(lab, SCORES[LOW], missing={LOW: "RuntimeError: no kernel"})[1]
+def test_low_precision_that_a_device_does_not_have_is_untestable(lab):
+    missing = {LOW: ("unavailable", "this processor has no instructions for bf16")}
+    assert "no instructions for bf16" in low_precision(lab, SCORES[LOW], missing=missing)[1]
+
+
+def test_bf16_is_not_raced_where_a_processor_emulates_it(data, monkeypatch):
+    monkeypatch.setattr(module, "emulates_bf16", lambda: True)
+    loop = Loop(partial(epoch, table=data[0]), partial(model, data[0]), partial(torch.optim.AdamW, lr=0.01))
+    loops = {OURS: loop, LOW: replace(loop, epoch=fails, low=torch.bfloat16)}
+    status, reason = race_loops(loops, *data, seeds=1, epochs=1, batch_size=64, control=OURS).missing[LOW]
+    assert status == "unavailable" and "no instructions for bf16" in reason
 
 
 def test_scores_are_means_over_the_seeds_after_each_epoch(lab):
