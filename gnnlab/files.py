@@ -22,7 +22,6 @@ from gnnlab.errors import GnnlabError
 
 LOCK = ".lock"
 MADE_FROM = "made_from.json"  # in a folder of `made_once`: its key
-SEAL = "sha256"  # of a JSON object: the digest of all else in it
 
 # ---- whole or not at all --------------------------------------------------------------------------------------------
 
@@ -65,44 +64,6 @@ def read_json(path: Path, remedy: str) -> Any:
         raise GnnlabError(f"could not read {path}: {error.strerror or error}; {remedy}") from None
     except (ValueError, RecursionError):
         raise GnnlabError(f"{path} is damaged; {remedy}") from None
-
-
-# ---- read back as it was written, or not believed ------------------------------------------------------------------
-
-
-def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` and the digest of all of it: a change of any value in it is noticed when it is read back.
-
-    It guards against accident and edits, not against who computes the digest anew.
-    """
-    plain = json.loads(json.dumps(dict(data), allow_nan=False))  # keys and numbers as a file gives them back
-    return {**plain, SEAL: digest(plain)}
-
-
-def unsealed(data: Any) -> dict[str, Any]:
-    """What `sealed` was given. Raises `ValueError` where this is not what it gave."""
-    try:
-        plain = {name: value for name, value in data.items() if name != SEAL}
-        if data[SEAL] == digest(plain):
-            return plain
-    except (AttributeError, KeyError, TypeError, RecursionError):
-        pass
-    raise ValueError("the content does not have the digest that was written with it")
-
-
-def write_sealed(path: Path, data: Mapping[str, Any]) -> None:
-    """Write `data` as JSON with its digest, atomically, for `read_sealed`."""
-    write_json(path, sealed(data))
-
-
-def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """What `write_sealed` wrote. Raises `GnnlabError` where the file is missing or was changed; `remedy` says what
-    to do then."""
-    data = read_json(path, remedy)
-    try:
-        return unsealed(data)
-    except ValueError:
-        raise GnnlabError(f"{path} is damaged: it is not as gnnlab wrote it, so it is not believed; {remedy}") from None
 
 
 # ---- one process at a time ------------------------------------------------------------------------------------------
