@@ -27,7 +27,6 @@ INFER = ["infer", "--device", "cpu", "--batch", "examples/states.jsonl"]
 CLUSTER = ["stages", "--measure", "--cluster", "tcp://127.0.0.1:9", "--sizes", "10/20", "--units", "torch:CPU"]
 SERVE = ["serve", "--redis", "redis://127.0.0.1:9/0"]
 PROFILE = ["profile", "--model", "symptom_gat", "--graph", "symptoms", "--profile", "memory", "--budget", "0.1"]
-CHECK = ["check", "examples/claims/none.py"]
 
 
 def commanded(without, commands, folder):
@@ -47,7 +46,7 @@ def commanded(without, commands, folder):
     ("without", "missing"),
     [("openvino", "openvino:CPU"), ("onnxruntime onnx onnxscript", "onnxruntime:CPU"), ("pymetis uvloop", None)],
 )
-def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path, tally):
+def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path):
     (code, listed, _), answered = commanded(without, [UNITS, INFER], tmp_path)
     assert code == 0 and answered[0] == 0, answered[2]
     usable = {line.split()[0]: line.split()[1] for line in listed.splitlines() if ":" in line.partition(" ")[0]}
@@ -55,7 +54,6 @@ def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path
     whole = commanded("none_of_these", [INFER], tmp_path)[0]
     scores = [[json.loads(line)["score"] for line in each[1].splitlines()] for each in (answered, whole)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
-    tally[f"without {without}"]["survived"] += 2
 
 
 @pytest.mark.parametrize(
@@ -64,13 +62,11 @@ def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path
         ("distributed", CLUSTER, "pip install 'gnnlab[cluster]'"),
         ("redis", SERVE, "package redis, which is not installed"),
         ("fastapi", SERVE, "package fastapi, which is not installed"),
-        ("matplotlib", CHECK, "package matplotlib, which is not installed"),
         ("torch_geometric", PROFILE, "package torch_geometric, which is not installed"),
         ("torch", PROFILE, "package torch, which is not installed"),
     ],
 )
-def test_what_needs_a_package_says_so_in_one_line(without, command, part, tmp_path, tally):
+def test_what_needs_a_package_says_so_in_one_line(without, command, part, tmp_path):
     ((code, _, err),) = commanded(without, [command], tmp_path)
-    said = [line for line in err.splitlines() if "machine is busy" not in line]
-    assert code == 2 and len(said) == 1 and part in said[0], err
-    tally[f"without {without}"]["survived"] += 1
+    lines = [line for line in err.splitlines() if "machine is busy" not in line]
+    assert code == 2 and len(lines) == 1 and part in lines[0], err

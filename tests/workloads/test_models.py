@@ -73,7 +73,6 @@ MINE = """
     def defaults(width=7): return nn.Linear(width, width) if width != 7 else Features()
     def keyword(*, width=3): return Features()
     def raises(data): raise KeyError("no such\\nthing")
-    def stops(data): raise SystemExit(3)
     def returns(data): return "a model"
     def needs(data, width): return Features()
     def here(data):
@@ -183,11 +182,6 @@ def test_a_device_that_is_not_there_is_refused(device):
         build("symptom_gat", "symptoms").to(device)
 
 
-def test_a_bad_graph_is_a_graph_error():
-    with pytest.raises(GnnlabError):
-        build("symptom_gat", "nowhere")
-
-
 # --- the reader's own ------------------------------------------------------------------------------------------------
 
 
@@ -239,23 +233,17 @@ def test_options_reach_the_factory(mine):
     ("spec", "told"),
     [
         ("no_such_module_anywhere:make", r"there is no module no_such_module_anywhere"),
-        ("no_such.module:make", r"there is no module no_such\.module"),
         ("mine_lacking:make", r"mine_lacking needs no_such_package_anywhere, which is not installed"),
         ("mine_broken:f", r"mine_broken cannot be imported: SyntaxError"),
         ("mine_exits:f", r"mine_exits cannot be imported: SystemExit: usage"),
         ("mine:mke", r"module mine has no factory 'mke' \(did you mean make\?\)"),
-        ("mine:", r"module mine has no factory ''"),
         ("mine:number", r"number is no function or class but 5"),
         ("mine:raises", r"mine:raises raised KeyError: 'no such\\nthing'"),
-        ("mine:stops", r"mine:stops raised SystemExit: 3"),
         ("mine:returns", r"must return a torch.nn.Module, it returned 'a model'"),
         ("mine:needs", r"cannot be called with the graph: missing a required argument: 'width'"),
         ("mine:Positions", r"forward wants pos, z, which the graph lacks; it has edge_index, train_mask, x, y"),
         ("mine:Fails", r"its forward raised RuntimeError: .*shapes cannot be multiplied"),
-        (":make", r"is no name of a module"),
-        ("C:\\models\\mine.py:make", r"is no name of a module"),
         ("./mine.py:make", r"is no name of a module"),
-        ("a:b\nc", r"there is no module a"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_said_in_one_line(mine, spec, told):
