@@ -185,7 +185,7 @@ def evaluate(model: nn.Module, table: FeatureTable, device: str = "cpu") -> floa
     model.eval()
     parts = [model(fields.to(device)) for fields in table.fields.split(VALIDATION_ROWS)]
     outputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return scores(outputs, table.targets, table.specs).score
+    return float(np.mean(list(scores(outputs, table.targets, table.specs).values())))
 
 
 @dataclass(frozen=True)

@@ -53,42 +53,25 @@ class Target:
         return column.shape == (rows, self.size) and column.dtype == torch.float32 and yes_or_no
 
 
-@dataclass(frozen=True)
-class Scores:
+def scores(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]) -> dict[str, float]:
     """A metric in 0..1 by target: accuracy for classes, mean area under the ROC curve (AUROC) for labels.
 
-    `left_out` counts labels of which only one answer occurs; they have no AUROC, nor has a target of such labels alone.
-    """
-
-    by_target: dict[str, float]
-    left_out: int
-
-    @property
-    def score(self) -> float:
-        """The mean over the targets."""
-        return float(np.mean(list(self.by_target.values())))
-
-
-def scores(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]) -> Scores:
-    """Logits or probabilities (R, size) against (R,) classes or (R, size) labels, each by target name.
-
-    Raises `GnnlabError` where one of them is nan.
+    `outputs` are logits or probabilities (R, size), `targets` (R,) classes or (R, size) labels, each by target name.
+    Labels of which only one answer occurs have no AUROC, nor has a target of such labels alone.
+    Raises `GnnlabError` where an output is nan.
     """
     from sklearn.metrics import roc_auc_score  # over a second to load, and classes need none
 
-    by_target, left_out = {}, 0
+    by_target = {}
     for spec in specs:
         output, wanted = outputs[spec.name].detach().float().cpu(), targets[spec.name].cpu()
         if output.isnan().any():
             raise GnnlabError(f"target {spec.name}: outputs are nan, which have no score; lower the learning rate")
         if spec.kind == "classes":
             by_target[spec.name] = float((output.argmax(dim=1) == wanted).double().mean())
-            continue
-        varied = (wanted != wanted[0]).any(dim=0)
-        left_out += int((~varied).sum())
-        if varied.any():
+        elif (varied := (wanted != wanted[0]).any(dim=0)).any():
             by_target[spec.name] = float(roc_auc_score(wanted[:, varied].numpy(), output[:, varied].numpy()))
-    return Scores(by_target, left_out)
+    return by_target
 
 
 @dataclass(frozen=True)
@@ -136,7 +119,7 @@ class FeatureTable:
 
         None where the truth is not known; a target that has no AUROC is left out.
         """
-        return None if self.truth is None else scores(self.truth, self.targets, self.specs).by_target
+        return None if self.truth is None else scores(self.truth, self.targets, self.specs)
 
     def rows(self, index: Tensor) -> FeatureTable:
         """The table of these rows; `index` int64 (K,)."""

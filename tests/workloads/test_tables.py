@@ -104,15 +104,13 @@ CLASSES, LABELS = Target("c", "classes", 3), Target("l", "labels", 2)
 def test_classes_are_scored_by_accuracy_and_labels_by_the_share_of_pairs_in_order():
     logits = {"c": torch.eye(3)[[0, 1, 2, 2]], "l": torch.tensor([[0.1, 3], [0.4, 2], [0.35, 1], [0.8, 0]])}
     wanted = {"c": torch.tensor([0, 1, 2, 0]), "l": torch.tensor([[0.0, 1], [0, 0], [1, 1], [1, 0]])}
-    found = scores(logits, wanted, [CLASSES, LABELS])
-    assert found.by_target == {"c": 0.75, "l": pytest.approx(0.75)}  # pairs in order: 3 of 4 and 3 of 4
-    assert found.score == pytest.approx(0.75) and found.left_out == 0
+    # pairs in order: 3 of 4 and 3 of 4
+    assert scores(logits, wanted, [CLASSES, LABELS]) == {"c": 0.75, "l": pytest.approx(0.75)}
 
 
-def test_labels_with_one_answer_are_left_out_and_counted_in_low_precision_too():
+def test_labels_with_one_answer_are_left_out_in_low_precision_too():
     logits = {"l": torch.tensor([[1.0, 9], [2, 9], [3, 1]]).bfloat16()}
-    found = scores(logits, {"l": torch.tensor([[0.0, 1], [0, 1], [1, 1]])}, [LABELS])
-    assert found.by_target == {"l": 1.0} and found.left_out == 1
+    assert scores(logits, {"l": torch.tensor([[0.0, 1], [0, 1], [1, 1]])}, [LABELS]) == {"l": 1.0}
 
 
 def test_outputs_that_are_nan_have_no_score():
