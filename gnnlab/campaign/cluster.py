@@ -25,7 +25,7 @@ from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
-from gnnlab.worker import Worker
+from gnnlab.worker import KEEP_MEMORY, Worker
 
 try:
     from distributed import Client, as_completed, get_worker
@@ -116,12 +116,16 @@ def _about() -> dict[str, Any]:
 
 def _measure(cell: Cell, settings: Settings, timeout_s: float) -> CellAnswer:
     with stopwatch() as took:
-        outcome = ask(_children.setdefault(cell.unit, Worker()), cell, settings, timeout_s)
+        outcome = ask(_child(cell.unit), cell, settings, timeout_s)
     return CellAnswer(cell, outcome, urlsplit(get_worker().address).hostname or "", took.s)
 
 
 def _probe_child(unit: str) -> Availability:
-    return units.probe_by(_children.setdefault(unit, Worker()), unit)
+    return units.probe_by(_child(unit), unit)
+
+
+def _child(unit: str) -> Worker:
+    return _children.setdefault(unit, Worker(**KEEP_MEMORY))  # `dask worker` sets some of these variables otherwise
 
 
 def _close_children() -> None:

@@ -16,10 +16,12 @@ CPU, NPU = "torch:CPU", "fake_units:held_once"
 @pytest.fixture
 def cluster(monkeypatch, tmp_path):
     """Two workers, each in a process that is started again when it is lost."""
+    import dask
     from distributed import LocalCluster, Nanny
 
     monkeypatch.setenv("FAKE_UNIT_HELD", str(tmp_path / "held"))
-    with LocalCluster(n_workers=0, dashboard_address=None) as local:
+    own = dask.config.set({"distributed.nanny.pre-spawn-environ": {}})  # it would stay in this process
+    with own, LocalCluster(n_workers=0, dashboard_address=None) as local:
         for processor in ("CPU", "NPU"):
             about = {"nthreads": 1, "resources": {processor: 1}, "silence_logs": 50}
             local.worker_spec[processor] = {"cls": Nanny, "options": about}
