@@ -102,13 +102,6 @@ def _apart(name: str, arguments) -> int:
     ),
     takes("--budget", type=_seconds, default=60.0, metavar="S", help="seconds for all sections (%(default)g)"),
     takes("--device", default="cpu", help="cpu or cuda (%(default)s)"),
-    takes(
-        "--timeout",
-        type=_seconds,
-        default=120.0,
-        metavar="S",
-        help="seconds for the first calls of a model of your own, which runs in a process apart (%(default)g)",
-    ),
     takes("--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, or to the terminal without one"),
 )
 def profile(arguments) -> int:

@@ -1,16 +1,11 @@
-"""`gnnlab profile`: the profiling framework on one model, as a table to read or as the JSON of S1.
-
-A model of the user's own is built, tried and profiled in a worker: it may hang, exit or crash there, and all that comes
-of it here is a line.
-"""
+"""`gnnlab profile`: the profiling framework on one model, as a table to read or as the JSON of S1."""
 
 from __future__ import annotations
 
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gnnlab import files
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import scaling
-from gnnlab.profiling.context import ProfilingContext, call
+from gnnlab.profiling.context import ProfilingContext
 from gnnlab.profiling.flops import FLOPsEstimator
 from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
 from gnnlab.profiling.operators import profile_operators
@@ -32,7 +27,6 @@ from gnnlab.profiling.runtime import RuntimeProfiler
 from gnnlab.profiling.timing import Elapsed, stopwatch
 from gnnlab.progress import progress
 from gnnlab.rewrite import proof
-from gnnlab.worker import Answer, Worker
 from gnnlab.workloads import models
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.models import Workload
@@ -43,24 +37,31 @@ MIB = 2**20
 _SIZES = {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "ffn_dim": 64}  # those that notebook 01 starts from
 _NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]  # these, too
 _AVERAGE_DEGREE = 5
-_LEAST_S, _OVER_BUDGET = 600.0, 10  # what a section of a model that was tried may take: seconds, and of its budget
-Section = Callable[[str, float], dict[str, Any]]  # its name, the seconds that it has -> its part of the report
 
 
 def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     """Profile what the options ask for: each section shown when it is done, or JSON to the terminal or a file."""
     tables = arguments.json is None
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
-    with (_in_a_worker if ":" in arguments.model else _here)(arguments) as (report, section):
+    workload = _workload(arguments)
+    with ProfilingContext(workload.model):
+        report: dict[str, Any] = {
+            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+            "hardware": _hardware(),
+            "model_info": _model_info(workload),
+        }
         warn_if_busy()
-        for remark in report.get("remarks", ()):
-            print(f"gnnlab: remark: {remark}", file=sys.stderr)
+        if ":" in arguments.model:
+            report["remarks"] = _remarks(workload)
+            for remark in report["remarks"]:
+                print(f"gnnlab: remark: {remark}", file=sys.stderr)
         if tables:
             show(_header(report))
         with progress("sections", len(parts)) as step, stopwatch() as spent:
             for number, part in enumerate(parts):
                 step(part, done=number)
-                report[part] = section(part, (arguments.budget - spent.s) / (len(parts) - number))
+                share_s = (arguments.budget - spent.s) / (len(parts) - number)
+                report[part] = _section(workload, arguments, part, share_s)
                 if tables:
                     show(_TABLES[part](report[part]))
     if arguments.json == "-":
@@ -87,70 +88,26 @@ class Share:
         return self.clock.s < self.ends_s
 
 
-@contextmanager
-def _here(arguments: Namespace) -> Iterator[tuple[dict[str, Any], Section]]:
-    workload = _workload(arguments)
-    with ProfilingContext(workload.model):
-        yield _head(workload), lambda part, left_s: _section(workload, arguments, part, left_s)
-
-
-def _head(workload: Workload) -> dict[str, Any]:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"timestamp": now, "hardware": _hardware(), "model_info": _model_info(workload)}
-
-
-def _section(workload: Workload, arguments: Namespace, part: str, left_s: float) -> dict[str, Any]:
-    with stopwatch() as spent:
-        return _PARTS[part](workload, arguments, Share(spent, left_s))
-
-
-# ---- the user's own, in a process that it may end -------------------------------------------------------------------
-
-
-@contextmanager
-def _in_a_worker(arguments: Namespace) -> Iterator[tuple[dict[str, Any], Section]]:
-    options = {name: value for name, value in vars(arguments).items() if name not in ("command", "json", "timeout")}
-    limit_s = max(_LEAST_S, arguments.timeout, _OVER_BUDGET * arguments.budget)
-    with Worker() as worker:
-
-        def asked(target: str, limit_s: float, **given: Any) -> dict[str, Any]:
-            given = {"options": options, **given}
-            return _value(worker.call(f"{__name__}:{target}", given, timeout_s=limit_s), arguments)
-
-        head = asked("tried", arguments.timeout)
-        yield head, lambda part, left_s: asked("profiled", limit_s, part=part, left_s=left_s)
-
-
-def _value(answer: Answer, arguments: Namespace) -> Any:
-    if answer.status == "done":
-        return answer.value
-    named = "" if answer.reason.startswith(arguments.model) else f"{arguments.model}: "
-    hint = "; --timeout gives its first calls more" if answer.status == "timeout" else ""
-    raise GnnlabError(f"{named}{answer.reason}{hint}")
-
-
-_tried: list[Workload] = []  # of a worker: what it has tried, it profiles
-
-
-def tried(options: dict[str, Any]) -> dict[str, Any]:
-    """A target: build the user's model and call it; the head of the report, with what a reader should know of it."""
-    workload = _workload(Namespace(**options))
-    seen, remarks = proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False), []
+def _section(workload: Workload, arguments: Namespace, part: str, share_s: float) -> dict[str, Any]:
+    """A part of the report. Raises `GnnlabError` where a model of the user's own fails."""
     try:
-        with ProfilingContext(workload.model):
-            proof.check(seen)
+        with stopwatch() as spent:
+            return _PARTS[part](workload, arguments, Share(spent, share_s))
+    except GnnlabError:
+        raise
+    except Exception as error:
+        if ":" not in arguments.model:
+            raise
+        raise GnnlabError(f"{arguments.model}: {one_line(error)}") from error
+
+
+def _remarks(workload: Workload) -> list[str]:
+    """What makes a profile of a model of the user's own doubtful."""
+    try:
+        proof.check(proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False))
     except GnnlabError as error:
-        remarks.append(str(error))
-    with ProfilingContext(workload.model), torch.no_grad():
-        call(workload.model, workload.batch)
-    _tried[:] = [workload]
-    return {**_head(workload), "remarks": remarks}
-
-
-def profiled(options: dict[str, Any], part: str, left_s: float) -> dict[str, Any]:
-    """A target: a section of the report of the model that was tried."""
-    with ProfilingContext(_tried[0].model):
-        return _section(_tried[0], Namespace(**options), part, left_s)
+        return [str(error)]
+    return []
 
 
 # ---- what is profiled, and its parts --------------------------------------------------------------------------------
