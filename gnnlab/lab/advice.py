@@ -148,9 +148,9 @@ def by_surprise(rows: Iterable[Judged]) -> list[Judged]:
 def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
     """The findings that matter, at most `HEADLINES`: (`FALSE`, `UNSURE`, `LESS` or `PAYS`, row), one of a study.
 
-    Advice of the documents that is wrong here, by surprise; advice that pays, by its gain; then what the lab's own
-    forms gain. Half of the places are for what is wrong, where there is as much of both; a document has two of them,
-    more where others have nothing to say. That two numbers are equal is no advice.
+    First advice that is wrong here, by `surprise`, at most half of them if as much pays; then advice that pays, by its
+    gain; then the lab's goals. At most two are of one document, unless there are no others. Claims of equality are
+    left out.
     """
     effects = [row for row in rows if row.metric in RATIOS and row.low is not None and row.claimed != NO_EFFECT]
     advice = [row for row in effects if not row.is_goal]

@@ -192,8 +192,10 @@ def _within(least: float, most: float, low: float, high: float, yes: Verdict, no
 
 
 def _effect(claimed: Range, low: float, high: float, *, lower_is_better: bool) -> Verdict:
-    """An effect is claimed. The zones in which an interval must lie wholly; those of two verdicts overlap in one case,
-    refuted within weaker, so that a wider interval never says more."""
+    """The verdict on a claimed effect: the interval must lie wholly inside one zone.
+
+    "refuted" is a zone within that of "weaker", so widening an interval never strengthens the verdict.
+    """
     if lower_is_better:
         if claimed[0] / TOLERANCE <= low and high <= claimed[1] * TOLERANCE:
             return Verdict.REPRODUCED

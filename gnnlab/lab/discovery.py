@@ -140,10 +140,8 @@ def read_parameters(
     return checked
 
 
-def not_meant(chosen: Sequence[Notebook], overrides: Sequence[tuple[str, str]]) -> list[str]:
-    """A line where a notebook lacks a parameter that was given, and has one or several of the same instead: `models`
-    was given and it has `model`, which was not. Else it would run on something else without a word.
-    """
+def similar_parameters(chosen: Sequence[Notebook], overrides: Sequence[tuple[str, str]]) -> list[str]:
+    """A warning where `-p models ...` was given and a notebook only has `model`, or the reverse."""
     given = dict(overrides)
     return [
         f"-p {name}: {notebook.name} has {other} in its place, which was not given and keeps its value"
@@ -196,8 +194,6 @@ def _notebook(path: Path) -> Notebook:
         about = json.loads(path.read_bytes())["metadata"].get("gnnlab", {})
         needs = tuple(about.get("needs", ()))
         minutes = float(about.get("timeout_minutes", DEFAULT_TIMEOUT_MINUTES))
-    except OSError as error:
-        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise GnnlabError(f"{path} is not a notebook, or its metadata 'gnnlab' is not as it should be") from None
     if not minutes > 0:

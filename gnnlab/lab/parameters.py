@@ -304,7 +304,5 @@ def _read(path: Path, at_most: int | None = None) -> str:
         if at_most is not None and path.stat().st_size > at_most:
             raise GnnlabError(f"{path} is larger than {at_most // 1024} KiB, so it is no parameter file")
         return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise GnnlabError(f"could not read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise GnnlabError(f"{path} is not UTF-8 text (byte {error.start}); it must be saved as UTF-8") from None

@@ -90,7 +90,7 @@ def run(
             console=console or Console(),
             width=max(len(notebook.name) for notebook in chosen),
         )
-        for line in [*filter(None, [damage]), *discovery.not_meant(chosen, overrides)]:
+        for line in [*filter(None, [damage]), *discovery.similar_parameters(chosen, overrides)]:
             job.say(line)
         try:
             for notebook in chosen:

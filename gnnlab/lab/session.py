@@ -7,8 +7,7 @@
     lab.finish()                                       # outputs/quick/02_optimize_gnn.json
 
 Every number becomes a row of one table (`gnnlab.lab.table`). All stays in memory until `finish`, which writes the file
-whole or not at all. Only for the runner the rows are written after each cell as those of a run that failed, which they
-are if nothing more comes.
+whole or not at all. Under `gnnlab run`, rows are saved after each cell with status failed; `finish` replaces them.
 """
 
 from __future__ import annotations

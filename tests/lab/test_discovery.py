@@ -153,10 +153,10 @@ def test_a_notebook_that_would_keep_to_its_own_graph_while_others_were_given_one
     several = notebook(repository, "01_several", f"{CELL}\ngraphs: list[str] = []  # graphs")
     one = notebook(repository, "02_one", f"{CELL}\ngraph: str = 'digits'  # the graph")
     chosen = [Notebook(path) for path in (several, one)]
-    (line,) = discovery.not_meant(chosen, [("graphs", "[mine]"), ("width", "4")])
+    (line,) = discovery.similar_parameters(chosen, [("graphs", "[mine]"), ("width", "4")])
     assert line.startswith("-p graphs: 02_one has graph in its place")
-    assert discovery.not_meant(chosen, [("graphs", "[mine]"), ("graph", "mine")]) == []
-    assert discovery.not_meant(chosen[:1], [("graphs", "[mine]")]) == []
+    assert discovery.similar_parameters(chosen, [("graphs", "[mine]"), ("graph", "mine")]) == []
+    assert discovery.similar_parameters(chosen[:1], [("graphs", "[mine]")]) == []
 
 
 def test_a_notebook_must_declare_where_its_results_go(repository, quick):

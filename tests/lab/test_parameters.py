@@ -248,11 +248,6 @@ def test_a_bad_parameter_file_is_named(tmp_path, content, part):
     assert str(tmp_path / "a.yaml") in message and part in message
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    assert "none.yaml: No such file" in refused(parameters.load_yaml, tmp_path / "none.yaml")
-    assert "Is a directory" in refused(parameters.load_yaml, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
