@@ -9,7 +9,6 @@ the backward pass alone, and beside mean and standard deviation stand the median
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -166,17 +165,16 @@ class RuntimeProfiler:
 
 @dataclass(frozen=True)
 class FirstCall:
-    """Seconds of the first call beyond a later one, graphs captured, and breaks between them with their reasons.
+    """Seconds of the first call beyond a later one, graphs captured, and breaks between them.
 
     `cache_hits` of the graphs came compiled from torch's cache on disk. `failed` says in one line why it did not
     compile; the numbers are then 0.
     """
 
-    seconds: float
-    graphs: int
-    graph_breaks: int
-    cache_hits: int
-    reasons: tuple[str, ...] = ()
+    seconds: float = 0.0
+    graphs: int = 0
+    graph_breaks: int = 0
+    cache_hits: int = 0
     failed: str | None = None
 
 
@@ -188,19 +186,11 @@ def first_call(compiled: Callable[[], Any], *, fresh: bool = False) -> FirstCall
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache
 
-    before = _counts(counters)
+    counters.clear()
     try:
         with torch.inference_mode(), fresh_cache() if fresh else nullcontext():
             first, *later = timing.sample(compiled, runs=1 + LATER_CALLS)
     except Exception as error:  # whatever the compiler could not do: the form has no number, and says why
-        return FirstCall(0.0, 0, 0, 0, failed=one_line(error))
-    graphs, hits, reasons = (now - then for now, then in zip(_counts(counters), before, strict=True))
-    lines = tuple(reason.strip().splitlines()[0] for reason in reasons)
-    return FirstCall((first - min(later)) / 1e3, graphs.total(), reasons.total(), hits.total(), lines)
-
-
-def _counts(counters: Any) -> tuple[Counter, Counter, Counter]:
-    """Graphs captured, graphs found in the cache, and breaks by reason, so far in this process."""
-    stats, inductor = counters["stats"], counters["inductor"]
-    graphs, hits = stats["unique_graphs"], inductor["fxgraph_cache_hit"]
-    return Counter(graphs=graphs), Counter(hits=hits), Counter(counters["graph_break"])
+        return FirstCall(failed=one_line(error))
+    graphs, cache_hits = counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
+    return FirstCall((first - min(later)) / 1e3, graphs, counters["graph_break"].total(), cache_hits)

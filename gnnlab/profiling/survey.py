@@ -48,13 +48,13 @@ def times(subjects: Sequence[Subject], *, budget_s: float = 1.0) -> pd.DataFrame
     for subject in subjects:
         options = {"num_runs": None, "budget_s": budget_s}
         with ProfilingContext(subject.model):
-            found = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
+            stats_of = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
             if fuses_attention(subject.model):
                 with attention_fused(False):
-                    found[APART] = profile_forward(subject.model, subject.batch, **options)
+                    stats_of[APART] = profile_forward(subject.model, subject.batch, **options)
         for phase in (*PHASES[:1], APART, *PHASES[1:]):
-            if phase in found:
-                stats = found[phase]
+            if phase in stats_of:
+                stats = stats_of[phase]
                 key = {"phase": phase.replace("_", " "), "form": subject.label}
                 rows.append({**key, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME})
     return pd.DataFrame(rows)
@@ -115,10 +115,10 @@ def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
             parts = get_memory_breakdown(subject.model, subject.batch)
         on_cpu = all(tensor.device.type == "cpu" for tensor in subject.model.parameters())
         how = ("counted", "count", "exact") if on_cpu else ("measured", "single", "none")
-        told = dict(zip(("origin", "statistic", "interval"), how, strict=True))
+        fields = dict(zip(("origin", "statistic", "interval"), how, strict=True))
         for part, size in parts.items():
             key = {"part": part.replace("_", " "), "form": subject.label}
-            rows.append({**key, "value": float(size), "n": 1, "unit": "MiB", "better": "lower", **told})
+            rows.append({**key, "value": float(size), "n": 1, "unit": "MiB", "better": "lower", **fields})
     return pd.DataFrame(rows)
 
 
@@ -136,12 +136,12 @@ def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: C
         own = timed[timed["form"] == subject.label].set_index("phase")
         phase = APART if APART in own.index else "forward"
         time, bound = own.loc[phase], bound_ms(counted, limits)
-        said = {"unit": "share", "better": "higher", "origin": "measured", "statistic": "median", "n": time["n"]}
+        fields = {"unit": "share", "better": "higher", "origin": "measured", "statistic": "median", "n": time["n"]}
         share = {"value": bound / time["value"], "low": _over(bound, time["high"]), "high": _over(bound, time["low"])}
         work = {"gflop": counted.flops / 1e9, "mb": counted.bytes / 1e6, "bound_ms": bound}
         work |= {"flops_per_byte": counted.flops / max(counted.bytes, 1), "coverage": counted.coverage_bytes}
         work |= {"gflop_s": counted.flops / time["value"] / 1e6, "interval": time["interval"]}
-        rows.append({"form": subject.label, "phase": phase, **share, **said, **work})
+        rows.append({"form": subject.label, "phase": phase, **share, **fields, **work})
     return pd.DataFrame(rows)
 
 
@@ -168,11 +168,11 @@ class Sweeps:
     def exponents(self) -> pd.DataFrame:
         """The exponent of each fitted power law; the key is `parameter`. n is the number of sizes fitted."""
         rows = []
-        told = {"unit": "exponent", "better": "lower", "origin": "measured", "statistic": "estimate"}
+        fields = {"unit": "exponent", "better": "lower", "origin": "measured", "statistic": "estimate"}
         for (workload, parameter), result in self.of.items():
             if (fit := result.fit) is None:
                 continue
-            row = {"parameter": parameter, "form": workload, **told}
+            row = {"parameter": parameter, "form": workload, **fields}
             if fit.identified:
                 low, high = fit.exponent_ci
                 ends = {"low": min(low, fit.exponent), "high": max(high, fit.exponent), "interval": CONFIDENCE}
@@ -186,11 +186,11 @@ class Sweeps:
     def held_out(self) -> pd.DataFrame:
         """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`."""
         rows = []
-        told = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate"}
+        fields = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate"}
         for (workload, parameter), result in self.of.items():
             if held := result.held_out:
                 low, high = held.interval_ms
-                row = {"parameter": parameter, "at": held.value, "form": workload, "value": held.predicted_ms, **told}
+                row = {"parameter": parameter, "at": held.value, "form": workload, "value": held.predicted_ms, **fields}
                 ends = {"low": low, "high": high, "interval": PREDICTION_95, "inside": held.inside}
                 rows.append({**row, **ends, "n": len(result.parameter_values) - 1})
         return pd.DataFrame(rows)
