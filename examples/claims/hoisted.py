@@ -1,9 +1,11 @@
 """The lab's own answer to S0: the symptom encoder has no input, so its output is kept until its weights change."""
 
-from gnnlab.kernels.kept import HoistedSymptomEncoder
+import copy
+
+from gnnlab.rewrite.around import constant_output
 from gnnlab.workloads import graphs, models
 
 before = models.build("symptom_gat", graphs.of_size("58/776", 64)).model.eval()
-after = HoistedSymptomEncoder(before)
+after = constant_output(copy.deepcopy(before), 32)
 inputs = {"batch_size": 32}
 claim = "at least 20x, less memory"

@@ -22,8 +22,6 @@ from gnnlab.kernels.neighbours import Neighbours
 __all__ = ["Neighbours", "bag", "edge_products", "mean", "segment_sum", "weighted_sum", "weighted_sum_sorted"]
 
 CHUNK_NUMBERS = 1 << 16  # of a product per edge that are in memory at once: 256 KiB of float32, within the L2 cache
-# exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
-SAFE_SCORE = 60.0
 
 
 def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
@@ -36,7 +34,7 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     Raises:
         GnnlabError: `x` or `weight` do not belong to the prepared graph.
     """
-    neighbours.require("x", x, (neighbours.num_sources, "features"))
+    neighbours.require("x", x, (neighbours.num_sources, -1))
     if weight is not None:
         neighbours.require("weight", weight, (neighbours.num_edges,), x.dtype)
         weight = neighbours.sorted_weight(weight)
@@ -45,14 +43,14 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
 
 def mean(x: Tensor, neighbours: Neighbours) -> Tensor:
     """out[i] = mean over the edges (j -> i) of x[j], 0 where there are none; shapes as in `weighted_sum`."""
-    neighbours.require("x", x, (neighbours.num_sources, "features"))
+    neighbours.require("x", x, (neighbours.num_sources, -1))
     return weighted_sum_sorted(x, neighbours, neighbours.cast("mean_weight", x.dtype))
 
 
 def weighted_sum_sorted(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
     """`weighted_sum` with weights that are in the order of `neighbours.col` already, and no checks."""
     wanted = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
-    if wanted and not torch.compiler.is_compiling():
+    if wanted:
         return _WeightedSum.apply(x, weight, neighbours)
     return bag(x, neighbours, weight)
 
@@ -74,7 +72,7 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     and in precisions that it lacks they are made in pieces that fit into the cache.
     """
     precise = a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64)
-    if precise and not torch.compiler.is_compiling() and has_csr(neighbours):
+    if precise and has_csr(neighbours):
         edges = csr(neighbours, a.new_zeros(neighbours.num_edges), neighbours.col.dtype)
         return torch.sparse.sampled_addmm(edges, a, b.t(), beta=0.0, out=edges).values()
     step = max(1, CHUNK_NUMBERS // max(a.shape[1], 1))

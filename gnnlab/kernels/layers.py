@@ -2,7 +2,7 @@
 
     fast = FastGATConv(conv)
     fast(x, edge_index)        # the graph is prepared at the first call and kept
-    fast(x, neighbours)        # or prepared by you, which torch.compile and torch.export like better
+    fast(x, neighbours)        # or prepared by you
 
 Weights are shared with the layer that they come from, under the same names. What makes them fast: sums over neighbours
 by one bag instead of gather and scatter; projections behind the sum where that makes the summed rows shorter;
@@ -26,14 +26,11 @@ FORMS = ("auto", "bag", "dense")
 # AVX2 core: 1.2 times as fast as the bag at 32 to 48 nodes, 1.1 at 64, alike at 96, behind it from 128 on
 DENSE_NODES = 64
 DENSE_PAIRS_PER_EDGE = 16
-# below this share of nodes with edges, the product behind a mean leaves the other nodes out
-OCCUPIED_SHARE = 0.9
 # from so many nodes on, a product for each head straight into its columns beats one for all heads and a copy
 LOOP_NODES = 1024
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
 # many, 1.2 at 22, behind at 1
 WIDE_INPUT = 4
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class FastGATConv(nn.Module):
@@ -63,6 +60,7 @@ class FastGATConv(nn.Module):
         self.graphs = GraphCache()
         self.train(conv.training)
 
+    @torch.compiler.disable  # prepared graphs are not traced; the graph around it is
     def forward(
         self,
         x: Tensor,
@@ -131,7 +129,7 @@ class FastGATConv(nn.Module):
         scores = F.leaky_relu(target.unsqueeze(2) + source.t().contiguous(), self.negative_slope)  # (N, H, N)
         alpha = (scores + graph.cast("log_counts", scores.dtype).unsqueeze(1)).softmax(dim=-1)
         if not graph.self_loops:
-            alpha = alpha.masked_fill(graph.lonely.unsqueeze(2), 0)
+            alpha = alpha.masked_fill(graph.isolated.unsqueeze(2), 0)
         if values.shape[1] == 1:
             return (alpha.flatten(0, 1) @ values.squeeze(1)).view(-1, self.heads, values.shape[2])
         return (alpha.transpose(0, 1) @ values.transpose(0, 1)).transpose(0, 1)
@@ -146,7 +144,7 @@ class FastGATConv(nn.Module):
             weight = weight.view(heads, -1, width).transpose(0, 1).reshape(-1, heads * width) / heads
             return F.linear(pooled.reshape(-1, heads * width), weight, self.bias)
         weight = weight.view(heads, -1, width)
-        if pooled.shape[0] < LOOP_NODES or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if pooled.shape[0] < LOOP_NODES or torch.is_grad_enabled():
             out = torch.bmm(pooled.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1).flatten(1)
             return out if self.bias is None else out + self.bias
         out = pooled.new_empty(pooled.shape[0], heads * self.out_channels)
@@ -162,19 +160,15 @@ class FastSAGEConv(nn.Module):
     """GraphSAGE (Hamilton et al. 2017) as PyG's SAGEConv computes it, mean or sum, with the weights of `conv`.
 
     `forward(x, graph)`: x (N, in_channels), graph `edge_index` (2, E) or `Neighbours` -> (N, out_channels). `form`:
-    auto|bag|dense. `precision`: float32|bfloat16, which rounds x, weights and sums to 8 bits (errors of about 1 % of
-    the largest output) and gives float32 back. It is for processors that multiply in bf16 (AVX512_BF16, AMX); on others
-    it is several times slower.
+    auto|bag|dense.
 
     Raises:
         GnnlabError: `conv` is no SAGEConv, or has options that the fast form lacks.
     """
 
-    def __init__(self, conv: SAGEConv, form: str = "auto", precision: str = "float32") -> None:
+    def __init__(self, conv: SAGEConv, form: str = "auto") -> None:
         super().__init__()
         _require(conv, SAGEConv, form)
-        if precision not in PRECISIONS:
-            raise GnnlabError(f"precision {precision!r}: one of {', '.join(PRECISIONS)} is needed")
         self.in_channels, self.out_channels, self.aggr = conv.in_channels, conv.out_channels, conv.aggr
         self.normalize, self.root_weight, self.project = conv.normalize, conv.root_weight, conv.project
         if self.project:
@@ -182,24 +176,22 @@ class FastSAGEConv(nn.Module):
         self.lin_l = conv.lin_l
         if self.root_weight:
             self.lin_r = conv.lin_r
-        self.form, self.precision = form, precision
+        self.form = form
         self.graphs = GraphCache()
         self.train(conv.training)
 
+    @torch.compiler.disable
     def forward(self, x: Tensor, edge_index: Tensor | Neighbours, size: None = None) -> Tensor:
         if size is not None:
             raise GnnlabError("the fast SAGE layer takes no size, its graphs are not bipartite; use PyG's SAGEConv")
         neighbours = _neighbours(self, x, edge_index)
-        kind, given = PRECISIONS[self.precision], x.dtype
-        x = x if kind is None else x.to(kind)
-        sent = F.linear(x, *_cast(self.lin, kind)).relu() if self.project else x
-        out = self._combine(x, sent, neighbours, kind)
-        out = F.normalize(out, p=2.0, dim=-1) if self.normalize else out
-        return out if kind is None else out.to(given)
+        sent = F.linear(x, self.lin.weight, self.lin.bias).relu() if self.project else x
+        out = self._combine(x, sent, neighbours)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
-    def _combine(self, x: Tensor, sent: Tensor, graph: Neighbours, kind: torch.dtype | None) -> Tensor:
-        weight, bias = _cast(self.lin_l, kind)
-        root = _cast(self.lin_r, kind)[0] if self.root_weight else None
+    def _combine(self, x: Tensor, sent: Tensor, graph: Neighbours) -> Tensor:
+        weight, bias = self.lin_l.weight, self.lin_l.bias
+        root = self.lin_r.weight if self.root_weight else None
         if root is not None and sent is x and WIDE_INPUT * self.out_channels <= self.in_channels:  # reads x once
             both = F.linear(x, torch.cat([weight, root]))
             out = self._pool(both[:, : self.out_channels], graph) + both[:, self.out_channels :]
@@ -209,9 +201,6 @@ class FastSAGEConv(nn.Module):
             if root is None:
                 return pooled if bias is None else pooled + bias
             return pooled + F.linear(x, root, bias)
-        if root is not None and not _dense(self.form, graph) and _sparsely_occupied(graph):
-            targets, occupied = graph.occupied
-            return F.linear(x, root, bias).index_add(0, targets, F.linear(self._pool(sent, occupied), weight))
         out = F.linear(self._pool(sent, graph), weight, bias)
         return out if root is None else torch.addmm(out, x, root.t())
 
@@ -222,7 +211,7 @@ class FastSAGEConv(nn.Module):
         return aggregation.weighted_sum_sorted(x, graph, weight)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}, form={self.form}, {self.precision}"
+        return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}, form={self.form}"
 
 
 FAST = {GATConv: FastGATConv, SAGEConv: FastSAGEConv}  # by the layer of PyG that each computes
@@ -278,25 +267,12 @@ def _dense(form: str, graph: Neighbours) -> bool:
     return n <= DENSE_NODES and n * n <= DENSE_PAIRS_PER_EDGE * graph.num_edges and graph.device.type == "cpu"
 
 
-def _sparsely_occupied(graph: Neighbours) -> bool:
-    return not torch.compiler.is_compiling() and graph.occupied[0].shape[0] < OCCUPIED_SHARE * graph.num_nodes
-
-
-def _cast(linear: nn.Module, kind: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
-    weight, bias = linear.weight, linear.bias
-    if kind is None:
-        return weight, bias
-    return weight.to(kind), None if bias is None else bias.to(kind)
-
-
 def fill_loops(values: Tensor, neighbours: Neighbours) -> Tensor:
     """`values` (E, H), in the order of `neighbours.col`, for the edges of `neighbours.looped`, in their order.
 
     Loops that were there count for nothing, a node without other edges gets 0: as PyG's
     `add_self_loops(fill_value="mean")` behind `remove_self_loops`. Values may want gradients.
     """
-    if torch.compiler.is_compiling():
-        return _composed(values, neighbours)
     entries, weight = neighbours.once("filled loops", lambda: _filled(neighbours))
     return weighted_sum_sorted(values, entries, weight.to(values.dtype))
 
@@ -314,13 +290,3 @@ def _filled(neighbours: Neighbours) -> tuple[Neighbours, Tensor]:
     entries = Neighbours.prepare(torch.stack([kept.repeat(2), targets]), order.shape[0], num_sources=edges)
     share = 1 / torch.bincount(ends, minlength=nodes).double().index_select(0, ends)
     return entries, torch.cat([torch.ones_like(share), share]).index_select(0, entries.order)
-
-
-def _composed(values: Tensor, neighbours: Neighbours) -> Tensor:
-    """The same of operators that compile and export, for a traced graph, in which loops stay and do not count."""
-    row, loop = neighbours.row.long(), torch.arange(neighbours.num_nodes, device=neighbours.device)
-    kept = (neighbours.col != neighbours.row).to(values.dtype)
-    total = values.new_zeros(neighbours.num_nodes, values.shape[1]).index_add(0, row, values * kept[:, None])
-    count = kept.new_zeros(neighbours.num_nodes).index_add(0, row, kept).clamp(min=1)
-    order = torch.cat([row, loop]).argsort(stable=True)
-    return torch.cat([values, total / count[:, None]]).index_select(0, order)

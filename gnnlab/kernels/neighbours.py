@@ -35,7 +35,7 @@ class Neighbours:
 
     `rowptr` (N + 1): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E): their sources; `row` (E):
     their targets; `order` (E): where the edge stands in `edge_index`, None where edges were added. int32 where all
-    numbers fit, else int64. `present` (E) or None: 0 for edges that do not count.
+    numbers fit, else int64.
     """
 
     def __init__(
@@ -47,9 +47,8 @@ class Neighbours:
         num_sources: int,
         *,
         self_loops: bool = False,
-        present: Tensor | None = None,
     ) -> None:
-        self.rowptr, self.col, self.order, self.present = rowptr, col, order, present
+        self.rowptr, self.col, self.order = rowptr, col, order
         self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
         self.self_loops = self_loops
         self._weights = Kept()
@@ -71,14 +70,15 @@ class Neighbours:
         sources = num_nodes if num_sources is None else num_sources
         if self_loops and sources != num_nodes:
             raise GnnlabError(f"self-loops need as many sources as targets, not {sources} and {num_nodes}")
-        if torch.compiler.is_compiling():
-            return _traced(edge_index, num_nodes, sources, self_loops)
         with torch.inference_mode(False):  # what is kept must serve training, too
             edge_index = edge_index.detach().clone() if edge_index.is_inference() else edge_index.detach()
             _check_range(edge_index, num_nodes, sources)
             if self_loops:
-                edge_index = _with_self_loops(edge_index[:, edge_index[0] != edge_index[1]], num_nodes)
-            return _sorted(edge_index, num_nodes, sources, self_loops=self_loops)
+                loops = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
+                edge_index = torch.cat([edge_index[:, edge_index[0] != edge_index[1]], loops.expand(2, -1)], dim=1)
+            kind = index_type(max(num_nodes, sources), edge_index.shape[1])
+            rowptr, col, order = group(edge_index[1], edge_index[0], num_nodes, kind)
+            return cls(rowptr, col, None, None if self_loops else order, sources, self_loops=self_loops)
 
     @property
     def num_edges(self) -> int:
@@ -115,7 +115,7 @@ class Neighbours:
 
     @_derived
     def edge_index(self) -> Tensor:
-        """The edges as they were given, int64 (2, E), added self-loops behind; those of a traced graph sorted."""
+        """The edges as they were given, int64 (2, E); sorted by target where self-loops were added."""
         edges = torch.stack([self.col, self.row]).long()
         if self.order is None:
             return edges
@@ -154,36 +154,24 @@ class Neighbours:
     @_derived
     def counts(self) -> Tensor:
         """How many edges go from j to i, float64 (targets, sources): dense, for small graphs."""
-        kind = {"dtype": torch.float64, "device": self.device}
-        ones = torch.ones(self.num_edges, **kind) if self.present is None else self.present.double()
-        flat = torch.zeros(self.num_nodes * self.num_sources, **kind)
-        flat = flat.index_add(0, self.row.long() * self.num_sources + self.col, ones)
-        return flat.view(self.num_nodes, self.num_sources)
+        pairs = self.row.long() * self.num_sources + self.col
+        counts = torch.bincount(pairs, minlength=self.num_nodes * self.num_sources)
+        return counts.double().view(self.num_nodes, self.num_sources)
 
     @_derived
     def log_counts(self) -> Tensor:
         """log of `counts`, what a softmax over all nodes adds to its scores; 0 for targets without edges."""
-        return self.counts.log().masked_fill(self.lonely, 0)
+        return self.counts.log().masked_fill(self.isolated, 0)
 
     @_derived
-    def lonely(self) -> Tensor:
+    def isolated(self) -> Tensor:
         """Targets without edges, bool (N, 1)."""
-        return self.counts.sum(1, keepdim=True) == 0
+        return (self.degree == 0).unsqueeze(1)
 
     @_derived
     def mean_matrix(self) -> Tensor:
         """`counts` with rows of sum 1, or 0 where there are no edges."""
         return self.counts / self.counts.sum(1, keepdim=True).clamp(min=1)
-
-    @_derived
-    def occupied(self) -> tuple[Tensor, Neighbours]:
-        """(targets that have edges, int64 (K,); the neighbours of these alone)."""
-        targets = self.degree.nonzero().view(-1)
-        number = torch.zeros(self.num_nodes, dtype=self.row.dtype, device=self.device)
-        number[targets] = torch.arange(targets.shape[0], dtype=self.row.dtype, device=self.device)
-        rowptr = torch.cat([self.rowptr[:-1].index_select(0, targets), self.rowptr[-1:]])
-        row = number.index_select(0, self.row)
-        return targets, Neighbours(rowptr, self.col, row, self.order, self.num_sources, self_loops=self.self_loops)
 
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
@@ -194,10 +182,9 @@ class Neighbours:
         device = torch.device(device)
         if device == self.device or (device.type == self.device.type and device.index is None):
             return self
-        row = self._derived.get("row")
-        parts = (self.rowptr, self.col, row, self.order, self.present)
-        *moved, present = (None if part is None else part.to(device) for part in parts)
-        return Neighbours(*moved, self.num_sources, self_loops=self.self_loops, present=present)
+        parts = (self.rowptr, self.col, self._derived.get("row"), self.order)
+        moved = (None if part is None else part.to(device) for part in parts)
+        return Neighbours(*moved, self.num_sources, self_loops=self.self_loops)
 
     def sorted_weight(self, weight: Tensor) -> Tensor:
         """`weight` (E, ...), one for each edge as it was given, in the order of `col`.
@@ -213,25 +200,21 @@ class Neighbours:
                                 "them without self_loops, with the loops and their weights in edge_index")  # fmt: skip
         if weight.dim() == 0 or weight.shape[0] != self.num_edges:
             raise GnnlabError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
-        if torch.compiler.is_compiling():
-            return weight.index_select(0, self.order)
         if weight.requires_grad:  # what is learned changes from step to step
             return _Sort.apply(weight, self)
         return self._weights.get(weight, lambda: weight.detach().index_select(0, self.order))
 
-    def require(
-        self, name: str, tensor: Tensor, shape: tuple[int | str, ...], dtype: torch.dtype | None = None
-    ) -> None:
+    def require(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         """`GnnlabError` unless `tensor` is floating, of this shape and type, and on the device of the graph.
 
-        A word in `shape` stands for any size.
+        -1 in `shape` stands for any size.
         """
         given, fits = type(tensor).__name__, False
         if isinstance(tensor, Tensor):
             given = f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
             fits = tensor.is_floating_point() and dtype in (None, tensor.dtype) and tensor.device == self.device
             fits = fits and tensor.dim() == len(shape)
-            fits = fits and all(isinstance(w, str) or w == size for w, size in zip(shape, tensor.shape, strict=True))
+            fits = fits and all(wanted in (-1, size) for wanted, size in zip(shape, tensor.shape, strict=True))
         if not fits:
             wanted = f"({', '.join(map(str, shape))}), {dtype or 'floating'} on {self.device}"
             raise GnnlabError(f"{name} must be {wanted}, as these neighbours were prepared, not {given}")
@@ -246,8 +229,6 @@ class Neighbours:
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` derives from this graph, made when first asked for and kept with it."""
         if key not in self._derived:
-            if torch.compiler.is_compiling():
-                return make()  # nothing of a trace may be kept
             with torch.inference_mode(False):  # what is kept must serve training, too
                 self._derived[key] = make()
         return self._derived[key]
@@ -286,8 +267,6 @@ class GraphCache:
         """
         if isinstance(edge_index, Neighbours):
             return edge_index
-        if torch.compiler.is_compiling():
-            return Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
         _check_kind(edge_index, num_nodes)
         sizes = num_nodes, num_nodes if num_sources is None else num_sources
         return self._seen.get(edge_index, lambda: self._by_contents(edge_index, *sizes), *sizes)
@@ -341,34 +320,6 @@ def _sample(edge_index: Tensor) -> tuple:
     return edges, *some.flatten().tolist()
 
 
-def _with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    loops = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
-    return torch.cat([edge_index, loops.expand(2, -1)], dim=1)
-
-
-def _sorted(edge_index: Tensor, num_nodes: int, num_sources: int, *, self_loops: bool = False) -> Neighbours:
-    kind = index_type(max(num_nodes, num_sources), edge_index.shape[1])
-    rowptr, col, order = group(edge_index[1], edge_index[0], num_nodes, kind)
-    row = edge_index[1].index_select(0, order).to(kind) if torch.compiler.is_compiling() else None
-    return Neighbours(rowptr, col, row, None if self_loops else order, num_sources, self_loops=self_loops)
-
-
-def _traced(edge_index: Tensor, num_nodes: int, num_sources: int, self_loops: bool) -> Neighbours:
-    """The same for torch.export and torch.compile, where no shape may depend on the edges' values.
-
-    Self-loops that are there already stay, and do not count.
-    """
-    if not self_loops:
-        return _sorted(edge_index, num_nodes, num_sources)
-    fresh = torch.arange(edge_index.shape[1] + num_nodes, device=edge_index.device) >= edge_index.shape[1]
-    edges = _with_self_loops(edge_index, num_nodes)
-    counts = (edges[0] != edges[1]) | fresh
-    order = edges[1].argsort(stable=True)
-    found = _sorted(edges.index_select(1, order), num_nodes, num_sources, self_loops=True)
-    found.present = counts.index_select(0, order)
-    return found
-
-
 def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
     nodes, edges = neighbours.num_nodes, neighbours.num_edges
     sources = neighbours.num_sources * (1 if shared else heads)
@@ -383,7 +334,4 @@ def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
     shift = starts.repeat_interleave(heads) - rowptr[:-1]
     edge = torch.arange(edges * heads, dtype=kind, device=head.device) + repeated(shift, counts, edges * heads)
     col = neighbours.col.to(kind).index_select(0, edge)
-    present = None if neighbours.present is None else neighbours.present.index_select(0, edge)
-    return Neighbours(
-        rowptr, col if shared else col * heads + head, None, edge * heads + head, sources, present=present
-    )
+    return Neighbours(rowptr, col if shared else col * heads + head, None, edge * heads + head, sources)

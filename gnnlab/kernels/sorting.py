@@ -1,7 +1,7 @@
 """Edges grouped by a node: what preparing a graph, its transpose and its self-loops come down to.
 
 On a CPU one counting pass (scipy's conversion of compressed rows to compressed columns, whose time is linear) takes a
-third to a seventh of the time of a stable sort and gives the same. Elsewhere, and in a trace, torch sorts.
+third to a seventh of the time of a stable sort and gives the same. On other devices torch sorts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def group(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tup
     `node` and `other` (E,): the two ends of each edge; edge `order[k]` of those given stands at place k. Edges of one
     node keep their order. Every number of `node` must be within 0 .. num_nodes - 1: that is not checked.
     """
-    if torch.compiler.is_compiling() or node.device.type != "cpu":
+    if node.device.type != "cpu":
         return _group_by_sort(node, other, num_nodes, kind)
     starts = torch.arange(node.shape[0] + 1, dtype=kind)  # one compressed row an edge, with one entry
     rowptr, order, other = _flip(starts, node.to(kind), other.to(kind), num_nodes)
@@ -34,7 +34,7 @@ def group(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tup
 def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """(colptr (num_cols + 1), row of each entry grouped by column, order) of compressed rows, in their type."""
     kind = rowptr.dtype
-    if torch.compiler.is_compiling() or rowptr.device.type != "cpu":
+    if rowptr.device.type != "cpu":
         return _group_by_sort(col, rows(rowptr, col.shape[0]), num_cols, kind)
     return _flip(rowptr, col, torch.arange(col.shape[0], dtype=kind), num_cols)
 
@@ -47,7 +47,7 @@ def rows(rowptr: Tensor, num_edges: int) -> Tensor:
 
 def repeated(values: Tensor, counts: Tensor, total: int) -> Tensor:
     """Each of `values` as many times as its count says, (total,)."""
-    if values.device.type == "cpu" and not torch.compiler.is_compiling():  # twice as fast as torch's
+    if values.device.type == "cpu":  # twice as fast as torch's
         return torch.from_numpy(values.numpy().repeat(counts.numpy()))
     return torch.repeat_interleave(values, counts, output_size=total)
 

@@ -178,7 +178,7 @@ def serve(
     """
     layer.graphs, layer.gathers = graphs, gathers
     if form is not None:
-        layer.form, layer.precision = "auto", "float32"
+        layer.form = "auto"
     layer.__class__ = served_class(type(layer), form)
 
 

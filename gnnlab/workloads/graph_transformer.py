@@ -94,15 +94,11 @@ class GraphTransformer(nn.Module):
             if encoding is None:
                 raise GnnlabError(f"the graph has no {self.pe_type} encoding; call model.prepare(data) first")
             x = x + self.embed_pe(encoding)
-        x = self._through_layers(x, data)
+        for layer in self.layers:
+            x = layer(x, data.edge_index, data.batch)
         if self.readout == "graph":
             x = global_mean_pool(x, data.batch)  # (B, hidden)
         return self.head(x)
-
-    def _through_layers(self, x: Tensor, data: Data) -> Tensor:  # which the fast form has in its own way
-        for layer in self.layers:
-            x = layer(x, data.edge_index, data.batch)
-        return x
 
 
 def gps_layer(hidden: int, heads: int, ffn: int, mpnn_type: str, dropout: float = 0.0) -> GPSConv:

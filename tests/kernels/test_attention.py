@@ -168,7 +168,7 @@ def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
     prepared = Neighbours.prepare(torch.tensor([[0, 1, 2], [1, 1, 0]]), 3)
     scores, values = torch.randn(3, 2), torch.randn(3, 2, 4)
     calls = [
-        (lambda: segment_softmax(torch.randn(4, 2), prepared), r"scores must be \(3, heads\).*not \(4, 2\)"),
+        (lambda: segment_softmax(torch.randn(4, 2), prepared), r"scores must be \(3, -1\).*not \(4, 2\)"),
         (
             lambda: segment_softmax(torch.zeros(3, dtype=torch.int64), prepared),
             r"scores must be \(3\), floating on cpu.*int64",
@@ -176,7 +176,7 @@ def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
         (lambda: pair_scores(torch.randn(4), torch.randn(3), prepared), r"source must be \(3\).*not \(4,\)"),
         (lambda: pair_scores(torch.randn(3), torch.randn(3, 2), prepared), r"target must be \(3\).*not \(3, 2\)"),
         (lambda: pair_scores("x", torch.randn(3), prepared), "not str"),
-        (lambda: attend(scores, values[:2], prepared), r"values must be \(3, heads, channels\).*not \(2, 2, 4\)"),
+        (lambda: attend(scores, values[:2], prepared), r"values must be \(3, -1, -1\).*not \(2, 2, 4\)"),
         (lambda: attend(scores, torch.randn(3, 3, 4), prepared), r"scores must be \(3, 3\).*not \(3, 2\)"),
         (lambda: attend(scores, values.double(), prepared), "torch.float64"),
         (lambda: attend(scores, values, prepared, torch.ones(2, 2)), r"keep must be \(3, 2\).*not \(2, 2\)"),

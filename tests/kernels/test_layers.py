@@ -155,15 +155,6 @@ def test_dropout_drops_edges_in_training_only():
     assert (runs.mean(dim=0) - conv(x, edge_index)).abs().max() < 0.2 * conv(x, edge_index).abs().max()
 
 
-def test_bf16_is_within_one_percent_and_gives_float32_back():
-    edge_index, x = random_graph(), torch.randn(200, 32)
-    conv = SAGEConv(32, 32)
-    expected, got = conv(x, edge_index), FastSAGEConv(conv, precision="bfloat16")(x, edge_index)
-    assert got.dtype is torch.float32
-    assert (got - expected).abs().max() <= 0.02 * expected.abs().max()
-    got.sum().backward()
-
-
 def test_layers_copy_and_load_the_checkpoints_of_pyg():
     edge_index, x = random_graph(), torch.randn(200, 6)
     conv, other = GATConv(6, 4, heads=2), GATConv(6, 4, heads=2)
@@ -175,38 +166,22 @@ def test_layers_copy_and_load_the_checkpoints_of_pyg():
     torch.testing.assert_close(copied(x, edge_index), other(x, edge_index))
 
 
-@pytest.mark.parametrize("kind", ["gat", "gat, wide", "sage"])
-def test_layers_export_with_plain_edges(kind):
-    conv = {"gat": GATConv(4, 8, heads=2), "gat, wide": GATConv(8, 4, heads=2), "sage": SAGEConv(4, 8)}[kind]
-    fast = (FastSAGEConv if kind == "sage" else FastGATConv)(conv).eval()
-    edge_index, x = random_graph(30, 90), torch.randn(30, conv.in_channels)  # some self-loops and edges twice
-    program = torch.export.export(fast, (x, edge_index)).module()
-    torch.testing.assert_close(program(x, edge_index), conv(x, edge_index))
-    other = random_graph(30, 90, seed=1)
-    torch.testing.assert_close(program(x, other), conv(x, other))
-
-
-def test_a_gat_with_edge_features_exports_with_plain_edges():
-    conv = GATConv(8, 4, heads=2, edge_dim=3).eval()
-    edge_index, x, attributes = random_graph(30, 90), torch.randn(30, 8), torch.randn(90, 3)
-    program = torch.export.export(FastGATConv(conv).eval(), (x, edge_index, attributes)).module()
-    for edges in (edge_index, random_graph(30, 90, seed=1)):
-        torch.testing.assert_close(program(x, edges, attributes), conv(x, edges, attributes))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "prepared"), [("gat", True), ("sage", False)])
-def test_layers_compile_and_train_compiled(kind, prepared):
-    conv = GATConv(4, 8, heads=2) if kind == "gat" else SAGEConv(4, 8)
-    fast = (FastSAGEConv if kind == "sage" else FastGATConv)(copy.deepcopy(conv))
-    edge_index, x = random_graph(30, 90), torch.randn(30, 4)
-    graph = Neighbours.prepare(edge_index, 30) if prepared else edge_index
-    compiled = torch.compile(fast)
-    torch.testing.assert_close(compiled(x, graph), conv(x, edge_index))
-    compiled(x, graph).square().sum().backward()
-    conv(x, edge_index).square().sum().backward()
-    for (name, one), other in zip(conv.named_parameters(), fast.parameters(), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-3, atol=1e-4), name
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile, between graphs
+@pytest.mark.parametrize("conv", [GATConv(6, 4, heads=2), SAGEConv(6, 8)], ids=["gat", "sage"])
+def test_a_model_of_them_that_is_compiled_gives_the_same_in_eval_and_then_trains(conv):
+    torch._dynamo.reset()
+    fast = (FastGATConv if isinstance(conv, GATConv) else FastSAGEConv)(copy.deepcopy(conv))
+    compiled = torch.compile(lambda x, edge_index: fast(x * 2, edge_index).relu(), backend="aot_eager")
+    for seed in (0, 1):
+        edge_index, x = random_graph(seed=seed), torch.randn(200, 6)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, edge_index), conv(x * 2, edge_index).relu())
+        expected, got = conv(x * 2, edge_index).relu(), compiled(x, edge_index)
+        upstream = torch.randn_like(got)
+        expected = torch.autograd.grad(expected, list(conv.parameters()), upstream)
+        got = torch.autograd.grad(got, list(fast.parameters()), upstream)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 class Mine(GATConv):
@@ -265,7 +240,6 @@ def test_wrong_arguments_are_refused_in_one_line():
         (lambda: gat(x, edge_index, return_attention_weights=True), "returns no attention weights"),
         (lambda: sage(x, edge_index, size=(200, 200)), "takes no size"),
         (lambda: FastGATConv(GATConv(6, 4), "fast"), "form 'fast': one of auto, bag, dense"),
-        (lambda: FastSAGEConv(SAGEConv(6, 4), precision="int8"), "precision 'int8'"),
     ]
     for call, message in calls:
         with pytest.raises(GnnlabError, match=message) as error:
