@@ -38,8 +38,8 @@ def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     """
     heads, width = a.shape[1:]
     many = neighbours.heads(heads, shared=b.shape[1] == 1)
-    found = edge_products(a.reshape(-1, width), b.reshape(-1, width), many)
-    return found.unsqueeze(1) if heads == 1 else found.index_select(0, many.place).view(-1, heads)
+    dots = edge_products(a.reshape(-1, width), b.reshape(-1, width), many)
+    return dots.unsqueeze(1) if heads == 1 else dots.index_select(0, many.place).view(-1, heads)
 
 
 def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 class Kept:
     """What was made from the few tensors seen last. A tensor is known by its identity, its version and its memory.
 
-    A change behind torch's back (`tensor.data.copy_`, a numpy view) does not bump the version and is not noticed.
+    Writes that autograd does not count (`tensor.data.copy_`, a numpy view) are not noticed.
     Nothing is kept of a tensor made in inference mode, which has no version.
     """
 
@@ -27,10 +27,10 @@ class Kept:
         if tensor.is_inference():
             return make()
         key, state = (id(tensor), *also), _state(tensor)
-        found = self._made.get(key)
-        if found is not None and found[0]() is tensor and found[1] == state:
+        known = self._made.get(key)
+        if known is not None and known[0]() is tensor and known[1] == state:
             self._made.move_to_end(key)
-            return found[2]
+            return known[2]
         with torch.inference_mode(False):  # what is kept must serve training, too
             made = make()
         for gone in [key for key, (seen, _, _) in self._made.items() if seen() is None]:

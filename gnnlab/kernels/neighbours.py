@@ -60,11 +60,11 @@ class Neighbours:
     ) -> Neighbours:
         """Sort `edge_index` (2, E), int64 or int32, sources in row 0, by target.
 
-        `num_nodes` targets; `num_sources` sources, as many as targets unless told. `self_loops`: every node gets
+        `num_nodes` targets; `num_sources` sources, by default as many as targets. `self_loops`: every node gets
         exactly one self-loop, whatever it had, as `GATConv(add_self_loops=True)` has it.
 
         Raises:
-            GnnlabError: `edge_index` has another shape or type, or names a node that there is not.
+            GnnlabError: `edge_index` has another shape or type, or names a node outside 0 .. num_nodes - 1.
         """
         _check_kind(edge_index, num_nodes)
         sources = num_nodes if num_sources is None else num_sources
@@ -251,8 +251,8 @@ class GraphCache:
     """The neighbours of the few graphs that a model saw last, prepared when first seen.
 
     The same tensor object at the same version is known without reading it; any other is compared with the graph kept
-    that has as many edges, and some of the same. A change behind torch's back (`edge_index.data.copy_`, a numpy view)
-    does not bump the version and is not noticed.
+    that has as many edges, and some of the same. Writes that autograd does not count
+    (`edge_index.data.copy_`, a numpy view) are not noticed.
     """
 
     def __init__(self, size: int = 8) -> None:
@@ -263,7 +263,7 @@ class GraphCache:
     def get(self, edge_index: Tensor | Neighbours, num_nodes: int, num_sources: int | None = None) -> Neighbours:
         """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are.
 
-        `num_sources`: as many as targets unless told.
+        `num_sources`: by default as many as targets.
         """
         if isinstance(edge_index, Neighbours):
             return edge_index
