@@ -127,8 +127,8 @@ def _compared(chosen: Plan, ranking: Ranking) -> Table:
     for row in ranking.table(list(dict.fromkeys([chosen, *ranking.top(LISTED)]))).to_dict("records"):
         plan = parse(row["plan"])
         mark = ", ".join(["chosen"] * (plan == chosen) + ["one unit"] * (len(plan.units) == 1))
-        cells.append((row["words"], _ms(row), f"{100 * row['regret_p95']:.0f} %", mark))
-    columns = ("plan", "ms a graph (90 %)", "regret, 1 draw in 20", "")
+        cells.append((row["words"], _ms(row), mark))
+    columns = ("plan", "ms a graph (90 %)", "")
     return table("the plans that it was compared with", columns, cells, boxed=False)
 
 

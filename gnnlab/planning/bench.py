@@ -3,18 +3,18 @@
     with Bench(load_costs(tables), models=folder / "exported_models") as bench:
         bench.calibrate([GraphSize(1500, 3500), GraphSize(3000, 9000)])   # random plans, beside what was expected
         trial = bench.at(GraphSize(1000, 5000), by_hand=[plan])           # every plan ranked
-        trial.choose(peers)                       # those that could be the best, executed for a moment
+        trial.choose()                            # the best of them, executed in turns for a moment
         trial.stream(trial.chosen)                # a form: `count` graphs in, the last result out
-        trial.predicted([plan])                   # what the same stream was expected to take
+        trial.predicted([plan])                   # what the same stream is expected to take
 
 All plans run on the same workers, one for each unit. A plan's time is that of a stream of `count` graphs from the
 first that enters to the last that leaves, over `count`; its prediction is that of the same stream, simulated, times
-what such streams took over their predictions at the sizes of the calibration.
+what such streams took over their expected times at the sizes of the calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,8 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.sizes import GraphSize
-from gnnlab.planning import calibration as learning
-from gnnlab.planning.calibration import Calibration, Stream
-from gnnlab.planning.comparison import Heats, in_turns, run_heats
+from gnnlab.planning.calibration import Calibration, Group, Stream
+from gnnlab.planning.comparison import in_turns
 from gnnlab.planning.execution import Executed, Executor, carry_out
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.planning import PREDICTED, Planner, Ranking, conditions, planner_of
@@ -40,20 +39,18 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 GRAPHS = 3  # different random ones of a stream, in turn
-ENTRANTS = 8  # plans of the first heat, at most
-LOOKS = 3  # how often the ranking is made anew with measured calls
-LIKELY = 0.99  # of the draws have their best plan among the entrants, where so few are enough
+TRIED = 8  # plans that are executed to choose one, beside that of one unit and those by hand
 GUESSED = ("interpolated", "extrapolated")
-DRAWN_ROUNDS = 5  # streams of each plan of a calibration
+CALIBRATION_ROUNDS = 5  # streams of each plan of a calibration
 
 
 class Bench(AbstractContextManager):
     """The units of `costs` at work. `costs` grows by what is measured on the way, `trials` by the sizes tried; `count`:
-    graphs of a stream; `options`: those of `planner_of`."""
+    graphs of a stream; `seed`: of orders and of plans drawn; `options`: those of `planner_of`."""
 
-    def __init__(self, costs: TableCosts, models: Path | str, *, count: int = 8, **options: Any) -> None:
+    def __init__(self, costs: TableCosts, models: Path | str, *, count: int = 8, seed: int = 0, **options: Any) -> None:
         self.costs = self.tables_alone = costs
-        self.models, self.count, self.options = str(models), count, options
+        self.models, self.count, self.seed, self.options = str(models), count, seed, options
         self.calibration = Calibration()
         self.workers = UnitWorkers()
         self.workers.start(costs.units)
@@ -78,8 +75,9 @@ class Bench(AbstractContextManager):
             self.close_streams()
         key = trial.size, plan
         if key not in self._open:
-            places = trial.planner.places(trial.ranking.steps[trial.ranking.place(plan)])
-            self._open[key] = self._streams.enter_context(trial.make(plan, places))
+            model, steps = trial.planner.model, trial.ranking.steps[trial.ranking.place(plan)]
+            options = {"models": self.models, "places": trial.planner.places(steps)}
+            self._open[key] = self._streams.enter_context(Executor(plan, model, trial.graphs, self.workers, **options))
             self._open[key].burst(len(trial.graphs))  # what a runtime does at its first call is no stream
         return self._open[key]
 
@@ -90,29 +88,25 @@ class Bench(AbstractContextManager):
 
     def calibrate(self, sizes: Sequence[GraphSize], drawn: int = 8) -> pd.DataFrame:
         """Learn how far streams are off what is expected, from plans drawn at random at each of these sizes, for all
-        trials that follow. The rows tell contention: how many times as long a block takes beside another core's.
+        trials that follow. Gives the rows of `Calibration`.
 
         Raises:
             GnnlabError: times are missing, or a unit failed.
         """
-        trials = [Trial(self, size, look=False) for size in sizes]
-        rows = [row for trial in trials for row in trial.contention()]
-        pairs = pd.DataFrame(rows)
-        if rows:
-            pooled = pairs.groupby("form")["samples"].agg(lambda each: float(np.median(np.concatenate(list(each)))))
-            self.calibration = Calibration({pair: max(1.0, factor) for pair, factor in pooled.items()})
-        streams = [stream for trial in trials for stream in trial.drawn_streams(drawn)]
-        self.calibration = Calibration(self.calibration.contention, tuple(streams))
-        return pairs
+        self.calibration = Calibration()  # what is expected is told by the times of blocks alone
+        streams = [stream for size in sizes for stream in Trial(self, size).drawn_streams(drawn)]
+        self.calibration = Calibration(tuple(streams))
+        return self.calibration.rows()
 
     def at(self, size: GraphSize, by_hand: Sequence[Plan] = ()) -> Trial:
-        """All plans ranked at this size, `by_hand` among them.
+        """All plans ranked at this size, `by_hand` among them, once the calls of the best are measured.
 
         Raises:
             GnnlabError: times are missing, a plan breaks a rule, or a unit failed.
         """
-        self.trials[str(size)] = found = Trial(self, size, by_hand)
-        return found
+        self.trials[str(size)] = trial = Trial(self, size, by_hand)
+        trial.time_calls(trial.tried())
+        return trial
 
     def carry_out(self, plan: Plan, graph: Data, parts: int = 1) -> Executed:
         """Run the layer on a graph by a plan, cut into `parts` where it is large; see `execution.carry_out`."""
@@ -121,65 +115,48 @@ class Bench(AbstractContextManager):
 
 
 class Trial:
-    """One size. `entrants`: plans that could be the best by the tables; their calls, and those of plans `by_hand`, are
-    measured at this size, unless not to `look`, and all plans ranked again."""
+    """Plans at one size, those `by_hand` among them."""
 
-    def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan] = (), look: bool = True) -> None:
+    def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan] = ()) -> None:
         self.bench, self.size, self._at = bench, str(size), (size.nodes, size.edges)
         self.graphs = [Graph.drawn(*self._at, bench.costs.layer.features, seed) for seed in range(GRAPHS)]
         self.by_hand = tuple(by_hand)
-        self._seen: dict[Plan, dict[str, tuple[str, Trace]]] = {}
-        self.heats: Heats | None = None
         self.fitted = self._at in set(bench.tables_alone.sizes)
+        self._seen: dict[Plan, dict[str, tuple[str, Trace]]] = {}
+        self._chosen: Plan | None = None
         bench.close_streams()
         self._rank()
-        self.entrants = self._entrants()
-        for _ in range(LOOKS if look else 0):
-            if not self.time_calls([*self.entrants, *self.ranking.contenders(), *by_hand]):
-                break
-            self.entrants = self._entrants()  # what that brings to the top is looked at, too
 
     @property
     def chosen(self) -> Plan:
-        """The plan that ran longest in the heats; without any, the one that is hardest to regret."""
-        if self.heats is None:
-            return self.ranking.chosen
-        words = {plan.words(): plan for plan in self.ranking.plans}
-        return next(words[form] for form in self.heats.ranked() if form in words)
+        """The plan that was the fastest when they were executed; before that, by its expected time."""
+        return self._chosen or self.ranking.chosen
 
-    def time_calls(self, plans: Sequence[Plan]) -> bool:
+    def tried(self) -> list[Plan]:
+        """The best by expected time, the best of one unit, and those by hand."""
+        return list(dict.fromkeys([*self.ranking.top(TRIED), *self.by_hand]))
+
+    def time_calls(self, plans: Sequence[Plan]) -> None:
         """Measure the calls of these plans, at the sizes that they make of the graph, by themselves in the processes
-        that plans use, and rank anew; False where nothing was left to measure. Parts of a graph often lie outside the
-        sizes of the tables."""
+        that plans use, and rank anew. Parts of a graph often lie outside the sizes of the tables."""
         bench, costs = self.bench, self.bench.costs
         steps = [s for plan in plans for group in self.ranking.steps[self.ranking.place(plan)] for s in group]
         calls = {(s.unit, c.first, c.last, c.nodes, c.edges) for s in steps for c in s.calls}
-        todo = [call for call in sorted(calls) if call not in costs.measured and costs.origin(*call) in GUESSED]
+        todo = [call for call in sorted(calls) if call not in costs.measured and costs.predict(*call).origin in GUESSED]
         if todo:
             bench.costs = costs.with_measured(todo, bench.workers.measure, bench.models)
             self._rank()
-        return bool(todo)
 
-    @property
-    def seed(self) -> int:
-        return self.bench.options.get("seed", 0)
-
-    def choose(self, peers: Mapping[str, Callable[[], Any]] | None = None, rounds: int = 2) -> pd.DataFrame:
-        """Execute the entrants, the best plan of one unit and those by hand for a moment, the faster half for longer,
-        until one is left: `chosen`. `rounds` of the first heat; `peers`: forms that do the same work, which run along.
-        A row for each."""
-        plans = dict.fromkeys([self.ranking.one_unit, *self.entrants, *self.by_hand])
-        forms = {plan.words(): self.stream(plan) for plan in plans} | dict(peers or {})
-        self.heats = run_heats(forms, rounds=rounds, seed=self.seed)
-        ranked, rows = self.heats.ranked(), []
-        faster = ranked[: ranked.index(self.chosen.words())]  # peers alone
-        for form, ms in self.heats.samples.items():
-            fields = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
-            notes = [f"left after heat {self.heats.left_after[form]}"] + ["chosen"] * (form == self.chosen.words())
-            notes += ["ahead of the chosen plan"] * (form in faster)
-            about = {} if form in (peers or {}) else conditions(next(p for p in plans if p.words() == form).units)
-            samples = np.array(ms) / self.bench.count
-            rows.append({"size": self.size, "form": form, "samples": samples, **fields, **about, "notes": notes})
+    def choose(self, rounds: int = 6) -> pd.DataFrame:
+        """Execute the plans that are `tried`, in turns, so many `rounds`; the fastest is `chosen`. A row for each."""
+        forms = {plan: self.stream(plan) for plan in self.tried()}
+        took = in_turns(forms, rounds, np.random.default_rng(self.bench.seed))
+        self._chosen = min(took, key=lambda plan: float(np.median(took[plan])))
+        fields = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
+        rows = []
+        for plan, ms in took.items():
+            about = {"size": self.size, "form": plan.words(), "samples": np.array(ms) / self.bench.count}
+            rows.append({**about, **fields, **self.about(plan)})
         return pd.DataFrame(rows)
 
     def contenders(self, *, top: int, others: int, seed: int = 0) -> list[Plan]:
@@ -210,52 +187,34 @@ class Trial:
         for plan in plans:
             (value, low, high), origin = self._streamed(self.planner, self.ranking, plan)
             (table_ms, table_low, table_high), _ = self._streamed(before, first, plan)
-            found = {"value": value, "low": low, "high": high, "n": self.ranking.draws.shape[1]}
+            n = int(self.ranking.counts[self.ranking.place(plan)])
+            found = {"value": value, "low": low, "high": high, "n": n}
             tables = {"table_ms": table_ms, "table_low": table_low, "table_high": table_high}
             notes = [f"times of blocks {origin}", "a simulated stream"]
             key = {"size": self.size, "form": plan.words(), "notes": notes, "fitted": "yes" if self.fitted else "no"}
             rows.append({**key, **found, **tables, **PREDICTED, **conditions(plan.units)})
         return pd.DataFrame(rows)
 
-    def contention(self) -> list[dict[str, Any]]:
-        """How many times as long a block takes beside another core's, by their kinds; none where fewer than two units
-        of the CPU run blocks of both kinds."""
-        order = [self.ranking.plans[i].units for i in np.argsort(self.ranking.ms, kind="stable")]
-        alone = [units[0] for units in order if len(units) == 1 and units[0] not in self.bench.costs.devices]
-        pair = learning.contending(list(dict.fromkeys([*alone, *self.bench.costs.units])), self.planner.model)
-        if not pair:
-            return []
-        found = learning.contention(pair, self.make, self.planner.model)
-        fields = {"unit": "x", "better": "lower", "origin": "measured", "statistic": "median", **conditions(pair)}
-        notes = ["on " + " and ".join(pair)]
-        return [
-            {"size": self.size, "form": form, "samples": np.array(ratios), **fields, "notes": notes}
-            for form, ratios in found.items()
-        ]
-
     def drawn_streams(self, count: int) -> list[Stream]:
-        """Plans drawn at random, executed in turns, beside what the tables expect of them, and what is expected once
-        their calls were timed; nothing that was learnt before counts in it."""
-        plain = Calibration(self.bench.calibration.contention)
-        random = np.random.default_rng([self.seed, *self._at])  # other plans at each size
-        order = np.argsort(self.ranking.ms, kind="stable")
-        every = [self.ranking.plans[i] for i in order[: len(order) // 2 + 1]]
-        one = [self.ranking.plans[i] for i in order if len(self.ranking.plans[i].units) == 1]
-        several = [plan for plan in every if len(plan.units) > 1]
+        """Plans drawn at random, executed in turns: what they took over what the tables expect of them, and over what
+        is expected once their calls were timed."""
+        random = np.random.default_rng([self.bench.seed, *self._at])  # other plans at each size
+        order = [self.ranking.plans[i] for i in np.argsort(self.ranking.ms, kind="stable")]
+        one = [plan for plan in order if len(plan.units) == 1]
+        several = [plan for plan in order[: len(order) // 2 + 1] if len(plan.units) > 1]
         plans = _drawn(one, count // 3, random)
         plans += _drawn(several, count - len(plans), random)
+        by_tables = {plan: self._streamed(self.planner, self.ranking, plan) for plan in plans}
         self.time_calls(plans)
-        expected = [self.bench.planner(costs, plain) for costs in (self.bench.tables_alone, self.bench.costs)]
+        timed = {plan: self._streamed(self.planner, self.ranking, plan) for plan in plans}
         forms = {plan: self.stream(plan) for plan in plans}
-        took = {plan: np.median(ms) / self.bench.count for plan, ms in in_turns(forms, DRAWN_ROUNDS, random).items()}
-        found = []
-        for planner in expected:
-            ranking = planner.rank(*self._at, plans=plans)
-            for plan in plans:
-                (ms, _, _), _ = self._streamed(planner, ranking, plan)
-                traits = planner.traits(plan, *self._at)
-                found.append(Stream(self.size, plan.words(), *traits, float(np.log(took[plan] / ms))))
-        return found
+        took = in_turns(forms, CALIBRATION_ROUNDS, random)
+        streams = []
+        for expected in (by_tables, timed):
+            for plan, ((ms, _, _), origin) in expected.items():
+                group = Group(len(plan.units) > 1, origin == "measured")
+                streams.append(Stream(self.size, group, float(np.median(took[plan])) / self.bench.count / ms))
+        return streams
 
     def _streamed(self, planner: Planner, ranking: Ranking, plan: Plan) -> tuple[np.ndarray, str]:
         """ms a graph of a stream with the ends of its interval, and where the times of its blocks come from."""
@@ -264,11 +223,6 @@ class Trial:
         long_stream = planner.expected_ms(ranking.steps[place])
         ms = planner.simulate(ranking.steps[place], graphs=self.bench.count).total_ms / self.bench.count
         return found[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float) * ms / long_stream, found["origin"]
-
-    def probabilities(self, plans: Sequence[Plan]) -> np.ndarray:
-        """In what share of the draws each is the fastest of these plans."""
-        fastest = self.ranking.draws[[self.ranking.place(plan) for plan in plans]].argmin(axis=0)
-        return np.bincount(fastest, minlength=len(plans)) / len(fastest)
 
     def chart(self, plan: Plan) -> pd.DataFrame:
         """The same stream predicted and executed, for a Gantt chart: panel, unit, graph, start_ms, end_ms, origin."""
@@ -309,20 +263,9 @@ class Trial:
             gaps += [s.start_ms - ends[s.block - 1] for s in trace.segments if s.block > 0]
         return gaps
 
-    def make(self, plan: Plan, places: dict[str, Any]) -> Executor:
-        """A plan opened for the graphs of this size, units on the cores `places`."""
-        model = self.planner.model
-        return Executor(plan, model, self.graphs, self.bench.workers, models=self.bench.models, places=places)
-
     def _rank(self) -> None:
         self.planner = self.bench.planner()
         self.ranking = self.planner.rank(*self._at, also=self.by_hand)
-
-    def _entrants(self) -> list[Plan]:
-        """As few plans as hold the best one in `LIKELY` of the draws, the most probable first."""
-        order = np.argsort(-self.ranking.wins, kind="stable")
-        enough = int(np.searchsorted(np.cumsum(self.ranking.wins[order]), LIKELY)) + 1
-        return [self.ranking.plans[i] for i in order[: min(enough, ENTRANTS)]]
 
 
 def _drawn(plans: Sequence[Plan], count: int, random: np.random.Generator) -> list[Plan]:

@@ -1,22 +1,17 @@
-"""Executed plans: one chosen by executing several, and all of them beside what was predicted.
-
-    found = run_heats(forms, rounds=2, seed=0)             # until one is left
-    found.ranked()[0], found.samples, found.left_after
+"""Executed plans beside what was predicted.
 
     executed = lab.race("executed_plans", ...)             # over the sizes of the trials; forms are plans in words
     raced = Comparison(executed, bench.trials)
-    raced.errors(); raced.coverage(); raced.reliability(); raced.regret(); raced.gain()         # rows for the one table
+    raced.errors(); raced.coverage(); raced.regret(); raced.gain()         # rows for the one table
 
 The best of several plans is picked by every other round and judged by the rest, as in the ledger, so that luck does not
-choose; what the A/A control of a race shows beyond 1 is in the intervals. Heats are successive halving (Karnin et al.
-2013; Jamieson and Talwalkar 2016): time goes to those that could still be the best.
+choose; what the A/A control of a race shows beyond 1 is in the intervals.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +31,6 @@ ONE_UNIT = "over plans of one unit"
 PEERS = ("HETERO", "AUTO", "throughput streams")  # forms of the same race, by their names
 ALL_PEERS = f"{ONE_UNIT}, HETERO, AUTO and throughput streams"
 WORST = "chosen, at the worst size"
-STATED = (0, 5, 20, 50, 80, 100)  # ends of the ranges of a stated probability, %
 _PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
 
 
@@ -51,39 +45,6 @@ def in_turns(
                 forms[names[place]]()
             took[names[place]].append(clock.ms)
     return took
-
-
-@dataclass(frozen=True)
-class Heats:
-    """`samples`: ms of each call in the last heat of a form; `left_after`: that heat, counted from 1."""
-
-    samples: dict[str, list[float]]
-    left_after: dict[str, int]
-
-    def ranked(self) -> list[str]:
-        """Those that stayed longest first, of one heat by their medians."""
-        return sorted(self.samples, key=lambda form: (-self.left_after[form], float(np.median(self.samples[form]))))
-
-
-def run_heats(forms: Mapping[str, Callable[[], Any]], *, rounds: int = 2, seed: int = 0) -> Heats:
-    """Each heat calls what is left `rounds` times, in turns and in random order, and the slower half leaves; each next
-    one has twice the rounds. The last is run by two.
-
-    Raises:
-        GnnlabError: there are no forms.
-    """
-    if not forms:
-        raise GnnlabError("no forms to choose from; give at least one")
-    random, left = np.random.default_rng(seed), list(forms)
-    found = Heats({}, {})
-    for heat in itertools.count(1):
-        took = in_turns({form: forms[form] for form in left}, rounds, random)
-        found.samples.update(took)
-        found.left_after.update(dict.fromkeys(left, heat))
-        if len(left) <= 2:
-            return found
-        left = sorted(left, key=lambda form: float(np.median(took[form])))[: max(2, len(left) // 2)]
-        rounds *= 2
 
 
 class Comparison:
@@ -148,28 +109,6 @@ class Comparison:
             beyond = 100 * max(row["ms"] / row["table_high"] - 1, row["table_low"] / row["ms"] - 1, 0.0)
             found = {"value": beyond, "n": row["rounds"], "interval": "none", "notes": note}
             rows.append({**_key(row), "fitted": row["fitted"], **_PERCENT, **found})
-        return pd.DataFrame(rows)
-
-    def reliability(self) -> pd.DataFrame:
-        """How often plans were the fastest of those executed (%), beside how often they were said to be, by ranges of
-        what was said: two forms, `stated` and `observed`, keyed by the range."""
-        said, was = [], []
-        for size, part in self.both.groupby("size", sort=False):
-            said += list(100 * self.trials[size].probabilities([parse(form) for form in part["form"]]))
-            was += list((part["ms"] == part["ms"].min()).astype(float))
-        said, was = np.array(said), np.array(was)
-        fixed, mean = {"unit": "%", "better": "neither"}, {"statistic": "mean", "interval": "none"}
-        rows = []
-        for low, high in itertools.pairwise(STATED):
-            inside = (said >= low) & ((said < high) | (high == STATED[-1]))
-            if not inside.any():
-                continue
-            count, key = int(inside.sum()), {"stated_percent": f"{low}-{high}", **fixed}
-            observed, stated = estimates.summary(was[inside], "share"), float(said[inside].mean())
-            ends = {"low": 100 * observed.low, "high": 100 * observed.high} if count > 1 else {}
-            found = {"value": 100 * observed.value, **ends, "origin": "measured", "interval": CONFIDENCE}
-            rows.append({**key, "form": "stated", "value": stated, "n": count, "origin": "predicted", **mean})
-            rows.append({**key, "form": "observed", **found, "n": count, "statistic": "share"})
         return pd.DataFrame(rows)
 
     def regret(self) -> pd.DataFrame:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gnnlab.workloads.staged import StagedLayer
 
 HOST = "host"  # where graphs come from and results go to
-PRODUCTS, SUMS = "products", "sums"  # kinds of blocks: what they ask of a core and of the memory that cores share
 Span = tuple[int, int]
 
 
@@ -42,17 +41,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """What one unit does for one graph: its calls, and the ms of copies in and out of the memory that units share.
-    `kind`: of the block, see `kind_of`."""
+    """What one unit does for one graph: its calls, and the ms of copies in and out of the memory that units share."""
 
     unit: str
     block: int
     calls: tuple[Call, ...]
     copies_ms: float
-    kind: str = ""
 
-    def ms(self, costs: TableCosts) -> float:
-        return self.copies_ms + sum(costs.time_ms(self.unit, c.first, c.last, c.nodes, c.edges) for c in self.calls)
+    def times(self, costs: TableCosts) -> tuple[float, float, float]:
+        """Expected ms, and both ends: those of all calls at once."""
+        times = [costs.predict(self.unit, c.first, c.last, c.nodes, c.edges) for c in self.calls]
+        return tuple(
+            self.copies_ms + sum(getattr(time, end) for time in times) for end in ("time_ms", "low_ms", "high_ms")
+        )
 
 
 Steps = tuple[tuple[Step, ...], ...]  # by block, by unit of the block
@@ -85,12 +86,6 @@ def halo_ends(layer: StagedLayer) -> int | None:
     last = max((stage.number for stage in layer.stages if "edge_index" in stage.reads), default=len(layer.stages))
     products = (s.number for s in layer.stages[last:] if any(weight.dim() > 1 for weight in s.module.parameters()))
     return next((number - 1 for number in products), None)
-
-
-def kind_of(layer: StagedLayer, first: int, last: int) -> str:
-    """A block that multiplies by weights spends its time there; any other moves and adds rows."""
-    stages = layer.block(first, last).stages
-    return PRODUCTS if any(weight.dim() > 1 for stage in stages for weight in stage.module.parameters()) else SUMS
 
 
 def looks_at_edges(layer: StagedLayer, first: int, last: int) -> bool:
@@ -138,12 +133,12 @@ class Model:
         found = []
         for place, (block, targets) in enumerate(zip(plan.blocks, after, strict=True)):
             sizes = shares(block.ratios) if block.shared else [PartSize(nodes, 0, edges)]
-            group, kind = [], kind_of(self.layer, block.first, block.last)
+            group = []
             for unit, ratio, size in zip(block.units, block.ratios, sizes, strict=True):
                 copies = self._in_ms(unit, block, place, size, nodes, edges)
                 handed = [(target, self.moved_bytes(block, unit, target, nodes, edges)) for target in targets]
                 copies += ratio * max(self.costs.transfer_ms(unit, *each) for each in handed)  # to the slowest reader
-                group.append(Step(unit, place, self._calls_of(unit, block, size), copies, kind))
+                group.append(Step(unit, place, self._calls_of(unit, block, size), copies))
             found.append(tuple(group))
         return tuple(found)
 
@@ -183,4 +178,4 @@ class Model:
     def origins(self, steps: Steps) -> set[str]:
         """Where the times of these steps come from."""
         every = [(step.unit, call) for group in steps for step in group for call in step.calls]
-        return {self.costs.origin(unit, c.first, c.last, c.nodes, c.edges) for unit, c in every}
+        return {self.costs.predict(unit, c.first, c.last, c.nodes, c.edges).origin for unit, c in every}

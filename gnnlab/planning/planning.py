@@ -1,14 +1,14 @@
-"""Which plan: all that are legal, ranked with what is not known of their times.
+"""Which plan: all that are legal, ranked by their expected times.
 
     planner = planner_of(costs, calibration=learnt)       # of the units that costs are known of, on this machine
     ranking = planner.rank(nodes=4000, edges=9000)
-    ranking.table()           # expected time, interval, probability of being best, regret; one-unit plans among them
-    ranking.chosen            # the plan that is hardest to regret
+    ranking.table()           # expected time with its interval, best first; one-unit plans among them
+    ranking.chosen            # the plan with the smallest expected time
 
 The time of a plan is that from one graph to the next in a stream ("throughput"), or that of one graph alone
-("latency"). What is not known of it is drawn, and the plan that wins most draws is the one that is most probably the
-best. Where plans were executed, what they took over what was expected is drawn (`calibration`); where none were, as on
-machines that are not here, the errors of the tables are: in each draw every block has one time in all plans.
+("latency"). Where plans were executed, it is corrected by what these took over what was expected, and their 5 % and
+95 % are its interval (`calibration`). Where none were, as on machines that are not here, the interval has all times of
+blocks at their lower ends, and at their upper ends.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import pandas as pd
 
 from gnnlab import machine as this_machine
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest
-from gnnlab.planning.calibration import Calibration, Traits
-from gnnlab.planning.costs import Model, Shares, Step, Steps
+from gnnlab.planning.calibration import Calibration, Group
+from gnnlab.planning.costs import Model, Shares, Steps
 from gnnlab.planning.plans import RATIOS, Plan, Space
 from gnnlab.planning.read_costs import FITTED, READ
 from gnnlab.planning.simulation import Machine, Trace, Work, simulate
@@ -37,45 +36,28 @@ if TYPE_CHECKING:
     from gnnlab.planning.table_costs import TableCosts
 
 OBJECTIVES = ("throughput", "latency")
-DRAWS = 1000
-ALWAYS = 0.995  # a share of the draws that is told as "over 99 %": once in 200 would not show among them
-INTERVAL = (5, 95)  # percentiles of the draws: 90 %, as predictions of blocks have it
-REGRET_PERCENTILE = 95  # of the regret over the draws: the choice keeps this one small
 PREDICTED = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate", "interval": PREDICTION}
 ONE_UNIT_WITHIN = 1.5  # one-unit plans up to so many times the best one's expected time are worth executing
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Plans at one size. `ms` (plans): by the expected times of blocks; `draws` (plans, draws): by drawn ones."""
+    """Plans at one size, by place: expected `ms` with the ends of their intervals, how many executed streams correct
+    them (`counts`, 1 where none do), and the origins of the times of their blocks."""
 
     nodes: int
     edges: int
     plans: tuple[Plan, ...]
     steps: tuple[Steps, ...]
     ms: np.ndarray
-    draws: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    counts: np.ndarray
     origins: tuple[str, ...]
 
-    @cached_property
-    def regrets(self) -> np.ndarray:
-        """How much longer than the best plan of a draw each takes, (plans, draws), 0 for no longer."""
-        return self.draws / self.draws.min(axis=0) - 1
-
-    @cached_property
-    def wins(self) -> np.ndarray:
-        """In what share of the draws each is the fastest, (plans)."""
-        return np.bincount(self.draws.argmin(axis=0), minlength=len(self.plans)) / self.draws.shape[1]
-
-    @cached_property
-    def regret_p95(self) -> np.ndarray:
-        """The regret that is exceeded in one of twenty draws alone, (plans)."""
-        return np.percentile(self.regrets, REGRET_PERCENTILE, axis=1)
-
-    @cached_property
+    @property
     def chosen(self) -> Plan:
-        """The plan whose regret is small even when its times turn out badly."""
-        return self.plans[min(range(len(self.plans)), key=lambda i: (self.regret_p95[i], self.ms[i]))]
+        return self.plans[int(self.ms.argmin())]
 
     @property
     def one_unit(self) -> Plan:
@@ -89,24 +71,21 @@ class Ranking:
         return self.plans.index(plan)
 
     def top(self, count: int) -> list[Plan]:
-        """The best by expected time, and the best one-unit plan and the chosen one wherever they stand."""
+        """The best by expected time, and the best one-unit plan wherever it stands."""
         first = [self.plans[i] for i in np.argsort(self.ms, kind="stable")[:count]]
         alone = [self.one_unit] if any(len(plan.units) == 1 for plan in self.plans) else []
-        return list(dict.fromkeys([self.chosen, *first, *alone]))
+        return list(dict.fromkeys([*first, *alone]))
 
     def table(self, plans: Sequence[Plan] | None = None, marks: Mapping[str, Plan] | None = None) -> pd.DataFrame:
         """A row for each plan, best first; `marks` are labels of some.
 
         Columns: plan (its notation), words, blocks (units, first and last stage of each), ms, ci_low, ci_high (90 %,
-        around ms), probability (share of the draws in which it is the best), regret (expected, share), regret_p95,
-        origin, chosen, label.
+        around ms), n, origin, chosen, label.
         """
-        low, high = np.percentile(self.draws, INTERVAL, axis=1)
         table = pd.DataFrame({"plan": [str(plan) for plan in self.plans], "words": [p.words() for p in self.plans]})
         table["blocks"] = [[(block.units, block.first, block.last) for block in p.blocks] for p in self.plans]
-        times = {"ms": self.ms, "ci_low": np.minimum(low, self.ms), "ci_high": np.maximum(high, self.ms)}
-        regrets = {"regret": self.regrets.mean(axis=1), "regret_p95": self.regret_p95}
-        table = table.assign(**times, probability=self.wins, **regrets, origin=self.origins)
+        times = {"ms": self.ms, "ci_low": np.minimum(self.low, self.ms), "ci_high": np.maximum(self.high, self.ms)}
+        table = table.assign(**times, n=self.counts, origin=self.origins)
         table["chosen"] = [plan == self.chosen for plan in self.plans]
         table["label"] = [", ".join(n for n, marked in (marks or {}).items() if marked == p) for p in self.plans]
         kept = table if plans is None else table[[plan in plans for plan in self.plans]]
@@ -117,21 +96,18 @@ class Ranking:
         table, rows = self.table(list(named.values())).set_index("plan"), []
         for form, plan in named.items():
             found = table.loc[str(plan)]
-            value = {"value": found["ms"], "low": found["ci_low"], "high": found["ci_high"], "n": self.draws.shape[1]}
-            often, regret = found["probability"], found["regret_p95"]
-            share = "over 99 %" if often > ALWAYS else f"{100 * often:.0f} %"
-            why = f"fastest in {share} of the draws, regret below {100 * regret:.0f} % in 19 of 20"
-            notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {found['origin']}", why]
+            value = {"value": found["ms"], "low": found["ci_low"], "high": found["ci_high"], "n": int(found["n"])}
+            notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {found['origin']}"]
             rows.append({"form": form, **value, **PREDICTED, **conditions(plan.units), "notes": notes})
         return pd.DataFrame(rows)
 
     def contenders(self, *, top: int = 2, others: int = 1, seed: int = 0) -> list[Plan]:
-        """Plans worth executing: the best one-unit plan, the chosen one, the `top` by expected time, near one-unit
-        plans, and `others` drawn from the better half, so that predictions are not judged by winners alone."""
+        """Plans worth executing: the best one-unit plan, the `top` by expected time, near one-unit plans, and `others`
+        drawn from the better half, so that predictions are not judged by winners alone."""
         order = np.argsort(self.ms, kind="stable")
         least = self.ms[self.place(self.one_unit)]
         near = [self.plans[i] for i in order if len(self.plans[i].units) == 1 and self.ms[i] <= ONE_UNIT_WITHIN * least]
-        first = [self.one_unit, self.chosen, *(self.plans[i] for i in order[:top]), *near]
+        first = [self.one_unit, *(self.plans[i] for i in order[:top]), *near]
         half = [self.plans[i] for i in order[: len(order) // 2 + 1] if self.plans[i] not in first]
         drawn = np.random.default_rng(seed).permutation(len(half))[:others]
         return list(dict.fromkeys([*first, *(half[i] for i in drawn)]))
@@ -139,18 +115,15 @@ class Ranking:
 
 @dataclass(eq=False)
 class Planner:
-    """Plans of a layer on a machine. `objective`: throughput or latency; `max_blocks` of a plan; `draws` of the times,
-    from `seed`; `calibration`: what executed plans taught, where some were."""
+    """Plans of a layer on a machine. `objective`: throughput or latency; `max_blocks` of a plan; `calibration`: what
+    executed plans taught, where some were."""
 
     model: Model
     space: Space
     machine: Machine
     objective: str = "throughput"
     max_blocks: int = 2
-    draws: int = DRAWS
-    seed: int = 0
     calibration: Calibration = field(default_factory=Calibration)
-    _drawn: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -192,62 +165,40 @@ class Planner:
         given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
         plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
         steps = [self.model.steps(plan, nodes, edges, shares) for plan in plans]
-        ms = np.array([self.expected_ms(s) for s in steps])
-        origins = tuple(_worst(self.model.origins(s)) for s in steps)
-        traits = [self._traits(s, origin) for s, origin in zip(steps, origins, strict=True)]
-        if self.objective == "throughput" and self.calibration.knows(traits):  # streams were executed, no lone graphs
-            middle, factors = self.calibration.factors(traits, self.draws, self.seed)
-            ms, draws = ms * middle, ms[:, None] * factors
-        else:
-            every = [self._time(self._works(s, drawn=True)) for s in steps]
-            draws = np.array([np.broadcast_to(each, self.draws) for each in every])
-        return Ranking(nodes, edges, tuple(plans), tuple(steps), ms, draws, origins)
+        times = np.array([self._times(each) for each in steps])
+        counts, origins = np.ones(len(plans), dtype=int), tuple(_worst(self.model.origins(each)) for each in steps)
+        groups = [Group(len(plan.units) > 1, origin == "measured") for plan, origin in zip(plans, origins, strict=True)]
+        if self.objective == "throughput" and self.calibration.knows(groups):  # streams were executed, no lone graphs
+            times = times[:, :1] * np.array([self.calibration.factors(group) for group in groups])
+            counts = np.array([self.calibration.count(group) for group in groups])
+        return Ranking(nodes, edges, tuple(plans), tuple(steps), *times.T, counts, origins)
 
     def expected_ms(self, steps: Steps) -> float:
-        """By the expected times of its steps alone: the objective."""
-        return float(self._time(self._works(steps)))
+        """The objective by the expected times of its steps alone."""
+        return self._times(steps)[0]
 
     def simulate(self, steps: Steps, *, graphs: int = 16) -> Trace:
         """A stream of graphs through a plan, by the expected times of its steps."""
-        return simulate(self._works(steps), self.machine, graphs=graphs)
+        return simulate(self._works(steps)[0], self.machine, graphs=graphs)
 
     def places(self, steps: Steps) -> dict[str, int | str]:
         """The core of each unit of a plan."""
-        return self.machine.places([work for block in self._works(steps) for work in block])
+        return self.machine.places([work for block in self._works(steps)[0] for work in block])
 
-    def traits(self, plan: Plan, nodes: int, edges: int) -> Traits:
-        """What the error of a plan's expected time depends on."""
-        steps = self.model.steps(plan, nodes, edges)
-        return self._traits(steps, _worst(self.model.origins(steps)))
+    def _works(self, steps: Steps) -> list[list[list[Work]]]:
+        """By block, by unit: with the expected ms, with those of the lower ends, with those of the upper ends."""
+        times = [[(step.unit, step.times(self.model.costs)) for step in group] for group in steps]
+        return [[[Work(unit, ms[end]) for unit, ms in group] for group in times] for end in range(3)]
 
-    def _traits(self, steps: Steps, origin: str) -> Traits:
-        works = [work for block in self._works(steps) for work in block]
-        overlap = self.machine.overlap(works, self.machine.places(works))
-        return Traits(len({work.unit for work in works}) > 1, overlap, origin == "measured")
-
-    def _works(self, steps: Steps, drawn: bool = False) -> list[list[Work]]:
-        """By block, by unit: the expected ms, or draws of it."""
-        ms_of = self._draws_of if drawn else lambda step: step.ms(self.model.costs)
-        return [[Work(step.unit, ms_of(step), step.kind) for step in group] for group in steps]
-
-    def _draws_of(self, step: Step) -> np.ndarray:
-        total = np.full(self.draws, step.copies_ms)
-        for call in step.calls:
-            key = (step.unit, call)
-            if key not in self._drawn:
-                seed = int(digest([self.seed, str(key)])[:8], 16)  # its own for each block, the same in every plan
-                at = (call.first, call.last, call.nodes, call.edges)
-                self._drawn[key] = self.model.costs.samples(step.unit, *at, self.draws, seed)
-            total = total + self._drawn[key]
-        return total
-
-    def _time(self, works: Sequence[Sequence[Work]]) -> np.ndarray | float:
-        """The objective: a number, or draws. Units that work at once are each on the core that suits the means best."""
+    def _times(self, steps: Steps) -> tuple[float, ...]:
+        """The objective by the expected times, by the lower ends, by the upper ends."""
+        works = self._works(steps)
         if self.objective == "latency":
-            return sum(self._together(block) for block in works)
-        return self._together([work for block in works for work in block])
+            return tuple(sum(self._together(block) for block in each) for each in works)
+        return tuple(self._together([work for block in each for work in block]) for each in works)
 
-    def _together(self, works: Sequence[Work]) -> np.ndarray | float:
+    def _together(self, works: Sequence[Work]) -> float:
+        """Units that work at once are each on the core that suits their times best."""
         return self.machine.period_ms(works, self.machine.places(works))
 
 
@@ -285,7 +236,6 @@ def planner_of(
     able = {unit: {stage for a, b in costs.blocks(unit) for stage in range(a, b + 1)} for unit in costs.units}
     unable = {unit: set(range(1, stages + 1)) - able[unit] for unit in costs.units}
     space = Space(costs.units, stages, unable, tuple(map(frozenset, itertools.combinations(may, 2))), tuple(ratios))
-    calibration = calibration or Calibration()
-    machine = Machine(cores or this_machine.cores(), costs.devices, calibration.contention)
+    machine = Machine(cores or this_machine.cores(), costs.devices)
     model = Model(costs.layer, costs, costs.separate)
-    return Planner(model, space, machine, calibration=calibration, **options)
+    return Planner(model, space, machine, calibration=calibration or Calibration(), **options)

@@ -12,21 +12,20 @@ the table gives only those of stages: over the lesser of the two), and the switc
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import HOST, Span
-from gnnlab.prediction.predictor import EXTRAPOLATED, TimePredictor
+from gnnlab.prediction.predictor import EXTRAPOLATED, Prediction, TimePredictor
 from gnnlab.prediction.tables import BandwidthFile, LookupEntry, read_bandwidth, read_lookup
 from gnnlab.workloads.staged import StagedLayer
 
 READ, FITTED = "read", "read, fitted between"
-_NORMAL_95 = 1.96
+_NORMAL_90, _NORMAL_95 = 1.645, 1.96
 _FEATURES = 500  # of S4's GraphSAGE, which its tables are of
 
 
@@ -73,26 +72,16 @@ class ReadCosts:
         """(first, last) of single stages, the only ones that such tables have."""
         return {(stage, stage) for processor, stage, *_ in self.lookup if processor == unit}
 
-    def time_ms(self, unit: str, first: int, last: int, nodes: int, edges: int) -> float:
-        """ms of a stage (first == last). `GnnlabError` at a size that the table lacks, where nothing was fitted."""
-        entry = self.lookup.get((unit, first, nodes, edges))
-        return (
-            entry.total_time_ms if entry else self._fit(nodes, edges).predict(unit, first, last, nodes, edges).time_ms
-        )
+    def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
+        """The time of a stage (first == last), its interval, by the standard deviation where it was read, and origin.
 
-    def origin(self, unit: str, first: int, last: int, nodes: int, edges: int) -> str:
-        if (unit, first, nodes, edges) in self.lookup:
-            return READ
-        found = self._fit(nodes, edges).predict(unit, first, last, nodes, edges).origin
-        return EXTRAPOLATED if found == EXTRAPOLATED else FITTED
-
-    def samples(self, unit: str, first: int, last: int, nodes: int, edges: int, count: int, seed: int) -> np.ndarray:
-        """Draws of that time (count): by its own standard deviation where it was read, none where none is given."""
-        entry = self.lookup.get((unit, first, nodes, edges))
-        if entry is None:
-            return self._fit(nodes, edges).samples(unit, first, last, nodes, edges, count, seed)
-        spread = (entry.std_ms or 0.0) / entry.total_time_ms
-        return entry.total_time_ms * np.exp(np.random.default_rng(seed).normal(0, spread, count))
+        Raises:
+            GnnlabError: a size that the table lacks, where nothing was fitted.
+        """
+        if entry := self.lookup.get((unit, first, nodes, edges)):
+            return Prediction(entry.total_time_ms, *_interval(entry, _NORMAL_90), READ)
+        found = self._fit(nodes, edges).predict(unit, first, last, nodes, edges)
+        return found if found.origin == EXTRAPOLATED else replace(found, origin=FITTED)
 
     def transfer_ms(self, source: str, target: str, size_bytes: float) -> float:
         """ms to hand bytes on; 0 within a processor. The host's memory is the CPU's."""
@@ -127,10 +116,11 @@ def read_costs(lookup: Path, bandwidth: Path) -> ReadCosts:
     times = {(processor, stage, nodes, edges): entry for (nodes, edges, processor, stage), entry in found.items()}
     if strange := [stage for _, stage, *_ in times if not 1 <= stage <= len(layer.stages)]:
         raise GnnlabError(f"{lookup}: stage {strange[0]}; S4's layer has stages 1 to {len(layer.stages)}")
-    rows = [
-        {"unit": processor, "first": stage, "last": stage, "nodes": nodes, "edges": edges, **_interval(entry)}
-        for (processor, stage, nodes, edges), entry in times.items()
-    ]
+    rows = []
+    for (processor, stage, nodes, edges), entry in times.items():
+        low, high = _interval(entry, _NORMAL_95)
+        at = {"unit": processor, "first": stage, "last": stage, "nodes": nodes, "edges": edges}
+        rows.append({**at, "ms": entry.total_time_ms, "ms_low": low, "ms_high": high})
     try:
         predictor = TimePredictor.fit(layer, pd.DataFrame(rows))
     except GnnlabError:  # too few sizes: those that are there can still be planned
@@ -138,7 +128,7 @@ def read_costs(lookup: Path, bandwidth: Path) -> ReadCosts:
     return ReadCosts(layer, times, read_bandwidth(bandwidth), predictor)
 
 
-def _interval(entry: LookupEntry) -> dict[str, float]:
-    half = _NORMAL_95 * (entry.std_ms or 0.0)
-    ms = entry.total_time_ms
-    return {"ms": ms, "ms_low": max(ms - half, ms / 2), "ms_high": ms + half}
+def _interval(entry: LookupEntry, deviations: float) -> tuple[float, float]:
+    """So many standard deviations around the time of an entry; the time alone where it has none."""
+    ms, half = entry.total_time_ms, deviations * (entry.std_ms or 0.0)
+    return max(ms - half, ms / 2), ms + half

@@ -1,20 +1,18 @@
 """A stream of graphs through the units of a plan, as a discrete-event simulation (SimPy).
 
-    machine = Machine(cores=2, contention={"products beside sums": 1.1})
+    machine = Machine(cores=2)
     trace = simulate(works, machine, graphs=16)        # works: ms of each unit by block, as `Step.ms` gives them
     trace.latency_ms, trace.period_ms, trace.idle
 
 Each unit takes the graphs in their order, one at a time. Graphs in flight are bounded, so a slow unit holds up those
-before it. Units of the CPU are pinned to cores; those on one core share it, and work on several cores at once takes
-longer by factors that are measured, by what works beside what (memory and caches are shared, and so may be the cores).
-Units that are devices of their own slow nobody down.
+before it. Units of the CPU are pinned to cores; those on one core share it. Units that are devices of their own have
+no core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,78 +24,39 @@ _EPSILON_MS = 1e-9
 
 
 class Work(NamedTuple):
-    """One unit's share of a block: ms for one graph while nothing else runs, a number or draws. `kind`: that of the
-    block, as contention knows it."""
+    """One unit's share of a block: ms for one graph while nothing else runs."""
 
     unit: str
-    ms: float | np.ndarray
-    kind: str = ""
+    ms: float
 
 
 Works = Sequence[Sequence[Work]]  # by block, by unit of the block
 Places = Mapping[str, int | str]  # the core of each unit; a device is its own
 
 
-def beside(kind: str, other: str) -> str:
-    """The name of a pair in `Machine.contention`."""
-    return f"{kind} beside {other}"
-
-
 @dataclass(frozen=True)
 class Machine:
-    """`cores` of the CPU; `devices`: units that are hardware of their own; `contention`: how many times as long work of
-    a kind takes while work of another is done on one more core, by the names of `beside`; 1 where it is not told."""
+    """`cores` of the CPU; `devices`: units that are hardware of their own."""
 
     cores: int = 2
     devices: frozenset[str] = frozenset()
-    contention: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wrong = [f"{pair}: {factor}" for pair, factor in self.contention.items() if not 1 <= factor < float("inf")]
-        if self.cores < 1 or wrong:
-            raise GnnlabError(
-                f"a machine of {self.cores} cores with contention {', '.join(wrong) or 'as given'}: at least 1 core, "
-                "factors from 1"
-            )
-
-    def slowdown(self, kind: str, other: str) -> float:
-        """How many times as long work takes while such other work is done on one more core."""
-        return self.contention.get(beside(kind, other), 1.0)
+        if self.cores < 1:
+            raise GnnlabError(f"a machine of {self.cores} cores; at least 1 is needed")
 
     def places(self, works: Sequence[Work]) -> dict[str, int | str]:
-        """A core for each unit by its mean ms of work for a graph, so that a stream flows fastest."""
-        means = [work._replace(ms=float(np.mean(work.ms))) for work in works]
-        own = {work.unit: work.unit for work in means if work.unit in self.devices}
-        order = sorted((work for work in means if work.unit not in own), key=lambda work: (-work.ms, work.unit))
+        """A core for each unit by its ms of work for a graph, so that a stream flows fastest."""
+        own = {work.unit: work.unit for work in works if work.unit in self.devices}
+        order = sorted((work for work in works if work.unit not in own), key=lambda work: (-work.ms, work.unit))
         units = list(dict.fromkeys(work.unit for work in order))
         ways = [dict(zip(units, cores, strict=True)) | own for cores in _groupings(len(units), self.cores)]
-        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: float(self.period_ms(means, way)))
+        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: self.period_ms(works, way))
 
-    def period_ms(self, works: Sequence[Work], places: Places) -> float | np.ndarray:
-        """ms from one graph to the next in a long stream.
-
-        The busiest core never waits; each other one is busy beside it for all of its work, which is the most that it
-        can be. What works beside what is as their shares in the work of the cores.
-        """
-        devices = [work.ms for work in works if work.unit in self.devices]
-        cores = list(self.by_core(works, places).values())
-        slowed = [sum(w.ms for w in own) + self._lost(own, [c for c in cores if c is not own]) for own in cores]
-        return reduce(np.maximum, [*slowed, *devices])
-
-    def _lost(self, own: Sequence[Work], others: Sequence[Sequence[Work]]) -> float | np.ndarray:
-        """ms that a core's work takes longer beside the others: of each ms that both work, all but 1 / slowdown."""
-        lost, load = 0.0, sum(work.ms for work in own)
-        for other in others:
-            slowdown = self._mixed_slowdown(own, other)
-            theirs = sum(work.ms for work in other) * self._mixed_slowdown(other, own)
-            lost = lost + np.minimum(theirs, load * slowdown) * (1 - 1 / slowdown)
-        return lost
-
-    def overlap(self, works: Sequence[Work], places: Places) -> float:
-        """For what share of the busiest core's time others work, too: 0 for one core, n - 1 where n share evenly."""
-        cores = self.by_core(works, places)
-        loads = sorted(sum(float(np.mean(work.ms)) for work in own) for own in cores.values())
-        return sum(loads[:-1]) / loads[-1] if loads and loads[-1] > 0 else 0.0
+    def period_ms(self, works: Sequence[Work], places: Places) -> float:
+        """ms from one graph to the next in a long stream: the busiest core or device never waits."""
+        busy = [sum(work.ms for work in own) for own in self.by_core(works, places).values()]
+        return max([*busy, *(work.ms for work in works if work.unit in self.devices)])
 
     def by_core(self, works: Iterable[Work], places: Places) -> dict[int | str, list[Work]]:
         """The work on each core; what devices do is on none."""
@@ -106,14 +65,6 @@ class Machine:
             if work.unit not in self.devices:
                 found.setdefault(places[work.unit], []).append(work)
         return found
-
-    def _mixed_slowdown(self, own: Sequence[Work], others: Sequence[Work]) -> float:
-        """The factor of a core's work beside another's, over all pairs of what they do, by their shares in it."""
-        weights = [(a, b, float(np.mean(a.ms)) * float(np.mean(b.ms))) for a in own for b in others]
-        total = sum(weight for _, _, weight in weights)
-        if total == 0:
-            return 1.0
-        return sum(weight * self.slowdown(a.kind, b.kind) for a, b, weight in weights) / total
 
 
 def _groupings(units: int, cores: int) -> Iterator[tuple[int, ...]]:
@@ -267,18 +218,10 @@ class _Cores:
         return done
 
     def _rates(self) -> dict[str, float]:
-        """ms of work done in a ms. Of several kinds at work on another core, each counts for its part of that core."""
+        """ms of work done in a ms: all of it for a device and for one unit on a core, a part where several share it."""
         on_core = self.machine.by_core([work for work, _ in self.running.values()], self.places)
-        rates = dict.fromkeys(self.running, 1.0)
-        for core, own in on_core.items():
-            for work in own:
-                slowed = [
-                    np.mean([self.machine.slowdown(work.kind, other.kind) for other in others]) - 1
-                    for place, others in on_core.items()
-                    if place != core
-                ]
-                rates[work.unit] = 1 / (len(own) * (1 + sum(slowed)))
-        return rates
+        shared = {work.unit: 1 / len(own) for own in on_core.values() for work in own}
+        return dict.fromkeys(self.running, 1.0) | shared
 
     def _advance(self) -> None:
         passed, rates = self.env.now - self.since, self._rates()

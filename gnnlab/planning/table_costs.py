@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gnnlab.campaign.cells import Cell, CellResult, Settings
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import HOST, Span
+from gnnlab.prediction.predictor import MEASURED, Prediction, simulated_time
 from gnnlab.prediction.tables import load_tables
 from gnnlab.units import registry as units
-from gnnlab.units.simulated import NOISE, SCATTERS, SimulatedUnit
+from gnnlab.units.simulated import SCATTERS, SimulatedUnit
 from gnnlab.workloads.staged import StagedLayer
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class TableCosts:
     simulated: Mapping[str, SimulatedUnit] = field(default_factory=dict)
     bandwidth: float = 1.0
     measured: Mapping[Key, CellResult] = field(default_factory=dict)
-    _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Key, Prediction] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if unknown := [u for u in self.units if u not in self.simulated and u not in self.predictor.units]:
@@ -130,24 +131,14 @@ class TableCosts:
             block for block in self.layer.blocks() if not {s.name for s in self.layer.block(*block).stages} & cannot
         }
 
-    def time_ms(self, unit: str, first: int, last: int, nodes: int, edges: int) -> float:
-        """ms of a block in one call. Raises `GnnlabError` where the tables give none that makes sense."""
-        return self._of(unit, first, last, nodes, edges)[0]
-
-    def origin(self, unit: str, first: int, last: int, nodes: int, edges: int) -> str:
-        """measured|interpolated|extrapolated|simulated"""
-        return self._of(unit, first, last, nodes, edges)[1]
-
-    def samples(self, unit: str, first: int, last: int, nodes: int, edges: int, count: int, seed: int) -> np.ndarray:
-        """Draws of that time (count), which carry what is not known of it."""
-        outcome = self.measured.get((unit, first, last, nodes, edges))
-        if outcome is not None:
-            spread = np.log(outcome.ci_ms[1] / outcome.ci_ms[0]) / (2 * 1.96)
-            return outcome.median_ms * np.exp(np.random.default_rng(seed).normal(0, spread, count))
-        if unit not in self.simulated:
-            return np.asarray(self.predictor.samples(unit, first, last, nodes, edges, count, seed), dtype=float)
-        noise = np.random.default_rng(seed).normal(0, NOISE, count)
-        return self.time_ms(unit, first, last, nodes, edges) * np.exp(noise)
+    def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
+        """The time of a block in one call, its interval (95 % where it was measured), and its origin:
+        measured|interpolated|extrapolated|simulated. Raises `GnnlabError` where the tables give none that makes sense.
+        """
+        key = (unit, first, last, nodes, edges)
+        if key not in self._known:
+            self._known[key] = self._look_up(*key)
+        return self._known[key]
 
     def transfer_ms(self, source: str, target: str, size_bytes: float) -> float:
         """Out of the results of `source` into memory that all units read; 0 within a unit.
@@ -165,22 +156,15 @@ class TableCosts:
         found = (at for key, at in self.predictor.measured.items() if key[0] in self.units)
         return sorted({size for at in found for size in at})
 
-    def _of(self, *key: Any) -> tuple[float, str]:
-        if key not in self._known:
-            self._known[key] = self._look_up(*key)
-        return self._known[key]
-
-    def _look_up(self, unit: str, first: int, last: int, nodes: int, edges: int) -> tuple[float, str]:
+    def _look_up(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
         if (outcome := self.measured.get((unit, first, last, nodes, edges))) is not None:
-            return outcome.median_ms, "measured"
+            return Prediction(outcome.median_ms, *outcome.ci_ms, MEASURED)
         if unit in self.simulated:
-            found = self.simulated[unit]
-            precision = found.computes_in("float32")
-            return found.time_ms(self.layer, first, last, nodes, edges, precision), "simulated"
+            return simulated_time(self.simulated[unit], self.layer, first, last, nodes, edges)
         predicted = self.predictor.predict(unit, first, last, nodes, edges)
         if not (np.isfinite(predicted.time_ms) and predicted.time_ms > 0):
             raise GnnlabError(
                 f"the tables give {predicted.time_ms} ms for stages {first}-{last} on {unit} at {nodes}/{edges}; "
                 "measure them anew (notebooks 05 and 06)"
             )
-        return float(predicted.time_ms), predicted.origin
+        return predicted

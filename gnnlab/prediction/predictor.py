@@ -2,7 +2,6 @@
 
     predictor = TimePredictor.fit(layer, cells, curves)       # cells: the table of a campaign
     predictor.predict("openvino:CPU", 1, 5, nodes=4000, edges=9000)      # time_ms, low_ms, high_ms, origin
-    predictor.samples("openvino:CPU", 1, 5, 4000, 9000, count=400, seed=0)
 
 Intervals are conformal: sizes are left out, predicted and compared, and the 90 % quantile of the errors, each over what
 is usual for its block, is the half-width of the next prediction (Vovk 2005; Lei et al. 2018). A measured size gives its
@@ -123,10 +122,7 @@ class TimePredictor:
         if nodes < 1 or edges < 1:
             raise GnnlabError(f"a graph of {nodes} nodes and {edges} edges; at least 1 of each is needed")
         if (first, last) in self.simulated.get(unit, ()):
-            device: SimulatedUnit = units.find(unit)
-            ms = device.time_ms(self.layer, first, last, nodes, edges, device.computes_in("float32"))
-            half = 1.645 * NOISE  # 90 % of a normal
-            return Prediction(ms, ms * float(np.exp(-half)), ms * float(np.exp(half)), SIMULATED)
+            return simulated_time(units.find(unit), self.layer, first, last, nodes, edges)
         key, size = (unit, first, last), (int(nodes), int(edges))
         fit, known = self._fit(key), self.measured[key].get(size)
         middle = known[0] if known else fit.ms(*size)
@@ -137,16 +133,6 @@ class TimePredictor:
         if known:
             ends = min(known[1], ends[0]), max(known[2], ends[1])
         return Prediction(middle, *ends, origin)
-
-    def samples(self, unit: str, first: int, last: int, nodes: int, edges: int, count: int, seed: int) -> np.ndarray:
-        """Draws (count) of a block's time in ms: the prediction, and errors as they were at sizes left out."""
-        found = self.predict(unit, first, last, nodes, edges)
-        random = np.random.default_rng(seed)
-        if found.origin == SIMULATED:
-            return found.time_ms * np.exp(random.normal(0, NOISE, count))
-        scores = self.errors[unit][found.origin].scores
-        drawn = random.choice(scores, count) * self.spreads[unit, first, last]
-        return found.time_ms * np.exp(drawn)
 
     def _fit(self, key: Key) -> Fit:
         if key in self.fits:
@@ -220,6 +206,15 @@ def over_groups(errors: np.ndarray, sizes: Sequence[Sequence[int]], along: Seque
 def _rounded(values: np.ndarray) -> list[int]:
     middle = [int(float(f"{value:.2g}")) for value in values[1:-1]]
     return sorted({round(values[0]), *middle, round(values[-1])})
+
+
+def simulated_time(
+    device: SimulatedUnit, layer: StagedLayer, first: int, last: int, nodes: int, edges: int
+) -> Prediction:
+    """By its constants, with 90 % of its noise."""
+    ms = device.time_ms(layer, first, last, nodes, edges, device.computes_in("float32"))
+    half = 1.645 * NOISE  # 90 % of a normal
+    return Prediction(ms, ms * float(np.exp(-half)), ms * float(np.exp(half)), SIMULATED)
 
 
 def _simulated(cells: pd.DataFrame) -> dict[str, set[Span]]:

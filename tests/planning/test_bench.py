@@ -1,4 +1,4 @@
-"""Plans tried out, small: contention, a ranking with measured calls, streams, charts, a lookup."""
+"""Plans tried out, small: a calibration, a ranking with measured calls, streams, charts."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,8 @@ from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError, ParityError
 from gnnlab.lab import plots
-from gnnlab.planning.bench import ENTRANTS, Bench
+from gnnlab.planning.bench import Bench
+from gnnlab.planning.calibration import Group
 from gnnlab.planning.comparison import Comparison
 from gnnlab.planning.partition import Graph
 from gnnlab.planning.plans import parse
@@ -33,14 +34,14 @@ def bench():
 
 
 @pytest.fixture(scope="module")
-def contention(bench):
+def calibrated(bench):
     return bench.calibrate([GraphSize(50, 150), GraphSize(80, 240)], drawn=4)
 
 
 @pytest.fixture(scope="module")
-def trial(bench, contention):
+def trial(bench, calibrated):
     made = bench.at(GraphSize(60, 200), [MINE])
-    made.choose({"peer": lambda: None}, rounds=1)
+    made.choose(rounds=1)
     return made
 
 
@@ -55,59 +56,41 @@ def lab(trial):
     return made
 
 
-def test_contention_is_measured_by_what_works_beside_what(bench, contention):
-    rows = Recorder().record("contention", contention, keys=["size"]).rows
-    pairs = {f"{a} beside {b}" for a in ("products", "sums") for b in ("products", "sums")}
-    assert {row.form for row in rows} == pairs and {row.keys["size"] for row in rows} == {"50/150", "80/240"}
-    assert {(row.unit, row.threads, row.n) for row in rows} == {("x", 2, 8)}  # both units, four rounds
-    assert bench.calibration.contention.keys() == pairs and min(bench.calibration.contention.values()) >= 1
-    assert bench.planner().machine.contention == bench.calibration.contention
-
-
-def test_drawn_plans_of_each_size_are_executed_beside_what_was_expected(bench, contention):
+def test_drawn_plans_of_each_size_are_executed_beside_what_was_expected(bench, calibrated):
     streams = bench.calibration.streams
     assert {stream.size for stream in streams} == {"50/150", "80/240"} and len(streams) == 2 * 2 * 4
-    assert {stream.several for stream in streams} == {False, True} == {stream.timed for stream in streams}
-    assert all(np.isfinite(stream.log_ratio) and (stream.overlap > 0) <= stream.several for stream in streams)
-    rows = Recorder().record("calibration", bench.calibration.rows(), keys=["calls"]).rows
+    assert {stream.group for stream in streams} == {(several, timed) for several in (0, 1) for timed in (0, 1)}
+    assert all(np.isfinite(stream.ratio) and stream.ratio > 0 for stream in streams)
+    rows = Recorder().record("calibration", calibrated, keys=["calls"]).rows
     assert sum(row.n for row in rows) == len(streams)
     assert not bench.planner(bench.tables_alone).calibration.streams  # another machine's costs, it may be
 
 
 def test_predictions_are_those_of_the_calibration(bench, trial):
     plain = bench.planner(bench.costs)
-    steps = trial.ranking.steps[trial.ranking.place(MINE)]
-    traits = trial.planner.traits(MINE, 60, 200)
-    middle, _ = bench.calibration.factors([traits], 10, 0)
-    assert traits.several and traits.timed
-    found = trial.ranking.ms[trial.ranking.place(MINE)]
-    assert found == pytest.approx(trial.planner.expected_ms(steps) * middle[0])
-    assert found != pytest.approx(plain.rank(60, 200, plans=[MINE]).ms[0])
+    place = trial.ranking.place(MINE)
+    middle, low, high = bench.calibration.factors(Group(several=True, timed=True))
+    expected = trial.planner.expected_ms(trial.ranking.steps[place])
+    ranked = trial.ranking.ms[place], trial.ranking.low[place], trial.ranking.high[place]
+    assert ranked == pytest.approx((expected * middle, expected * low, expected * high))
+    assert ranked[0] != pytest.approx(plain.rank(60, 200, plans=[MINE]).ms[0])
 
 
 def test_calls_of_the_best_plans_are_measured_where_the_tables_only_guess(bench, trial):
-    best = trial.ranking.table(trial.entrants)
-    assert (best["origin"] == "measured").all() and bench.costs.measured and not bench.tables_alone.measured
+    assert "measured" in set(trial.ranking.table(trial.tried())["origin"])
+    assert bench.costs.measured and not bench.tables_alone.measured
     mine = {(s.unit, c.first, c.last, c.nodes, c.edges)
             for group in trial.ranking.steps[trial.ranking.place(MINE)] for s in group for c in s.calls}  # fmt: skip
     assert mine <= set(bench.costs.measured)
 
 
-def test_those_that_could_be_the_best_are_executed_and_one_plan_is_left(trial):
-    assert 1 <= len(trial.entrants) <= ENTRANTS
-    tried = set(trial.heats.samples)
-    assert {MINE.words(), trial.ranking.one_unit.words(), "peer", *(p.words() for p in trial.entrants)} == tried
-    plans = [form for form in trial.heats.ranked() if form != "peer"]
-    assert trial.heats.ranked()[0] == "peer" and trial.chosen.words() == plans[0]  # a peer is no plan
-    rows = Recorder().record("heats", trial.choose({"peer": lambda: None}, 1), keys=["size"]).rows
-    assert [row.form for row in rows if "ahead of the chosen plan" in row.notes] == ["peer"]
-    assert sum("chosen" in row.notes for row in rows) == 1 and all("left after heat" in row.notes[0] for row in rows)
-
-
-def test_what_is_the_fastest_of_some_plans_is_said_in_shares(trial):
-    plans = trial.ranking.plans[:3]
-    shares = trial.probabilities(plans)
-    assert shares.sum() == pytest.approx(1) and (shares >= 0).all()
+def test_the_best_plans_are_executed_and_the_fastest_is_chosen(bench):
+    trial = bench.at(GraphSize(70, 220), [MINE])
+    tried = {plan.words() for plan in trial.tried()}
+    rows = Recorder().record("choice", trial.choose(rounds=3), keys=["size"]).rows
+    assert {MINE.words(), trial.ranking.one_unit.words()} <= {row.form for row in rows} == tried
+    (chosen,) = (row for row in rows if row.notes)
+    assert chosen.form == trial.chosen.words() and chosen.value == min(row.value for row in rows) and chosen.n == 3
 
 
 def test_a_stream_is_held_against_the_plain_layer_before_it_is_timed(trial, monkeypatch):
@@ -194,8 +177,9 @@ def test_a_graph_that_comes_is_planned_at_its_size_and_carried_out_whole_and_in_
     planned = ranked.rows({"planned": ranked.chosen}).assign(size="40/90")
     lab.record("at_run_time", pd.concat([planned, pd.DataFrame([each.row() for each in done])]), keys=["size"])
     rows = lab.study("at_run_time").rows
+    streams = bench.calibration.count(Group(len(ranked.chosen.units) > 1, timed=False))
     assert [(row.origin.value, row.n, row.interval.value) for row in rows] == [
-        ("predicted", 1000, "90 % prediction"), ("measured", 1, "none"), ("measured", 1, "none")
+        ("predicted", streams, "90 % prediction"), ("measured", 1, "none"), ("measured", 1, "none")
     ]  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Rows of planted races of plans say what is true of them, and the claims that rest on them come out as planted."""
 
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from one_table import Recorder
 
 from gnnlab.errors import GnnlabError, Untestable
-from gnnlab.planning.comparison import PEERS, Comparison, run_heats
+from gnnlab.planning.comparison import PEERS, Comparison
 from gnnlab.planning.plans import parse
 
 CPU, GPU, NPU = (f"plan_units:{name}" for name in ("cpu", "gpu", "npu"))
@@ -30,11 +29,6 @@ class Planted:
     def __init__(self, samples, off, fitted):
         self.value = {form: off.get(form, 1.0) * np.median(ms) for form, ms in samples.items()}
         self.fitted = fitted
-
-    def probabilities(self, plans):
-        """The plan with the least predicted time is said to be the fastest at 90 %."""
-        ms = np.array([self.value[plan.words()] for plan in plans])
-        return np.where(ms == ms.min(), 0.9, 0.1 / (len(ms) - 1))
 
     def predicted(self, plans):
         rows = []
@@ -62,7 +56,6 @@ def recorded(*races, peers=None):
     raced = Comparison(lab.study("executed_plans"), trials)
     lab.record("plan_error", raced.errors(), keys=["size", "plan"])
     lab.record("plan_coverage", raced.coverage(), keys=["size", "plan", "fitted"])
-    lab.record("plan_reliability", raced.reliability(), keys=["stated_percent"])
     lab.record("plan_regret", raced.regret(), keys=["size"])
     lab.record("plan_gain", raced.gain(), keys=["size"])
     return lab
@@ -131,16 +124,6 @@ def test_coverage_counts_sizes_that_no_table_has():
         recorded(race(10, 5, 4, fitted="yes")).judge("goal.plan_coverage")
 
 
-def test_reliability_holds_what_was_said_against_what_was():
-    """At four sizes of five the plan that was said to be the fastest at 90 % is; at one another was."""
-    lab = recorded(*[race(10, 5, 4)] * 4, race(10, 5, 4, off=(1.0, 1.0, 2.0)))
-    rows = {(row.keys["stated_percent"], row.form): row for row in lab.study("plan_reliability").rows}
-    high, low = rows["80-100", "observed"], rows["5-20", "observed"]
-    assert (high.value, high.n) == (pytest.approx(80), 5) and (low.value, low.n) == (pytest.approx(10), 10)
-    assert high.low < 80 < high.high and rows["80-100", "stated"].value == pytest.approx(90)
-    assert {range_ for range_, _ in rows} == {"80-100", "5-20"}  # others were not said
-
-
 def test_a_race_without_the_chosen_plan_or_of_one_plan_alone_is_refused_in_one_line():
     lab = Recorder()
     lab.samples("executed_plans", ONE, steady(3), unit="ms", keys={"size": "1/1"}, runtime="planted", threads=1)
@@ -148,33 +131,3 @@ def test_a_race_without_the_chosen_plan_or_of_one_plan_alone_is_refused_in_one_l
     with pytest.raises(GnnlabError, match="1 plans ran; the chosen one") as error:
         Comparison(lab.study("executed_plans"), trials)
     assert "\n" not in str(error.value)
-
-
-# ---- heats
-
-
-def test_the_fastest_is_left_and_was_called_most():
-    calls = dict.fromkeys("abcdefgh", 0)
-
-    def form(name, ms):
-        def call():
-            calls[name] += 1
-            time.sleep(ms / 1e3)
-
-        return call
-
-    found = run_heats({name: form(name, 2 + 6 * place) for place, name in enumerate(calls)}, rounds=1)
-    assert found.ranked()[0] == "a" and found.ranked()[-1] in "efgh"
-    assert found.left_after["a"] == found.left_after["b"] == 3 and found.left_after["h"] == 1
-    assert calls["a"] == 1 + 2 + 4 and calls["h"] == 1 and len(found.samples["a"]) == 4
-
-
-@pytest.mark.parametrize("names", ["a", "ab"])
-def test_one_or_two_need_one_heat(names):
-    found = run_heats({name: lambda: None for name in names}, rounds=2)
-    assert set(found.left_after.values()) == {1} and all(len(ms) == 2 for ms in found.samples.values())
-
-
-def test_none_is_refused():
-    with pytest.raises(GnnlabError, match="no forms"):
-        run_heats({})

@@ -39,7 +39,7 @@ def test_a_block_is_one_call_where_it_was_measured_and_the_fewest_else():
     fused, parts = model(), model(lacking=[("CPU", 1, 7)])
     plan = parse('[[["CPU"],[1,2,3,4,5,6,7]]]')
     assert [len(m.steps(plan, N, E)[0][0].calls) for m in (fused, parts)] == [1, 2]
-    assert parts.steps(plan, N, E)[0][0].ms(parts.costs) > fused.steps(plan, N, E)[0][0].ms(fused.costs)
+    assert parts.steps(plan, N, E)[0][0].times(parts.costs) > fused.steps(plan, N, E)[0][0].times(fused.costs)
 
 
 def test_a_part_drops_its_halo_before_weights_are_applied():
@@ -76,7 +76,7 @@ def test_every_candidate_has_steps_for_each_of_its_units():
     for plan in Space(UNITS, unable={"NPU": {3, 4}}).candidates(max_blocks=3, one_unit=True):
         steps = made.steps(plan, N, E)
         assert [tuple(s.unit for s in group) for group in steps] == [block.units for block in plan.blocks]
-        assert all(step.ms(made.costs) > 0 for group in steps for step in group)
+        assert all(step.times(made.costs)[0] > 0 for group in steps for step in group)
 
 
 def test_a_missing_time_is_named_in_one_line():

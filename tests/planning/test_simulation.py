@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.simulation import Machine, Work, beside, simulate, window
+from gnnlab.planning.simulation import Machine, Work, simulate, window
 
 MS = st.floats(0.1, 50)
 
@@ -30,26 +30,12 @@ def test_units_on_one_core_share_it():
 
 
 @settings(max_examples=60, deadline=None)
-@given(a=MS, b=MS, slowdown=st.floats(1, 2), device=st.booleans())
-def test_the_steady_state_of_two_units_is_the_formula(a, b, slowdown, device):
-    machine = Machine(2, frozenset({"b"} if device else ()), {beside("", ""): slowdown})
+@given(a=MS, b=MS, cores=st.integers(1, 2), device=st.booleans())
+def test_the_steady_state_of_two_units_is_the_formula(a, b, cores, device):
+    machine = Machine(cores, frozenset({"b"} if device else ()))
     works = [Work("a", a), Work("b", b)]
     trace = simulate([[work] for work in works], machine, graphs=200)
-    assert trace.period_ms == pytest.approx(float(machine.period_ms(works, machine.places(works))), rel=0.02)
-
-
-def test_contention_goes_by_what_works_beside_what():
-    """Products slow sums, and nothing slows products: only the plan whose longer unit sums gets slower."""
-    machine = Machine(2, contention={beside("sums", "products"): 1.5})
-    for kinds, period in ((("sums", "products"), 10 + 8 / 3), (("products", "sums"), 8 + 10 / 3)):
-        works = [Work("a", 10.0, kinds[0]), Work("b", 8.0, kinds[1])]
-        assert float(machine.period_ms(works, {"a": 0, "b": 1})) == pytest.approx(period)
-        trace = simulate([[work] for work in works], machine, graphs=200)
-        assert trace.period_ms == pytest.approx(period, rel=0.02)
-    mixed = [Work("a", 10.0, "sums"), Work("b", 6.0, "products"), Work("c", 2.0, "sums")]
-    assert float(machine.period_ms(mixed, {"a": 0, "b": 1, "c": 1})) == pytest.approx(10 + 8 * (1 - 1 / 1.375))
-    assert machine.overlap(mixed, {"a": 0, "b": 1, "c": 1}) == pytest.approx(0.8)
-    assert machine.overlap(mixed[:1], {"a": 0}) == 0
+    assert trace.period_ms == pytest.approx(machine.period_ms(works, machine.places(works)), rel=0.02)
 
 
 @settings(max_examples=40, deadline=None)
@@ -65,19 +51,19 @@ def test_no_graph_is_lost_and_none_overtakes_another(works, cores):
     inside = [sum(e <= t < left for e, left in zip(trace.entered, trace.left, strict=True)) for t in trace.entered]
     assert max(inside) <= window(len(works))
     every = [work for block in named for work in block]
-    least = float(machine.period_ms(every, machine.places(every)))
+    least = machine.period_ms(every, machine.places(every))
     alone = {work.unit: work.ms for work in every}
     assert trace.total_ms >= 12 * least * (1 - 1e-6)
     assert all(s.end_ms - s.start_ms >= alone[s.unit] * (1 - 1e-6) for s in trace.segments)
 
 
-@given(st.dictionaries(st.sampled_from("abcde"), MS, min_size=1), st.integers(1, 4), st.floats(1, 2), st.data())
-def test_the_formula_never_falls_when_a_unit_takes_longer(works, cores, slowdown, data):
-    machine = Machine(cores, frozenset("a"), {beside("", ""): slowdown})
+@given(st.dictionaries(st.sampled_from("abcde"), MS, min_size=1), st.integers(1, 4), st.data())
+def test_the_formula_never_falls_when_a_unit_takes_longer(works, cores, data):
+    machine = Machine(cores, frozenset("a"))
     slower = dict(works)
     slower[data.draw(st.sampled_from(sorted(works)))] += data.draw(MS)
     named = [[Work(unit, ms) for unit, ms in given.items()] for given in (works, slower)]
-    before, after = (float(machine.period_ms(w, machine.places(w))) for w in named)
+    before, after = (machine.period_ms(w, machine.places(w)) for w in named)
     assert after >= before * (1 - 1e-12)
 
 
@@ -89,8 +75,6 @@ def test_the_formula_never_falls_when_a_unit_takes_longer(works, cores, slowdown
         lambda: simulate([[Work("a", -1)]], Machine()),
         lambda: simulate([[Work("a", float("nan"))]], Machine()),
         lambda: Machine(0),
-        lambda: Machine(contention={beside("", ""): 0.5}),
-        lambda: Machine(contention={beside("", ""): float("nan")}),
     ],
 )
 def test_what_makes_no_stream_is_refused(act):

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from synthetic_costs import Line, Predicted
 
@@ -11,6 +10,7 @@ from gnnlab.campaign.cells import measure
 from gnnlab.errors import GnnlabError
 from gnnlab.planning import table_costs
 from gnnlab.planning.table_costs import GPU, NPU, TableCosts, load_costs
+from gnnlab.prediction.predictor import Prediction
 
 CPU, OTHER = UNITS = ("plan_units:cpu", "plan_units:gpu")
 LAYER = layer_of("sage", 8)
@@ -23,21 +23,19 @@ def costs(units=UNITS):
 def test_what_was_measured_since_comes_before_predictions():
     key = (CPU, 1, 5, 30, 60)
     before, after = costs(), costs().with_measured([key, ("openvino:CPU", 1, 5, 30, 60)], measure, "", 0.01)
-    assert before.origin(*key) == "interpolated" and after.origin(*key) == "measured"
-    assert after.time_ms(*key) == after.measured[key].median_ms > 0 and list(after.measured) == [key]
-    drawn = after.samples(*key, 500, 1)
-    low, high = after.measured[key].ci_ms
-    assert low / 1.2 < np.median(drawn) < high * 1.2
-    assert after.time_ms(CPU, 1, 6, 30, 60) == before.time_ms(CPU, 1, 6, 30, 60)
+    assert before.predict(*key).origin == "interpolated" and list(after.measured) == [key]
+    outcome = after.measured[key]
+    assert after.predict(*key) == Prediction(outcome.median_ms, *outcome.ci_ms, "measured")
+    assert after.predict(CPU, 1, 6, 30, 60) == before.predict(CPU, 1, 6, 30, 60)
 
 
 def test_simulated_units_are_known_by_their_constants_and_run_what_they_can():
     with_them = costs((CPU,)).with_simulated()
     assert with_them.units == (CPU, GPU, NPU) and with_them.devices == {GPU, NPU}
-    assert with_them.origin(GPU, 1, 7, 50, 90) == "simulated" and with_them.time_ms(GPU, 1, 7, 50, 90) > 0
+    simulated = with_them.predict(GPU, 1, 7, 50, 90)
+    assert simulated.origin == "simulated" and 0 < simulated.low_ms < simulated.time_ms < simulated.high_ms
     assert not any(first <= 3 <= last for first, last in with_them.blocks(NPU))
     assert (1, 7) in costs((CPU,)).with_simulated(npu_cannot=()).blocks(NPU)
-    assert np.std(with_them.samples(NPU, 6, 6, 50, 90, 400, 0)) > 0
 
 
 def test_half_the_bandwidth_takes_twice_as_long_and_a_unit_hands_nothing_to_itself():
@@ -55,7 +53,7 @@ def test_a_time_that_is_none_is_refused_in_one_line(ms):
     made = costs()
     made.predictor.predict = lambda *key: SimpleNamespace(time_ms=ms, origin="measured")
     with pytest.raises(GnnlabError, match="the tables give") as error:
-        made.time_ms(CPU, 1, 7, 20, 40)
+        made.predict(CPU, 1, 7, 20, 40)
     assert "\n" not in str(error.value)
 
 

@@ -1,9 +1,8 @@
 """Times made up by a formula, for the tests of plans."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
-import numpy as np
-
+from gnnlab.prediction.predictor import Prediction
 from gnnlab.workloads.graphsage import sage
 
 UNITS = ("CPU", "GPU", "NPU")
@@ -27,15 +26,12 @@ class Synthetic:
         moved = self.layer.block(first, last).bytes_moved(nodes, edges)
         return 0.02 * speed + moved / (1e6 * speed) + self.layer.flops(first, last, nodes, edges) * speed / 4e7
 
-    def samples(self, unit, first, last, nodes, edges, count, seed):
-        noise = np.random.default_rng(seed).normal(0, self.spread, count)
-        return self.time_ms(unit, first, last, nodes, edges) * np.exp(noise)
+    def predict(self, *key):
+        ms = self.time_ms(*key)
+        return Prediction(ms, ms * (1 - self.spread), ms * (1 + self.spread), "interpolated")
 
     def transfer_ms(self, source, target, size_bytes):
         return 0.0 if source == target else 0.01 + size_bytes / 5e6
-
-    def origin(self, unit, first, last, nodes, edges):
-        return "interpolated"
 
 
 class Predicted:
@@ -53,12 +49,7 @@ class Predicted:
         return self.costs.blocks(unit)
 
     def predict(self, *key):
-        return SimpleNamespace(
-            time_ms=self.costs.time_ms(*key), origin="extrapolated" if key[3] > 80 else "interpolated"
-        )
-
-    def samples(self, *key_count_seed):
-        return self.costs.samples(*key_count_seed)
+        return replace(self.costs.predict(*key), origin="extrapolated" if key[3] > 80 else "interpolated")
 
 
 class Line:
