@@ -1,15 +1,23 @@
-"""gnnlab: what a graph neural network costs on your machine, and what makes it faster."""
+"""gnnlab: what a graph neural network costs on your machine, and what makes it faster.
 
+from gnnlab import swap
+print(swap(model, (x, edge_index)))    # faster layers in place of your own, proven equal
+"""
+
+from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Lab"]
+_MODULE_OF = {
+    "Lab": "gnnlab.lab.session",
+    "swap": "gnnlab.rewrite.swap",
+    "neighbour_sum": "gnnlab.rewrite.operators",
+}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """`Lab` is loaded when it is first asked for: it needs pandas, matplotlib and Jupyter."""
-    if name == "Lab":
-        from gnnlab.lab.session import Lab
-
-        return Lab
+    """Public names are loaded when they are first asked for: they need torch, or Jupyter."""
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ Threads are torch's, but for ONNX Runtime, which sums correctly on one alone; pr
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable
@@ -19,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric import nn as pyg
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.network_arrays import NetworkArrays, Topology
-from gnnlab.kernels import linears
 from gnnlab.openvino_core import compile_for
 from gnnlab.workloads import edge_networks
 from gnnlab.workloads.edge_allocator import EdgeAllocator
@@ -98,7 +99,7 @@ def make(name: str, model: EdgeAllocator, *, precision: str = "float32", device:
 
 
 def _eager_int8(model: EdgeAllocator, device: torch.device) -> InferenceEngine:
-    quantized = linears.int8_weights(model)
+    quantized = int8_weights(model)
 
     @torch.inference_mode()
     def run(networks: NetworkArrays) -> np.ndarray:
@@ -201,3 +202,30 @@ BUILDERS: dict[tuple[str, str], Callable[..., InferenceEngine]] = {
     ("openvino", "float32"): _openvino,
     ("eager", "int8"): _eager_int8,
 }
+
+
+def with_torch_linears(model: nn.Module) -> nn.Module:
+    """A copy on the CPU in which every linear layer is torch's: PyG's layers hold a Linear of PyG's own, which
+    `isinstance(layer, nn.Linear)` and `quantize_dynamic` pass by."""
+    made = copy.deepcopy(model).cpu().eval()
+    for parent in list(made.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, pyg.Linear):
+                linear = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
+                linear.load_state_dict(layer.state_dict())
+                setattr(parent, name, linear)
+    return made
+
+
+def int8_weights(model: nn.Module) -> nn.Module:
+    """A copy of `model` with every linear layer in int8, activations quantized at each call.
+
+    Raises:
+        ImportError: this torch no longer has `torch.ao.quantization`, which is deprecated.
+    """
+    from torch.ao.quantization import quantize_dynamic
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
+        return quantize_dynamic(with_torch_linears(model), {nn.Linear}, dtype=torch.qint8)

@@ -107,13 +107,15 @@ def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
 def head_products(query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
     """query[i, h] . key[j, h] for each edge (j -> i) and head h, (E, H) in the order of `neighbours.col`.
 
-    `query` (num_nodes, H, C), `key` (num_sources, H, C).
+    `query` (num_nodes, H, C), `key` (num_sources, H, C), or (num_sources, 1, C) where the heads share them.
 
     Raises:
         GnnlabError: they do not belong to the prepared graph.
     """
     neighbours.require("query", query, (neighbours.num_nodes, -1, -1))
-    neighbours.require("key", key, (neighbours.num_sources, *query.shape[1:]), query.dtype)
+    shared = isinstance(key, Tensor) and key.dim() == 3 and key.shape[1] == 1
+    heads = 1 if shared else query.shape[1]
+    neighbours.require("key", key, (neighbours.num_sources, heads, query.shape[2]), query.dtype)
     return _HeadProducts.apply(query, key, neighbours)
 
 
@@ -248,8 +250,7 @@ class _HeadProducts(torch.autograd.Function):
         grad_query = sums_by_head(key, neighbours, grad) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return grad_query, None, None
-        back = neighbours.transposed
-        return grad_query, sums_by_head(query, back, grad.index_select(0, back.order)), None
+        return grad_query, _sent_back(query, grad, key, neighbours), None
 
 
 class _HeadSum(torch.autograd.Function):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.kept import Kept
+from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.sorting import group, index_type, repeated, rows, transpose
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
@@ -51,7 +51,7 @@ class Neighbours:
         self.rowptr, self.col, self.order = rowptr, col, order
         self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
         self.self_loops = self_loops
-        self._weights = Kept()
+        self._weights = TensorCache(4)
         self._derived: dict[Any, Any] = {} if row is None else {"row": row}
 
     @classmethod
@@ -168,11 +168,6 @@ class Neighbours:
         """Targets without edges, bool (N, 1)."""
         return (self.degree == 0).unsqueeze(1)
 
-    @_derived
-    def mean_matrix(self) -> Tensor:
-        """`counts` with rows of sum 1, or 0 where there are no edges."""
-        return self.counts / self.counts.sum(1, keepdim=True).clamp(min=1)
-
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
         return self.once((name, dtype), lambda: getattr(self, name).to(dtype))
@@ -202,7 +197,7 @@ class Neighbours:
             raise GnnlabError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
         if weight.requires_grad:  # what is learned changes from step to step
             return _Sort.apply(weight, self)
-        return self._weights.get(weight, lambda: weight.detach().index_select(0, self.order))
+        return self._weights.get((weight,), "sorted", lambda: weight.detach().index_select(0, self.order))
 
     def require(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         """`GnnlabError` unless `tensor` is floating, of this shape and type, and on the device of the graph.
@@ -225,6 +220,12 @@ class Neighbours:
 
     def __deepcopy__(self, memo: dict) -> Neighbours:
         return self  # immutable
+
+    def of_weight(self, weight: Tensor | None, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` derives from this graph and the weights of its edges, made anew when these have changed."""
+        if weight is None:
+            return self.once(key, make)
+        return self._weights.get((weight,), key, make)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` derives from this graph, made when first asked for and kept with it."""
@@ -258,7 +259,7 @@ class GraphCache:
     def __init__(self, size: int = 8) -> None:
         self.size = size
         self._graphs: OrderedDict[tuple, Neighbours] = OrderedDict()
-        self._seen = Kept(size)
+        self._seen = TensorCache(size)
 
     def get(self, edge_index: Tensor | Neighbours, num_nodes: int, num_sources: int | None = None) -> Neighbours:
         """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are.
@@ -269,7 +270,7 @@ class GraphCache:
             return edge_index
         _check_kind(edge_index, num_nodes)
         sizes = num_nodes, num_nodes if num_sources is None else num_sources
-        return self._seen.get(edge_index, lambda: self._by_contents(edge_index, *sizes), *sizes)
+        return self._seen.get((edge_index,), sizes, lambda: self._by_contents(edge_index, *sizes))
 
     def _by_contents(self, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
         key = (_sample(edge_index), num_nodes, num_sources, edge_index.device)

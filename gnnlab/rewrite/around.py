@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from gnnlab.kernels.kept import Watch
+from gnnlab.kernels.cache import Watch
 from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.dispatch import tensors_in
 

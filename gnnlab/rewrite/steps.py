@@ -20,12 +20,9 @@ from torch_geometric.data import Data
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels import linears
-from gnnlab.kernels.linears import sparse_inputs
+from gnnlab.profiling.context import call
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.rewrite import dense
 from gnnlab.rewrite.around import bfloat16, compiled, constant_output, inference, threads
-from gnnlab.rewrite.dense import dense_layers
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
@@ -40,7 +37,7 @@ class RewriteStep:
     go with. `compiles`: it is made anew for graphs of another size, which takes long."""
 
     name: str
-    kind: str  # constant|sparse|dense|layers|engine|mode|threads|precision
+    kind: str  # constant|layers|engine|mode|threads|precision
     why: Callable[[nn.Module, Any], str]
     apply: Apply
     apart: frozenset[str] = frozenset()
@@ -63,7 +60,7 @@ def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]
 
 
 def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
-    """Layers of PyG on the lab's own sum; see `swap`."""
+    """The faster forms of layers of PyG and of your own, each where its trial finds it equal; see `swap`."""
     return swap(model).model
 
 
@@ -76,27 +73,13 @@ def _no_tensor_goes_in(model: nn.Module, batch: Any) -> str:
     return "no tensor goes in: in eval the output follows from the weights"
 
 
-def _sparse_places(model: nn.Module, batch: Any) -> str:
-    shares = linears.sparse_places(model, batch)
-    return f"{', '.join(shares)}: {100 * min(shares.values()):.1f} % of the input is not zero"
-
-
-def _dense_places(model: nn.Module, batch: Any) -> str:
-    if isinstance(batch, Data):
-        nodes = batch.num_nodes
-    else:
-        x = batch.get("x") if isinstance(batch, dict) else next(iter(tensors_in(batch)), None)
-        if x is None:
-            raise GnnlabError("no x goes in that says how many nodes there are")
-        nodes = len(x)
-    return ", ".join(dense.places(model, nodes))
-
-
 def _replaced_layers(model: nn.Module, batch: Any) -> str:
     report = swap(model)
+    with torch.no_grad():
+        call(report.model.eval(), batch)  # each layer is tried
     if not report.replaced:
         kept = "; ".join(f"{kind}: {why}" for _, kind, why in report.kept)
-        raise GnnlabError(kept or "it has no layers of PyG")
+        raise GnnlabError(kept or "it has no message passing layers")
     return _counted(report.replaced) + (f"; not {_counted(report.kept)}" if report.kept else "")
 
 
@@ -108,7 +91,7 @@ def _counted(layers: Sequence[tuple[str, ...]]) -> str:
 
 # ---- the registry ---------------------------------------------------------------------------------------------------
 
-_LAYERS = frozenset({"sparse", "dense", "layers"})
+_LAYERS = frozenset({"layers"})
 
 
 def _thread_step(count: int) -> RewriteStep:
@@ -131,8 +114,6 @@ def _thread_counts() -> list[int]:
 _NOT_CONSTANT = _LAYERS | {"engine", "mode", "threads"}
 _ALL = (  # in the order in which they are applied
     RewriteStep("constant output", "constant", _no_tensor_goes_in, constant_output, _NOT_CONSTANT, training=False),
-    RewriteStep("sparse inputs", "sparse", _sparse_places, sparse_inputs),
-    RewriteStep("dense small graph", "dense", _dense_places, dense_layers),
     RewriteStep(FAST_LAYERS, "layers", _replaced_layers, fast_layers),
     RewriteStep(
         "torch.compile", "engine", lambda model, batch: "its default backend", compiled, _LAYERS, compiles=True

@@ -1,32 +1,44 @@
-"""A model of yours with fast layers in place of its own.
+"""A model of yours with fast layers in place of its own: layers of PyG, and your own.
 
-report = swap(model, (x, edge_index))     # report.model is a copy, report says what was replaced and what not
+    from gnnlab import swap
 
-Beside it, what others would write today for a layer or model of PyG on one graph, the forms that it is raced with:
+    report = swap(model, (x, edge_index))     # report.model is a copy; print(report) says what was replaced and why
+    report.model(x, edge_index)               # the same parameters, the same state_dict; trains, too
 
-forms = peers(GCNConv(64, 64), edge_index, num_nodes, ["EdgeIndex", "sparse CSR", "torch.compile"])
-forms["PyG, EdgeIndex"](x)
+A layer is known by trial and not by its name: its fast form runs beside it, in eval and in training, and takes its
+place where outputs and all gradients are equal (`trial`) and where it is faster on your example. Without an example
+each layer is tried at its first call, and no clock is asked.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.utils import to_torch_csr_tensor
 
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.profiling.context import ProfilingContext, call
+from gnnlab.profiling.dispatch import tensors_in
+from gnnlab.profiling.memory import hold
 from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
-from gnnlab.rewrite import zoo
-from gnnlab.rewrite.served import serve
+from gnnlab.rewrite.fast_layer import NONE, TILES, make_fast, original_class
+from gnnlab.workloads import models
+
+LEAST_GAIN = 1.02  # geometric mean of forward and training, below which a layer stays as it was
+MOST_LOSS = 0.97  # of either
+ROUNDS, SECONDS = 5, 0.05  # of the clock, for each layer and mode; one round always
+LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed forward alone
+UNDECIDED = "tried at its first call"
 
 
 class TiledAttention(nn.MultiheadAttention):
@@ -57,125 +69,250 @@ class TiledAttention(nn.MultiheadAttention):
 
 
 @dataclass(frozen=True)
+class Cost:
+    """Of the whole model on the example: seconds of a forward pass in eval, and bytes held at its peak."""
+
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass
 class SwapReport:
-    """The new model, what was replaced in it and what was not. Paths are those of `named_modules`, "" the model."""
+    """The new model, what was replaced in it and what was not. Paths are those of `named_modules`, "" the model.
+
+    `parity_error`: the largest relative difference of the outputs on the example, None without one. `before`, `after`:
+    what a forward pass on the example costs.
+    """
 
     model: nn.Module
-    replaced: tuple[tuple[str, str, str], ...]  # path, class, mechanism: one of zoo.MEANING
-    kept: tuple[tuple[str, str, str], ...]  # path, class, why
-    parity_error: float | None = None  # largest relative difference of the outputs; None: nothing to compare
+    _refused: tuple[tuple[str, str, str], ...] = ()
+    parity_error: float | None = None
+    before: Cost | None = None
+    after: Cost | None = None
+
+    @property
+    def replaced(self) -> tuple[tuple[str, str, str], ...]:
+        """(path, class, mechanism) of the layers that are fast, or are tried at their first call."""
+        layers = [(path, layer, _mechanism(layer)) for path, layer in self.model.named_modules()]
+        return tuple((path, _class(layer), how) for path, layer, how in layers if how not in (None, NONE))
+
+    @property
+    def kept(self) -> tuple[tuple[str, str, str], ...]:
+        """(path, class, why) of the layers that stay as they were."""
+        tried = [(path, layer) for path, layer in self.model.named_modules() if _mechanism(layer) == NONE]
+        return self._refused + tuple((path, _class(layer), _why(layer)) for path, layer in tried)
 
     def __str__(self) -> str:
-        lines = [f"replaced {_name(path)} ({kind}): {zoo.MEANING[how]}" for path, kind, how in self.replaced]
+        lines = [f"replaced {_name(path)} ({kind}): {how}" for path, kind, how in self.replaced]
         lines += [f"kept {_name(path)} ({kind}): {why}" for path, kind, why in self.kept]
         if not self.replaced:
             return "\n".join([*lines, "nothing to replace" if lines else "nothing to replace: no layers of PyG"])
-        error = self.parity_error
-        lines.append("outputs not compared: no example given" if error is None else f"outputs differ by {error:.1e}")
+        if self.parity_error is None:
+            return "\n".join([*lines, "outputs not compared: no example given"])
+        lines.append(f"outputs differ by {self.parity_error:.1e}")
+        if self.before and self.after:
+            gain = self.before.seconds / self.after.seconds
+            peaks = f"{self.before.peak_bytes / 2**20:.1f} MiB before, {self.after.peak_bytes / 2**20:.1f} after"
+            times = f"{1e3 * self.before.seconds:.3g} ms before, {1e3 * self.after.seconds:.3g} after ({gain:.2f}x)"
+            lines += [f"a forward pass on the example: {times}", f"memory at its peak: {peaks}"]
         return "\n".join(lines)
 
 
-def swap(model: nn.Module, example: Any = None) -> SwapReport:
-    """A copy of `model` in which every layer of PyG that has a fast form (`zoo.ZOO`) takes it.
+def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32) -> SwapReport:
+    """A copy of `model` in which every layer that has a faster form, equal to it by trial, takes that form.
 
-    `example` is what the model is called with: a tuple is spread, a mapping gives keywords, anything else is one
-    argument. On it both models must give the same in eval mode, within 1e-5 relative to the largest output.
-    Parameters keep their names, so checkpoints load into either model; the layers share the graphs that they prepared.
-    A model without such layers is given back as it is, with the reasons. Gradients of gradients are refused.
+    `example` is what the model is called with: a tuple is spread, a mapping gives keywords, a PyG `Data` gives what
+    forward names or is itself the argument, anything else is one argument. On it the outputs of both models must be
+    equal in eval mode, within `tolerance` of the largest; where they are not, nothing is replaced. Parameters keep
+    their names, so checkpoints load into either model; layers share the graphs that they prepared. Gradients of
+    gradients are refused.
 
     Raises:
-        GnnlabError: this is no model, it cannot be copied, or the new one does not run on the example.
-        ParityError: the outputs differ.
+        GnnlabError: this is no model, it cannot be copied, or it does not run on the example.
     """
     if not isinstance(model, nn.Module):
         raise GnnlabError(f"swap needs a torch.nn.Module, not {type(model).__name__}")
-    found = [
-        (path, layer, *zoo.mechanism(layer))
-        for path, layer in model.named_modules()
-        if isinstance(layer, (MessagePassing, nn.MultiheadAttention))
-    ]
-    replaced = tuple((path, type(layer).__name__, how) for path, layer, how, _ in found if how != zoo.NONE)
-    kept = tuple((path, type(layer).__name__, why) for path, layer, how, why in found if how == zoo.NONE)
-    if not replaced:
-        return SwapReport(model, replaced, kept)
-    fast = _replaced(model, {path: how for path, _, how in replaced})
-    return SwapReport(fast, replaced, kept, None if example is None else _verified(model, fast, example))
-
-
-def _replaced(model: nn.Module, mechanisms: dict[str, str]) -> nn.Module:
+    layers = [(p, m) for p, m in model.named_modules() if isinstance(m, (MessagePassing, nn.MultiheadAttention))]
+    already = {path for path, layer in layers if hasattr(layer, "_fast") or type(layer) is TiledAttention}
+    refused = tuple((path, _class(layer), "already fast") for path, layer in layers if path in already)
+    todo = [path for path, _ in layers if path not in already]
+    if not todo:
+        return SwapReport(model, refused)
     try:
-        copied = copy.deepcopy(model)
+        fast = copy.deepcopy(model)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         raise GnnlabError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
     graphs = GraphCache()
-    for path, how in mechanisms.items():
-        layer = copied.get_submodule(path)
-        if how == zoo.TILED:
+    for layer in map(fast.get_submodule, todo):
+        if isinstance(layer, MessagePassing):
+            make_fast(layer, graphs)
+        elif type(layer) is nn.MultiheadAttention:
             layer.__class__ = TiledAttention
+    if example is None:
+        return SwapReport(fast, refused)
+    return _tried(model, fast, _batch(model, example), tolerance, refused)
+
+
+def _batch(model: nn.Module, example: Any) -> Any:
+    return models.bind(model, example, type(model).__name__) if isinstance(example, Data) else example
+
+
+def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refused: tuple) -> SwapReport:
+    torch.zeros(
+        8
+    ).exp()  # on one thread: the first exp of a process by several is sometimes inexact (docs/measuring.md)
+    with torch.no_grad(), ProfilingContext(model):
+        try:
+            call(model, batch)  # not compared: a first call
+            expected = call(model, batch)
+        except Exception as error:  # of the user's model
+            raise GnnlabError(f"{type(model).__name__} does not run on the example: {one_line(error)}") from error
+    with ProfilingContext(fast):
+        try:
+            inputs = _inputs(fast, batch)
+        except Exception as error:  # of the user's model, which may ask what its layers are
+            return SwapReport(model, (*refused, ("", _class(model), f"with fast layers: {one_line(error)}")))
+        refused += tuple(_reverted(fast, inputs))
+        with torch.no_grad():
+            error, why = _error(expected, call(fast, batch), tolerance)
+    if error is None:
+        return SwapReport(model, (*refused, ("", _class(model), why)))
+    report = SwapReport(fast, refused, error)
+    if report.replaced:
+        report.before, report.after = _costs(model, fast, batch)
+    return report
+
+
+def _inputs(fast: nn.Module, batch: Any) -> dict[str, tuple[tuple, dict]]:
+    """What each fast layer is called with, by its path; the call has every layer tried."""
+    inputs: dict[str, tuple[tuple, dict]] = {}
+
+    def note(path: str) -> Callable:
+        return lambda layer, args, named: inputs.setdefault(path, (args, named)) and None
+
+    layers = [(path, layer) for path, layer in fast.named_modules() if hasattr(layer, "_fast")]
+    hooks = [layer.register_forward_pre_hook(note(path), with_kwargs=True) for path, layer in layers]
+    try:
+        with torch.enable_grad():  # to see which inputs want gradients
+            call(fast, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs
+
+
+def _reverted(fast: nn.Module, inputs: dict[str, tuple[tuple, dict]]) -> Iterator[tuple[str, str, str]]:
+    """Layers that are not equal, or not faster, are given back their class: (path, class, why)."""
+    for path, layer in list(fast.named_modules()):
+        if not hasattr(layer, "_fast"):
             continue
-        serve(layer, graphs, zoo.form(layer), gathers=how in (zoo.PART, zoo.SORTED))
-    return copied
+        why = "the example does not reach it" if path not in inputs else ""
+        if not why:
+            why = _why(layer) if layer._fast.mechanism in (None, NONE) else _slower(layer, *inputs[path])
+        if why:
+            layer.__class__ = original_class(layer)
+            del layer._fast, layer._number
+            yield path, _class(layer), why
 
 
-def _verified(model: nn.Module, fast: nn.Module, example: Any) -> float:
-    with torch.no_grad():
-        with ProfilingContext(model):
-            expected = call(model, example)
-        with ProfilingContext(fast):
-            try:
-                got = call(fast, example)
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-                raise GnnlabError(f"with fast layers the model fails on the example: {one_line(error)}") from error
-    return require_equal(expected, got, RTOL_FLOAT32, "model with fast layers")
+def _slower(layer: nn.Module, args: tuple, named: dict) -> str:
+    """Why the clock keeps the layer as it was; empty where its fast form gains."""
+    args, named = _detached((args, named))
+    forward = _ratio(layer, lambda: layer(*args, **named), torch.no_grad)
+    if forward is None:
+        return ""  # it takes long, and a sum of so many edges has never been slower
+    wanted = [t for t in tensors_in((args, named)) if t.requires_grad]
+    wanted += [p for p in layer.parameters() if p.requires_grad]
+    training = _ratio(layer, lambda: _step(layer(*args, **named), wanted), torch.enable_grad) if wanted else forward
+    training = forward if training is None else training
+    if (forward * training) ** 0.5 < LEAST_GAIN or min(forward, training) < MOST_LOSS:
+        return f"its fast form is no faster here: {forward:.2f}x forward, {training:.2f}x in training"
+    return ""
+
+
+def _step(out: Any, wanted: list[Tensor]) -> None:
+    ends = [t for t in tensors_in(out) if t.requires_grad]
+    if ends:
+        torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
+
+
+def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> float | None:
+    """Time of the layer as it was over that of its fast form; None where it takes too long to compare."""
+    with mode():
+        for _ in range(3):
+            run()
+        with _as_it_was(layer):
+            if _seconds(run) > LONG_SECONDS:
+                return None
+        end, ratios = time.perf_counter() + SECONDS, []
+        while len(ratios) < ROUNDS and (not ratios or time.perf_counter() < end):
+            fast = min(_seconds(run), _seconds(run))
+            with _as_it_was(layer):
+                ratios.append(min(_seconds(run), _seconds(run)) / fast)
+    return statistics.median(ratios)
+
+
+@contextmanager
+def _as_it_was(layer: nn.Module) -> Iterator[None]:
+    fast, layer.__class__ = type(layer), original_class(layer)
+    try:
+        yield
+    finally:
+        layer.__class__ = fast
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _detached(value: Any) -> Any:
+    """The same arguments with tensors that are leaves; tensors that are no results stay the same objects."""
+    if isinstance(value, Tensor):
+        return value if value.is_leaf else value.detach().requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {name: _detached(one) for name, one in value.items()}
+    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
+
+
+def _error(expected: Any, got: Any, tolerance: float) -> tuple[float | None, str]:
+    try:
+        return require_equal(expected, got, tolerance, "the model with fast layers"), ""
+    except GnnlabError as error:
+        return None, one_line(error)
+
+
+def _costs(model: nn.Module, fast: nn.Module, batch: Any) -> tuple[Cost, Cost]:
+    """What a forward pass in eval costs, with the layers as they were and with fast ones; timed in turns."""
+    with torch.no_grad(), ProfilingContext(model), ProfilingContext(fast):
+        forms = [lambda: call(model, batch), lambda: call(fast, batch)]
+        peaks = [hold(form, torch.device("cpu")).peak for form in forms]
+        times: list[list[float]] = [[], []]
+        end = time.perf_counter() + SECONDS
+        while not times[0] or (len(times[0]) < ROUNDS and time.perf_counter() < end):
+            for form, seconds in zip(forms, times, strict=True):
+                seconds.append(_seconds(form))
+    before, after = (Cost(min(seconds), peak) for seconds, peak in zip(times, peaks, strict=True))
+    return before, after
+
+
+def _mechanism(layer: nn.Module) -> str | None:
+    if type(layer) is TiledAttention:
+        return TILES
+    state = getattr(layer, "_fast", None)
+    return None if state is None else state.mechanism or UNDECIDED
+
+
+def _why(layer: nn.Module) -> str:
+    """What the trials found, in a line."""
+    found = {door: why for door, why in layer._fast.why.items() if why not in ("no direct form", "equal in the trial")}
+    return "; ".join(found.values()) or "its own aggregation: no sum, mean or maximum over neighbours"
+
+
+def _class(layer: nn.Module) -> str:
+    return "MultiheadAttention" if type(layer) is TiledAttention else original_class(layer).__name__
 
 
 def _name(path: str) -> str:
     return path or "the model"
-
-
-PEERS = ("EdgeIndex", "sparse CSR", "torch.compile")
-
-
-class OnGraph(nn.Module):
-    """A layer on one graph, and its edge features where it takes some: called with the features x (N, F) alone."""
-
-    def __init__(self, layer: nn.Module, edges: object, edge_attr: Tensor | None = None) -> None:
-        super().__init__()
-        self.layer, self.edges = layer, edges
-        self.more = {} if edge_attr is None else {"edge_attr": edge_attr}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x, self.edges, **self.more)
-
-
-def peers(
-    layer: nn.Module,
-    edge_index: Tensor,
-    num_nodes: int,
-    which: Sequence[str] = PEERS,
-    edge_attr: Tensor | None = None,
-) -> dict[str, nn.Module]:
-    """ "PyG" on `edge_index` (2, E), then those of `which`, then "gnnlab" with its fast layers; all have one's weights.
-
-    Structure is prepared here, not in the calls: `EdgeIndex` is sorted by target, and a row of the CSR adjacency holds
-    the sources of a target. An adjacency has no repeated edges and no `edge_attr` (E, D); where the layer sees them,
-    results differ.
-
-    Raises:
-        GnnlabError: `which` names another peer.
-    """
-    if unknown := set(which) - set(PEERS):
-        raise GnnlabError(f"{', '.join(sorted(unknown))}: no such peer; there are {', '.join(PEERS)}")
-    shape = (num_nodes, num_nodes)
-    forms: dict[str, nn.Module] = {"PyG": OnGraph(layer, edge_index, edge_attr)}
-    if "EdgeIndex" in which:
-        edges, order = EdgeIndex(edge_index, sparse_size=shape).sort_by("col")
-        forms["PyG, EdgeIndex"] = OnGraph(layer, edges, None if edge_attr is None else edge_attr[order])
-    if "sparse CSR" in which:
-        forms["PyG, sparse CSR"] = OnGraph(layer, to_torch_csr_tensor(edge_index.flip(0), size=shape), edge_attr)
-    if "torch.compile" in which:
-        # by itself: all are compiled from one code, and after eight of those torch would run the ninth uncompiled
-        compiled = torch.compile(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
-        forms["torch.compile"] = compiled
-    fast = swap(layer).model
-    return forms | {"gnnlab": OnGraph(fast if fast is not layer else copy.copy(layer), edge_index, edge_attr)}

@@ -12,7 +12,6 @@ from gnnlab.errors import GnnlabError
 from gnnlab.inference import engines
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.network_arrays import NetworkArrays
-from gnnlab.kernels import linears
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load
 
 pytestmark = pytest.mark.usefixtures("one_registry")
@@ -128,7 +127,7 @@ def test_int8_stays_near_and_mostly_decides_alike():
 
 def test_dynamic_quantization_reaches_the_layers_of_pyg_and_leaves_the_model():
     model = load("hybrid")
-    quantized = linears.int8_weights(model)
+    quantized = engines.int8_weights(model)
     in_int8 = [layer for layer in quantized.modules() if type(layer).__module__.startswith("torch.ao.nn.quantized.dyn")]
     assert len(in_int8) == 8 and not list(quantized.parameters())
     assert not any("quantized" in type(layer).__module__ for layer in model.modules())

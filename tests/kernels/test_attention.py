@@ -89,6 +89,8 @@ def test_products_and_sums_of_heads_are_those_of_gathered_rows(graph, heads, wid
     inputs = doubles((prepared.num_nodes, heads, width), (prepared.num_sources, heads, width))
     plain = lambda query, key: (query[row] * key[col]).sum(-1)  # noqa: E731
     agree(lambda query, key: head_products(query, key, prepared), plain, inputs)
+    shared = doubles((prepared.num_nodes, heads, width), (prepared.num_sources, 1, width))
+    agree(lambda query, key: head_products(query, key, prepared), plain, shared)
     inputs = doubles((prepared.num_sources, heads, width), (prepared.num_edges, heads))
     plain = lambda values, weight: summed(values[col] * weight.unsqueeze(-1), row, prepared.num_nodes)  # noqa: E731
     agree(lambda values, weight: head_sum(values, prepared, weight), plain, inputs)
@@ -180,7 +182,7 @@ def test_what_does_not_belong_to_the_graph_is_refused_in_one_line():
         (lambda: attend(scores, torch.randn(3, 3, 4), prepared), r"scores must be \(3, 3\).*not \(3, 2\)"),
         (lambda: attend(scores, values.double(), prepared), "torch.float64"),
         (lambda: attend(scores, values, prepared, torch.ones(2, 2)), r"keep must be \(3, 2\).*not \(2, 2\)"),
-        (lambda: head_products(values, values[:, :1], prepared), r"key must be \(3, 2, 4\).*not \(3, 1, 4\)"),
+        (lambda: head_products(values, values[:, :, :3], prepared), r"key must be \(3, 2, 4\).*not \(3, 2, 3\)"),
         (lambda: additive_scores(values, values, torch.ones(2, 3), prepared, 0.2), r"source must be \(3, 2, 3\)"),
     ]
     for call, message in calls:

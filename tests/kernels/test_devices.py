@@ -5,7 +5,6 @@ import torch
 
 from gnnlab.kernels import attention
 from gnnlab.kernels.aggregation import edge_products, mean, segment_sum, weighted_sum
-from gnnlab.kernels.linears import SparseFeatures
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))
@@ -84,7 +83,6 @@ def results(device, edge_index, inputs):
         attention.additive_scores(by_head, by_head, vector, graph, 0.2),
         attention.head_products(by_head, by_head, graph),
         attention.head_sum(by_head, graph, scores),
-        SparseFeatures.prepare(x.detach().clamp(min=0)).product(x),
     ]
     grads = torch.autograd.grad(sum(out.sin().sum() for out in outs), (x, weight, scores, vector))
     return [t.cpu() for t in (*outs, *grads)]

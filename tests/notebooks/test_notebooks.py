@@ -32,7 +32,6 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "sizes": ["1000/1000"],
         "features": [64],
         "gat_sizes": ["58/776"],
-        "crossover_nodes": [16, 48],
         "layers": 1,
         "budget_s": 0.01,
         "graph": "random:nodes=200,edges=2000,features=16",

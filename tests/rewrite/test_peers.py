@@ -8,7 +8,7 @@ from torch_geometric.nn import GCNConv, GINConv, GINEConv, GraphConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.races import race_forms
-from gnnlab.rewrite.swap import peers
+from gnnlab.rewrite.peers import peers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # torch, of its own adjacency
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 1, 4, 3]])

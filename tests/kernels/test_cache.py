@@ -6,49 +6,60 @@ import pytest
 import torch
 from torch import nn
 
-from gnnlab.kernels.kept import Kept, Watch
+from gnnlab.kernels.cache import TensorCache, Watch
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 
-def test_what_was_made_is_kept_until_the_tensor_is_written_to():
-    kept, calls = Kept(), []
+def test_what_was_computed_is_cached_until_the_tensor_is_written_to():
+    cache, calls = TensorCache(), []
     tensor = torch.zeros(3)
 
-    def make():
+    def compute():
         calls.append(1)
         return tensor.clone()
 
-    first = kept.get(tensor, make)
-    assert kept.get(tensor, make) is first and len(calls) == 1
-    assert kept.get(tensor, make, "also") is not first and len(calls) == 2
+    first = cache.get((tensor,), "a", compute)
+    assert cache.get((tensor,), "a", compute) is first and len(calls) == 1
+    assert cache.get((tensor,), "b", compute) is not first and len(calls) == 2
     tensor.add_(1)
-    assert torch.equal(kept.get(tensor, make), tensor) and len(calls) == 3
+    assert torch.equal(cache.get((tensor,), "a", compute), tensor) and len(calls) == 3
     tensor.set_(torch.ones(2))
-    assert torch.equal(kept.get(tensor, make), tensor)
+    assert torch.equal(cache.get((tensor,), "a", compute), tensor)
 
 
-def test_no_tensor_is_kept_alive_and_few_results():
-    kept = Kept(2)
-    tensor, made = torch.zeros(3), torch.zeros(2)
-    watched, watched_result = weakref.ref(tensor), weakref.ref(made)
-    kept.get(tensor, lambda made=made: made)
-    del tensor, made
-    assert watched() is None
-    for other in (torch.zeros(1), torch.zeros(1), torch.zeros(1)):
-        kept.get(other, other.clone)
+def test_all_tensors_that_a_value_was_computed_from_are_looked_at():
+    cache, one, other = TensorCache(), torch.ones(2), torch.ones(2)
+    first = cache.get((one, other), "sum", lambda: one + other)
+    assert cache.get((one, other), "sum", lambda: one + other) is first
+    other.mul_(3)
+    assert cache.get((one, other), "sum", lambda: one + other).tolist() == [4, 4]
+
+
+def test_an_entry_goes_with_its_tensor_and_few_stay():
+    cache = TensorCache(2)
+    tensor, value = torch.zeros(3), torch.zeros(2)
+    watched, watched_value = weakref.ref(tensor), weakref.ref(value)
+    cache.get((tensor,), "a", lambda value=value: value)
+    del value
+    assert watched_value() is not None
+    del tensor
     gc.collect()
-    assert len(kept) <= 2 and watched_result() is None
+    assert watched() is None and watched_value() is None and len(cache) == 0
+    tensors = [torch.zeros(1) for _ in range(3)]
+    for each in tensors:
+        cache.get((each,), "a", each.clone)
+    assert len(cache) == 2
 
 
-def test_nothing_is_kept_of_what_has_no_version_and_what_is_kept_serves_training():
-    kept = Kept()
+def test_nothing_is_cached_of_what_has_no_version_and_what_is_cached_serves_training():
+    cache = TensorCache()
     weight = torch.ones(3)
     with torch.inference_mode():
         inside = torch.ones(3)
-        assert kept.get(inside, inside.clone) is not kept.get(inside, inside.clone)
-        made = kept.get(weight, lambda: weight * 2)
-    assert not made.is_inference()
+        assert cache.get((inside,), "a", inside.clone) is not cache.get((inside,), "a", inside.clone)
+        value = cache.get((weight,), "a", lambda: weight * 2)
+    assert not value.is_inference()
 
 
 def test_weights_are_sorted_once_and_again_when_they_change():

@@ -1,56 +1,57 @@
-"""What was made from a tensor or a module, kept while nothing of it has changed."""
+"""What was computed from tensors or a module, cached while nothing of it has changed."""
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-class Kept:
-    """What was made from the few tensors seen last. A tensor is known by its identity, its version and its memory.
+class TensorCache:
+    """Values computed from the tensors seen last; a tensor is known by its identity, its version and its memory.
 
-    Writes that autograd does not count (`tensor.data.copy_`, a numpy view) are not noticed.
-    Nothing is kept of a tensor made in inference mode, which has no version.
+    A change behind torch's back (`tensor.data.copy_`, a numpy view) does not bump the version and is not noticed. An
+    entry goes when one of its tensors does. Nothing is cached of a tensor made in inference mode, which has no version.
     """
 
-    def __init__(self, size: int = 4) -> None:
+    def __init__(self, size: int = 16) -> None:
         self.size = size
-        self._made: OrderedDict[tuple, tuple[weakref.ref, tuple, Any]] = OrderedDict()
+        self._entries: OrderedDict[tuple, tuple[list[weakref.ref], list[tuple], Any]] = OrderedDict()
 
-    def get(self, tensor: Tensor, make: Callable[[], Any], *also: Hashable) -> Any:
-        """What `make()` gave for this tensor, and for what else it depends on; made where it is not known."""
-        if tensor.is_inference():
-            return make()
-        key, state = (id(tensor), *also), _state(tensor)
-        known = self._made.get(key)
-        if known is not None and known[0]() is tensor and known[1] == state:
-            self._made.move_to_end(key)
-            return known[2]
-        with torch.inference_mode(False):  # what is kept must serve training, too
-            made = make()
-        for gone in [key for key, (seen, _, _) in self._made.items() if seen() is None]:
-            del self._made[gone]
-        self._made[key] = (weakref.ref(tensor), state, made)
-        while len(self._made) > self.size:
-            self._made.popitem(last=False)
-        return made
+    def get(self, tensors: Sequence[Tensor], key: Hashable, compute: Callable[[], Any]) -> Any:
+        """What `compute()` gave for these tensors and `key`; computed where it is not known."""
+        if any(tensor.is_inference() for tensor in tensors):
+            with torch.inference_mode(False):
+                return compute()
+        whole, states = (key, *map(id, tensors)), list(map(state_of, tensors))
+        entry = self._entries.get(whole)
+        if entry is not None and entry[1] == states and all(r() is t for r, t in zip(entry[0], tensors, strict=True)):
+            self._entries.move_to_end(whole)
+            return entry[2]
+        with torch.inference_mode(False):  # what is cached must serve training, too
+            value = compute()
+        entries = self._entries
+        references = [weakref.ref(tensor, lambda _: entries.pop(whole, None)) for tensor in tensors]
+        entries[whole] = references, states, value
+        while len(entries) > self.size:
+            entries.popitem(last=False)
+        return value
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._entries)
 
-    def __deepcopy__(self, memo: dict) -> Kept:
-        return Kept(self.size)
+    def __deepcopy__(self, memo: dict) -> TensorCache:
+        return TensorCache(self.size)
 
     def __reduce__(self) -> tuple:
-        return Kept, (self.size,)
+        return TensorCache, (self.size,)
 
 
-def _state(tensor: Tensor) -> tuple:
+def state_of(tensor: Tensor) -> tuple:
     """What changes when a tensor is written to or gets another storage or shape: compared without reading it."""
     return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
 

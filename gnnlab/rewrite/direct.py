@@ -1,0 +1,420 @@
+"""Fast forms of the layers that most people use, each a function of the layer, x and the prepared graph.
+
+    form = FORMS[type(layer)]
+    graph = form.prepare(layer, neighbours, edge_values, x.dtype)
+    form.run(layer, x, graph)           # what layer(x, edge_index, edge_values) gives, from the layer's own parameters
+
+What makes them fast: one bag in place of gather and scatter (`kernels.sums`); the product behind the sum or before it,
+whichever makes the summed rows shorter; zeros of bags of words left out (`kernels.sparse`); attention scores from
+folded weights; what depends on the graph alone, such as the norm of GCN, computed once. A form covers one graph, x (N,
+F) in float32 or float64 on a CPU; every other call goes to PyG's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from gnnlab.kernels import attention
+from gnnlab.kernels.aggregation import weighted_sum_sorted
+from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.sparse import features_of, times
+from gnnlab.kernels.sums import Largest, Sum, is_dense
+
+LINEAR = (nn.Linear, pyg.Linear)
+# from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
+# many, 1.2 at 22, behind at 1
+WIDE_INPUT = 4
+
+
+@dataclass(frozen=True)
+class Form:
+    """`run(layer, x, graph)` -> out; `prepare(layer, neighbours, values, dtype)` -> the `graph` that it takes.
+
+    `linears`: attributes with linear layers whose weights `run` reads by itself. `values`: the argument of the layer's
+    forward that has a value an edge, "" where there is none. `why_not(layer)`: why an option rules the form out.
+    """
+
+    run: Callable[[nn.Module, Tensor, Any], Tensor]
+    prepare: Callable[[nn.Module, Neighbours, Tensor | None, torch.dtype], Any]
+    linears: tuple[str, ...]
+    values: str
+    why_not: Callable[[nn.Module], str]
+
+    def takes(self, values: Tensor, x: Tensor, edge_index: Tensor) -> bool:
+        """Can these values of edges be served? Weights that are learned change in each step: they cannot."""
+        if not self.values or type(values) not in (Tensor, nn.Parameter) or values.dtype is not x.dtype:
+            return False
+        if values.dim() == 0 or values.shape[0] != edge_index.shape[1]:
+            return False
+        return values.dim() <= 2 if self.values == "edge_attr" else values.dim() == 1 and not values.requires_grad
+
+
+def form_of(kind: type[nn.Module]) -> Form | None:
+    """The form of this class or of the nearest one that it comes from; whether it is equal there, a trial tells."""
+    return next((FORMS[base] for base in kind.__mro__ if base in FORMS), None)
+
+
+def why_not(layer: nn.Module) -> str:
+    """Why this layer has no direct form, in a few words; empty where it has one."""
+    form = form_of(type(layer))
+    if form is None:
+        return "no direct form"
+    if layer.flow != "source_to_target" or layer.decomposed_layers != 1 or getattr(layer, "cached", False):
+        return "its flow, decomposed layers or PyG's own cache"
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in layer.parameters()):
+        return "its weights have no shape before the first call"
+    if not all(plain_linear(module) for module in linears_of(layer, form)):
+        return "a linear layer of another class"
+    return form.why_not(layer)
+
+
+def linears_of(layer: nn.Module, form: Form) -> list[nn.Module]:
+    """The linear layers that the form reads the weights of."""
+    modules = layer._modules
+    return [modules[name] for name in form.linears if modules.get(name) is not None]
+
+
+def plain_linear(module: nn.Module) -> bool:
+    """Is this a linear layer of torch or PyG with nothing hooked in?"""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return type(module) in LINEAR and not hooks
+
+
+# sums ----------------------------------------------------------------------------------------------------------------
+
+
+def _gcn_sum(layer: pyg.GCNConv, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Sum:
+    if not layer.normalize:
+        return _fixed_sum(graph, weight, dtype)
+    key = "gcn", layer.improved, layer.add_self_loops, dtype
+
+    def make() -> Sum:
+        edges, norm = gcn_norm(
+            graph.edge_index, weight, graph.num_nodes, layer.improved, layer.add_self_loops, layer.flow, dtype
+        )
+        looped = graph.once(("gcn edges", layer.add_self_loops), lambda: Neighbours.prepare(edges, graph.num_nodes))
+        return Sum(looped, norm.index_select(0, looped.order), dtype)
+
+    return graph.of_weight(weight, key, make)
+
+
+def _fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> Sum:
+    def make() -> Sum:
+        sorted_weight = None if weight is None else weight.index_select(0, graph.order)
+        if mean:
+            share = graph.cast("mean_weight", dtype)
+            sorted_weight = share if sorted_weight is None else sorted_weight * share
+        return Sum(graph, sorted_weight, dtype)
+
+    return graph.of_weight(weight, ("sum", mean, dtype), make)
+
+
+def _sum_or_mean(layer: nn.Module, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Sum | Largest:
+    if layer.aggr == "max":
+        return graph.once(("largest", dtype), lambda: Largest(graph, dtype))
+    return _fixed_sum(graph, weight, dtype, layer.aggr == "mean")
+
+
+def _gcn(layer: pyg.GCNConv, x: Tensor, total: Sum) -> Tensor:
+    weight = layer.lin.weight
+    if weight.shape[0] <= weight.shape[1] or features_of(x) is not None:
+        return _plus(total(times(x, weight)), layer.bias)
+    return F.linear(total(x), weight, layer.bias)  # rows of x are shorter than those of x W
+
+
+def _sage(layer: pyg.SAGEConv, x: Tensor, total: Sum | Largest) -> Tensor:
+    root = layer.lin_r.weight if layer.root_weight else None
+    if isinstance(total, Largest):  # not linear: the maximum comes first
+        out = F.linear(total(x), layer.lin_l.weight, layer.lin_l.bias)
+        out = out if root is None else torch.addmm(out, x, root.t())
+    else:
+        out = _neighbours_and_node(x, total, layer.lin_l.weight, layer.lin_l.bias, root)
+    return F.normalize(out, p=2.0, dim=-1) if layer.normalize else out
+
+
+def _graph(layer: pyg.GraphConv, x: Tensor, total: Sum) -> Tensor:
+    rel = layer.lin_rel
+    return _neighbours_and_node(x, total, rel.weight, rel.bias, layer.lin_root.weight)
+
+
+def _neighbours_and_node(x: Tensor, total: Sum, weight: Tensor, bias: Tensor | None, root: Tensor | None) -> Tensor:
+    """A x W + x R + b, in the order with the shorter rows; `weight`, `root` (out, in)."""
+    out, width = weight.shape
+    sparse = features_of(x) is not None
+    if root is not None and out < width and (sparse or WIDE_INPUT * out <= width):  # one product reads x once
+        both = times(x, torch.cat([weight, root]))
+        return _plus(total(both[:, :out]).add_(both[:, out:]), bias)
+    if out < width or sparse:
+        summed = total(times(x, weight))
+        return _plus(summed if root is None else summed.add_(times(x, root)), bias)
+    summed = F.linear(total(x), weight, bias)
+    return summed if root is None else torch.addmm(summed, x, root.t())
+
+
+def _gin(layer: pyg.GINConv, x: Tensor, total: Sum | Largest) -> Tensor:
+    """nn(A x + (1 + eps) x); where `nn` begins with a linear layer that makes rows shorter, that comes first."""
+    mlp = layer.nn
+    first = mlp[0] if type(mlp) is nn.Sequential and len(mlp) and not _hooked(mlp) else None
+    if first is None or not plain_linear(first) or isinstance(total, Largest):
+        return mlp(_with_own(total(x), x, layer.eps))
+    if first.weight.shape[0] >= first.weight.shape[1] and features_of(x) is None:
+        return mlp(_with_own(total(x), x, layer.eps))
+    rows = times(x, first.weight)
+    out = _plus(_with_own(total(rows), rows, layer.eps), first.bias)
+    for module in list(mlp)[1:]:
+        out = module(out)
+    return out
+
+
+def _with_own(summed: Tensor, x: Tensor, eps: Tensor) -> Tensor:
+    plain = not torch.compiler.is_compiling() and not eps.requires_grad and eps.item() == 0
+    return summed.add_(x) if plain else summed + (1 + eps) * x
+
+
+def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
+    return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+# attention -----------------------------------------------------------------------------------------------------------
+
+
+Attend = Callable[[nn.Module, Sequence[Tensor], "Edges"], Tensor]  # of a layer and its tensors -> (N, H, C)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """A graph for attention, and the features of its edges (E, D) in the order of `graph.col`, if there are any.
+
+    `attend(layer, tensors)` -> (N, H, C): what the layer attends to, from tensors that it made of x and its weights.
+    """
+
+    graph: Neighbours
+    features: Tensor | None = None
+
+    def attend(self, layer: nn.Module, tensors: Sequence[Tensor]) -> Tensor:
+        return _ATTEND[form_of(type(layer)).run](layer, tensors, self)
+
+
+def _with_loops(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+    """Where the layer wants it, every node gets exactly one self-loop, with the mean of the features that it got."""
+    loops = getattr(layer, "add_self_loops", False)
+    looped = graph.once("PyG's loops", lambda: _looped(graph)) if loops else graph
+    if layer.edge_dim is None or values is None:
+        return Edges(looped)
+    features = graph.sorted_weight(values.view(-1, 1) if values.dim() == 1 else values)
+    return Edges(looped, _fill_loops(features, graph, looped) if loops else features)
+
+
+def _looped(graph: Neighbours) -> Neighbours:
+    edges = add_self_loops(remove_self_loops(graph.edge_index)[0], num_nodes=graph.num_nodes)[0]
+    return Neighbours.prepare(edges, graph.num_nodes)
+
+
+def _fill_loops(features: Tensor, graph: Neighbours, looped: Neighbours) -> Tensor:
+    """Features (E, D) of `graph`, for the edges of `looped`: a loop has the mean of the edges that end at its node."""
+    entries, weight = graph.once("filled loops", lambda: _filled(graph, looped))
+    return weighted_sum_sorted(features, entries, weight.to(features.dtype))
+
+
+def _filled(graph: Neighbours, looped: Neighbours) -> tuple[Neighbours, Tensor]:
+    """A graph from the edges to those with loops, and the weight of each of its entries, float64."""
+    nodes = graph.num_nodes
+    stays = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)  # as given, loops left out
+    ends = graph.edge_index[1].index_select(0, stays)
+    source = graph.place.long().index_select(0, stays)  # where each stands in `features`
+    place = looped.place.long()  # of the edges that stay, then of the loops
+    targets = torch.cat([place[: stays.shape[0]], place[stays.shape[0] :].index_select(0, ends)])
+    entries = Neighbours.prepare(
+        torch.stack([source.repeat(2), targets]), looped.num_edges, num_sources=graph.num_edges
+    )
+    share = 1 / torch.bincount(ends, minlength=nodes).double().index_select(0, ends)
+    return entries, torch.cat([torch.ones_like(share), share]).index_select(0, entries.order)
+
+
+def _gat(layer: pyg.GATConv, x: Tensor, edges: Edges) -> Tensor:
+    heads, width, weight = layer.heads, layer.out_channels, layer.lin.weight
+    vectors = torch.cat([layer.att_src, layer.att_dst])  # (2, H, C)
+    of_edges = [] if layer.edge_dim is None else [_folded(layer.att_edge, layer.lin_edge.weight)]
+    if x.shape[1] <= width and features_of(x) is None:  # rows of x are shorter than those of a head
+        both = F.linear(x, _folded(vectors, weight))
+        out = _projected(layer, edges.attend(layer, [x.unsqueeze(1), both, *of_edges]))
+    else:
+        values = times(x, weight)
+        block = torch.diag_embed(vectors.transpose(1, 2), dim1=1, dim2=3).permute(1, 2, 0, 3)  # (H, C, 2, H)
+        both = values @ block.reshape(values.shape[1], -1)
+        out = edges.attend(layer, [values.view(-1, heads, width), both, *of_edges])
+    return _finished(layer, x, out)
+
+
+def _gat_attend(layer: pyg.GATConv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """Sums of softmax(LeakyReLU(source[j] + target[i] + vector . e)) * values[j]; tensors: values (N, H or 1, C), the
+    scores of both ends (N, 2 H), vectors (H, D) for the features of edges."""
+    (values, both, *of_edges), graph = tensors, edges.graph
+    source, target = both.split(layer.heads, dim=1)
+    keep = _dropout_mask(layer, both, graph)
+    if edges.features is None:
+        if keep is None and is_dense(graph):
+            return _attended_densely(layer, values, source, target, graph)
+        scores = attention.pair_scores(source, target, graph, layer.negative_slope)
+    else:
+        scores = attention.pair_scores(source, target, graph) + F.linear(edges.features, of_edges[0])
+        scores = F.leaky_relu(scores, layer.negative_slope)
+    return attention.attend(scores, values, graph, keep)
+
+
+def _folded(vectors: Tensor, weight: Tensor) -> Tensor:
+    """a . W of each head, (K H, in): `vectors` (K, H, C), `weight` (H C, in)."""
+    heads, width = vectors.shape[1:]
+    return (vectors.transpose(0, 1) @ weight.view(heads, width, -1)).transpose(0, 1).reshape(-1, weight.shape[1])
+
+
+def _attended_densely(layer: nn.Module, values: Tensor, source: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
+    """The same over all pairs of nodes, masked; an edge that comes k times adds log k to its score."""
+    scores = F.leaky_relu(target.unsqueeze(2) + source.t().contiguous(), layer.negative_slope)  # (N, H, N)
+    alpha = (scores + graph.cast("log_counts", scores.dtype).unsqueeze(1)).softmax(dim=-1)
+    alpha = alpha.masked_fill(graph.isolated.unsqueeze(2), 0)
+    if values.shape[1] == 1:
+        return (alpha.flatten(0, 1) @ values.squeeze(1)).view(alpha.shape[0], alpha.shape[1], -1)
+    return (alpha.transpose(0, 1) @ values.transpose(0, 1)).transpose(0, 1)
+
+
+def _projected(layer: pyg.GATConv, pooled: Tensor) -> Tensor:
+    """W of each head applied to rows of x that were summed before it; pooled (N, H, in) -> (N, H, C)."""
+    weight = layer.lin.weight.view(layer.heads, layer.out_channels, -1)
+    if layer.heads == 1:
+        return F.linear(pooled.squeeze(1), weight[0]).unsqueeze(1)
+    return torch.bmm(pooled.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+
+def _gatv2(layer: pyg.GATv2Conv, x: Tensor, edges: Edges) -> Tensor:
+    shape = -1, layer.heads, layer.out_channels
+    source = _linear(layer.lin_l, x).view(shape)
+    target = source if layer.share_weights else _linear(layer.lin_r, x).view(shape)
+    of_edges = [] if layer.edge_dim is None else [layer.lin_edge.weight]
+    return _finished(layer, x, edges.attend(layer, [source, target, layer.att[0], *of_edges]))
+
+
+def _gatv2_attend(layer: pyg.GATv2Conv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """Sums of softmax(vector . LeakyReLU(source[j] + target[i] + W e)) * source[j]."""
+    source, target, vector, *weight = tensors
+    edge = None if edges.features is None else F.linear(edges.features, weight[0]).view(-1, *vector.shape)
+    scores = attention.additive_scores(source, target, vector, edges.graph, layer.negative_slope, edge)
+    return attention.attend(scores, source, edges.graph, _dropout_mask(layer, scores, edges.graph))
+
+
+def _transformer(layer: pyg.TransformerConv, x: Tensor, edges: Edges) -> Tensor:
+    shape = -1, layer.heads, layer.out_channels
+    tensors = [_linear(linear, x).view(shape) for linear in (layer.lin_value, layer.lin_query, layer.lin_key)]
+    tensors += [] if layer.edge_dim is None else [layer.lin_edge.weight]
+    out = edges.attend(layer, tensors)
+    out = out.flatten(1) if layer.concat else out.mean(dim=1)
+    if not layer.root_weight:
+        return out
+    own = _linear(layer.lin_skip, x)
+    if layer.lin_beta is None:
+        return out + own
+    beta = layer.lin_beta(torch.cat([out, own, out - own], dim=-1)).sigmoid()
+    return beta * own + (1 - beta) * out
+
+
+def _transformer_attend(layer: pyg.TransformerConv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """Sums of softmax(q[i] . (k[j] + W e) / sqrt(C)) * (v[j] + W e), without W e of any edge.
+
+    q . (W e) = (q W) . e, and the sum of alpha W e is W times the sum of alpha e: features e are the sources of a graph
+    from edges to targets.
+    """
+    (value, query, key, *weight), graph = tensors, edges.graph
+    scale = layer.out_channels**-0.5
+    scores = attention.head_products(query, key, graph)
+    if edges.features is None:
+        scores = scores * scale
+        return attention.attend(scores, value, graph, _dropout_mask(layer, scores, graph))
+    features, by_head = edges.features.unsqueeze(1), weight[0].view(layer.heads, layer.out_channels, -1)
+    of_edges = graph.once("edges as sources", lambda: _edges_as_sources(graph))
+    asked = torch.einsum("nhc,hcd->nhd", query, by_head)
+    scores = (scores + attention.head_products(asked, features, of_edges)) * scale
+    alpha = attention.segment_softmax(scores, graph)
+    keep = _dropout_mask(layer, alpha, graph)
+    alpha = alpha if keep is None else alpha * keep
+    summed = attention.head_sum(features, of_edges, alpha)
+    return attention.head_sum(value, graph, alpha) + torch.einsum("nhd,hcd->nhc", summed, by_head)
+
+
+def _edges_as_sources(graph: Neighbours) -> Neighbours:
+    return Neighbours(graph.rowptr, graph.places, None, None, graph.num_edges)
+
+
+def _linear(module: nn.Module, x: Tensor) -> Tensor:
+    out = times(x, module.weight)
+    return out if module.bias is None else out + module.bias
+
+
+def _dropout_mask(layer: nn.Module, scores: Tensor, graph: Neighbours) -> Tensor | None:
+    """What the softmax (E, H) is multiplied with in training; drawn in PyG's order, so equal seeds draw the same."""
+    if not (layer.dropout and layer.training):
+        return None
+    drawn = F.dropout(scores.new_ones(graph.num_edges, layer.heads), layer.dropout)
+    return drawn.index_select(0, graph.order)
+
+
+def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
+    """Heads (N, H, C) joined or averaged, the residual and the bias added."""
+    out = out.flatten(1) if layer.concat else out.mean(dim=1)
+    out = out if getattr(layer, "res", None) is None else out + layer.res(x)
+    return out if layer.bias is None else out + layer.bias
+
+
+_ATTEND: dict[Callable, Attend] = {_gat: _gat_attend, _gatv2: _gatv2_attend, _transformer: _transformer_attend}
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _needs(*allowed: str) -> Callable[[nn.Module], str]:
+    return lambda layer: "" if layer.aggr in allowed else f"aggr={layer.aggr!r}"
+
+
+def _sage_why_not(layer: pyg.SAGEConv) -> str:
+    if layer.project:
+        return "a projection before the sum"
+    return _needs("add", "sum", "mean", "max")(layer)
+
+
+def _attention_why_not(layer: nn.Module) -> str:
+    if layer.aggr not in ("add", "sum"):
+        return f"aggr={layer.aggr!r}"
+    if isinstance(layer, pyg.GATConv) and layer.lin is None:
+        return "two kinds of nodes"
+    loops = layer.edge_dim is not None and getattr(layer, "add_self_loops", False)
+    return f"fill_value={layer.fill_value!r}" if loops and layer.fill_value != "mean" else ""
+
+
+FORMS: dict[type[nn.Module], Form] = {
+    pyg.GCNConv: Form(_gcn, _gcn_sum, ("lin",), "edge_weight", _needs("add", "sum")),
+    pyg.SAGEConv: Form(_sage, _sum_or_mean, ("lin_l", "lin_r"), "", _sage_why_not),
+    pyg.GINConv: Form(_gin, _sum_or_mean, (), "", _needs("add", "sum")),
+    pyg.GraphConv: Form(_graph, _sum_or_mean, ("lin_rel", "lin_root"), "edge_weight", _needs("add", "sum", "mean")),
+    pyg.GATConv: Form(_gat, _with_loops, ("lin", "lin_edge"), "edge_attr", _attention_why_not),
+    pyg.GATv2Conv: Form(_gatv2, _with_loops, ("lin_l", "lin_r", "lin_edge"), "edge_attr", _attention_why_not),
+    pyg.TransformerConv: Form(
+        _transformer,
+        _with_loops,
+        ("lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge"),
+        "edge_attr",
+        _attention_why_not,
+    ),
+}

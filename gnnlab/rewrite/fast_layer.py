@@ -1,0 +1,287 @@
+"""A layer of PyG, or of anybody's own, that takes its fast form where a trial found it equal.
+
+    make_fast(layer, graphs)       # this one instance; its class, other instances and PyG stay as they are
+
+The instance gets a class of its own, made from its class, with two doors: `forward` takes the direct form (`direct`),
+where the layer has one, and `propagate` the one sum (`propagate`). At the first call of each the form is tried on drawn
+graphs (`trial`). What is not equal is not taken, nor a call that a form does not cover (a sparse adjacency, attention
+weights to return, explanations, hooks, autocast, another device): there PyG's own code runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnlab.kernels.neighbours import GraphCache
+from gnnlab.rewrite import direct, operators, trial
+from gnnlab.rewrite.propagate import HOOKS, Ends, covered, plain, rebound, sizes, sources_of, summed
+
+# made by PyG from templates and the signatures of the others when the first layer of a class is
+GENERATED = {"propagate", "edge_updater", "collect", "edge_collect", "_orig_propagate", "_jinja_propagate",
+             "_orig_edge_updater", "_jinja_edge_updater"}  # fmt: skip
+DIRECT, SUM, TILES, NONE = "direct form", "one sum", "tiles", "as PyG computes it"
+
+
+class State:
+    """What a fast layer knows beside its parameters.
+
+    `direct`: is its direct form equal? `argument`: over which argument of `propagate` one sum is equal, "" where over
+    none; both None before the first call. `why`: what the trials found. `enabled`: False where the clock saw no gain.
+    """
+
+    def __init__(self, layer: MessagePassing, graphs: GraphCache) -> None:
+        self.graphs = graphs
+        reason = direct.why_not(layer)
+        self.direct: bool | None = None if not reason else False
+        self.argument: str | None = None
+        self.why = {"direct": reason} if reason else {}
+        self.enabled = True
+        self.hooks = [layer.__dict__[name] for name in HOOKS]
+        self.known: _Known | None = None
+
+    @property
+    def mechanism(self) -> str | None:
+        """One of DIRECT, SUM, NONE; None before the first call."""
+        if not self.enabled:
+            return NONE
+        if self.direct:
+            return DIRECT
+        return None if self.argument is None else SUM if self.argument else NONE
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"known": None}
+
+
+class _Known:
+    """The prepared graph of the last call, known by its tensors."""
+
+    __slots__ = ("address", "dtype", "edge_index", "edges", "graph", "nodes", "values", "values_version", "version")
+
+    def __init__(self, x: Tensor, edge_index: Tensor, values: Tensor | None, graph: Any) -> None:
+        self.edge_index, self.version = weakref.ref(edge_index), edge_index._version
+        self.address, self.edges = edge_index.data_ptr(), edge_index.shape[1]
+        self.nodes, self.dtype, self.graph = x.shape[0], x.dtype, graph
+        self.values = None if values is None else weakref.ref(values)
+        self.values_version = None if values is None else (values._version, values.data_ptr())
+
+    def same(self, x: Tensor, edge_index: Tensor, values: Tensor | None) -> bool:
+        if self.edge_index() is not edge_index or self.version != edge_index._version:
+            return False
+        if self.address != edge_index.data_ptr() or self.edges != edge_index.shape[1]:
+            return False
+        if x.dim() != 2 or x.shape[0] != self.nodes or x.dtype is not self.dtype or not x.is_cpu:
+            return False
+        if values is None or self.values is None:
+            return values is None and self.values is None
+        return (
+            self.values() is values
+            and self.values_version == (values._version, values.data_ptr())
+            and not values.requires_grad
+        )
+
+
+def make_fast(layer: MessagePassing, graphs: GraphCache) -> None:
+    """Give this layer its fast class; the `graphs` that were prepared are shared with other layers."""
+    layer._fast = State(layer, graphs)
+    layer._number = operators.numbered(layer)
+    layer.__class__ = fast_class(type(layer))
+
+
+def original_class(layer: nn.Module) -> type[nn.Module]:
+    """The class that the layer had before it was made fast."""
+    return getattr(type(layer), "_original", type(layer))
+
+
+@functools.cache
+def fast_class(kind: type[MessagePassing]) -> type[MessagePassing]:
+    """The class of the fast layers of this class."""
+    code = {}
+    for base in reversed(kind.__mro__[: kind.__mro__.index(MessagePassing)]):
+        functions = {name: f for name, f in vars(base).items() if inspect.isfunction(f) and name not in GENERATED}
+        code |= {name: rebound(function) for name, function in functions.items()}
+    made = code | {
+        "__module__": __name__,
+        "__doc__": kind.__doc__,
+        "_original": kind,
+        "forward": _forward(kind, code.get("forward", kind.forward)),
+        "propagate": _propagate(kind),
+        "__reduce_ex__": lambda self, protocol: (_blank, (kind,), _state(self)),
+    }
+    if "edge_update" in code:
+        made["edge_updater"] = _edge_updater(kind)
+    return type(f"Fast{kind.__name__}", (kind,), made)
+
+
+def _blank(kind: type[MessagePassing]) -> MessagePassing:
+    made = fast_class(kind)
+    layer = made.__new__(made)
+    layer.__dict__["_number"] = operators.numbered(layer)
+    return layer
+
+
+def _state(layer: MessagePassing) -> dict[str, Any]:
+    return {name: value for name, value in layer.__dict__.items() if name != "_number"}
+
+
+def _forward(kind: type[MessagePassing], code: Any) -> Any:
+    form = direct.form_of(kind)
+    if form is None:
+        return code
+    names = list(inspect.signature(kind.forward).parameters)[3:]  # behind self, x, edge_index
+
+    @functools.wraps(kind.forward)
+    def forward(self, x, edge_index, *more, **named):
+        state, values = self._fast, None
+        if more or named:
+            given = {n: v for n, v in (*zip(names, more, strict=False), *named.items()) if v is not None}
+            values = given.pop(form.values, None)
+            if given:
+                return code(self, x, edge_index, *more, **named)
+        if torch.compiler.is_compiling():
+            if state.direct and state.enabled and _traceable(self, form, x, edge_index, values):
+                return form.run(self, x, operators.Traced(self, edge_index, values))
+            return kind.forward(self, x, edge_index, *more, **named)
+        if state.direct is False or not state.enabled or not _usual(self, state, form):
+            return code(self, x, edge_index, *more, **named)
+        known = state.known
+        if known is not None and isinstance(x, Tensor) and known.same(x, edge_index, values):
+            return form.run(self, x, known.graph)
+        graph = _prepared(self, state, form, x, edge_index, values)
+        return code(self, x, edge_index, *more, **named) if graph is None else form.run(self, x, graph)
+
+    return forward
+
+
+def _usual(layer: MessagePassing, state: State, form: direct.Form) -> bool:
+    """Is nothing hooked in, explained, traced or cast?"""
+    if any(state.hooks) or layer._explain or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
+        return False
+    return all(map(direct.plain_linear, direct.linears_of(layer, form)))
+
+
+def _traceable(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, values: Any) -> bool:
+    """Does the form cover this call in a trace? Nothing is drawn at random there."""
+    if (
+        not isinstance(x, Tensor)
+        or x.dim() != 2
+        or not isinstance(edge_index, Tensor)
+        or edge_index.layout != torch.strided
+    ):
+        return False
+    if values is not None and (values.requires_grad or not form.takes(values, x, edge_index)):
+        return False
+    return x.device.type == "cpu" and not (layer.training and getattr(layer, "dropout", 0))
+
+
+def _prepared(layer, state: State, form: direct.Form, x, edge_index, values) -> Any:
+    """What the form takes for the graph of this call; None where it does not cover the call."""
+    tensors = isinstance(x, Tensor) and type(x) in (Tensor, nn.Parameter) and x.dim() == 2 and x.is_cpu
+    if not tensors or x.dtype not in (torch.float32, torch.float64) or not plain(edge_index):
+        return None
+    if edge_index.shape[1] == 0 or x.shape[0] == 0 or any(p.dtype is not x.dtype for p in layer.parameters()):
+        return None
+    if values is not None and not form.takes(values, x, edge_index):
+        return None
+    if state.direct is None and not _try_direct(layer, x, edge_index, values, form):
+        return None
+    graph = state.graphs.get(edge_index, x.shape[0])
+    fixed = values is None or not (values.requires_grad or values.is_inference())
+    if not fixed:
+        return form.prepare(layer, graph, values, x.dtype)
+    with torch.inference_mode(False):  # what is cached must serve training, too
+        prepared = form.prepare(layer, graph, values, x.dtype)
+    if not edge_index.is_inference():
+        state.known = _Known(x, edge_index, values, prepared)
+    return prepared
+
+
+def _try_direct(layer: MessagePassing, x: Tensor, edge_index: Tensor, values: Tensor | None, form: direct.Form) -> bool:
+    given = {"x": x, "edge_index": edge_index} | ({} if values is None else {form.values: values})
+    arguments = trial.Arguments(given, x.shape[0], x.shape[0], edge_index.shape[1], nodes_first=("x",))
+
+    def fast(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
+        copied._fast.direct, copied._fast.argument, copied._fast.enabled = True, "", True
+        return copied(**given)
+
+    error, what = trial.difference(layer, _as_original(lambda one, given: one(**given)), fast, arguments)
+    state = layer._fast
+    state.direct = error <= trial.ALLOWED
+    state.why["direct"] = "equal in the trial" if state.direct else what
+    return state.direct
+
+
+def _as_original(run: trial.Run) -> trial.Run:
+    def own(layer: nn.Module, given: dict[str, Any]) -> Tensor:
+        fast, layer.__class__ = type(layer), original_class(layer)
+        try:
+            return run(layer, given)
+        finally:
+            layer.__class__ = fast
+
+    return own
+
+
+def _propagate(kind: type[MessagePassing]) -> Any:
+    def propagate(self, edge_index, size=None, **given):
+        state = self._fast
+        if state.argument == "" or not state.enabled or not covered(self, edge_index):
+            return kind.propagate(self, edge_index, size=size, **given)
+        if state.argument is None:
+            state.argument = _try_sums(self, kind, edge_index, size, given)
+        out = None
+        if state.argument:
+            out = summed(self, state.graphs, state.argument, edge_index, size, given)
+        return kind.propagate(self, edge_index, size=size, **given) if out is None else out
+
+    return propagate
+
+
+def _try_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Tensor, size: Any, given: dict) -> str:
+    """The argument over which one sum gives what `propagate` does, "" where there is none."""
+    both, why = sizes(layer, size, given), layer._fast.why
+    if both is None:
+        why["sum"] = "its nodes stand in a dimension of their own"
+        return ""
+    arguments = trial.Arguments(given | {"edge_index": edge_index, "size": size}, *both, edge_index.shape[1])
+    own = _as_original(lambda one, given: kind.propagate(one, **given))
+    why["sum"] = "its message reads no source node"
+    for name in sources_of(layer, given):
+
+        def fast(copied: MessagePassing, given: dict[str, Any], name: str = name) -> Tensor:
+            rest = {key: value for key, value in given.items() if key not in ("edge_index", "size")}
+            out = summed(copied, copied._fast.graphs, name, given["edge_index"], given["size"], rest)
+            if out is None:
+                raise ValueError(f"its message is no weight times {name}_j")
+            return out
+
+        error, what = trial.difference(layer, own, fast, arguments)
+        why["sum"] = "equal in the trial" if error <= trial.ALLOWED else what
+        if error <= trial.ALLOWED:
+            return name
+    return ""
+
+
+def _edge_updater(kind: type[MessagePassing]) -> Any:
+    """PyG's, with edges by which the softmax of `edge_update` knows the graph."""
+
+    def edge_updater(self, edge_index, size=None, **given):
+        state = self._fast
+        known = [v for v in given.values() if isinstance(v, (tuple, list)) and len(v) == 2 and isinstance(v[0], Tensor)]
+        if not state.enabled or not known or not covered(self, edge_index):
+            return kind.edge_updater(self, edge_index, size=size, **given)
+        source, target = known[0]
+        sources = source.shape[0]
+        targets = size[1] if size is not None else sources if target is None else target.shape[0]
+        ends = Ends.of(state.graphs.get(edge_index, targets, sources))
+        wanted = self._collect(self._edge_user_args, ends.index, [sources, targets], given)
+        wanted["index"] = wanted["edge_index_i"] = ends.target
+        return self.edge_update(**self.inspector.collect_param_data("edge_update", wanted))
+
+    return edge_updater

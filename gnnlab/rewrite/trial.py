@@ -1,0 +1,196 @@
+"""Does a fast form give what the layer gives? Found by trial: both run beside each other on drawn graphs, in float64.
+
+    difference(layer, own, fast, arguments)     # (largest relative difference, what differs)
+
+A trial runs in eval mode and in training, with equal seeds, on graphs with isolated nodes, repeated edges and
+self-loops. The fast form is called three times (the first call prepares, later ones use what is cached). Compared are
+outputs, the gradient of every input and parameter, what the layer leaves in itself, and what is drawn next from the
+random generator; inputs must not be written to. The user's generator and model stay as they are. A trial cannot see
+what no number in it reaches, such as clamp(max=1e6).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnnlab.errors import one_line
+from gnnlab.kernels import sparse
+
+ALLOWED = 1e-9  # relative difference in float64
+SMALL = 1e-4  # of the largest gradient
+CALLS = 3  # of the fast form: it prepares, it has seen the graph, it uses what is cached
+SMALL_GRAPH, GRAPH = (23, 19, 90), (100, 95, 330)  # nodes at the source, at the target, edges: the first is made dense
+
+Run = Callable[[nn.Module, dict[str, Any]], Tensor]  # of a copy of the layer and of arguments drawn for it
+
+
+class Arguments:
+    """Arguments of a call, and how to draw others like them for another graph.
+
+    `sources`, `targets`, `edges`: the sizes of the graph of the call. Tensors are known by their first dimension: with
+    a row an edge they get rows of those given, with a row a node normal numbers. `edge_index` is drawn, all else
+    stays.
+    """
+
+    def __init__(self, given: dict[str, Any], sources: int, targets: int, edges: int, nodes_first: tuple = ()) -> None:
+        self.given, self.sizes = given, {"edges": edges, "sources": sources, "targets": targets}
+        self.square = sources == targets
+        self.nodes_first = nodes_first  # arguments that are of nodes whatever their size
+
+    def drawn(self, graph: tuple[int, int, int], fixed: bool, seed: int) -> dict[str, Any]:
+        """Arguments for a graph, in float64. With `fixed` they want no gradients, so that what is made of them may be
+        cached, and rows of nodes are mostly zeros."""
+        generator = torch.Generator().manual_seed(seed)
+        nodes, others, edges = graph
+        new = {"edges": edges, "sources": nodes, "targets": nodes if self.square else others}
+
+        def one(name: str, value: Any) -> Any:
+            if isinstance(value, (tuple, list)):
+                return type(value)(one(name, v) for v in value)
+            if name == "edge_index" and isinstance(value, Tensor):
+                return edges_of(new, self.square, generator).to(value.dtype)
+            if name == "size" and isinstance(value, int):
+                return value
+            return self._tensor(name, value, new, fixed, generator) if isinstance(value, Tensor) else value
+
+        made = {name: one(name, value) for name, value in self.given.items()}
+        if self.given.get("size") is not None:
+            made["size"] = (new["sources"], new["targets"])
+        return made
+
+    def wide(self, graph: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The graph, with nodes enough that an x of so many columns is looked at for its zeros (`kernels.sparse`)."""
+        x = self.given.get("x")
+        columns = x.shape[-1] if isinstance(x, Tensor) and x.dim() > 1 else 0
+        if columns < sparse.FEWEST_COLUMNS:
+            return graph
+        nodes = max(graph[0], -(-sparse.FEWEST_NUMBERS // columns))
+        return nodes, nodes, graph[2]
+
+    def _tensor(self, name: str, value: Tensor, new: dict, fixed: bool, generator: torch.Generator) -> Tensor:
+        value = value.detach().clone()
+        kinds = ("sources", "targets") if name in self.nodes_first else ("edges", "sources", "targets")
+        kind = next((k for k in kinds if value.dim() > 0 and value.shape[0] == self.sizes[k]), None)
+        if kind is None and value.dim() == 3 and value.shape[1] == self.sizes["sources"]:  # a static graph (B, N, F)
+            shape = value.shape[0], new["sources"], value.shape[2]
+            return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(not fixed)
+        if kind is None:
+            return value.double() if value.is_floating_point() else value
+        rows = value.index_select(0, torch.randint(value.shape[0], (new[kind],), generator=generator))
+        if not rows.is_floating_point():
+            return rows
+        if kind == "edges":
+            return rows.double().requires_grad_(not fixed)
+        rows = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+        return rows * (torch.rand(rows.shape, generator=generator) < 0.05) if fixed else rows.requires_grad_()
+
+
+def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) -> Tensor:
+    """(2, E): some edges twice, some self-loops, isolated targets. No node has two self-loops, whose weights PyG's
+    `add_remaining_self_loops` leaves to chance."""
+    edges, sources, targets = sizes["edges"], sizes["sources"], sizes["targets"]
+    drawn = torch.stack([
+        torch.randint(sources, (edges,), generator=generator), torch.randint(targets - 3, (edges,), generator=generator)
+    ])  # fmt: skip
+    if square:
+        loops = drawn[0] == drawn[1]
+        drawn[0, loops] = (drawn[0, loops] + 1) % sources
+    drawn[:, 1], drawn[:, 3] = drawn[:, 0], drawn[:, 2]
+    if square:
+        drawn[:, 5:9] = torch.arange(4)
+    return drawn
+
+
+def difference(layer: nn.Module, own: Run, fast: Run, arguments: Arguments) -> tuple[float, str]:
+    """The largest relative difference between what `own` and `fast` make of copies of `layer`, and what differs.
+
+    Infinite where one of them raises.
+    """
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        try:
+            copied = copy.deepcopy(layer).double().requires_grad_(True)
+        except Exception as error:  # modules may refuse in any way
+            return math.inf, f"it cannot be copied: {one_line(error)}"
+        worst = 0.0, ""
+        for training in (False, True):
+            for graph, fixed in ((SMALL_GRAPH, False), (GRAPH, False), (arguments.wide(GRAPH), True)):
+                worst = max(worst, _one(copied.train(training), own, fast, arguments, graph, fixed))
+                if worst[0] > ALLOWED:
+                    return worst[0], f"{worst[1]} in {'training' if training else 'eval'}"
+        return worst
+
+
+def _one(layer: nn.Module, own: Run, fast: Run, arguments: Arguments, graph: tuple, fixed: bool) -> tuple[float, str]:
+    given = arguments.drawn(graph, fixed, seed=1)
+    state = copy.deepcopy(layer.state_dict())
+    try:
+        expected = _values(layer, own, given)
+    except Exception as error:  # of the layer's own code, on a graph that it was not made for
+        return math.inf, f"the layer itself fails on a drawn graph: {one_line(error)}"
+    # a gradient that is zero but for rounding, as that of a bias before a softmax, is compared with the others
+    least = SMALL * max((float(g.abs().max()) for n, g in expected.items() if "gradient" in n and g.numel()), default=1)
+    for _ in range(CALLS):
+        layer.load_state_dict(state)
+        try:
+            values = _values(layer, fast, given)
+        except Exception as error:  # whatever the form or the layer's own code raises
+            return math.inf, one_line(error)
+        names = expected.keys() | values.keys()
+        found = max(_off(name, expected.get(name), values.get(name), least) for name in names)
+        if found[0] > ALLOWED:
+            return found
+    return found
+
+
+def _values(layer: nn.Module, run: Run, given: dict[str, Any]) -> dict[str, Tensor]:
+    inputs = {name: t for name, t in _tensors(given) if t.is_floating_point()}
+    versions = {name: t._version for name, t in inputs.items()}
+    layer.zero_grad()
+    for value in inputs.values():
+        value.grad = None
+    torch.manual_seed(3)
+    out = run(layer, given)
+    drawn = torch.rand(1)
+    if not isinstance(out, Tensor):
+        raise TypeError(f"the layer gives a {type(out).__name__}")
+    if any(t._version != versions[name] for name, t in inputs.items()):
+        raise ValueError("it writes to its inputs")
+    if out.requires_grad:
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum().backward()
+    left = {f"what it leaves in {name}": v.detach() for name, v in vars(layer).items() if isinstance(v, Tensor)}
+    gradients = {f"the gradient of {name}": t.grad for name, t in inputs.items()}
+    gradients |= {f"the gradient of {name}": p.grad for name, p in layer.named_parameters()}
+    gradients = {name: grad.clone() for name, grad in gradients.items() if grad is not None}
+    return {"the output": out.detach(), "the next random number": drawn} | left | gradients
+
+
+def _off(name: str, expected: Tensor | None, value: Tensor | None, least: float) -> tuple[float, str]:
+    if expected is None or value is None:  # no gradient, or one of zeros
+        one = value if expected is None else expected
+        return (0.0, "") if not one.any() else (math.inf, f"{name} is missing")
+    if expected.shape != value.shape:
+        return math.inf, f"{name} has another shape"
+    if expected.numel() == 0:
+        return 0.0, ""
+    error = float((expected - value).abs().max() / expected.abs().max().clamp_min(max(least, 1e-12)))
+    return (math.inf if math.isnan(error) else error), f"{name} differs by {error:.1e}"
+
+
+def _tensors(given: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    return [
+        (f"{name}{place or ''}", one)
+        for name, value in given.items()
+        for place, one in enumerate(value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(one, Tensor)
+    ]

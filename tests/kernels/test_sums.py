@@ -1,0 +1,95 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gnnlab.kernels import sparse, sums
+from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.sums import Largest, Sum
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def case(nodes, edges, seed=0):
+    """Edges of `nodes` targets, the last three without any; x and weights in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(nodes - 3, (2, edges), generator=generator)
+    x = torch.randn(nodes, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    return edge_index, x, torch.rand(edges, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("nodes", "edges", "dense"), [(12, 40, True), (90, 300, False), (40, 60, False)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_sum_and_its_gradient_are_those_of_index_add(nodes, edges, dense, weighted):
+    edge_index, x, weight = case(nodes, edges)
+    graph = Neighbours.prepare(edge_index, nodes)
+    total = Sum(graph, weight.index_select(0, graph.order) if weighted else None, x.dtype)
+    assert (total.matrix is not None) == dense
+    rows = x[edge_index[0]] * weight[:, None] if weighted else x[edge_index[0]]
+    expected = torch.zeros_like(x).index_add(0, edge_index[1], rows)
+    gradient = torch.autograd.grad(expected.sin().sum(), x)[0]
+    for _ in range(2):  # the transposed weights are cached behind the first
+        out = total(x)
+        torch.testing.assert_close(out, expected, **CLOSE)
+        torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), x)[0], gradient, **CLOSE)
+    with torch.inference_mode():
+        torch.testing.assert_close(total(x.detach()), expected, **CLOSE)
+    torch.testing.assert_close(total.back(expected.cos().detach()), gradient, **CLOSE)
+
+
+def test_a_maximum_is_that_of_scatter_reduce_and_ties_share_their_gradient():
+    edge_index, _, _ = case(12, 40)
+    x = torch.randint(-1, 2, (12, 5), generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    index = edge_index[1][:, None].expand(-1, 5)
+    expected = torch.zeros(12, 5, dtype=torch.float64).scatter_reduce(
+        0, index, x[edge_index[0]], "amax", include_self=False
+    )
+    out = Largest(Neighbours.prepare(edge_index, 12), x.dtype)(x)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    with pytest.raises(ValueError, match="more edges than pairs"):
+        Largest(Neighbours.prepare(torch.zeros(2, 9, dtype=torch.int64), 2), x.dtype)
+
+
+def mostly_zeros(rows=300, columns=100, share=0.03):
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand(rows, columns, generator=generator) < share).double()
+
+
+def test_a_sparse_x_is_seen_at_its_second_call_and_multiplied_by_its_nonzeros():
+    x = mostly_zeros()
+    weight = torch.randn(7, 100, dtype=torch.float64, requires_grad=True)
+    assert sparse.features_of(x) is None and sparse.features_of(x) is not None
+    expected = F.linear(x, weight)
+    torch.testing.assert_close(sparse.times(x, weight), expected, **CLOSE)
+    found, wanted = (torch.autograd.grad(out.sin().sum(), weight)[0] for out in (sparse.times(x, weight), expected))
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    x[0] = 1  # written to: it is a new x
+    assert sparse.features_of(x) is None
+    torch.testing.assert_close(sparse.times(x, weight), F.linear(x, weight), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        mostly_zeros(share=0.5),
+        mostly_zeros(columns=10),
+        mostly_zeros(rows=20),
+        mostly_zeros().requires_grad_(),
+        mostly_zeros().bfloat16(),
+    ],
+    ids=["dense", "narrow", "small", "wants a gradient", "bf16"],
+)
+def test_any_other_x_is_multiplied_as_it_is(x):
+    for _ in range(3):
+        assert sparse.features_of(x) is None
+
+
+def test_few_nonzeros_in_the_sample_alone_are_not_enough():
+    x = torch.ones(640, 100)
+    x[:: 640 // sparse.SAMPLED_ROWS] = 0
+    for _ in range(3):
+        assert sparse.features_of(x) is None
+
+
+def test_only_small_graphs_with_many_edges_are_dense():
+    assert sums.is_dense(Neighbours.prepare(case(12, 40)[0], 12))
+    assert not sums.is_dense(Neighbours.prepare(case(12, 40)[0], 12, num_sources=13))
