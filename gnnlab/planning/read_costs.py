@@ -5,8 +5,8 @@
 
 Units are the processors of the tables. Nothing of it was measured here, so every origin says "read", or that a time was
 fitted between the read ones. A stage takes its `total_time_ms`; stages one after the other take the sum, since such
-tables know no fused blocks. A hand-over between two processors takes its bytes over the bandwidth between them (where
-the table gives only those of stages: over the lesser of the two), and the switch overhead where there is one.
+tables know no fused blocks. A hand-over between two processors takes its bytes over the lesser of their bandwidths, the
+medians over stages.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import HOST, Span
 from gnnlab.prediction.predictor import EXTRAPOLATED, Prediction, TimePredictor
-from gnnlab.prediction.tables import BandwidthFile, LookupEntry, read_bandwidth, read_lookup
+from gnnlab.prediction.tables import LookupEntry, read_bandwidth, read_lookup
 from gnnlab.workloads.staged import StagedLayer
 
 READ, FITTED = "read", "read, fitted between"
@@ -39,7 +40,7 @@ class ReadCosts:
 
     layer: StagedLayer
     lookup: dict[tuple[str, int, int, int], LookupEntry]
-    bandwidth: BandwidthFile
+    bandwidth: dict[str, float]
     predictor: TimePredictor | None
 
     @property
@@ -88,13 +89,11 @@ class ReadCosts:
         ends = ["CPU" if unit == HOST else unit for unit in (source, target)]
         if ends[0] == ends[1] or size_bytes <= 0:
             return 0.0
-        mb_s = self.bandwidth.between_mb_s(*ends)
-        if mb_s is None:
-            raise GnnlabError(
-                f"the bandwidth table says nothing of {ends[0]} to {ends[1]}; add inter_device, or {ends[1]}_stageN, "
-                "in MB/s"
-            )
-        return self.bandwidth.device_switch_overhead_ms + size_bytes / mb_s / 1e3
+        rates = [[mb_s for key, mb_s in self.bandwidth.items() if key.startswith(f"{end}_")] for end in ends]
+        if not all(rates):
+            lacking = next(end for end, known in zip(ends, rates, strict=True) if not known)
+            raise GnnlabError(f"the bandwidth table says nothing of the {lacking}; add {lacking}_stageN, in MB/s")
+        return size_bytes / min(float(np.median(known)) for known in rates) / 1e3
 
     def _fit(self, nodes: int, edges: int) -> TimePredictor:
         if self.predictor is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gnnlab.campaign.cells import Cell, CellResult, Settings
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.costs import HOST, Span
+from gnnlab.planning.costs import Span
 from gnnlab.prediction.predictor import MEASURED, Prediction, simulated_time
 from gnnlab.prediction.tables import load_tables
 from gnnlab.units import registry as units
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Key = tuple[str, int, int, int, int]  # unit, first, last, nodes, edges
 GPU, NPU = SIMULATED = ("simulated:GPU", "simulated:NPU")
 SLOW_TO_LOAD = ("torch-compiled:CPU",)  # compiles each call for half a minute: only where it is named
-_SHARED = "shared memory"
 
 
 def load_costs(folder: Path, names: Sequence[str] = ()) -> TableCosts:
@@ -141,14 +140,13 @@ class TableCosts:
         return self._known[key]
 
     def transfer_ms(self, source: str, target: str, size_bytes: float) -> float:
-        """Out of the results of `source` into memory that all units read; 0 within a unit.
+        """A plain copy into memory that all units read; 0 within a unit.
 
         Times of measured devices hold their own copies in and out already; simulated ones copy as this memory does.
         """
         if source == target or size_bytes <= 0:
             return 0.0
-        owner = HOST if source in self.devices else source
-        return self.transfers.time_ms(owner, _SHARED, size_bytes) / self.bandwidth
+        return self.transfers.plain.ms(size_bytes) / self.bandwidth
 
     @property
     def sizes(self) -> list[tuple[int, int]]:

@@ -90,22 +90,13 @@ class BandwidthFindings:
         return time_rows(self.copies).assign(form=self.copies["unit"])
 
     def copy_rates(self) -> pd.DataFrame:
-        """GB/s of copies by size (mib) and unit (form); no unit has the number of another one."""
+        """GB/s of copies by size (mib) and unit (form)."""
         return copies.rates(self.copies, self.transfers)
 
     def held_out(self) -> pd.DataFrame:
         """Median error (%) at sizes left out of the fit, by unit (pu) and stage."""
-        return self.predictor.held_out().join(self._conditions, on="pu")
-
-    def surface(self, block: str) -> pd.DataFrame:
-        """Predicted ms of a block ("1-5") over nodes and edges, by unit (form)."""
-        ((first, last),) = self.predictor.layer.blocks([block])
-        names = [name for name in self.predictor.units if name in set(self.grid["unit"])]
-        return self.predictor.surface(first, last, names).join(self._conditions, on="form")
-
-    @property
-    def _conditions(self) -> pd.DataFrame:
-        return self.grid[self.grid["ms"].notna()].drop_duplicates("unit").set_index("unit")[CONDITIONS]
+        measured = self.grid[self.grid["ms"].notna()].drop_duplicates("unit").set_index("unit")
+        return self.predictor.held_out().join(measured[CONDITIONS], on="pu")
 
     def off_grid(self) -> pd.DataFrame:
         """ms of cells at sizes never fitted, by unit (pu), stage and size: measured, and as it had been predicted."""
@@ -206,8 +197,8 @@ def measure(
         done = campaign.run(folder / MEASURED_IN, list(dict.fromkeys(wanted)), working, seed=seed)
         plain = working.call(copies.plain_copies, sweep, like.features, budget_s)
         copied = copies.through_units(measured_cells(folder / MEASURED_IN), sweep)
-        copied = pd.concat([copied, plain], ignore_index=True)
-        transfers = working.call(copies.measured_transfers, copied, like, chosen, sweep, models, budget_s)
+    copied = pd.concat([copied, plain], ignore_index=True)
+    transfers = copies.measured_transfers(copied)
     found = measured_cells(folder / MEASURED_IN)
     parts = {kind: _at(found, sizes, blocks_of(cells)) for kind, sizes in asked.items()}
     fitted = pd.concat([cells, parts["extra"]], ignore_index=True)
@@ -223,7 +214,7 @@ def measure(
 
 def _predictor(cells: pd.DataFrame, transfers: MeasuredTransfers) -> TimePredictor:
     layer = layer_of(str(cells["layer"].iloc[0]), int(cells["features"].iloc[0]))
-    return TimePredictor.fit(layer, cells, transfers.through)
+    return TimePredictor.fit(layer, cells, transfers)
 
 
 def _units(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:

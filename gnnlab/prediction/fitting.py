@@ -1,11 +1,11 @@
-"""The time of one block on one unit by the size of the graph: fitted, and chosen by what it does to sizes left out.
+"""The time of one block on one unit by the size of the graph: fitted, and judged at sizes left out.
 
-    fit = choose(layer, 1, 5, sizes, ms, half, curve)
+    fit = choose(layer, 1, 5, sizes, ms, curve)
     fit.ms(4000, 9000); fit.form; fit.left_out                  # relative errors at sizes left out
 
-Three forms compete. `work`: launch + bytes + FLOPs + nodes + edges. `work and caches`: in it the bytes count by the
-measured time of a copy of them, which knows the caches. `monotone`: straight between the measured values of N and of E.
-In all of them no coefficient is negative, and errors count relative to the time.
+Two forms compete. `work`: launch + bytes + FLOPs + nodes + edges. `work and caches`: in it the bytes count by the
+measured time of a copy of them, which knows the caches. No coefficient is negative, and errors count relative to the
+time.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
+from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import LeaveOneGroupOut, LeaveOneOut
 
 from gnnlab.errors import GnnlabError
@@ -26,13 +25,9 @@ from gnnlab.prediction.transfer import CopyCurve
 from gnnlab.workloads import staged
 from gnnlab.workloads.staged import StagedLayer
 
-WORK, CACHES, MONOTONE = "work", "work and caches", "monotone"
+WORK, CACHES = "work", "work and caches"
 FEWEST_SIZES = 3
-BETTER = 0.95  # a form with more freedom is taken where its error is below this share of a simpler one's
-_FLOOR = 0.01  # relative error that a median of samples has at least, from one minute to the next
-_ROUNDS, _HUBER = 5, 1.345
 _LEAST_MS = 1e-6
-_NO_ERROR = 1e-4
 
 Columns = Callable[[np.ndarray], np.ndarray]  # sizes (n, 2) -> (n, columns)
 
@@ -58,7 +53,8 @@ class Fit:
         return _interpolation_errors(self.left_out)
 
     def ms(self, nodes: int, edges: int) -> float:
-        return float(_predicted(self.columns, self.coefficients, np.array([[nodes, edges]], dtype=float))[0])
+        at = np.array([[nodes, edges]], dtype=float)
+        return float(_predicted(self.columns(at), self.coefficients)[0])
 
 
 def choose(
@@ -67,10 +63,9 @@ def choose(
     last: int,
     sizes: Sequence[Size],
     ms: Sequence[float],
-    half: Sequence[float],
     curve: CopyCurve | None = None,
 ) -> Fit:
-    """The form with the smallest errors at sizes left out. `half`: half-widths of the intervals over the times.
+    """The form with the smallest errors at sizes left out. `curve`: copies, without which there is `work` alone.
 
     Raises:
         GnnlabError: fewer than three sizes.
@@ -82,15 +77,14 @@ def choose(
         )
     along = coordinates(layer, first, last)
     at, times = np.array(sizes, dtype=float), np.array(ms, dtype=float)
-    weights = 1 / np.hypot(np.array(half, dtype=float), _FLOOR)
-    makers = forms(layer, first, last, along, curve)
-    found = {name: _left_out(make, at, times, weights, along) for name, make in makers.items()}
-    errors = {name: float(_interpolation_errors(missed)["error"].abs().mean()) for name, missed in found.items()}
-    form = _simplest(errors)
-    columns = makers[form](at)
-    coefficients = _nonnegative(columns(at), times, weights)
-    fitted = np.log(times / _predicted(columns, coefficients, at))
-    return Fit(form, columns, coefficients, along, found[form], fitted, errors)
+    columns_of = forms(layer, first, last, along, curve)
+    left_out = {form: _left_out(columns(at), at, times, along) for form, columns in columns_of.items()}
+    errors = {form: float(_interpolation_errors(found)["error"].abs().mean()) for form, found in left_out.items()}
+    form = min(errors, key=errors.get)
+    columns = columns_of[form](at)
+    coefficients = _fitted(columns, times)
+    fitted = np.log(times / _predicted(columns, coefficients))
+    return Fit(form, columns_of[form], coefficients, along, left_out[form], fitted, errors)
 
 
 def coordinates(layer: StagedLayer, first: int, last: int) -> tuple[int, ...]:
@@ -103,8 +97,8 @@ def coordinates(layer: StagedLayer, first: int, last: int) -> tuple[int, ...]:
 
 def forms(
     layer: StagedLayer, first: int, last: int, along: Sequence[int], curve: CopyCurve | None
-) -> dict[str, Callable[[np.ndarray], Columns]]:
-    """By name, the simplest first: from the sizes of a fit to the columns of its form."""
+) -> dict[str, Columns]:
+    """From sizes to the columns of each form, by its name."""
     block = layer.block(first, last)
 
     @cache
@@ -120,32 +114,14 @@ def forms(
         columns[:, 1] = [curve.moving_ms(moved) for moved in columns[:, 1]]
         return columns
 
-    found = {WORK: lambda _: work, CACHES: lambda _: cached, MONOTONE: lambda at: _ramps(at, along)}
-    return found if curve else {name: make for name, make in found.items() if name != CACHES}
+    return {WORK: work, CACHES: cached} if curve else {WORK: work}
 
 
-def _ramps(measured: np.ndarray, along: Sequence[int]) -> Columns:
-    """1, and for each interval between two measured values how much of it lies below; the first from 0, the last on."""
-    knots = {c: np.unique(measured[:, c])[1:-1] for c in along}
-
-    def columns(at: np.ndarray) -> np.ndarray:
-        found = [np.ones(len(at))]
-        for c, inner in knots.items():
-            ends = [0.0, *inner, np.inf]
-            found += [np.clip(at[:, c] - low, 0, high - low) for low, high in pairwise(ends)]
-        return np.column_stack(found)
-
-    return columns
-
-
-def _left_out(
-    make: Callable[[np.ndarray], Columns], at: np.ndarray, ms: np.ndarray, weights: np.ndarray, along: Sequence[int]
-) -> pd.DataFrame:
+def _left_out(columns: np.ndarray, at: np.ndarray, ms: np.ndarray, along: Sequence[int]) -> pd.DataFrame:
     """nodes, edges, error and inside of sizes left out, as in `Fit`."""
     parts = []
     for rest, out in _folds(at, along):
-        columns = make(at[rest])
-        predicted = _predicted(columns, _nonnegative(columns(at[rest]), ms[rest], weights[rest]), at[out])
+        predicted = _predicted(columns[out], _fitted(columns[rest], ms[rest]))
         missed = pd.DataFrame(at[out].astype(int), columns=["nodes", "edges"])
         parts.append(missed.assign(error=np.log(ms[out] / predicted), inside=inside_hull(at[rest], at[out], along)))
     return pd.concat(parts, ignore_index=True)
@@ -160,32 +136,16 @@ def _folds(at: np.ndarray, along: Sequence[int]) -> list[tuple[np.ndarray, np.nd
 
     The same sizes are left out once. Where there are only two values, one size after the other.
     """
-    telling = [c for c in along if len(np.unique(at[:, c])) > 2]
-    every = [fold for c in telling for fold in LeaveOneGroupOut().split(at, groups=at[:, c])]
+    varied = [c for c in along if len(np.unique(at[:, c])) > 2]
+    every = [fold for c in varied for fold in LeaveOneGroupOut().split(at, groups=at[:, c])]
     return list({out.tobytes(): (rest, out) for rest, out in every}.values()) or list(LeaveOneOut().split(at))
 
 
-def _simplest(errors: dict[str, float]) -> str:
-    """The first form, in the order given, that no other one beats clearly."""
-    chosen = next(iter(errors))
-    for name, error in errors.items():
-        if max(error, _NO_ERROR) < BETTER * errors[chosen]:
-            chosen = name
-    return chosen
+def _fitted(columns: np.ndarray, ms: np.ndarray) -> np.ndarray:
+    """Coefficients >= 0 of the least squares of relative errors."""
+    fit = LinearRegression(positive=True, fit_intercept=False)
+    return fit.fit(columns / ms[:, None], np.ones(len(ms))).coef_
 
 
-def _predicted(columns: Columns, coefficients: np.ndarray, at: np.ndarray) -> np.ndarray:
-    return np.maximum(columns(at) @ coefficients, _LEAST_MS)
-
-
-def _nonnegative(matrix: np.ndarray, ms: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Coefficients >= 0 of the least squares of relative errors; those far out count less (Huber 1964)."""
-    rows = matrix * (weights / ms)[:, None]
-    lengths = np.linalg.norm(rows, axis=0)
-    rows, trust = rows / np.where(lengths > 0, lengths, 1), np.ones(len(ms))
-    for _ in range(_ROUNDS):
-        found, _far = nnls(rows * trust[:, None], weights * trust)
-        off = np.abs(rows @ found / weights - 1)
-        spread = max(1.4826 * float(np.median(off)), _FLOOR)
-        trust = np.sqrt(np.minimum(1, _HUBER * spread / np.maximum(off, 1e-12)))
-    return found / np.where(lengths > 0, lengths, 1)
+def _predicted(columns: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    return np.maximum(columns @ coefficients, _LEAST_MS)

@@ -1,6 +1,6 @@
 """Times of blocks on units at any graph size, each with an interval that holds at its stated rate.
 
-    predictor = TimePredictor.fit(layer, cells, curves)       # cells: the table of a campaign
+    predictor = TimePredictor.fit(layer, cells, transfers)    # cells: the table of a campaign
     predictor.predict("openvino:CPU", 1, 5, nodes=4000, edges=9000)      # time_ms, low_ms, high_ms, origin
 
 Intervals are conformal: sizes are left out, predicted and compared, and the 90 % quantile of the errors, each over what
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -20,9 +19,9 @@ import pandas as pd
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.fitting import Fit, choose
 from gnnlab.prediction.measured import Size, Span, inside_hull
-from gnnlab.prediction.transfer import CopyCurve
+from gnnlab.prediction.transfer import MeasuredTransfers
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONFIDENCE, PREDICTION
+from gnnlab.profiling.estimates import CONFIDENCE
 from gnnlab.units import registry as units
 from gnnlab.units.simulated import NOISE, SimulatedUnit
 from gnnlab.workloads.staged import StagedLayer
@@ -77,12 +76,10 @@ class TimePredictor:
     lacking: Mapping[Key, str] = field(default_factory=dict)
 
     @classmethod
-    def fit(
-        cls, layer: StagedLayer, cells: pd.DataFrame, curves: Mapping[str, CopyCurve] | None = None
-    ) -> TimePredictor:
+    def fit(cls, layer: StagedLayer, cells: pd.DataFrame, transfers: MeasuredTransfers | None = None) -> TimePredictor:
         """From a table with unit, first, last, nodes, edges, ms, ms_low, ms_high, and origin where some are simulated.
 
-        `curves`: copies through a unit's runtime, by unit.
+        `transfers`: of a unit its own copies are used, plain ones where it has none.
 
         Raises:
             GnnlabError: no block of any unit has enough sizes.
@@ -93,10 +90,10 @@ class TimePredictor:
         for key, part in real.groupby(["unit", "first", "last"], sort=False):
             part = part.groupby(["nodes", "edges"], as_index=False)[["ms", "ms_low", "ms_high"]].median()
             sizes = list(zip(part["nodes"].tolist(), part["edges"].tolist(), strict=True))
-            half = (part["ms_high"] - part["ms_low"]) / 2 / part["ms"]
             measured[key] = dict(zip(sizes, part[["ms", "ms_low", "ms_high"]].to_numpy().tolist(), strict=True))
             try:
-                fits[key] = choose(layer, *key[1:], sizes, part["ms"], half, (curves or {}).get(key[0]))
+                curve = transfers and transfers.through.get(key[0], transfers.plain)
+                fits[key] = choose(layer, *key[1:], sizes, part["ms"], curve)
             except GnnlabError as error:
                 lacking[key] = str(error)
         if not fits and (lacking or not simulated):
@@ -175,25 +172,6 @@ class TimePredictor:
         """ "6 TRANSFORM", or "1-5"."""
         return f"{first} {self.layer.stages[first - 1].name}" if first == last else f"{first}-{last}"
 
-    def surface(self, first: int, last: int, names: Collection[str] = (), count: int = 6) -> pd.DataFrame:
-        """Predicted ms on a lattice over the measured sizes, by nodes, edges and unit (form); all units unless named.
-
-        Nodes and edges are rounded to two digits; the least and the most stay.
-        """
-        known = [key for key in self.fits if key[1:] == (first, last) and (not names or key[0] in names)]
-        if not known:
-            raise GnnlabError(f"no unit has times of stages {first}-{last}; write a block that notebook 05 measured")
-        sizes = np.array([size for key in known for size in self.measured[key]], dtype=float)
-        ends = zip(sizes.min(axis=0), sizes.max(axis=0), strict=True)
-        lattice = [_rounded(np.geomspace(low, high, count)) for low, high in ends]
-        rows = []
-        for unit, nodes, edges in product((key[0] for key in known), *lattice):
-            found, n = self.predict(unit, first, last, nodes, edges), len(self.measured[unit, first, last])
-            at = {"nodes": nodes, "edges": edges, "form": unit, "origin": found.origin, "n": n}
-            rows.append({**at, "value": found.time_ms, "low": found.low_ms, "high": found.high_ms})
-        fixed = {"unit": "ms", "better": "lower", "statistic": "estimate", "interval": PREDICTION}
-        return pd.DataFrame(rows).assign(**fixed)
-
 
 def over_groups(errors: np.ndarray, sizes: Sequence[Sequence[int]], along: Sequence[int]) -> tuple[float, float]:
     """95 % interval of the median error, over groups of sizes of one N and of one E; NaN where there is one group."""
@@ -201,11 +179,6 @@ def over_groups(errors: np.ndarray, sizes: Sequence[Sequence[int]], along: Seque
     if any(each.low is None for each in found):
         return np.nan, np.nan
     return max(0.0, min(each.low for each in found)), max(each.high for each in found)
-
-
-def _rounded(values: np.ndarray) -> list[int]:
-    middle = [int(float(f"{value:.2g}")) for value in values[1:-1]]
-    return sorted({round(values[0]), *middle, round(values[-1])})
 
 
 def simulated_time(

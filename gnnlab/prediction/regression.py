@@ -22,7 +22,6 @@ import pandas as pd
 
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.measured import CONDITIONS
-from gnnlab.prediction.transfer import lent
 from gnnlab.profiling.estimates import CONFIDENCE, held, quotient
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ def regress(found: BandwidthFindings, fit: Fitted) -> FittedLines:
             made = line(size, *times, fit) if len(set(size)) > 1 else None
         rest = tuple(float(np.median(ms - part["transfer_time_ms"])) for ms in times)
         no_rest = "" if rest[1] > 0 else "no compute time can be told beside a copy of its bytes"
-        if lent(rate["unit"]) or part["diagnosis"].str.contains("no copies").any():
+        if part["diagnosis"].str.contains("no copies").any():
             no_rest = f"no copies through {rate['unit']} were measured"
         about = {"pu": rate["unit"], **{name: rate[name] for name in ("stage", "origin", *CONDITIONS)}}
         copy = (rate["gb_s"], rate["gb_s_low"], rate["gb_s_high"])

@@ -3,7 +3,7 @@
     lookup_table.json       {"1000,1000,CPU,1": {"compute_time_ms", "transfer_time_ms", "total_time_ms", "std_ms"}}
     bandwidth_table.json    {"CPU_stage1": MB/s}
     *.about.json            of each entry: the unit that it is of, origin, interval, diagnosis; and what is left out
-    times.json              every time that predictions are fitted to; transfers.json: every sweep of copies
+    times.json              every time that predictions are fitted to, and every sweep of copies
 
 A processing unit of S4 is a processor; the lab has several units on one. An entry is of one unit, the best of its
 processor or the one that was named; simulated ones only where named.
@@ -15,11 +15,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cell_inputs import layer_of
@@ -27,14 +27,14 @@ from gnnlab.errors import GnnlabError, shown
 from gnnlab.files import read_json, write_json
 from gnnlab.prediction.measured import AGAIN, CONDITIONS
 from gnnlab.prediction.predictor import TimePredictor
-from gnnlab.prediction.transfer import NOT_TOLD, MeasuredTransfers, copier, lent
+from gnnlab.prediction.transfer import HIDDEN, MeasuredTransfers
 from gnnlab.units import registry as units
 
 if TYPE_CHECKING:
     from gnnlab.prediction.bandwidth import BandwidthFindings
 
 MISSING = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
-LOOKUP, BANDWIDTH, TIMES, TRANSFERS = "lookup_table.json", "bandwidth_table.json", "times.json", "transfers.json"
+LOOKUP, BANDWIDTH, TIMES = "lookup_table.json", "bandwidth_table.json", "times.json"
 PROCESSORS = ("CPU", "GPU", "NPU")
 _KEY = r"(\d+),(\d+),(CPU|GPU|NPU),(\d+)"
 _RATE_KEY = r"(CPU|GPU|NPU)_stage(\d+)"
@@ -59,40 +59,6 @@ class LookupEntry(BaseModel):
     std_ms: NotNegative | None = None
 
 
-class BandwidthFile(BaseModel):
-    """S4's bandwidth table in MB/s: by stage ("CPU_stage1"), or within and between processors, with the ms of a switch.
-
-    `inter_device`: one number for all, or by pair ("CPU-GPU", "CPU_to_GPU", "GPU->CPU"; either way round).
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    stages: dict[str, Positive] = {}
-    intra_device: Positive | dict[str, Positive] | None = None
-    inter_device: Positive | dict[str, Positive] | None = None
-    device_switch_overhead_ms: NotNegative = 0.0
-
-    @field_validator("inter_device")
-    @classmethod
-    def _pairs(cls, given: float | dict[str, float] | None) -> float | dict[str, float] | None:
-        if not isinstance(given, dict):
-            return given
-        named = {tuple(re.findall("CPU|GPU|NPU", key)): value for key, value in given.items()}
-        if strange := [key for key in given if len(re.findall("CPU|GPU|NPU", key)) != 2]:
-            raise ValueError(f'{shown(strange[0])} names no pair of processors; write "CPU-GPU"')
-        return {"-".join(pair): value for pair, value in named.items()}
-
-    def between_mb_s(self, source: str, target: str) -> float | None:
-        """MB/s from one processor to the other; None where the table does not say."""
-        if isinstance(self.inter_device, dict):
-            ways = f"{source}-{target}", f"{target}-{source}"
-            return next((self.inter_device[way] for way in ways if way in self.inter_device), None)
-        if self.inter_device is not None:
-            return self.inter_device
-        ends = [[rate for key, rate in self.stages.items() if key.startswith(f"{end}_")] for end in (source, target)]
-        return min(float(np.median(rates)) for rates in ends) if all(ends) else None
-
-
 class BlockTime(BaseModel):
     """A time of a block on a unit, with its 95 % interval."""
 
@@ -108,29 +74,14 @@ class BlockTime(BaseModel):
     origin: str
 
 
-class _Head(BaseModel):
-    schema_version: Literal[2] = 2
+class TimesFile(BaseModel):
+    """`times.json`."""
+
+    schema_version: Literal[3] = 3
     written: str
     layer: str
     features: Count
-
-
-class TimesFile(_Head):
-    """`times.json`."""
-
     times: list[BlockTime]
-
-
-class TransfersFile(_Head):
-    """`transfers.json`."""
-
-    transfers: MeasuredTransfers
-
-
-class Tables(NamedTuple):
-    """What plans are made of: predicted times of blocks, and measured transfers."""
-
-    predictor: TimePredictor
     transfers: MeasuredTransfers
 
 
@@ -183,17 +134,16 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[s
             key = f"{row['nodes']},{row['edges']},{processor},{row['first']}"
             named = {"key": key, "processor": processor, "unit": unit, "number": row["first"]}
             told = {"moved_bytes": moved, "flops": flops}
-            told["diagnosis"] = _diagnosed(unit, curve is not None, copy_ms, row["ms"])
+            if curve is None:
+                told["diagnosis"] = "no copies through this unit were measured, so all of its time counts as compute"
+            elif copy_ms >= row["ms"]:
+                told["diagnosis"] = (
+                    "takes no longer than a copy of its bytes, so no compute time can be separated from it"
+                )
+            else:
+                told["diagnosis"] = "measured copy taken off"
             rows.append({**named, **kept, **times, **told})
     return pd.DataFrame(rows)
-
-
-def _diagnosed(unit: str, measured: bool, copy_ms: float, total_ms: float) -> str:
-    if not measured:
-        return "no copies through this unit were measured, so all of its time counts as compute"
-    if copy_ms >= total_ms:
-        return "takes no longer than a copy of its bytes, so no compute time can be separated from it"
-    return "measured copy taken off" if not lent(unit) else f"a copy through {copier(unit)} taken off: {lent(unit)}"
 
 
 def bandwidths(found: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
@@ -203,9 +153,9 @@ def bandwidths(found: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFram
     rows = []
     for (processor, unit, number), part in found.groupby(["processor", "unit", "number"], sort=False):
         size = float(np.exp(np.log(part["moved_bytes"]).mean())) / 2
-        curve = None if lent(unit) else transfers.through.get(unit)
+        curve = transfers.through.get(unit)
         value, low, high = curve.gb_s(size) if curve else (np.nan,) * 3
-        lacking = NOT_TOLD if curve else lent(unit) or "no copies through it were measured"
+        lacking = HIDDEN if curve else "no copies through it were measured"
         row = {"key": f"{processor}_stage{number}", "processor": processor, "unit": unit, "number": number}
         row |= part.iloc[0][["stage", "origin", *CONDITIONS]].to_dict()
         row |= {"gb_s": value, "gb_s_low": low, "gb_s_high": high, "size_bytes": size}
@@ -246,29 +196,21 @@ def write(folder: Path, found: BandwidthFindings) -> dict[str, int]:
         plain = table.set_index("key").astype(object)
         entries = plain.where(plain.notna(), None).to_dict("index")
         write_json(folder / name.replace(".json", ".about.json"), about | {"entries": entries})
-    timed = cells.loc[cells["ms"].notna(), list(BlockTime.model_fields)].to_dict("records")
-    for name, file in (
-        (TIMES, TimesFile(**head, times=timed)),
-        (TRANSFERS, TransfersFile(**head, transfers=found.transfers)),
-    ):
-        write_json(folder / name, file.model_dump(mode="json"))
+    times = cells.loc[cells["ms"].notna(), list(BlockTime.model_fields)].to_dict("records")
+    write_json(folder / TIMES, TimesFile(**head, times=times, transfers=found.transfers).model_dump(mode="json"))
     return {"times": len(lookup), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known),
             "gaps": len(lacking)}  # fmt: skip
 
 
-def load_tables(folder: Path) -> Tables:
-    """What `write` wrote, ready to predict.
+def load_tables(folder: Path) -> tuple[TimePredictor, MeasuredTransfers]:
+    """What plans are made of: predicted times of blocks and measured transfers, as `write` wrote them.
 
     Raises:
-        GnnlabError: a file is missing, damaged, of another version, or holds an invalid time.
+        GnnlabError: the file is missing, damaged, of another version, or holds an invalid time.
     """
-    times, moved = (
-        _validated(kind, read_json(folder / name, MISSING), folder / name, AGAIN)
-        for kind, name in ((TimesFile, TIMES), (TransfersFile, TRANSFERS))
-    )
-    table = pd.DataFrame([time.model_dump() for time in times.times], columns=list(BlockTime.model_fields))
-    layer, transfers = layer_of(times.layer, times.features), moved.transfers
-    return Tables(TimePredictor.fit(layer, table, transfers.through), transfers)
+    found = _validated(TimesFile, read_json(folder / TIMES, MISSING), folder / TIMES, AGAIN)
+    table = pd.DataFrame([time.model_dump() for time in found.times], columns=list(BlockTime.model_fields))
+    return TimePredictor.fit(layer_of(found.layer, found.features), table, found.transfers), found.transfers
 
 
 def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
@@ -284,19 +226,13 @@ def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
     return {(int(n), int(e), processor, int(stage)): entry for (n, e, processor, stage), entry in groups}
 
 
-def read_bandwidth(path: Path) -> BandwidthFile:
-    """A bandwidth table in S4's format, or in the one with intra_device and inter_device, whoever wrote it.
+def read_bandwidth(path: Path) -> dict[str, float]:
+    """A bandwidth table in S4's format, whoever wrote it: MB/s by processor and stage ("CPU_stage1").
 
     Raises:
         GnnlabError: the file is missing, in another format, or holds an invalid bandwidth; one line.
     """
-    general = [name for name in BandwidthFile.model_fields if name != "stages"]
-    data = _keyed(path, f"{_RATE_KEY}|{'|'.join(general)}", "PU_stageN")
-    if isinstance(data, dict):
-        named = {name: data.pop(name) for name in general if name in data}
-        rates = _validated(dict[str, Positive], data, path, _S4)
-        data = {"stages": rates, **named}
-    return _validated(BandwidthFile, data, path, _S4)
+    return _validated(dict[str, Positive], _keyed(path, _RATE_KEY, "PU_stageN"), path, _S4)
 
 
 def _keyed(path: Path, pattern: str, form: str) -> Any:

@@ -1,12 +1,11 @@
-"""The time of moving bytes, by measured copies over a sweep of sizes, through each unit and between units.
+"""The time of moving bytes, by measured copies over a sweep of sizes: plain ones, and through each unit.
 
     curve = CopyCurve.fit(table)                  # size_bytes, ms, ms_low, ms_high, n of copies
     curve.ms(3e6); curve.gb_s(3e6)                # between measured sizes; NaN where it cannot be told
-    transfers.time_ms("openvino:CPU", "fast:CPU", size_bytes=2e7)
+    transfers.plain.ms(2e7)
 
 A copy of so many bytes reads them and writes them, so it moves twice as many. Through a runtime it is stage 2 of
-GraphSAGE, the identity, as a model. Units of this machine's memory hand on a result by copying it once, into memory
-that all of them read; a device with a memory of its own has each way half of its round trip.
+GraphSAGE, the identity, as a model. Units hand on a result by a plain copy, into memory that all of them read.
 """
 
 from __future__ import annotations
@@ -20,36 +19,11 @@ import pandas as pd
 from sklearn.isotonic import IsotonicRegression
 
 from gnnlab.errors import GnnlabError, shown
-from gnnlab.units import registry as units
-from gnnlab.units.torch_units import FastUnit
 
-HOST, PLAIN_COPY = "host", "plain copy"
-TELLING = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it
-NOT_TOLD = "hidden by launch time or noise at this size"
+PLAIN_COPY = "plain copy"
+WIDEST = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it
+HIDDEN = "hidden by launch time or noise at this size"
 _DRIFT = 0.015  # what two medians differ by, from one minute to the next, beside what their intervals say
-
-
-def sums_only(unit: str) -> bool:
-    """Has a unit only blocks that sum over neighbours, and so no identity?"""
-    found = units.find(unit)
-    return isinstance(found, FastUnit) or found.exporter == "handbuilt"
-
-
-def base(unit: str) -> str:
-    """The plain unit of the same runtime and processor, which writes its results as this one does; or itself."""
-    found, every = units.find(unit), units.all_units().values()
-    return next((u.name for u in every if (u.runtime, u.processor) == (found.runtime, found.processor)), unit)
-
-
-def copier(unit: str) -> str:
-    """The unit whose copies are measured where those of `unit` are wanted: itself, unless it only sums."""
-    return base(unit) if sums_only(unit) else unit
-
-
-def lent(unit: str) -> str:
-    """Why a unit has no copies of its own; empty where it has."""
-    other = copier(unit)
-    return "" if other == unit else f"it only sums, so nothing is copied through it; {other} was measured in its stead"
 
 
 @dataclass(frozen=True)
@@ -112,7 +86,7 @@ class CopyCurve:
         moved, beyond = 2 * (size_bytes - self.size_bytes[0]), ms - self.launch_ms
         below = np.linalg.norm([ms - low, self.high_ms[0] - self.launch_ms, _DRIFT * ms])
         above = np.linalg.norm([high - ms, self.launch_ms - self.low_ms[0], _DRIFT * ms])
-        if moved <= 0 or beyond <= 0 or max(below, above) > TELLING * beyond:
+        if moved <= 0 or beyond <= 0 or max(below, above) > WIDEST * beyond:
             return (np.nan,) * 3
         return tuple(float(moved / time_ms / 1e6) for time_ms in (beyond, beyond + above, beyond - below))
 
@@ -129,35 +103,7 @@ def _check_sweep(*columns: Any) -> None:
 
 @dataclass(frozen=True)
 class MeasuredTransfers:
-    """Copies through units (`through`), out of their results into shared memory (`out_of`), plain ones there.
-
-    `separate`: units with a memory of their own.
-    """
+    """Plain copies, and copies through the units that have the identity (`through`)."""
 
     plain: CopyCurve
     through: Mapping[str, CopyCurve]
-    out_of: Mapping[str, CopyCurve]
-    separate: frozenset[str] = frozenset()
-
-    def time_ms(self, source: str, target: str, size_bytes: float) -> float:
-        """ms to hand so many bytes on; 0 within a unit, and for nothing. "host" is memory that no unit owns; from there
-        to there it is a plain copy.
-
-        Raises:
-            GnnlabError: nothing was measured for one of the two.
-        """
-        if source == target != HOST or size_bytes <= 0:
-            return 0.0
-        if not {source, target} & self.separate:  # a plain copy for the host, and what writes as any program does
-            return self.out_of.get(source, self.plain).ms(size_bytes)
-        ways = [unit for unit in (source, target) if unit in self.separate]
-        if lacking := [unit for unit in ways if unit not in self.through]:
-            where = "measure it (notebook 06), or leave the unit out"
-            raise GnnlabError(f"no transfer was measured for {lacking[0]}; {where}")
-        return sum(self.through[unit].ms(size_bytes) / 2 for unit in ways)
-
-    def handed_on(self, size_bytes: float) -> pd.DataFrame:
-        """ms to hand so many bytes from each unit and the host (rows) to each other (columns)."""
-        names = [HOST, *self.through]
-        times = [[self.time_ms(source, target, size_bytes) for target in names] for source in names]
-        return pd.DataFrame(times, index=names, columns=names)

@@ -13,7 +13,7 @@ from gnnlab.planning.read_costs import FITTED, READ, read_costs
 SIZES = [(n, e) for n in (1000, 2000, 4000) for e in (1000, 5000, 20000)]
 ABLE = {"CPU": range(1, 8), "GPU": range(1, 8), "NPU": (2, 5, 6, 7)}
 FIXED_MS, PER_NODE_MS = {"CPU": 0.2, "GPU": 0.5, "NPU": 0.3}, {"CPU": 1e-3, "GPU": 2e-4, "NPU": 1e-4}
-RATES = {"intra_device": {"CPU": 15e3}, "inter_device": 8000, "device_switch_overhead_ms": 0.5}
+RATES = {"CPU_stage1": 16e3, "CPU_stage2": 16e3, "GPU_stage1": 2000, "GPU_stage2": 2000, "NPU_stage2": 4000}
 
 
 def total_ms(processor, stage, nodes, edges):
@@ -56,18 +56,16 @@ def test_the_noise_of_an_entry_is_its_interval_where_it_is_given(written):
 
 
 @pytest.mark.parametrize(
-    ("rates", "source", "target", "ms"),
-    [
-        (RATES, "CPU", "GPU", 0.5 + 1.0),
-        (RATES, "host", "GPU", 0.5 + 1.0),
-        (RATES, "host", "CPU", 0.0),
-        (RATES, "GPU", "GPU", 0.0),
-        ({"inter_device": {"CPU_to_GPU": 4000}}, "GPU", "CPU", 2.0),
-        ({"CPU_stage1": 16e3, "CPU_stage2": 16e3, "GPU_stage1": 2000}, "CPU", "GPU", 4.0),
-    ],
+    ("source", "target", "ms"),
+    [("CPU", "GPU", 4.0), ("host", "NPU", 2.0), ("NPU", "GPU", 4.0), ("host", "CPU", 0.0), ("GPU", "GPU", 0.0)],
 )
-def test_a_hand_over_takes_its_bytes_over_the_bandwidth_between_and_the_switch(written, rates, source, target, ms):
-    assert read_costs(*written(rates)).transfer_ms(source, target, 8e6) == pytest.approx(ms)
+def test_a_hand_over_takes_its_bytes_over_the_lesser_of_both_bandwidths(written, source, target, ms):
+    assert read_costs(*written()).transfer_ms(source, target, 8e6) == pytest.approx(ms)
+
+
+def test_a_processor_without_a_bandwidth_is_named(written):
+    with pytest.raises(GnnlabError, match="says nothing of the GPU; add GPU_stageN"):
+        read_costs(*written({"CPU_stage1": 16e3})).transfer_ms("CPU", "GPU", 8e6)
 
 
 def test_the_plan_leaves_to_each_processor_what_it_does_best(written):
@@ -89,9 +87,8 @@ def test_sizes_that_are_too_few_to_fit_are_planned_and_no_others(written):
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
-        ({"inter_device": {"CPU": 3}}, "names no pair"),
-        ({"inter_device": -3}, "greater than 0"),
-        ({"device_switch_overhead_ms": "no"}, "valid number"),
+        ({"CPU_stage1": -3}, "greater than 0"),
+        ({"CPU_stage1": "no"}, "valid number"),
         ({"speed": 3}, "'speed' is not understood"),
         ([3], "valid dictionary"),
     ],

@@ -14,7 +14,7 @@ from gnnlab.prediction.regression import regress
 from gnnlab.prediction.transfer import CopyCurve, MeasuredTransfers
 
 CURVE = CopyCurve.fit(sweep(TRUTH, [256 * 4**k for k in range(9)], noise=0.0, seed=0))
-TRANSFERS = MeasuredTransfers(CURVE, {"torch:CPU": CURVE, "onnxruntime:CPU": CURVE}, {"torch:CPU": CURVE})
+TRANSFERS = MeasuredTransfers(CURVE, {"torch:CPU": CURVE, "onnxruntime:CPU": CURVE})
 
 
 def of(stages, transfers=TRANSFERS, **declared):
@@ -49,7 +49,7 @@ def test_the_tables_have_the_studys_format(written):
     assert rates["CPU_stage1"] == pytest.approx(10_000, rel=0.01) and all(type(v) is float for v in rates.values())
     entries = tables.read_lookup(folder / tables.LOOKUP)
     assert {",".join(map(str, key)): value.model_dump() for key, value in entries.items()} == lookup
-    assert tables.read_bandwidth(folder / tables.BANDWIDTH).stages == rates
+    assert tables.read_bandwidth(folder / tables.BANDWIDTH) == rates
 
 
 def test_transfer_is_the_measured_copy_and_compute_what_remains(written):
@@ -91,17 +91,9 @@ def test_companions_tell_unit_origin_interval_and_diagnosis(written):
 
 def test_a_bandwidth_that_cannot_be_told_is_left_out_and_explained(stages):
     slow = CopyCurve.fit(sweep(TRUTH, [256, 512], noise=0.0, seed=0))  # the launch is all of it
-    found = of(stages, MeasuredTransfers(slow, {}, {}))
+    found = of(stages, MeasuredTransfers(slow, {}))
     assert found.rates["gb_s"].isna().all() and (found.rates["why"] == "no copies through it were measured").all()
     assert found.entries["diagnosis"].str.contains("counts as compute").all()
-
-
-def test_a_sum_unit_that_stands_for_its_processor_has_no_bandwidth_of_another_one(tmp_path):
-    lent = MeasuredTransfers(CURVE, {"fast:CPU": CURVE}, {})
-    found = of(leave(tmp_path, cells=cells(units=("fast:CPU",), blocks=[(3, 3)])), lent)
-    assert found.rates["gb_s"].isna().all()
-    assert found.rates["why"].str.contains("torch:CPU was measured in its stead").all()
-    assert found.entries["diagnosis"].str.contains("a copy through torch:CPU taken off").all()
 
 
 def test_simulated_units_are_in_the_studys_tables_only_where_named(tmp_path):
@@ -189,7 +181,7 @@ def test_a_lookup_table_of_another_hand_is_checked(tmp_path, data, message):
 
 def read_rates(folder, rates):
     (folder / tables.BANDWIDTH).write_text(json.dumps(rates))
-    return tables.read_bandwidth(folder / tables.BANDWIDTH).stages
+    return tables.read_bandwidth(folder / tables.BANDWIDTH)
 
 
 def test_a_bandwidth_table_may_be_empty_where_nothing_could_be_told(tmp_path):
@@ -211,16 +203,16 @@ def spoilt(data, **changes):
 @pytest.mark.parametrize(
     ("name", "spoil", "message"),
     [
-        (tables.TIMES, lambda d: d | {"schema_version": 1}, "schema_version: Input should be 2, got 1"),
+        (tables.TIMES, lambda d: d | {"schema_version": 1}, "schema_version: Input should be 3, got 1"),
         (tables.TIMES, lambda d: d | {"times": [d["times"][0] | {"ms": -1}]}, "ms: Input should be greater than 0"),
         (tables.TIMES, lambda d: d | {"times": [d["times"][0] | {"ms": None}]}, "ms: Input should be a valid number"),
         (tables.TIMES, lambda d: d | {"times": 3}, "times: Input should be a valid list"),
         (tables.TIMES, lambda d: d | {"layer": "resnet"}, "layer 'resnet' is not known"),
-        (tables.TRANSFERS, lambda d: {"schema_version": 2}, "Field required"),
-        (tables.TRANSFERS, lambda d: d | {"transfers": d["transfers"] | {"plain": 3}}, "plain: Input should be"),
-        (tables.TRANSFERS, lambda d: spoilt(d, at_ms=[2.0, 1.0]), "whose sizes or times fall"),
-        (tables.TRANSFERS, lambda d: spoilt(d, at_ms=[-1.0, 1.0]), "each with a time above 0"),
-        (tables.TRANSFERS, lambda d: spoilt(d, high_ms=[1.0]), "inhomogeneous|at least two sizes"),
+        (tables.TIMES, lambda d: {"schema_version": 3}, "Field required"),
+        (tables.TIMES, lambda d: d | {"transfers": d["transfers"] | {"plain": 3}}, "plain: Input should be"),
+        (tables.TIMES, lambda d: spoilt(d, at_ms=[2.0, 1.0]), "whose sizes or times fall"),
+        (tables.TIMES, lambda d: spoilt(d, at_ms=[-1.0, 1.0]), "each with a time above 0"),
+        (tables.TIMES, lambda d: spoilt(d, high_ms=[1.0]), "inhomogeneous|at least two sizes"),
     ],
 )
 def test_damaged_tables_are_refused_in_one_line(written, name, spoil, message):

@@ -123,12 +123,3 @@ def test_errors_at_sizes_left_out_are_rows_that_say_what_they_rest_on(predictor)
     found = predictor.held_out()
     assert found["stage"].tolist() == [f"{s.number} {s.name}" for s in LAYER.stages] and (found["n"] > 1).all()
     assert (found["low"] <= found["value"]).all() and found["notes"].map(lambda notes: notes[0][:5]).eq("form:").all()
-
-
-def test_surfaces_show_origins_and_keep_the_measured_corners(predictor):
-    found = predictor.surface(1, 1, count=4)
-    assert len(found) == 16 and set(found["origin"]) == {MEASURED, INTERPOLATED, EXTRAPOLATED}
-    corner = found[(found["nodes"] == 1000) & (found["edges"] == 1000)].iloc[0]
-    assert (corner["origin"], corner["value"]) == (MEASURED, planted().iloc[0]["ms"])
-    with pytest.raises(GnnlabError, match="no unit has times of stages 1-3"):
-        predictor.surface(1, 3)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.planted_truth import Truth, sweep
-from gnnlab.prediction.transfer import CopyCurve, MeasuredTransfers
+from gnnlab.prediction.transfer import CopyCurve
 
 SIZES = [4096 * 4**step for step in range(7)]
 
@@ -53,23 +53,6 @@ def test_a_wide_interval_of_one_size_leaves_the_others_as_they_are():
     table.loc[1, "ms_high"] *= 50
     found = CopyCurve.fit(table)
     assert np.isnan(found.gb_s(SIZES[1])).all() and found.interval_ms(SIZES[3])[1] == pytest.approx(found.ms(SIZES[3]))
-
-
-def test_units_of_one_memory_pay_for_the_copy_of_the_source_and_devices_half_a_round_trip():
-    plain, out, device = curve(0.001), curve(0.002), curve(0.1, gb_s=2)
-    found = MeasuredTransfers(plain, {"a": curve(), "gpu": device}, {"a": out}, frozenset({"gpu"}))
-    assert found.time_ms("a", "a", 1e6) == found.time_ms("a", "b", 0) == 0
-    assert found.time_ms("a", "host", 1e6) == out.ms(1e6)
-    assert found.time_ms("host", "a", 1e6) == found.time_ms("host", "host", 1e6) == plain.ms(1e6)
-    assert found.time_ms("a", "gpu", 1e6) == found.time_ms("gpu", "host", 1e6) == device.ms(1e6) / 2
-    handed = found.handed_on(1e6)
-    assert handed.loc["a", "a"] == 0 and handed.loc["a", "host"] == out.ms(1e6) and handed.shape == (3, 3)
-
-
-def test_a_device_whose_copies_were_not_measured_is_refused():
-    found = MeasuredTransfers(curve(), {}, {}, frozenset({"npu"}))
-    with pytest.raises(GnnlabError, match="no transfer was measured for npu"):
-        found.time_ms("host", "npu", 1)
 
 
 @pytest.mark.parametrize("time", [0, -1, float("nan")])
