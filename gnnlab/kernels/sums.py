@@ -1,8 +1,8 @@
 """Sums over the neighbours of one graph with fixed weights, prepared once: out = A x.
 
-    total = Sum(neighbours, weight)      # weight (E,) in the order of neighbours.col, or None
-    total(x)                             # (num_nodes, F); differentiable in x
-    Largest(neighbours)(x)               # the largest over the edges of each target, as PyG's max
+    total = NeighbourSum(neighbours, weight, x.dtype)   # weight (E,) in the order of neighbours.col, or None
+    total(x)                                            # (num_nodes, F); differentiable in x
+    Largest(neighbours, x.dtype)(x)                     # the largest over the edges of each target, as PyG's max
 
 `weighted_sum` of `aggregation` takes weights that change from call to call. Here they stay, so the weights of the
 transposed graph stay as well, and from Python to the kernel a call takes a few microseconds. A graph of some tens of
@@ -30,7 +30,7 @@ def is_dense(graph: Neighbours) -> bool:
     return n <= DENSE_NODES and graph.num_sources == n and n * n <= DENSE_PAIRS_PER_EDGE * graph.num_edges
 
 
-class Sum:
+class NeighbourSum:
     """out[i] = sum over the edges (j -> i) of weight[edge] * x[j], (num_nodes, F); `weight` wants no gradient."""
 
     def __init__(self, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> None:
@@ -58,7 +58,7 @@ class Sum:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, total: Sum) -> Tensor:
+    def forward(ctx, x: Tensor, total: NeighbourSum) -> Tensor:
         ctx.total = total
         return bag(x.detach(), total.graph, total.weight)
 

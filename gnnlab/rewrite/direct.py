@@ -27,7 +27,7 @@ from gnnlab.kernels import attention
 from gnnlab.kernels.aggregation import weighted_sum_sorted
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.kernels.sparse import features_of, times
-from gnnlab.kernels.sums import Largest, Sum, is_dense
+from gnnlab.kernels.sums import Largest, NeighbourSum, is_dense
 
 LINEAR = (nn.Linear, pyg.Linear)
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
@@ -92,46 +92,48 @@ def plain_linear(module: nn.Module) -> bool:
 # sums ----------------------------------------------------------------------------------------------------------------
 
 
-def _gcn_sum(layer: pyg.GCNConv, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Sum:
+def _gcn_sum(layer: pyg.GCNConv, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> NeighbourSum:
     if not layer.normalize:
         return _fixed_sum(graph, weight, dtype)
     key = "gcn", layer.improved, layer.add_self_loops, dtype
 
-    def make() -> Sum:
+    def make() -> NeighbourSum:
         edges, norm = gcn_norm(
             graph.edge_index, weight, graph.num_nodes, layer.improved, layer.add_self_loops, layer.flow, dtype
         )
         looped = graph.once(("gcn edges", layer.add_self_loops), lambda: Neighbours.prepare(edges, graph.num_nodes))
-        return Sum(looped, norm.index_select(0, looped.order), dtype)
+        return NeighbourSum(looped, norm.index_select(0, looped.order), dtype)
 
     return graph.of_weight(weight, key, make)
 
 
-def _fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> Sum:
-    def make() -> Sum:
+def _fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> NeighbourSum:
+    def make() -> NeighbourSum:
         sorted_weight = None if weight is None else weight.index_select(0, graph.order)
         if mean:
             share = graph.cast("mean_weight", dtype)
             sorted_weight = share if sorted_weight is None else sorted_weight * share
-        return Sum(graph, sorted_weight, dtype)
+        return NeighbourSum(graph, sorted_weight, dtype)
 
     return graph.of_weight(weight, ("sum", mean, dtype), make)
 
 
-def _sum_or_mean(layer: nn.Module, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Sum | Largest:
+def _sum_or_mean(
+    layer: nn.Module, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype
+) -> NeighbourSum | Largest:
     if layer.aggr == "max":
         return graph.once(("largest", dtype), lambda: Largest(graph, dtype))
     return _fixed_sum(graph, weight, dtype, layer.aggr == "mean")
 
 
-def _gcn(layer: pyg.GCNConv, x: Tensor, total: Sum) -> Tensor:
+def _gcn(layer: pyg.GCNConv, x: Tensor, total: NeighbourSum) -> Tensor:
     weight = layer.lin.weight
     if weight.shape[0] <= weight.shape[1] or features_of(x) is not None:
         return _plus(total(times(x, weight)), layer.bias)
     return F.linear(total(x), weight, layer.bias)  # rows of x are shorter than those of x W
 
 
-def _sage(layer: pyg.SAGEConv, x: Tensor, total: Sum | Largest) -> Tensor:
+def _sage(layer: pyg.SAGEConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
     root = layer.lin_r.weight if layer.root_weight else None
     if isinstance(total, Largest):  # not linear: the maximum comes first
         out = F.linear(total(x), layer.lin_l.weight, layer.lin_l.bias)
@@ -141,12 +143,14 @@ def _sage(layer: pyg.SAGEConv, x: Tensor, total: Sum | Largest) -> Tensor:
     return F.normalize(out, p=2.0, dim=-1) if layer.normalize else out
 
 
-def _graph(layer: pyg.GraphConv, x: Tensor, total: Sum) -> Tensor:
+def _graph(layer: pyg.GraphConv, x: Tensor, total: NeighbourSum) -> Tensor:
     rel = layer.lin_rel
     return _neighbours_and_node(x, total, rel.weight, rel.bias, layer.lin_root.weight)
 
 
-def _neighbours_and_node(x: Tensor, total: Sum, weight: Tensor, bias: Tensor | None, root: Tensor | None) -> Tensor:
+def _neighbours_and_node(
+    x: Tensor, total: NeighbourSum, weight: Tensor, bias: Tensor | None, root: Tensor | None
+) -> Tensor:
     """A x W + x R + b, in the order with the shorter rows; `weight`, `root` (out, in)."""
     out, width = weight.shape
     sparse = features_of(x) is not None
@@ -160,7 +164,7 @@ def _neighbours_and_node(x: Tensor, total: Sum, weight: Tensor, bias: Tensor | N
     return summed if root is None else torch.addmm(summed, x, root.t())
 
 
-def _gin(layer: pyg.GINConv, x: Tensor, total: Sum | Largest) -> Tensor:
+def _gin(layer: pyg.GINConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
     """nn(A x + (1 + eps) x); where `nn` begins with a linear layer that makes rows shorter, that comes first."""
     mlp = layer.nn
     first = mlp[0] if type(mlp) is nn.Sequential and len(mlp) and not _hooked(mlp) else None

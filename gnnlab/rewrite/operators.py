@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gnnlab.kernels.aggregation import edge_products, weighted_sum, weighted_sum_sorted
 from gnnlab.kernels.neighbours import GraphCache
-from gnnlab.kernels.sums import Sum
+from gnnlab.kernels.sums import NeighbourSum
 
 _THREAD = ThreadPoolExecutor(1)
 _LAYERS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
@@ -84,7 +84,7 @@ def _(x, edge_index, values, number):
 @torch.library.custom_op("gnnlab::layer_sum_back", mutates_args=())
 def layer_sum_back(x: Tensor, grad: Tensor, edge_index: Tensor, values: Tensor | None, number: int) -> Tensor:
     total = _prepared(number, grad.shape[0], edge_index, values, grad.dtype)[1]
-    if isinstance(total, Sum):
+    if isinstance(total, NeighbourSum):
         return total.back(grad)
     return _gradients(lambda tensors: total(*tensors), [x], grad)[0]
 

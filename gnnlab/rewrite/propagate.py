@@ -31,7 +31,7 @@ from gnnlab.kernels.aggregation import has_csr, weighted_sum_sorted
 from gnnlab.kernels.attention import head_sum, segment_softmax
 from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
-from gnnlab.kernels.sums import Largest, Sum
+from gnnlab.kernels.sums import Largest, NeighbourSum
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
@@ -193,7 +193,7 @@ class _Call:
         if self.how == "mean":
             share = self.graph.cast("mean_weight", self.x.dtype)
             weight = share if weight is None else weight * share
-        return Sum(self.graph, weight, self.x.dtype)
+        return NeighbourSum(self.graph, weight, self.x.dtype)
 
     def weights(self) -> tuple[bool, Any]:
         """(are heads joined, the weight of each edge (E,) or (E, H) in the order given; None: the message has none).

@@ -69,7 +69,7 @@ class TiledAttention(nn.MultiheadAttention):
 
 
 @dataclass(frozen=True)
-class Cost:
+class ForwardCost:
     """Of the whole model on the example: seconds of a forward pass in eval, and bytes held at its peak."""
 
     seconds: float
@@ -87,8 +87,8 @@ class SwapReport:
     model: nn.Module
     _refused: tuple[tuple[str, str, str], ...] = ()
     parity_error: float | None = None
-    before: Cost | None = None
-    after: Cost | None = None
+    before: ForwardCost | None = None
+    after: ForwardCost | None = None
 
     @property
     def replaced(self) -> tuple[tuple[str, str, str], ...]:
@@ -164,7 +164,7 @@ def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refu
     with torch.no_grad(), ProfilingContext(model):
         try:
             call(model, batch)  # not compared: a first call
-            expected = call(model, batch)
+            expected, again = call(model, batch), call(model, batch)
         except Exception as error:  # of the user's model
             raise GnnlabError(f"{type(model).__name__} does not run on the example: {one_line(error)}") from error
     with ProfilingContext(fast):
@@ -174,7 +174,7 @@ def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refu
             return SwapReport(model, (*refused, ("", _class(model), f"with fast layers: {one_line(error)}")))
         refused += tuple(_reverted(fast, inputs))
         with torch.no_grad():
-            error, why = _error(expected, call(fast, batch), tolerance)
+            error, why = _error(expected, again, call(fast, batch), tolerance)
     if error is None:
         return SwapReport(model, (*refused, ("", _class(model), why)))
     report = SwapReport(fast, refused, error)
@@ -276,14 +276,19 @@ def _detached(value: Any) -> Any:
     return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
 
 
-def _error(expected: Any, got: Any, tolerance: float) -> tuple[float | None, str]:
+def _error(expected: Any, again: Any, got: Any, tolerance: float) -> tuple[float | None, str]:
+    """The largest relative difference, or None and why the models are not equal."""
+    try:
+        require_equal(expected, again, tolerance, "the model itself")
+    except GnnlabError:
+        return None, "your model itself gave two results for one input"
     try:
         return require_equal(expected, got, tolerance, "the model with fast layers"), ""
     except GnnlabError as error:
         return None, one_line(error)
 
 
-def _costs(model: nn.Module, fast: nn.Module, batch: Any) -> tuple[Cost, Cost]:
+def _costs(model: nn.Module, fast: nn.Module, batch: Any) -> tuple[ForwardCost, ForwardCost]:
     """What a forward pass in eval costs, with the layers as they were and with fast ones; timed in turns."""
     with torch.no_grad(), ProfilingContext(model), ProfilingContext(fast):
         forms = [lambda: call(model, batch), lambda: call(fast, batch)]
@@ -293,7 +298,7 @@ def _costs(model: nn.Module, fast: nn.Module, batch: Any) -> tuple[Cost, Cost]:
         while not times[0] or (len(times[0]) < ROUNDS and time.perf_counter() < end):
             for form, seconds in zip(forms, times, strict=True):
                 seconds.append(_seconds(form))
-    before, after = (Cost(min(seconds), peak) for seconds, peak in zip(times, peaks, strict=True))
+    before, after = (ForwardCost(min(seconds), peak) for seconds, peak in zip(times, peaks, strict=True))
     return before, after
 
 

@@ -4,7 +4,7 @@ from torch.nn import functional as F
 
 from gnnlab.kernels import sparse, sums
 from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.sums import Largest, Sum
+from gnnlab.kernels.sums import Largest, NeighbourSum
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -22,7 +22,7 @@ def case(nodes, edges, seed=0):
 def test_a_sum_and_its_gradient_are_those_of_index_add(nodes, edges, dense, weighted):
     edge_index, x, weight = case(nodes, edges)
     graph = Neighbours.prepare(edge_index, nodes)
-    total = Sum(graph, weight.index_select(0, graph.order) if weighted else None, x.dtype)
+    total = NeighbourSum(graph, weight.index_select(0, graph.order) if weighted else None, x.dtype)
     assert (total.matrix is not None) == dense
     rows = x[edge_index[0]] * weight[:, None] if weighted else x[edge_index[0]]
     expected = torch.zeros_like(x).index_add(0, edge_index[1], rows)

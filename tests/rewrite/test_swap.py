@@ -183,6 +183,18 @@ def test_a_model_that_gives_something_else_for_other_layers_stays_as_it_was():
         assert report.model is model and expected in report.kept[-1][2]
 
 
+def test_a_model_that_gives_two_results_is_named_as_the_reason():
+    class Restless(Mixed):
+        calls = 0
+
+        def forward(self, x, edge_index):
+            Restless.calls += 1
+            return super().forward(x, edge_index) + Restless.calls
+
+    report = swap(Restless(), example())
+    assert report.replaced == () and "your model itself gave two results" in str(report)
+
+
 def test_the_zeros_of_bags_of_words_are_left_out_from_the_second_call_on():
     generator = torch.Generator().manual_seed(0)
     x = (torch.rand(400, 128, generator=generator) < 0.03).float()
