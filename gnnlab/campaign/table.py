@@ -19,7 +19,7 @@ import pandas as pd
 from gnnlab.campaign import sizes
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import CONFIDENCE, LEAST_SAMPLES, Estimate, geometric_mean, over_clusters, quotient
+from gnnlab.profiling.estimates import CONFIDENCE, LEAST_SAMPLES, over_clusters
 from gnnlab.profiling.sampling import TARGET, half_width
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
@@ -258,9 +258,9 @@ def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], kn
 def winners(cells: pd.DataFrame) -> pd.DataFrame:
     """For each stage the CPU's fastest unit and the next one, of those that were measured at all sizes.
 
-    Columns: stage, unit, next, ratio (time of the next over that of the fastest, geometric mean over the sizes),
-    ci_low, ci_high, sizes, spread (slowest unit over fastest). The fastest is chosen by the samples that it is shown
-    with, so these ratios are for reading and are not recorded.
+    Columns: stage, unit, next, ratio (time of the next over that of the fastest, geometric mean over the sizes), sizes,
+    spread (slowest unit over fastest). The fastest is chosen by the samples that it is shown with, so these ratios are
+    for reading and are not recorded.
     """
     rows = []
     kept = measured(cells)
@@ -269,13 +269,9 @@ def winners(cells: pd.DataFrame) -> pd.DataFrame:
         means = wide.mean().sort_values()
         if len(means) < 2:
             continue
-        best, second = means.index[:2]
-        ends = [part[part["unit"] == unit].sort_values("size") for unit in (second, best)]
-        times = ([Estimate(*t) for t in e[["ms", "ms_low", "ms_high", "n"]].itertuples(index=False)] for e in ends)
-        found = geometric_mean([quotient(*pair) for pair in zip(*times, strict=True)])
-        named = {"stage": stage, "unit": best, "next": second, "ratio": found.value}
-        spread = float(np.exp(means.iloc[-1] - means.iloc[0]))
-        rows.append({**named, "ci_low": found.low, "ci_high": found.high, "sizes": len(wide), "spread": spread})
+        ratio, spread = np.exp(means.iloc[[1, -1]] - means.iloc[0])
+        named = {"stage": stage, "unit": means.index[0], "next": means.index[1]}
+        rows.append({**named, "ratio": ratio, "sizes": len(wide), "spread": spread})
     return pd.DataFrame(rows)
 
 

@@ -253,16 +253,6 @@ class Trial:
             self._seen[plan] = {"predicted": ("simulated", simulated), "executed": ("measured", executed)}
         return self._seen[plan]
 
-    def hand_over(self, *, graphs: int = 24) -> list[float]:
-        """ms from the end of a block of the chosen plan to the start of the next on a unit that waits for it, one graph
-        at a time; the copy is in the block's own time."""
-        gaps: list[float] = []
-        for _ in range(graphs if len(self.chosen.blocks) > 1 else 0):
-            trace = self.bench.executor(self, self.chosen).burst(1)
-            ends = {b: max(s.end_ms for s in trace.segments if s.block == b) for b in range(len(self.chosen.blocks))}
-            gaps += [s.start_ms - ends[s.block - 1] for s in trace.segments if s.block > 0]
-        return gaps
-
     def _rank(self) -> None:
         self.planner = self.bench.planner()
         self.ranking = self.planner.rank(*self._at, also=self.by_hand)

@@ -32,7 +32,6 @@ NOT_ABOVE_0 = "its slope is not above 0, so that it gives no bandwidth"
 NO_END = "its slope is not told from 0, so that its bandwidth has no upper end"
 NUMBER_BYTES = 4  # S4 counts numbers; float32
 FEWEST_SIZES = 3  # a line through two points fits whatever they are
-TELLS_APART = 30.0  # condition number above which columns are too collinear to be told apart (Belsley 1980)
 DRAWS = 400
 Triple = tuple[float, float, float]  # value, low, high (95 %); NaN where there is none
 Fitted = Callable[[np.ndarray, np.ndarray], Any]  # bytes (sizes,), ms (sizes,) or (sizes, draws) -> slope, intercept
@@ -77,25 +76,6 @@ def line(size_bytes: np.ndarray, ms: np.ndarray, low_ms: np.ndarray, high_ms: np
     return Line(rates, (intercept, float(least_ms), float(most_ms)), float(1 - left.var() / ms.var()), len(ms))
 
 
-def condition(columns: np.ndarray) -> float:
-    """Condition number of (rows, columns), each column brought to length 1; infinity where one is made of others."""
-    lengths = np.linalg.norm(columns, axis=0)
-    if not (lengths > 0).all() or len(columns) < columns.shape[1]:
-        return float("inf")
-    found = float(np.linalg.cond(columns / lengths))
-    return found if found < 1e9 else float("inf")
-
-
-def indistinct(moved_bytes: np.ndarray, flops: np.ndarray) -> str:
-    """Why these sizes cannot tell a stage's bandwidth from its arithmetic; empty where they can."""
-    distinct = len(np.unique(moved_bytes))
-    if distinct < FEWEST_SIZES:
-        return f"only {distinct} different numbers of bytes"
-    found = condition(np.column_stack([np.ones(len(flops)), moved_bytes, flops])) if np.any(flops) else 1.0
-    exactly = "exactly as its bytes do" if np.isinf(found) else f"nearly as its bytes do (condition number {found:.0f})"
-    return f"not identifiable: its arithmetic grows {exactly}" if found > TELLS_APART else ""
-
-
 @dataclass(frozen=True)
 class _Stage:
     """A stage on a unit: S4's line, where there is one, a copy of as many bytes as it moves, and what that leaves."""
@@ -103,7 +83,6 @@ class _Stage:
     about: dict[str, Any]
     line: Line | None
     no_line: str
-    indistinct: str
     copy: Triple
     no_copy: str
     copies: int
@@ -122,7 +101,7 @@ class FittedLines:
         rows = []
         for stage in self.stages:
             value, low, high = stage.line.gb_s if stage.line else (np.nan,) * 3
-            notes = [stage.indistinct] * bool(stage.indistinct)
+            notes = []
             if np.isfinite(value) and np.isnan(high):
                 notes.append(f"no upper end, as the slope may be 0: at least {low:.3g} GB/s")
             s4 = {"form": S4, "value": value, "low": low, "high": high, "n": stage.line.n if stage.line else 0}
@@ -178,9 +157,8 @@ def regress(found: BandwidthFindings, fit: Fitted) -> FittedLines:
             no_rest = f"no copies through {rate['unit']} were measured"
         about = {"pu": rate["unit"], **{name: rate[name] for name in ("stage", "origin", *CONDITIONS)}}
         copy = (rate["gb_s"], rate["gb_s_low"], rate["gb_s_high"])
-        apart = indistinct(part["moved_bytes"], part["flops"])
         why = made.why if made else why
-        stages.append(_Stage(about, made, why, apart, copy, rate["why"], rate["n"], rest, no_rest))
+        stages.append(_Stage(about, made, why, copy, rate["why"], rate["n"], rest, no_rest))
     return FittedLines(tuple(stages))
 
 

@@ -147,12 +147,9 @@ def test_no_measurements_are_refused():
         tables.table({})
 
 
-def test_a_winner_is_told_with_its_interval_and_a_tie_as_no_difference(cells):
-    won = tables.winners(cells).set_index("stage")
-    first = won.loc["1 GATHER"]
-    assert (first["unit"], first["next"], first["sizes"]) == (ORT, TORCH, 2)
-    assert first["ratio"] == pytest.approx(2) and 1.9 < first["ci_low"] < 2 < first["ci_high"] < 2.1
-    assert won.loc["2 MESSAGE", "ci_low"] < 1
+def test_a_winner_is_named_with_the_next_one(cells):
+    first = tables.winners(cells).set_index("stage").loc["1 GATHER"]
+    assert (first["unit"], first["next"], first["sizes"]) == (ORT, TORCH, 2) and first["ratio"] == pytest.approx(2)
 
 
 def test_a_unit_that_lacks_a_size_cannot_win(cells):

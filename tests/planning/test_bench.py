@@ -154,11 +154,6 @@ def test_every_plan_is_in_the_picture_of_the_plans(trial):
         plots.space(table.drop(columns="blocks"))
 
 
-def test_handing_over_is_measured_where_something_is_handed_over(trial):
-    gaps = trial.hand_over(graphs=3)
-    assert len(gaps) == 3 * sum(len(block.units) for block in trial.chosen.blocks[1:])
-
-
 def test_streams_of_one_size_are_open_at_a_time_and_open_again(bench, trial):
     other = bench.at(GraphSize(30, 80))
     assert not bench._open

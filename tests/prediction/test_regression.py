@@ -67,22 +67,6 @@ def test_a_slope_that_is_not_above_zero_gives_no_bandwidth_and_one_that_may_be_z
     assert value == pytest.approx(10) and low < value and np.isnan(high)
 
 
-def test_condition_is_one_of_orthogonal_columns_and_unlimited_of_dependent_ones():
-    assert regression.condition(np.diag([1.0, 1000.0])) == pytest.approx(1)
-    assert regression.condition(np.array([[1.0, 2], [1, 2], [1, 2]])) == np.inf
-    assert regression.condition(np.zeros((3, 2))) == np.inf
-
-
-def test_it_is_known_which_stages_cannot_tell_bandwidth_from_arithmetic():
-    def why(stage, at=STUDY):
-        amounts = [(LAYER.bytes_moved(stage, *size), LAYER.flops(stage, stage, *size)) for size in at]
-        return regression.indistinct(*np.array(amounts, dtype=float).T)
-
-    assert [why(stage) == "" for stage in LAYER.numbers] == [True] * 3 + [False] * 4
-    assert "exactly as its bytes" in why(6) and "condition number" in why(4)
-    assert "only 2 different numbers of bytes" in why(1, STUDY[:2])
-
-
 def test_copies_recover_planted_bandwidths_where_the_study_is_far_off():
     lab, keys = Recorder(), ["machine", "planted_gb_s"]
     copies, lines = planted_truth.machines([(1000, 1000), (2000, 5000), (10_000, 10_000)], s4, count=9)
@@ -101,7 +85,7 @@ def stage(number, times=1.0, low=0.999, high=1.001, intercept=(1.0, 1.0, 1.0), r
     """A copy of 10 GB/s, and so many times as much by S4; NaN: its slope is not above 0."""
     line = Line((10 * times, 10 * times * low, 10 * times * high), intercept, 1.0, 5)
     about = ABOUT | {"stage": f"{number} X"}
-    return regression._Stage(about, line, line.why, "", (10.0, 10 * low, 10 * high), "", 25, rest, no_rest)
+    return regression._Stage(about, line, line.why, (10.0, 10 * low, 10 * high), "", 25, rest, no_rest)
 
 
 def lines(*ratios, **changes):
@@ -173,7 +157,7 @@ def test_an_intercept_that_may_be_anything_refutes_nothing():
 
 def test_a_layer_or_a_stage_that_the_study_does_not_know_has_no_line():
     none = FittedLines(
-        (regression._Stage(ABOUT | {"stage": "1 X"}, None, "no line", "", (1.0,) * 3, "", 9, (1.0,) * 3, ""),)
+        (regression._Stage(ABOUT | {"stage": "1 X"}, None, "no line", (1.0,) * 3, "", 9, (1.0,) * 3, ""),)
     )
     assert none.intercept_ratio().empty and set(none.bandwidth()["status"]) == {"unavailable", "ok"}
     assert isinstance(none.bandwidth_ratio(), pd.DataFrame)

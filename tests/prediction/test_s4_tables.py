@@ -65,7 +65,7 @@ def test_the_studys_line_of_measured_cells_is_wrong_where_arithmetic_grows_as_by
     lines = regress(written[1], lambda moved_bytes, ms: np.polyfit(moved_bytes, ms, deg=1))
     found = lines.bandwidth().set_index(["stage", "form"])
     s4, copy = found.loc["6 TRANSFORM", "S4"], found.loc["6 TRANSFORM", "measured copy"]
-    assert s4["value"] < copy["value"] / 2 and "not identifiable" in s4["notes"][0]
+    assert s4["value"] < copy["value"] / 2
     assert set(found["device"]) == {"CPU planted"} and len(lines.intercept_ratio()) == 7
 
 
