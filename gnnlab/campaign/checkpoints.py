@@ -24,7 +24,7 @@ from gnnlab.files import read_json, write_json
 NAMES = {"cpugpu": "checkpoint_cpugpu.json", "npu": "checkpoint_npu.json"}
 JOURNAL, RAW, REPORT = "journal.jsonl", "raw_measurements.json", "profiling_report.txt"
 SCHEMA_VERSION = 1
-DRIFT = 0.15  # between the reference workload before and after a phase; beyond it a reader is told
+DRIFT = 0.15  # between the reference workload before and after a phase; beyond it a message says so
 REMEDY = "measure first: gnnlab stages --measure, which goes on from the journal"
 Record = dict[str, Any]
 

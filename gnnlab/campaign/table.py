@@ -119,9 +119,9 @@ def cell_rows(cells: pd.DataFrame, available: Mapping[str, Availability]) -> pd.
     return pd.DataFrame([_cell_row(cell, available.get(cell["unit"])) for cell in cells.to_dict("records")])
 
 
-def _cell_row(cell: Mapping[str, Any], found: Availability | None) -> dict[str, Any]:
-    """`found`: of the probe, which gives chip and runtime of a unit that is not here."""
-    known, simulated = found or Availability(False), cell["origin"] == SIMULATED
+def _cell_row(cell: Mapping[str, Any], available: Availability | None) -> dict[str, Any]:
+    """`available`: by the probe, which gives chip and runtime of a unit that is not here."""
+    known, simulated = available or Availability(False), cell["origin"] == SIMULATED
     runtime = cell["runtime_version"] or known.version or units.find(cell["unit"]).runtime
     given = {name: cell[name] for name in ("stage", "size", "parity_error", "precision", "origin")}
     given |= {

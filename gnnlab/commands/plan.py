@@ -24,7 +24,7 @@ from gnnlab.workloads import graphs
 from .tables import table
 
 TABLES, MODELS = "tables", "exported_models"
-LISTED = 6  # plans that are printed beside the chosen one
+LISTED = 6  # of the best plans that are printed
 TIME_OF = {"throughput": "from graph to graph", "latency": "for a graph alone"}
 Show = Callable[[object], None]
 
@@ -70,7 +70,7 @@ def run(arguments: Namespace, show: Show) -> int:
 
 
 def _ranked(planner: Planner, size: tuple[int, int], given: Plan | None, graph: Graph | None) -> Ranking:
-    """All plans at this size, or the given one beside those of one unit."""
+    """All plans at this size, or the given one and those of one unit."""
     plans = None
     if given is not None:
         plans = [given, *(plan for plan in planner.candidates if len(plan.units) == 1 and plan != given)]

@@ -1,7 +1,7 @@
 """Plans tried out on this machine: calibrated at sizes of their own, ranked, chosen by executing them, streamed.
 
     with Bench(load_costs(tables), models=folder / "exported_models") as bench:
-        bench.calibrate([GraphSize(1500, 3500), GraphSize(3000, 9000)])   # random plans, beside what was expected
+        bench.calibrate([GraphSize(1500, 3500), GraphSize(3000, 9000)])   # random plans against their expected times
         trial = bench.at(GraphSize(1000, 5000), by_hand=[plan])           # every plan ranked
         trial.choose()                            # the best of them, executed in turns for a moment
         trial.stream(trial.chosen)                # a form: `count` graphs in, the last result out
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 GRAPHS = 3  # different random ones of a stream, in turn
-TRIED = 8  # plans that are executed to choose one, beside that of one unit and those by hand
+TRIED = 8  # best plans that are executed to choose one; the best of one unit and those by hand are, too
 GUESSED = ("interpolated", "extrapolated")
 CALIBRATION_ROUNDS = 5  # streams of each plan of a calibration
 
@@ -82,7 +82,7 @@ class Bench(AbstractContextManager):
         return self._open[key]
 
     def planner(self, costs: TableCosts | None = None, calibration: Calibration | None = None) -> Planner:
-        """`calibration`: this bench's own; with other `costs` none unless told, for those may be of another machine."""
+        """Other `costs` may be of another machine: only with them there is no `calibration` unless one is given."""
         learnt = self.calibration if calibration is None and costs is None else calibration
         return planner_of(costs or self.costs, calibration=learnt, **self.options)
 
@@ -93,7 +93,7 @@ class Bench(AbstractContextManager):
         Raises:
             GnnlabError: times are missing, or a unit failed.
         """
-        self.calibration = Calibration()  # what is expected is told by the times of blocks alone
+        self.calibration = Calibration()  # expected times are those of the blocks alone
         streams = [stream for size in sizes for stream in Trial(self, size).drawn_streams(drawn)]
         self.calibration = Calibration(tuple(streams))
         return self.calibration.rows()

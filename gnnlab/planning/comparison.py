@@ -1,4 +1,4 @@
-"""Executed plans beside what was predicted.
+"""Executed plans against their predictions.
 
     executed = lab.race("executed_plans", ...)             # over the sizes of the trials; forms are plans in words
     raced = Comparison(executed, bench.trials)
@@ -74,7 +74,7 @@ class Comparison:
             ran[["size", "form", "ms", "ms_low", "ms_high", "rounds", "samples"]], on=["size", "form"]
         )
 
-    def beside(self) -> pd.DataFrame:
+    def both_times(self) -> pd.DataFrame:
         """Both times of each plan, as two forms of one study: keys size and plan, forms executed and predicted."""
         ran = self.executed.drop(columns=["baseline", "ratio", "ratio_low", "ratio_high"])
         parts = (("executed", ran), ("predicted", self.predicted))

@@ -123,7 +123,7 @@ class Model:
         return all(self.pieces(u, b.first, b.last, b.shared) is not None for b in plan.blocks for u in b.units)
 
     def steps(self, plan: Plan, nodes: int, edges: int, shares: Shares | None = None) -> Steps:
-        """What each unit does for one graph of this size. `shares` says how it is cut; as a random one unless told.
+        """What each unit does for one graph of this size. `shares`: how it is cut; by default as a random graph is.
 
         Raises:
             GnnlabError: the time of a block is not known.

@@ -86,7 +86,7 @@ class Executor(AbstractContextManager):
         self.timeout_s, self.key = timeout_s, f"plan{next(_keys)}"
         self.cores = _cores(plan, places or {})
         self.reports: list[Report] = []
-        self._told: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._answered: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._arrays: SharedArrays | None = None
         self._window: Window | None = None
         try:
@@ -141,12 +141,12 @@ class Executor(AbstractContextManager):
         """Hand a graph to the units of a block; each leaves a report."""
         for unit in self.plan.blocks[block].units:
             tell = partial(Report, item, block, unit)
-            self.workers.submit(unit, self.key, graph, slot, lambda answer, tell=tell: self._told.put(tell(answer)))
+            self.workers.submit(unit, self.key, graph, slot, lambda answer, tell=tell: self._answered.put(tell(answer)))
 
     def next_report(self) -> Report | None:
         """What a unit tells next; None where none tells anything in time."""
         try:
-            report = self._told.get(timeout=self.timeout_s)
+            report = self._answered.get(timeout=self.timeout_s)
         except queue.Empty:
             return None
         self.reports.append(report)

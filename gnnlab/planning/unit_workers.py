@@ -69,7 +69,7 @@ class UnitWorkers(AbstractContextManager):
         self[unit].call(f"{_RUNNER}:open_block", given, timeout_s=OPEN_S).get(unit)
 
     def submit(self, unit: str, key: str, graph: int, slot: int, tell: Callable[[Answer], None]) -> None:
-        """Hand a graph of the plan over; `tell` gets the answer in a thread of ours."""
+        """Hand a graph of the plan to a unit; `tell` is called with the answer, in a thread of this process."""
         self[unit].submit(f"{_RUNNER}:run_block", {"key": key, "graph": graph, "slot": slot}, tell)
 
     def forget(self, unit: str, key: str) -> None:
@@ -116,7 +116,7 @@ class Window:
         self.flying: dict[int, Flying] = {}
         self.done: set[int] = set()
         self.failed: Report | None = None
-        self.owing = 0  # reports that have yet to come
+        self.pending = 0  # reports that have yet to come
         self.next = 0
 
     def results(self) -> Iterator[tuple[int, Flying]]:
@@ -140,8 +140,8 @@ class Window:
 
     def drain(self) -> None:
         """Wait for what is still at work, so that the next stream begins on idle units."""
-        while self.owing and self.executor.next_report() is not None:
-            self.owing -= 1
+        while self.pending and self.executor.next_report() is not None:
+            self.pending -= 1
 
     def _enter(self) -> None:
         """Let graphs in while there are slots."""
@@ -156,13 +156,13 @@ class Window:
     def _send(self, block: int, item: int) -> None:
         units = len(self.executor.plan.blocks[block].units)
         self.open[item, block] = units
-        self.owing += units
+        self.pending += units
         self.executor.send(block, item, self.flying[item].graph, self.flying[item].slot)
 
     def _take(self, report: Report | None) -> None:
         if report is None:
             self._lost()
-        self.owing -= 1
+        self.pending -= 1
         item, block = report.item, report.block
         if report.answer.status != "done":
             if self.failed is None or item < self.failed.item:
@@ -177,8 +177,8 @@ class Window:
             self._send(block + 1, item)
 
     def _lost(self) -> None:
-        """Nothing came in time: end the processes that owe an answer."""
-        self.owing = 0
+        """Nothing came in time: end the processes that gave no answer."""
+        self.pending = 0
         waiting = sorted({b for (item, b), parts in self.open.items() if parts and item in self.flying})
         units = [unit for b in waiting for unit in self.executor.plan.blocks[b].units]
         for unit in units:

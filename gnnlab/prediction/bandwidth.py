@@ -1,8 +1,8 @@
-"""What notebook 06 measures beside the campaign of notebook 05, in one call: copies, and sizes that no fit has seen.
+"""What notebook 06 measures in addition to notebook 05, in one call: copies, and sizes that no fit has seen.
 
     found = measure(outputs / "tables", stages=outputs / "stages", models=outputs / "exported_models", off_grid=12)
     found.grid            # the cells that predictions are fitted to
-    found.compared        # sizes never fitted: measured beside predicted; and sizes measured a second time
+    found.compared        # sizes never fitted: measured and predicted; and sizes measured a second time
     found.transfers, found.predictor
 
 It is a campaign like that of notebook 05, in a folder of its own: each unit in a child process, in random order, known
@@ -171,7 +171,7 @@ def measure(
 ) -> BandwidthFindings:
     """Measure copies, `extra` sizes for the fit, `off_grid` sizes that are not fitted, and `again` known ones.
 
-    `stages`: the campaign of notebook 05; `names`: its units to take, all that were measured unless told (simulated
+    `stages`: the campaign of notebook 05; `names`: its units to take, by default all that were measured (simulated
     ones are kept in any case); `points`: of the sweep of copies; `processors`: as of `tables.processor_units`;
     `cluster`: as of `campaign.measure`.
 
@@ -244,13 +244,13 @@ def _at(found: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[Span]) -> p
 
 
 def compare(predictor: TimePredictor, new: pd.DataFrame) -> pd.DataFrame:
-    """Predicted beside measured: a row (`COMPARED`) for each measured cell of a size that was never fitted and lies
+    """Predicted and measured: a row (`COMPARED`) for each measured cell of a size that was never fitted and lies
     between others; `fitted`: the sizes that the prediction rests on."""
     found = _predictable(predictor, new)
-    said = [predictor.predict(*cell) for cell in found[_CELL].itertuples(index=False, name=None)]
-    times = [[each.time_ms, each.low_ms, each.high_ms] for each in said]
+    predicted = [predictor.predict(*cell) for cell in found[_CELL].itertuples(index=False, name=None)]
+    times = [[each.time_ms, each.low_ms, each.high_ms] for each in predicted]
     found = found.assign(kind=NEW, **pd.DataFrame(times, found.index, _EXPECTED, dtype=float))
-    return found.loc[np.array([p.origin == INTERPOLATED for p in said], dtype=bool), COMPARED]
+    return found.loc[np.array([p.origin == INTERPOLATED for p in predicted], dtype=bool), COMPARED]
 
 
 def repeats(predictor: TimePredictor, cells: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:

@@ -55,7 +55,7 @@ def latencies(
     """Each stage at each size: unit, first, last, nodes, edges, ms, ms_low, ms_high, n.
 
     A sample is the true time by exp of a normal with deviation `noise`, and each cell as a whole by another one of a
-    third of it. `moved`: bytes that go over the bandwidth, those that a stage reads and writes unless told.
+    third of it. `moved`: bytes that go over the bandwidth, by default those that a stage reads and writes.
     """
     random, rows, bytes_of = np.random.default_rng(seed), [], moved or layer.bytes_moved
     for stage, (nodes, edges) in product(layer.numbers, sizes):
@@ -99,9 +99,9 @@ def machines(sizes: Sequence[Size], fit: regression.Fitted, count: int = 20) -> 
         )  # fmt: skip
         part = cells[cells["first"] == TRANSFORM]
         moved_bytes = regression.data_bytes(TRANSFORM, part["nodes"], part["edges"], FEATURES)
-        said = regression.line(*(c.to_numpy() for c in (moved_bytes, part["ms"], part["ms_low"], part["ms_high"])), fit)
-        status = {"status": "unavailable", "reason": said.why} if said.why else {}
-        s4.append({**key, "value": truth.gb_s / said.gb_s[0], "n": said.n, "notes": f"R2 {said.r2:.4f}", **status})
+        line = regression.line(*(c.to_numpy() for c in (moved_bytes, part["ms"], part["ms_low"], part["ms_high"])), fit)
+        status = {"status": "unavailable", "reason": line.why} if line.why else {}
+        s4.append({**key, "value": truth.gb_s / line.gb_s[0], "n": line.n, "notes": f"R2 {line.r2:.4f}", **status})
     fixed = {"origin": "simulated", "better": "lower", "interval": "none", **CONDITIONS}
     found, lines = pd.DataFrame(copies), pd.DataFrame(s4)
     note = (

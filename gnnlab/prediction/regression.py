@@ -1,9 +1,9 @@
-"""S4's estimate of bandwidth, as it stands, beside measured copies.
+"""S4's estimate of bandwidth, as it stands, against measured copies.
 
     def s4(moved_bytes, ms):                  # latency = intercept + slope * bytes; a reader may change it
         return np.polyfit(moved_bytes, ms, deg=1)
 
-    lines = regress(found, s4)                # of every stage of the units that stand for processors, with intervals
+    lines = regress(found, s4)                # of every stage on the unit of each processor, with intervals
     lines.bandwidth()                         # rows for `lab.record`
 
 S4 takes latency = compute + bytes / bandwidth, fits a line through the latencies of a stage over its bytes, and
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 S4, A_COPY = "S4", "measured copy"
 NOT_ABOVE_0 = "its slope is not above 0, so that it gives no bandwidth"
-NO_END = "its slope is not told from 0, so that its bandwidth has no upper end"
+NO_END = "its slope may be 0, so that its bandwidth has no upper end"
 NUMBER_BYTES = 4  # S4 counts numbers; float32
 FEWEST_SIZES = 3  # a line through two points fits whatever they are
 DRAWS = 400
@@ -52,7 +52,7 @@ def data_bytes(stage: int, nodes: Any, edges: Any, features: int) -> Any:
 
 @dataclass(frozen=True)
 class Line:
-    """What a fit says of one stage: GB/s of 1 / slope, the intercept, and of how many sizes."""
+    """What a fit gives for one stage: GB/s of 1 / slope, the intercept, and of how many sizes."""
 
     gb_s: Triple
     intercept_ms: Triple
@@ -92,7 +92,7 @@ class _Stage:
 
 @dataclass(frozen=True)
 class FittedLines:
-    """S4's lines of every stage beside measured copies; each method gives rows, by unit (pu) and stage."""
+    """S4's lines of every stage and measured copies; each method gives rows, by unit (pu) and stage."""
 
     stages: tuple[_Stage, ...]
 
@@ -152,7 +152,7 @@ def regress(found: BandwidthFindings, fit: Fitted) -> FittedLines:
             size = data_bytes(rate["number"], part["nodes"], part["edges"], layer.features).to_numpy()
             made = line(size, *times, fit) if len(set(size)) > 1 else None
         rest = tuple(float(np.median(ms - part["transfer_time_ms"])) for ms in times)
-        no_rest = "" if rest[1] > 0 else "no compute time can be told beside a copy of its bytes"
+        no_rest = "" if rest[1] > 0 else "its compute time cannot be separated from a copy of its bytes"
         if part["diagnosis"].str.contains("no copies").any():
             no_rest = f"no copies through {rate['unit']} were measured"
         about = {"pu": rate["unit"], **{name: rate[name] for name in ("stage", "origin", *CONDITIONS)}}
@@ -179,7 +179,7 @@ def _agreements(rows: Sequence[dict[str, Any]], *notes: str) -> pd.DataFrame:
     """Each row with a note on the stages that have none, since a mean over the others says nothing of these."""
     reasons = Counter(row["reason"] for row in rows if row["reason"])
     if reasons:
-        told = ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
-        notes += (f"{reasons.total()} of {len(rows)} stages have no such ratio: {told}",)
+        each = ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
+        notes += (f"{reasons.total()} of {len(rows)} stages have no such ratio: {each}",)
     fixed = {"form": S4, "unit": "x", "better": "neither", "statistic": "estimate", "interval": CONFIDENCE}
     return pd.DataFrame([{**fixed, **row, "notes": [] if row["reason"] else list(notes)} for row in rows])

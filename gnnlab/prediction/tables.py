@@ -133,23 +133,20 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[s
             times |= {"low_ms": row["ms_low"], "high_ms": row["ms_high"]}
             key = f"{row['nodes']},{row['edges']},{processor},{row['first']}"
             named = {"key": key, "processor": processor, "unit": unit, "number": row["first"]}
-            told = {"moved_bytes": moved, "flops": flops}
             if curve is None:
-                told["diagnosis"] = "no copies through this unit were measured, so all of its time counts as compute"
+                diagnosis = "no copies through this unit were measured, so all of its time counts as compute"
             elif copy_ms >= row["ms"]:
-                told["diagnosis"] = (
-                    "takes no longer than a copy of its bytes, so no compute time can be separated from it"
-                )
+                diagnosis = "takes no longer than a copy of its bytes, so no compute time can be separated from it"
             else:
-                told["diagnosis"] = "measured copy taken off"
-            rows.append({**named, **kept, **times, **told})
+                diagnosis = "measured copy taken off"
+            rows.append({**named, **kept, **times, "moved_bytes": moved, "flops": flops, "diagnosis": diagnosis})
     return pd.DataFrame(rows)
 
 
 def bandwidths(found: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
     """The bandwidth table as rows, of `entries`: key, processor, unit, stage, number, gb_s, gb_s_low, gb_s_high (NaN
-    where it cannot be told), size_bytes, n (samples), why, origin, conditions. Of a copy, through that unit and no
-    other, of as many bytes as the stage moves, in the geometric mean over its sizes."""
+    where launch or noise hide it), size_bytes, n (samples), why, origin, conditions. Of a copy, through that
+    unit, of as many bytes as the stage moves, in the geometric mean over its sizes."""
     rows = []
     for (processor, unit, number), part in found.groupby(["processor", "unit", "number"], sort=False):
         size = float(np.exp(np.log(part["moved_bytes"]).mean())) / 2

@@ -1,7 +1,7 @@
 """The time of moving bytes, by measured copies over a sweep of sizes: plain ones, and through each unit.
 
     curve = CopyCurve.fit(table)                  # size_bytes, ms, ms_low, ms_high, n of copies
-    curve.ms(3e6); curve.gb_s(3e6)                # between measured sizes; NaN where it cannot be told
+    curve.ms(3e6); curve.gb_s(3e6)                # between measured sizes; NaN where launch or noise hide it
     transfers.plain.ms(2e7)
 
 A copy of so many bytes reads them and writes them, so it moves twice as many. Through a runtime it is stage 2 of
@@ -23,7 +23,7 @@ from gnnlab.errors import GnnlabError, shown
 PLAIN_COPY = "plain copy"
 WIDEST = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it
 HIDDEN = "hidden by launch time or noise at this size"
-_DRIFT = 0.015  # what two medians differ by, from one minute to the next, beside what their intervals say
+_DRIFT = 0.015  # by which two medians differ from one minute to the next, in addition to their intervals
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def test_the_same_streams_are_predicted_with_and_before_what_was_measured(lab, t
     frames = (raced.predicted, raced.errors(), raced.coverage())
     for (name, keys), frame in zip(names.items(), frames, strict=True):
         assert len(lab.record(name, frame, keys=keys).rows) == len(raced.executed)
-    both = lab.record("plan_times", raced.beside(), keys=["size", "plan"]).rows
+    both = lab.record("plan_times", raced.both_times(), keys=["size", "plan"]).rows
     assert {(row.form, row.origin.value) for row in both} == {("executed", "measured"), ("predicted", "predicted")}
 
 
