@@ -82,7 +82,7 @@ class Bench(AbstractContextManager):
         return self._open[key]
 
     def planner(self, costs: TableCosts | None = None, calibration: Calibration | None = None) -> Planner:
-        """Other `costs` may be of another machine: only with them there is no `calibration` unless one is given."""
+        """`calibration`: by default this bench's; for other `costs`, which may be of another machine, none."""
         learnt = self.calibration if calibration is None and costs is None else calibration
         return planner_of(costs or self.costs, calibration=learnt, **self.options)
 
