@@ -202,7 +202,7 @@ class Trial:
         order = [self.ranking.plans[i] for i in np.argsort(self.ranking.ms, kind="stable")]
         one = [plan for plan in order if len(plan.units) == 1]
         several = [plan for plan in order[: len(order) // 2 + 1] if len(plan.units) > 1]
-        plans = _drawn(one, count // 3, random)
+        plans = _drawn(one, count // 2, random)
         plans += _drawn(several, count - len(plans), random)
         by_tables = {plan: self._streamed(self.planner, self.ranking, plan) for plan in plans}
         self.time_calls(plans)
