@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import softmax
 
-from gnnlab.workloads.edge_allocator import MODEL_TYPES, EdgeAllocator, decide, regret
+from gnnlab.workloads.edge_allocator import MODEL_TYPES, EdgeAllocator, regret
 from gnnlab.workloads.edge_networks import costs, random_network
 
 POLICY_WEIGHT = 0.2  # of the policy's loss beside the value's
@@ -40,6 +40,12 @@ def networks(count, nodes, rng):
     return Batch.from_data_list(graphs)
 
 
+def best_rows(scores, batch):
+    """The row of the highest score in each network."""
+    parts = scores.split(batch.ptr.diff().tolist())
+    return torch.stack([part.argmax() for part in parts]) + batch.ptr[:-1]
+
+
 def loss_of(model, batch):
     """Huber loss of the values, and the cross entropy of the best node in each network."""
     loss, hidden = 0.0, model.encode(batch.x, batch.edge_index)
@@ -47,7 +53,7 @@ def loss_of(model, batch):
     if model.value is not None:
         loss = loss + F.smooth_l1_loss(model.value(hidden).squeeze(-1), batch.reward, beta=0.1)
     if model.policy is not None:
-        best = softmax(scores, batch.batch)[decide(batch.reward, batch.batch)]
+        best = softmax(scores, batch.batch)[best_rows(batch.reward, batch)]
         loss = loss - POLICY_WEIGHT * best.clamp_min(1e-12).log().mean()
     return loss
 
@@ -55,7 +61,7 @@ def loss_of(model, batch):
 @torch.inference_mode()
 def mean_regret_ms(score, batch):
     """How many ms more than the best node of its network the chosen one costs."""
-    chosen = decide(score(batch.x, batch.edge_index), batch.batch)
+    chosen = best_rows(score(batch.x, batch.edge_index), batch)
     return float(regret(batch.x.numpy(), batch.edge_index.numpy(), chosen, batch.batch.numpy()).mean())
 
 

@@ -31,23 +31,6 @@ def test_a_disk_that_is_full_leaves_the_earlier_file_whole_and_no_litter(tmp_pat
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
-def test_the_writer_reports_a_really_full_device(monkeypatch, tmp_path):
-    monkeypatch.setattr(files.tempfile, "mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "x")))
-    with pytest.raises(GnnlabError, match="No space left"):
-        files.write_json(tmp_path / "a.json", {"a": 1})
-
-
-def test_an_exception_while_writing_leaves_no_litter(tmp_path):
-    def breaks(file):
-        file.write("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        files.write_atomically(tmp_path / "a.txt", breaks)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nan_is_never_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         files.write_json(tmp_path / "a.json", {"a": math.nan})
@@ -107,20 +90,6 @@ def test_what_is_there_and_made_from_the_same_is_not_made_again(tmp_path):
     for key, anew in (({"kind": "ir"}, False), ({"kind": "ir"}, True)):
         assert files.made_once(place, key, write("two"), anew=anew) > 0
     assert (place / "model.bin").read_text() == "two" and list(place.parent.iterdir()) == [place]
-
-
-def test_a_build_that_fails_leaves_what_was_there(tmp_path):
-    def half(folder):
-        (folder / "model.bin").write_text("half")
-        raise RuntimeError("no such operator")
-
-    with pytest.raises(RuntimeError, match="no such operator"):
-        files.made_once(tmp_path / "a", {}, half)
-    assert list(tmp_path.iterdir()) == []
-    files.made_once(tmp_path / "a", {}, write("one"))
-    with pytest.raises(RuntimeError, match="no such operator"):
-        files.made_once(tmp_path / "a", {}, half, anew=True)
-    assert files.made_once(tmp_path / "a", {}, never) == 0 and (tmp_path / "a/model.bin").read_text() == "one"
 
 
 DIES = """

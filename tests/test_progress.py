@@ -38,9 +38,3 @@ def test_files_get_nothing():
     file = io.StringIO()
     work(file)
     assert file.getvalue() == ""
-
-
-def test_what_pyg_loads_does_not_warn_in_a_notebook():
-    from tqdm import notebook
-
-    assert notebook.IProgress is not None  # what tqdm asks before it warns that ipywidgets is missing

@@ -14,7 +14,6 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,7 +110,11 @@ def _eager_int8(model: EdgeAllocator, device: torch.device) -> InferenceEngine:
 
 def _fast(model: EdgeAllocator, device: torch.device) -> InferenceEngine:
     flat = FlatAllocator(model.to(device))
-    beyond = partial(_run_flat, flat, device)
+
+    @torch.inference_mode()
+    def beyond(networks: NetworkArrays) -> np.ndarray:
+        return flat(*(tensor.to(device) for tensor in networks.tensors)).cpu().numpy()
+
     if device.type != "cpu":
         return InferenceEngine("fast", "float32", beyond)
     dense = DenseAllocator(flat)
@@ -122,11 +125,6 @@ def _fast(model: EdgeAllocator, device: torch.device) -> InferenceEngine:
 
     runtime = f"numpy {np.__version__} up to {DENSE_NODES} nodes, {TORCH} beyond"
     return InferenceEngine("fast", "float32", run, runtime=runtime)
-
-
-@torch.inference_mode()
-def _run_flat(flat: Callable[..., Tensor], device: torch.device, networks: NetworkArrays) -> np.ndarray:
-    return flat(*(tensor.to(device) for tensor in networks.tensors)).cpu().numpy()
 
 
 # ---- other runtimes --------------------------------------------------------------------------------------------------

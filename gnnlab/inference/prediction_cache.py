@@ -14,8 +14,7 @@ a miss and never a wrong answer.
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 import numpy as np
@@ -27,15 +26,15 @@ from gnnlab.errors import GnnlabError, whole_numbers
 class PredictionCache:
     """The predictions used last, at most `max_entries` and none older than `ttl_s` seconds (`math.inf`: no limit).
 
-    Safe to share among threads. `hits` and `misses` are counted. `clock` is for tests.
+    Safe to share among threads. `hits` and `misses` are counted.
     Raises `GnnlabError`: `max_entries` is not an integer of 1 or more, or `ttl_s` not a number above 0.
     """
 
-    def __init__(self, max_entries: int, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_entries: int, ttl_s: float) -> None:
         whole_numbers(1, max_entries=max_entries)
         if not isinstance(ttl_s, (int, float)) or isinstance(ttl_s, bool) or not ttl_s > 0:
             raise GnnlabError(f"ttl_s is {ttl_s!r}; a number of seconds above 0 is needed, math.inf for no limit")
-        self._entries = TTLCache(max_entries, ttl_s, timer=clock)
+        self._entries = TTLCache(max_entries, ttl_s)
         self._lock = Lock()
         self.hits = self.misses = 0
 

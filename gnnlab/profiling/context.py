@@ -197,8 +197,8 @@ class ProfilingContext:
     """Eval mode, no dropout, a fixed seed; after it, also after an exception, everything is as it was before.
 
     Restored are: the training flag of each module by itself, dropout rates, the random states of `random`, numpy and
-    torch (CPU and CUDA), the determinism flags of torch, and the running statistics of normalization layers (which a
-    forward in training mode moves). Weights and their gradients are the caller's business.
+    torch (CPU and CUDA), and the running statistics of normalization layers (which a forward in training mode moves).
+    Weights and their gradients are the caller's business.
 
     Args:
         model: the module under study.
@@ -207,7 +207,6 @@ class ProfilingContext:
             that drop in eval mode too.
         eval_mode: switch to eval mode; `False` leaves the training flags alone.
         seed: as for `set_seed`; `None` leaves the random state alone (it is restored all the same).
-        deterministic: ask torch for its deterministic kernels inside the context. They can be slower, so it is off.
 
     Raises:
         GnnlabError: `model` is no `nn.Module`, or the seed is no seed.
@@ -219,7 +218,6 @@ class ProfilingContext:
         disable_dropout: bool = True,
         eval_mode: bool = True,
         seed: int | None = 42,
-        deterministic: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise GnnlabError(f"ProfilingContext needs a torch.nn.Module, not {type(model).__name__}")
@@ -227,7 +225,6 @@ class ProfilingContext:
         self.disable_dropout = disable_dropout
         self.eval_mode = eval_mode
         self.seed = seed
-        self.deterministic = deterministic
         self._open: list[AbstractContextManager] = []  # the context may be nested
 
     def __enter__(self) -> ProfilingContext:
@@ -242,9 +239,6 @@ class ProfilingContext:
     @contextmanager
     def _held(self) -> Iterator[None]:
         python, legacy = random.getstate(), np.random.get_state()
-        strict = torch.are_deterministic_algorithms_enabled()
-        warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
         training = [(module, module.training) for module in self.model.modules()]
         norms = [module for module, _ in training if isinstance(module, _NormBase)]
         buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
@@ -253,7 +247,12 @@ class ProfilingContext:
         rates = list(_dropout_rates(self.model)) if self.disable_dropout else []
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             try:
-                self._quieten(rates)
+                if self.seed is not None:
+                    set_seed(self.seed)
+                for module, name, value in rates:
+                    setattr(module, name, type(value)(0.0 for _ in value) if isinstance(value, (list, tuple)) else 0.0)
+                if self.eval_mode:
+                    self.model.eval()
                 yield
             finally:
                 for module, name, value in rates:
@@ -263,21 +262,8 @@ class ProfilingContext:
                         buffer.copy_(value)
                 for module, flag in training:
                     module.training = flag
-                torch.use_deterministic_algorithms(strict, warn_only=warns)
-                torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
                 random.setstate(python)
                 np.random.set_state(legacy)
-
-    def _quieten(self, rates: Iterable[tuple[nn.Module, str, Any]]) -> None:
-        if self.seed is not None:
-            set_seed(self.seed)
-        if self.deterministic:
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        for module, name, value in rates:
-            setattr(module, name, type(value)(0.0 for _ in value) if isinstance(value, (list, tuple)) else 0.0)
-        if self.eval_mode:
-            self.model.eval()
 
 
 def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, Any]]:

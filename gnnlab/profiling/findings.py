@@ -27,12 +27,13 @@ from .dispatch import tensors_in
 
 NONE, SHAPE_ONLY, SOME = "none", "shape only", "some"
 SEED = 42
+RUNS = 3  # compared with a first one, for nondeterminism
 _NO_INPUT = {"y", "train_mask", "val_mask", "test_mask", "num_nodes", "ptr"}  # fields that no model is meant to read
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: its kind, where, the numbers behind it, and a sentence for the reader.
+    """One thing found: its kind, where, and a sentence for the reader.
 
     Kinds: constant_output, shape_only, identical_rows, unused_argument, unused_buffer, unused_parameter,
     nondeterministic.
@@ -41,7 +42,6 @@ class Finding:
     kind: str
     where: str
     sentence: str
-    evidence: dict[str, Any] = field(default_factory=dict)
 
 
 def inspect(model: nn.Module, batch: Any) -> list[Finding]:
@@ -59,8 +59,9 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     eager = torch.compiler.set_stance("force_eager")
     with eager, _stand_in(model) as subject, ProfilingContext(subject, disable_dropout=False):
-        findings = list(_nondeterminism(subject, batch))
-        if not (findings and findings[0].evidence["seeded_share"] < 1):  # else every comparison would see a difference
+        unseeded, seeded = (_equal_share(subject, batch, RUNS, seed) for seed in (None, SEED))
+        findings = list(_nondeterminism(type(subject).__name__, unseeded, seeded))
+        if seeded == 1:  # else every comparison would see a difference
             findings += _effects(Experiment(subject, batch))
         return findings
 
@@ -96,18 +97,12 @@ def _stand_in(model: nn.Module) -> Iterator[nn.Module]:
     yield subject
 
 
-def _nondeterminism(model: nn.Module, batch: Any) -> Iterator[Finding]:
-    runs, name = 3, type(model).__name__
-    share, seeded = (_equal_share(model, batch, runs, seed) for seed in (None, SEED))
-    if min(share, seeded) < 1:
+def _nondeterminism(name: str, unseeded: float, seeded: float) -> Iterator[Finding]:
+    """From the shares of forward passes that equal the first, without a seed and with one."""
+    if (share := min(unseeded, seeded)) < 1:
         how = "with the same seed they agree" if seeded == 1 else "the same seed does not change that"
-        yield Finding(
-            "nondeterministic",
-            name,
-            f"{name} in eval mode: {round((1 - min(share, seeded)) * runs)} of {runs} forward passes on the same batch "
-            f"differ from the first; {how}.",
-            {"runs": runs, "share": share, "seeded_share": seeded},
-        )
+        differ = f"{round((1 - share) * RUNS)} of {RUNS} forward passes on the same batch differ from the first"
+        yield Finding("nondeterministic", name, f"{name} in eval mode: {differ}; {how}.")
 
 
 def _effects(experiment: Experiment) -> Iterator[Finding]:
@@ -139,7 +134,6 @@ def _constant_output(experiment: Experiment, arguments: list[Effect]) -> Iterato
         name,
         f"{name}: {why}, so in eval mode the output is a constant of the weights: computed once, it can be kept until "
         "they change.",
-        {"input_tensors": len(tensors), "output_bytes": sum(map(_bytes, experiment.output))},
     )
 
 
@@ -150,7 +144,6 @@ def _shape_only(experiment: Experiment, effect: Effect) -> Finding:
         effect.name,
         f"{effect.name}={_shown(effect.value)} sets how many rows come out, not what is in them: all {rows:,} output "
         f"rows are identical, so computing one row of {row_bytes:,} B and broadcasting it is enough.",
-        {"rows": rows, "row_bytes": row_bytes, "shapes": effect.shapes, "tried": effect.tried},
     )
 
 
@@ -161,29 +154,23 @@ def _identical_rows(experiment: Experiment) -> Iterator[Finding]:
             "identical_rows",
             "output",
             f"All {rows:,} output rows are identical: one row of {row_bytes:,} B, computed and broadcast, is enough.",
-            {"rows": rows, "row_bytes": row_bytes},
         )
 
 
 def _unused(kind: str, effect: Effect) -> Finding:
-    tensor = isinstance(effect.value, torch.Tensor)
-    size = f" ({_bytes(effect.value):,} B)" if tensor else f"={_shown(effect.value)}"
+    value = effect.value
+    size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
     return Finding(
         f"unused_{kind}",
         effect.name,
         f"The {kind} {effect.name}{size} has no effect: in {effect.tried} other forms of it the output kept every bit.",
-        {"tried": effect.tried, "bytes": _bytes(effect.value) if tensor else 0},
     )
 
 
 def _rows(output: list[torch.Tensor]) -> tuple[int, int]:
     """(rows, bytes of one) of the first tensor."""
     rows = output[0].shape[0] if output and output[0].dim() else 0
-    return rows, _bytes(output[0]) // max(rows, 1) if output else 0
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return rows, output[0].nbytes // max(rows, 1) if output else 0
 
 
 def _shown(value: Any) -> str:
@@ -206,14 +193,13 @@ class Leaf:
 class Effect:
     """What varying something did: `none`, `shape only` (another number of rows, all alike as before) or `some`.
 
-    `value` is the original one, `tried` how many others were; `shapes` those of the first output, before and after.
+    `value` is the original one, `tried` how many others were.
     """
 
     name: str
     extent: str
     value: Any
     tried: int
-    shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 class Experiment:
@@ -249,7 +235,7 @@ class Experiment:
                 yield from self._effect(name, parameter, lambda value, held=parameter: self._run_with(held, value))
 
     def _effect(self, name: str, value: Any, run: Callable[[Any], list[torch.Tensor]]) -> Iterator[Effect]:
-        tried, extents, shapes = 0, {NONE}, ((), ())
+        tried, extents = 0, {NONE}
         for other in _variations(value, self._draw):
             try:
                 output = run(other)
@@ -258,10 +244,9 @@ class Experiment:
                 return
             tried += 1
             extents.add(_extent(self.output, output))
-            shapes = tuple(tuple(tensors[0].shape) if tensors else () for tensors in (self.output, output))
         if tried:
             extent = next(extent for extent in (SOME, SHAPE_ONLY, NONE) if extent in extents)
-            yield Effect(name, extent, value, tried, shapes)
+            yield Effect(name, extent, value, tried)
 
     @torch.no_grad()
     def _run_with(self, held: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
@@ -368,8 +353,7 @@ def _extent(before: list[torch.Tensor], after: list[torch.Tensor]) -> str:
 def _repeats_the_row_of(after: torch.Tensor, before: torch.Tensor) -> bool:
     if not (before.dim() and after.dim() and len(before) and len(after)) or before.shape[1:] != after.shape[1:]:
         return False
-    row = before[:1]
-    return _same_bits(before, row.expand_as(before)) and _same_bits(after, row.expand_as(after))
+    return all(_same_bits(rows, before[:1].expand_as(rows)) for rows in (before, after))
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:

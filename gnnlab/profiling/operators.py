@@ -33,7 +33,6 @@ from .memory import quiet_profiler
 _RUN = "gnnlab.run"
 _WARM_UP = 3
 _TRACED = 2  # runs in a trace
-Run = tuple[FunctionEvent, list[FunctionEvent]]  # its own event, and those inside it
 _TRACE_ENDINGS = (".json", ".json.gz")
 
 
@@ -46,15 +45,10 @@ class OperatorProfile:
 
     `frame`: operator, calls (in all runs), calls_per_forward, self_ms_per_forward, share (of the time of all
     operators), share_low, share_high (its 95 % interval), the largest share first.
-
-    `run_ms` is a whole run under the profiler, `outside_ms` the part of it that no operator accounts for: Python, and
-    the way into torch.
     """
 
     frame: pd.DataFrame
     runs: int
-    run_ms: float
-    outside_ms: float
     device: str
     trace: Path | None = None
     shares: pd.DataFrame | None = field(default=None, repr=False)  # operator x run: share of that run
@@ -94,10 +88,10 @@ def profile_operators(
         for _ in range(_WARM_UP):
             call(work, batch)
         record = _record(work, batch, runs, device)
-        frame, shares, run_ms, outside_ms = _operator_table(_by_run(record), device)
+        frame, shares = _operator_table(_by_run(record), device)
         if target is not None:
             _write_trace(_record(work, batch, _TRACED, device, record_shapes=True, profile_memory=True), target)
-    return OperatorProfile(frame, runs, run_ms, outside_ms, str(device), target, shares)
+    return OperatorProfile(frame, runs, str(device), target, shares)
 
 
 def _record(
@@ -116,8 +110,8 @@ def _record(
     return record
 
 
-def _by_run(record: torch.profiler.profile) -> list[Run]:
-    """For each run but the first: its own event, and the CPU events that began inside it."""
+def _by_run(record: torch.profiler.profile) -> list[list[FunctionEvent]]:
+    """For each run but the first the CPU events that began inside it."""
     events = [event for event in record.events() if event.device_type == DeviceType.CPU]
     own = sorted((event for event in events if event.name == _RUN), key=lambda event: event.time_range.start)
     starts = [event.time_range.start for event in own]
@@ -126,32 +120,27 @@ def _by_run(record: torch.profiler.profile) -> list[Run]:
         at = bisect.bisect_right(starts, event.time_range.start) - 1
         if event.name != _RUN and at >= 0 and event.time_range.start <= own[at].time_range.end:
             inside[at].append(event)
-    return list(zip(own, inside, strict=True))[1:]
+    return inside[1:]
 
 
-def _operator_table(runs: list[Run], device: torch.device) -> tuple[pd.DataFrame, pd.DataFrame, float, float]:
-    """(table, share of each operator in each run, ms of a run, ms of a run outside operators)."""
+def _operator_table(runs: list[list[FunctionEvent]], device: torch.device) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(table, share of each operator in each run)."""
+    own_time = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     rows = [
-        (at, event.name, _ms(event, "self_{}_time_total", device), event.self_cpu_time_total / 1e3)
-        for at, (_, inside) in enumerate(runs)
+        (at, event.name, getattr(event, own_time) / 1e3)
+        for at, inside in enumerate(runs)
         for event in inside
         if not event.is_user_annotation
     ]
-    calls = pd.DataFrame(rows, columns=["run", "operator", "ms", "cpu_ms"])
-    parts = _by_name_and_run(calls, "operator", len(runs))
+    calls = pd.DataFrame(rows, columns=["run", "operator", "ms"])
+    summed = calls.groupby(["operator", "run"], sort=False)["ms"].sum().unstack(fill_value=0.0)
+    parts = summed.reindex(columns=range(len(runs)), fill_value=0.0)  # ms, 0 where there was no call
     table = pd.DataFrame({"calls": calls["operator"].value_counts().reindex(parts.index)})
     table = table.assign(calls_per_forward=table["calls"] / len(runs), self_ms_per_forward=parts.median(axis=1))
     table = table.assign(**_shares(parts.to_numpy(), parts.sum().to_numpy())).reset_index(names="operator")
-    run_ms = np.array([own.cpu_time_total / 1e3 for own, _ in runs])
-    inside_ms = calls.groupby("run")["cpu_ms"].sum().reindex(range(len(runs)), fill_value=0.0)
     shares = parts / parts.sum().clip(lower=1e-9)
-    return _largest_first(table), shares, float(np.median(run_ms)), float(np.median(run_ms - inside_ms))
-
-
-def _by_name_and_run(calls: pd.DataFrame, name: str, runs: int) -> pd.DataFrame:
-    """ms by name and run, 0 where there was no call."""
-    summed = calls.groupby([name, "run"], sort=False)["ms"].sum().unstack(fill_value=0.0)
-    return summed.reindex(columns=range(runs), fill_value=0.0)
+    table = table.sort_values("share", ascending=False, kind="stable", ignore_index=True)
+    return table, shares
 
 
 def _shares(parts: np.ndarray, totals: np.ndarray) -> dict[str, list[float]]:
@@ -163,14 +152,6 @@ def _shares(parts: np.ndarray, totals: np.ndarray) -> dict[str, list[float]]:
         "share_low": [low for low, _ in intervals],
         "share_high": [high for _, high in intervals],
     }
-
-
-def _largest_first(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values("share", ascending=False, kind="stable", ignore_index=True)
-
-
-def _ms(event: FunctionEvent, field: str, device: torch.device) -> float:
-    return getattr(event, field.format("device" if device.type == "cuda" else "cpu")) / 1e3
 
 
 def _write_trace(record: torch.profiler.profile, path: Path) -> None:

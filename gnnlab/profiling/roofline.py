@@ -234,22 +234,3 @@ def bound_ms(count: Count, limits: Ceilings) -> float:
     memory = count.records["bytes"] / limits.bandwidth_gb_s(count.records["working_set"]) / 1e6
     compute = count.records["flops"] / limits.gemm_gflop_s / 1e6
     return float((np.maximum(memory, compute) * count.records["calls"]).sum())
-
-
-def against_copy(
-    times: pd.DataFrame, moved: pd.Series, held: pd.Series, device: Any = "cpu", budget_s: float = 2.5
-) -> pd.DataFrame:
-    """How much of a copy's bandwidth work reaches that must move `moved` bytes of the `held` ones that its arrays take.
-
-    `times` has rows of that table in ms. `value` becomes the share of the roofline: the bytes over the bandwidth of a
-    copy of the same size, measured here in about `budget_s` seconds, over the time; it may pass 1 where a cache keeps
-    what a copy moves. Adds bytes, bound_ms, and leaves_cache ("yes", "no", "unknown"): do its arrays take more than the
-    device's last cache?
-    """
-    limits, cache = ceilings(device, budget_s=budget_s), last_cache_bytes(device)
-    bound = moved.map(lambda size: size / limits.bandwidth_gb_s(size) / 1e6)
-    leaves = held.map(lambda size: "unknown" if cache is None else "yes" if size > cache else "no")
-    share = {"value": bound / times["value"], "low": bound / times["high"], "high": bound / times["low"]}
-    told = {"unit": "share", "better": "higher", "origin": "measured", "statistic": "median"}
-    kept = times.drop(columns=["ratio", "ratio_low", "ratio_high", "baseline", "parity_error"], errors="ignore")
-    return kept.assign(bytes=moved, bound_ms=bound, leaves_cache=leaves, **share, **told)

@@ -69,37 +69,33 @@ class PowerFit:
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """The largest size: predicted from the smaller ones, then measured."""
-
-    value: float
-    predicted_ms: float
-    interval_ms: tuple[float, float]
-    measured: RuntimeStats
-
-    @property
-    def inside(self) -> bool:
-        return self.interval_ms[0] <= self.measured.median <= self.interval_ms[1]
-
-    def __str__(self) -> str:
-        low, high = self.interval_ms
-        word = "inside" if self.inside else "outside"
-        return (
-            f"at {self.value:g}: predicted {self.predicted_ms:.3g} ms ({low:.3g} to {high:.3g}), "
-            f"measured {self.measured.median:.3g} ms, {word} the interval"
-        )
-
-
-@dataclass(frozen=True)
 class ScalingResult:
-    """Times over the values of one parameter. `fit` and `held_out` are None for named values (encodings, degrees)."""
+    """Times over the values of one parameter; `prediction` is what the fit of the smaller sizes gives for the largest.
+
+    `fit` and `prediction` are None for named values (encodings, degrees).
+    """
 
     parameter: str
     parameter_values: tuple[Any, ...]
     runtime_stats: tuple[RuntimeStats, ...]
     fit: PowerFit | None = None
-    held_out: HeldOut | None = None
+    prediction: tuple[float, tuple[float, float]] | None = None  # ms, its 95 % interval
     notes: tuple[str, ...] = ()
+
+    @property
+    def inside(self) -> bool:
+        """Does the measured time of the largest size lie in its prediction interval?"""
+        low, high = self.prediction[1]
+        return low <= self.runtime_stats[-1].median <= high
+
+    @property
+    def held_out(self) -> str | None:
+        """The largest size as predicted and as measured, in words."""
+        if self.prediction is None:
+            return None
+        ms, (low, high) = self.prediction
+        measured = f"measured {self.runtime_stats[-1].median:.3g} ms, {'in' if self.inside else 'out'}side the interval"
+        return f"at {self.parameter_values[-1]:g}: predicted {ms:.3g} ms ({low:.3g} to {high:.3g}), {measured}"
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a value, for a table or figure: parameter, value, median_ms, ci_low, ci_high, n."""
@@ -116,7 +112,7 @@ class ScalingResult:
                 out["exponent"], out["exponent_ci"] = self.fit.exponent, list(self.fit.exponent_ci)
             out["formula"] = str(self.fit)
         if self.held_out:
-            out["held_out"] = str(self.held_out)
+            out["held_out"] = self.held_out
         return out | ({"notes": list(self.notes)} if self.notes else {})
 
 
@@ -126,7 +122,6 @@ def sweep(
     build: Build,
     *,
     budget_s: float = 1.0,
-    hold_out: bool = True,
     in_time: Callable[[], bool] = lambda: True,
 ) -> ScalingResult:
     """Time the forward pass (inference mode) of `build(value)` at each value.
@@ -143,22 +138,21 @@ def sweep(
         if min(values) <= 0 or len(set(values)) < len(values):
             raise ValueError(f"scaling over {parameter}: {list(values)}; wanted positive values, each once")
         values = tuple(sorted(values))
-    holding = numeric and hold_out and len(values) > 4
+    holding = numeric and len(values) > 4
     kept, stats = values[:-1] if holding else values, []
     for value in kept:
         if stats and not in_time():
             break
         stats.append(_time(build, value, budget_s))
     fit = fit_power_law(kept[: len(stats)], [s.median for s in stats]) if numeric and len(stats) > 3 else None
-    held_out = None
+    prediction = None
     if holding and len(stats) == len(kept) and in_time():
-        predicted, interval = fit.predict(values[-1])
+        prediction = fit.predict(values[-1])
         stats.append(_time(build, values[-1], budget_s))
-        held_out = HeldOut(values[-1], predicted, interval, stats[-1])
     left = ", ".join(map(str, values[len(stats) :]))
     notes = (f"left out, the time was over: {left}",) if left else ()
     notes += ("no exponent: it takes at least four sizes",) if numeric and fit is None else ()
-    return ScalingResult(parameter, values[: len(stats)], tuple(stats), fit, held_out, notes)
+    return ScalingResult(parameter, values[: len(stats)], tuple(stats), fit, prediction, notes)
 
 
 def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit:

@@ -176,7 +176,7 @@ class Sweeps:
             if fit.identified:
                 low, high = fit.exponent_ci
                 ends = {"low": min(low, fit.exponent), "high": max(high, fit.exponent), "interval": CONFIDENCE}
-                sizes = len(result.parameter_values) - (result.held_out is not None)
+                sizes = len(result.parameter_values) - (result.prediction is not None)
                 rows.append({**row, "value": fit.exponent, "n": sizes, **ends})
             else:
                 reason = "these sizes are too few or too noisy to tell the exponent"
@@ -188,10 +188,10 @@ class Sweeps:
         rows = []
         fields = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate"}
         for (workload, parameter), result in self.of.items():
-            if held := result.held_out:
-                low, high = held.interval_ms
-                row = {"parameter": parameter, "at": held.value, "form": workload, "value": held.predicted_ms, **fields}
-                ends = {"low": low, "high": high, "interval": PREDICTION_95, "inside": held.inside}
+            if result.prediction:
+                ms, (low, high) = result.prediction
+                row = {"parameter": parameter, "at": result.parameter_values[-1], "form": workload, **fields}
+                ends = {"value": ms, "low": low, "high": high, "interval": PREDICTION_95, "inside": result.inside}
                 rows.append({**row, **ends, "n": len(result.parameter_values) - 1})
         return pd.DataFrame(rows)
 

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import orjson
+import msgspec
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.gzip import GZipMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,7 +23,6 @@ from starlette.requests import ClientDisconnect
 from gnnlab import __version__
 from gnnlab.errors import GnnlabError, shown
 from gnnlab.serving import requests
-from gnnlab.serving.metrics import remove_gauges_of_dead_workers
 from gnnlab.serving.requests import Chosen
 from gnnlab.serving.service import Service, ServiceAnswer, busy
 from gnnlab.serving.settings import ServiceSettings, configure
@@ -38,7 +38,6 @@ def create(settings: ServiceSettings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        remove_gauges_of_dead_workers()
         async with Service(settings) as app.state.service:
             yield
 
@@ -126,4 +125,4 @@ def _member(answer: ServiceAnswer | GnnlabError, model_type: str, with_scores: b
 
 
 def _json(value: Any) -> Response:
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    return Response(msgspec.json.encode(value, enc_hook=np.ndarray.tolist), media_type="application/json")

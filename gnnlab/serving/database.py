@@ -101,7 +101,7 @@ def _allow_readers_beside_a_writer(connection: Any, _: Any) -> None:
 class Answered(NamedTuple):
     """A decision and the network that it was about."""
 
-    time: datetime
+    created_at: datetime
     model_type: str
     state: State
     node_id: str
@@ -173,19 +173,12 @@ class Recorder:
 
 
 def _prediction_row(one: Answered) -> dict[str, Any]:
-    return {
-        "created_at": one.time,
-        "model_type": one.model_type,
-        "nodes": len(one.state["nodes"]),
-        "node_id": _storable(one.node_id),
-        "node": one.node,
-        "score": one.score,
-        "confidence": one.confidence,
-    }
+    row = one._asdict()
+    return row | {"nodes": len(row.pop("state")["nodes"]), "node_id": _storable(one.node_id)}
 
 
 def _node_rows(one: Answered) -> list[dict[str, Any]]:
-    return [{**node, "node_id": _storable(node["node_id"]), "timestamp": one.time} for node in one.state["nodes"]]
+    return [{**node, "node_id": _storable(node["node_id"]), "timestamp": one.created_at} for node in one.state["nodes"]]
 
 
 def _storable(node_id: str) -> str:

@@ -1,7 +1,7 @@
 """A client that measures a service: an event loop that is on time, connections, answers checked against the predictor.
 
     connection = Connection("http://127.0.0.1:8000")     # kept alive: HTTP/1.1 in few lines, as a library takes longer
-    answer = await connection.ask("/predict", orjson.dumps(state))
+    answer = await connection.ask("/predict", msgspec.json.encode(state))
     answer.status, answer.json                                          # than the service does
 
     client = Client(random_states(1000, (10, 10), seed=0), "hybrid")
@@ -24,8 +24,8 @@ from functools import cache
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
-import orjson
 
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Predictor
@@ -43,7 +43,7 @@ class HttpAnswer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        return orjson.loads(self.body)
+        return msgspec.json.decode(self.body)
 
     def header(self, name: str) -> str:
         """The value of a header, "" where it is not there."""
@@ -180,7 +180,7 @@ class Client:
     """
 
     def __init__(self, states: Sequence[State], model_type: str) -> None:
-        self.bodies = [orjson.dumps(state) for state in states]
+        self.bodies = [msgspec.json.encode(state) for state in states]
         self.path = f"/predict?model_type={model_type}"
         self._kind, self._expected = model_type, Expected(states, (model_type,))
         self._endpoints: dict[tuple[str, ...], Endpoint] = {}

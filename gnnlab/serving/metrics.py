@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -31,7 +29,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
-        kind, live = ["model_type"], {"multiprocess_mode": "livesum", "registry": own}
+        kind = ["model_type"]
         self.predictions = Counter("predictions_total", "Decisions given.", kind, registry=own)
         self.latency = Histogram(
             "prediction_latency_seconds",
@@ -40,8 +38,8 @@ class Metrics:
             buckets=LATENCIES_S,
             registry=own,
         )
-        self.memory = Gauge("model_memory_bytes", "Weights of the loaded models.", kind, **live)
-        self.waiting = Gauge("queue_depth", "States without an answer yet.", kind, **live)
+        about = "Weights of the loaded models, of one worker."
+        self.memory = Gauge("model_memory_bytes", about, kind, multiprocess_mode="max", registry=own)
         self.batch = Histogram("batch_size", "States of a pass.", kind, buckets=BATCHES, registry=own)
         self.cache = Counter("cache_requests_total", "Looked up in the cache.", ["result"], registry=own)
         self.refused = Counter("requests_refused_total", "Answered by an error.", ["status"], registry=own)
@@ -54,14 +52,6 @@ class Metrics:
         everyone = CollectorRegistry()
         MultiProcessCollector(everyone)
         return generate_latest(everyone)
-
-
-def remove_gauges_of_dead_workers() -> None:
-    """Delete the gauges of workers that have ended; their counters stay."""
-    if FOLDER in os.environ:
-        for file in Path(os.environ[FOLDER]).glob("gauge_live*_*.db"):
-            if not psutil.pid_exists(int(file.stem.rpartition("_")[2])):
-                file.unlink(missing_ok=True)
 
 
 class CountedCache:

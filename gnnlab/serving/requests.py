@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qsl
 
-import orjson
+import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -26,7 +26,7 @@ async def error_response(request: Request, error: Exception) -> Response:
     """What a client gets for an exception; what nobody expected is in the log alone."""
     if not isinstance(error, HTTPException):
         error = HTTPException(500, "the service failed on this request; its log says how")
-    line = orjson.dumps({"error": " ".join(error.detail.split())})
+    line = msgspec.json.encode({"error": " ".join(error.detail.split())})
     return Response(line, error.status_code, error.headers, media_type="application/json")
 
 
@@ -62,8 +62,8 @@ async def json_of(request: Request, most_bytes: int) -> Any:
             close = {"Connection": "close"}
             raise HTTPException(413, f"the body is longer than the {most_bytes} bytes allowed", close)
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise HTTPException(400, f"the body is not valid JSON: {error}") from None
 
 

@@ -64,7 +64,12 @@ class Service:
         own = self.settings
         Conditions(1, "highest").set()  # one thread of torch in each worker
         self._tracing = Tracing()
-        cache = self._make_cache()
+        cache: CountedCache | None = None
+        if own.cache_entries:
+            local = PredictionCache(own.cache_entries, own.cache_ttl_s)
+            if own.redis_url is not None:
+                self._shared = SharedCache(own.redis_url, local)
+            cache = CountedCache(self._shared or local, self.metrics)
         self._predictors = {kind: self._load(kind, cache) for kind in MODEL_TYPES}
         self._batchers: dict[str, AsyncBatcher] = {}
         if own.batching in ("window", "free"):
@@ -124,14 +129,9 @@ class Service:
             return self._pass(model_type, states)
         if batcher.unanswered + len(states) > self.settings.max_waiting:
             raise busy(f"{batcher.unanswered} states wait for {model_type} already")
-        depth = self.metrics.waiting.labels(model_type)
-        depth.inc(len(states))
-        try:
-            if len(states) == 1:
-                return [await _settled(batcher.predict(states[0]))]
-            return await asyncio.gather(*(_settled(batcher.predict(state)) for state in states))
-        finally:
-            depth.dec(len(states))
+        if len(states) == 1:
+            return [await _settled(batcher.predict(states[0]))]
+        return await asyncio.gather(*(_settled(batcher.predict(state)) for state in states))
 
     async def _alone(self, batcher: AsyncBatcher, states: Sequence[State]) -> bool:
         """Whether this is the only request, and so small that handing it to a thread takes as long as computing it.
@@ -157,15 +157,6 @@ class Service:
         return [
             one if isinstance(one, GnnlabError) else ServiceAnswer(one, _confidence(one.scores)) for one in decisions
         ]
-
-    def _make_cache(self) -> CountedCache | None:
-        own = self.settings
-        if own.cache_entries == 0:
-            return None
-        cache = PredictionCache(own.cache_entries, own.cache_ttl_s)
-        if own.redis_url is not None:
-            cache = self._shared = SharedCache(own.redis_url, cache)
-        return CountedCache(cache, self.metrics)
 
     def _load(self, model_type: str, cache: CountedCache | None) -> Predictor | GuidePredictor:
         """A model that has answered once: the first call of an engine takes longer."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnlab.errors import GnnlabError
+from gnnlab.workloads.deepfm import pairwise
 
 MOST_FUSED = 8  # fields; beyond, a kernel of all pairs takes too long to compile
 _BATCH = 64  # the batch that is traced; the kernels take any from 2 on
@@ -39,17 +40,11 @@ def pairs(*embeddings: Tensor) -> Tensor:
             f"dim) for each, not {first.dtype} {tuple(first.shape)}"
         )
     if torch.compiler.is_compiling() and fields <= MOST_FUSED:
-        return pairwise_loop(*embeddings)
+        return pairwise(*embeddings)
     return fused(*embeddings) if _fits(embeddings) and _compiles(*_kind_of(embeddings)) else symmetric_gram(*embeddings)
 
 
 # ---- forms that run at once -----------------------------------------------------------------------------------------
-
-
-def pairwise_loop(*embeddings: Tensor) -> Tensor:
-    """A product and a sum for each pair: one stack (B, M, D), or M tensors (B, D), to (B, P)."""
-    parts = embeddings if len(embeddings) > 1 else embeddings[0].unbind(1)
-    return torch.cat([torch.sum(a * b, dim=-1, keepdim=True) for a, b in itertools.combinations(parts, 2)], dim=-1)
 
 
 def symmetric_gram(*embeddings: Tensor) -> Tensor:
@@ -186,7 +181,7 @@ def _kernels(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: tor
         fields = count if count > 1 else shape[0]
         parts = [torch.zeros(_BATCH, *shape, dtype=dtype, device=device) for _ in range(count)]
         grad = torch.zeros(_BATCH, fields * (fields - 1) // 2, dtype=dtype, device=device)
-        return _compiled(pairwise_loop, parts), _compiled(_gradients, [grad, *parts])
+        return _compiled(pairwise, parts), _compiled(_gradients, [grad, *parts])
 
 
 def _compiled(function: Callable[..., Any], examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:

@@ -17,16 +17,11 @@ from gnnlab.errors import GnnlabError, shown, whole_numbers
 from gnnlab.workloads.tables import Target
 
 
-def pairwise(embeddings: Tensor) -> Tensor:
-    """Dot products of all pairs of fields, one after the other: (B, M, D) -> (B, M(M-1)/2).
-
-    Pairs in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ...
-    """
-    products = [
-        torch.sum(first * second, dim=-1, keepdim=True)
-        for first, second in itertools.combinations(embeddings.unbind(dim=1), 2)
-    ]
-    return torch.cat(products, dim=-1)
+def pairwise(*embeddings: Tensor) -> Tensor:
+    """Dot products of all pairs of fields, one after the other: one stack (B, M, D), or M tensors (B, D), to
+    (B, M(M-1)/2), in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ..."""
+    parts = embeddings if len(embeddings) > 1 else embeddings[0].unbind(1)
+    return torch.cat([torch.sum(a * b, dim=-1, keepdim=True) for a, b in itertools.combinations(parts, 2)], dim=-1)
 
 
 class DeepFM(nn.Module):

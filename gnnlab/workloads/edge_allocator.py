@@ -3,7 +3,7 @@
     state = random_states(1, (20, 20), seed=0)[0]
     x, edge_index = torch.from_numpy(features(state)), torch.from_numpy(edges(state))
     scores = load("hybrid")(x, edge_index)               # (20,), the highest is the choice
-    state["nodes"][int(decide(scores)[0])]["node_id"]
+    state["nodes"][int(scores.argmax())]["node_id"]
 
 `dqn` gives the value of each node and `ppo` a policy over the nodes, both from the nodes alone. `hybrid` sees what
 stands around a node too: an encoder of three graph layers, and the sum of a value head and a policy head as score.
@@ -82,31 +82,11 @@ def load(model_type: str) -> EdgeAllocator:
     return model.eval()
 
 
-def decide(scores: Tensor | np.ndarray, batch: Tensor | np.ndarray | None = None) -> Tensor:
-    """The row of the highest score in each network, (B,) int64; of equal scores the first.
-
-    `scores` (N,); `batch` (N,) the network of each row, 0..B-1 and each of them somewhere; None: all rows are one.
-    Raises `GnnlabError`: no node to choose from, or a score that is NaN.
-    """
-    scores = torch.as_tensor(scores)
-    if scores.numel() == 0 or bool(scores.isnan().any()):
-        raise GnnlabError(
-            f"scores of {scores.numel()} nodes, some NaN perhaps: numbers for one node or more are needed"
-        )
-    if batch is None:
-        return scores.argmax().view(1)
-    batch = torch.as_tensor(batch)
-    networks = int(batch.max()) + 1
-    best = scores.new_zeros(networks).scatter_reduce(0, batch, scores, "amax", include_self=False)
-    rows = torch.arange(len(scores), device=scores.device)
-    rows = rows.masked_fill(scores != best[batch], len(scores))
-    return rows.new_zeros(networks).scatter_reduce(0, batch, rows, "amin", include_self=False)
-
-
 def regret(x: np.ndarray, edge_index: np.ndarray, chosen: Any, batch: np.ndarray | None = None) -> np.ndarray:
     """How many ms more than the best node the chosen one costs, (B,), at least 0.
 
-    `x` (N, 7), `edge_index` (2, E), `chosen` (B,) rows as `decide` gives them, `batch` (N,) or None as there.
+    `x` (N, 7), `edge_index` (2, E), `chosen` (B,) a row of each network; `batch` (N,) the network of each row,
+    0..B-1; None: all rows are one.
     """
     cost = costs(x, edge_index)
     network = np.zeros(len(cost), dtype=np.int64) if batch is None else np.asarray(batch)

@@ -107,10 +107,6 @@ def random_network(nodes: int, rng: np.random.Generator) -> tuple[np.ndarray, np
         rng.poisson(np.array([2, 6, 10])[kind] * cpu),
         kind,
     ]).astype(np.float32)  # fmt: skip
-    return x, _random_links(nodes, rng)
-
-
-def _random_links(nodes: int, rng: np.random.Generator) -> np.ndarray:
     ends: list[int] = [0]  # each node as often as it has links, and once more
     links: set[tuple[int, int]] = set()
     for node in range(1, nodes):
@@ -120,7 +116,7 @@ def _random_links(nodes: int, rng: np.random.Generator) -> np.ndarray:
     for a, b in rng.integers(nodes, size=(nodes, 2)).tolist():
         if a != b:
             links.add((min(a, b), max(a, b)))
-    return np.array(sorted(links), dtype=np.int64).reshape(-1, 2)
+    return x, np.array(sorted(links), dtype=np.int64).reshape(-1, 2)
 
 
 def random_states(count: int, nodes: tuple[int, int] = (5, 200), *, seed: int) -> list[State]:

@@ -17,15 +17,9 @@ from scipy.sparse import csr_array
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, shown
-from gnnlab.workloads.tables import read_file
 
 NAMES = {"src": "source", "from": "source", "dst": "target", "to": "target"}  # of columns, beside our own
 COLUMNS = ["source", "target", "weight"]
-
-
-def read(path: Path) -> Data:
-    """The graph in the file, by its suffix; raises `GnnlabError` in one line that begins with the path."""
-    return read_file(path, READERS)
 
 
 def read_edge_list(path: Path) -> Data:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv, global_mean_pool
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
@@ -28,11 +28,10 @@ from gnnlab.errors import GnnlabError, shown, whole_numbers
 FIELDS = {"lap": "laplacian_eigenvector_pe", "rwse": "random_walk_pe"}  # the names that PyG gives them
 PE_TYPES = ("none", *FIELDS)
 MPNN_TYPES = ("gin", "gat", "gcn")
-READOUTS = ("node", "graph")
 
 
 class GraphTransformer(nn.Module):
-    """`model(data)` -> (N, out_features), or (B, out_features) with `readout="graph"` (mean over the nodes of each).
+    """`model(data)` -> (N, out_features).
 
     `data` is a PyG `Data` or `Batch` with `x` (N, in_features) and `edge_index`; with `pe_type` "lap" or "rwse" it
     carries the encoding (N, pe_dim) that `model.prepare(data)` adds. Edge weights are not used. The sizes default to
@@ -56,21 +55,20 @@ class GraphTransformer(nn.Module):
         pe_type: str = "none",  # none|lap|rwse
         pe_dim: int = 16,
         out_features: int = 1,
-        readout: str = "node",  # node|graph
         dropout: float = 0.1,
     ):
         super().__init__()
         sizes = {"in_features": in_features, "hidden_dim": hidden_dim, "num_layers": num_layers}
         sizes |= {"num_heads": num_heads, "ffn_dim": ffn_dim, "pe_dim": pe_dim, "out_features": out_features}
         whole_numbers(1, **sizes)
-        choices = {"mpnn_type": (mpnn_type, MPNN_TYPES), "pe_type": (pe_type, PE_TYPES), "readout": (readout, READOUTS)}
+        choices = {"mpnn_type": (mpnn_type, MPNN_TYPES), "pe_type": (pe_type, PE_TYPES)}
         for name, (given, allowed) in choices.items():
             if given not in allowed:
                 needed = f"{name} must be one of {', '.join(allowed)}"
                 raise GnnlabError(f"graph_transformer: {needed}, got {shown(given)}")
         for name, size in sizes.items():
             setattr(self, name, size)
-        self.mpnn_type, self.pe_type, self.readout = mpnn_type, pe_type, readout
+        self.mpnn_type, self.pe_type = mpnn_type, pe_type
         self.embed = nn.Linear(in_features, hidden_dim)
         self.embed_pe = nn.Linear(pe_dim, hidden_dim) if pe_type != "none" else None
         self.layers = nn.ModuleList(
@@ -96,8 +94,6 @@ class GraphTransformer(nn.Module):
             x = x + self.embed_pe(encoding)
         for layer in self.layers:
             x = layer(x, data.edge_index, data.batch)
-        if self.readout == "graph":
-            x = global_mean_pool(x, data.batch)  # (B, hidden)
         return self.head(x)
 
 

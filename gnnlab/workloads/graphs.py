@@ -25,6 +25,7 @@ from torch_geometric.transforms import LocalDegreeProfile
 
 from gnnlab.errors import GnnlabError, meant, one_line, shown
 from gnnlab.workloads import graph_files, pyg_datasets, random_graphs, symptom_gat
+from gnnlab.workloads.tables import read_file
 
 CACHE = Path("data")  # where PyG keeps what it downloads, beside the work of the reader
 NEIGHBOURS = 10
@@ -47,11 +48,11 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
     if name in BUNDLED:
         data = copy.deepcopy(BUNDLED[name]())
     elif colon and family == "random":
-        data = random_graphs.generate(random_graphs.parse(rest))
+        data = random_graphs.generate(rest)
     elif colon and family in pyg_datasets.FAMILIES:
         data = pyg_datasets.load(name, cache)
     elif Path(name).suffix.lower() in graph_files.READERS and name.isprintable():
-        data = graph_files.read(Path(name))
+        data = read_file(Path(name), graph_files.READERS)
         name = Path(name).stem
     else:
         families = [f"{family}:" for family in ("random", *pyg_datasets.FAMILIES)]

@@ -82,7 +82,9 @@ def _frequencies(size: int, rng: Generator) -> np.ndarray:
 def _scores(columns: Sequence[np.ndarray], frequencies: Sequence[np.ndarray], rng: Generator) -> np.ndarray:
     """(R, S) scores of all targets side by side; each has variance 1 over the rows, and an offset."""
     width = sum(spec.size for spec in TARGETS)
-    factors = [_factors(p, rng) for p in frequencies]
+    factors = [rng.normal(size=(len(p), LATENT)) for p in frequencies]  # (categories, LATENT) by field
+    # with mean 0 over the rows, so that effects of fields and of pairs do not overlap
+    factors = [z - p @ z for z, p in zip(factors, frequencies, strict=True)]
     pairs = list(itertools.combinations(range(len(columns)), 2))
     chosen = rng.permutation(len(pairs))[:MOST_PAIRS]
     offset = np.concatenate([rng.normal(*OFFSET[spec.kind], size=spec.size) for spec in TARGETS])
@@ -98,12 +100,6 @@ def _scores(columns: Sequence[np.ndarray], frequencies: Sequence[np.ndarray], rn
         spread = np.sqrt(np.trace(_covariance(factors[a], frequencies[a]) @ _covariance(factors[b], frequencies[b])))
         scores += (product / spread)[:, None] * weight
     return scores
-
-
-def _factors(p: np.ndarray, rng: Generator) -> np.ndarray:
-    """(categories, LATENT) factors with mean 0 over the rows, so that effects of fields and of pairs do not overlap."""
-    z = rng.normal(size=(len(p), LATENT))
-    return z - p @ z
 
 
 def _covariance(z: np.ndarray, p: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ class RandomSpec(BaseModel, extra="forbid"):
         return self
 
 
-def parse(text: str) -> RandomSpec:
+def _parse(text: str) -> RandomSpec:
     """Reads `nodes=...,edges=...[,degrees=...][,seed=...][,features=...]`; raises `GnnlabError` for anything else."""
     parts = (part.partition("=") for part in text.split(","))
     given = {name.strip(): value.strip() for name, _, value in parts}
@@ -54,8 +54,9 @@ def parse(text: str) -> RandomSpec:
         raise GnnlabError(f"random graph: {at}{wrong}; allowed are {allowed}") from None
 
 
-def generate(spec: RandomSpec) -> Data:
-    """`x` (N, features) standard normal, `edge_index` (2, E) by source, then target; same spec, same graph."""
+def generate(text: str) -> Data:
+    """`x` (N, features) standard normal, `edge_index` (2, E) by source, then target; same text, same graph."""
+    spec = _parse(text)
     rng = np.random.default_rng(spec.seed)
     power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
     weight = np.arange(1, spec.nodes + 1, dtype=np.float64) ** -power

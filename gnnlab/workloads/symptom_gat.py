@@ -11,7 +11,6 @@ claims of the study are measured against them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -60,22 +59,15 @@ class SymptomGAT(nn.Module):
 def symptom_graph() -> Data:
     """The graph of the study: 58 nodes, 776 directed edges, degree 8..43, from the ten cliques of its conditions.
 
-    Symptoms are nodes; those of one condition are all joined with each other.
-    """
-    facts = json.loads(FACTS.read_text(encoding="utf-8"))
-    return co_occurrence(facts["cliques"], facts["nodes"])
-
-
-def co_occurrence(cliques: Iterable[Iterable[int]], num_nodes: int) -> Data:
-    """Edges in both directions between the members of each clique, ordered by source, then target.
-
+    Symptoms are nodes; those of one condition are all joined with each other, edges ordered by source, then target.
     `edge_weight` (E,) is the number of cliques that hold both ends, divided by the largest such number.
     """
-    counts = torch.zeros(num_nodes, num_nodes)
-    for clique in cliques:
-        members = torch.tensor(sorted(set(clique)), dtype=torch.int64)
+    facts = json.loads(FACTS.read_text(encoding="utf-8"))
+    counts = torch.zeros(facts["nodes"], facts["nodes"])
+    for clique in facts["cliques"]:
+        members = torch.tensor(clique, dtype=torch.int64)
         counts[members[:, None], members] += 1
     counts.fill_diagonal_(0)
     edge_index = counts.nonzero().t().contiguous()  # (2, E)
     weight = counts[edge_index[0], edge_index[1]]
-    return Data(edge_index=edge_index, edge_weight=weight / counts.max(), num_nodes=num_nodes)
+    return Data(edge_index=edge_index, edge_weight=weight / counts.max(), num_nodes=facts["nodes"])

@@ -1,4 +1,4 @@
-"""Work is ended at the moments that count: before each of its writes reaches the disk, is renamed, is on its way.
+"""New results take the place of earlier ones, and are ended before each write reaches the disk or is renamed.
 
 A moment is the n-th of these calls, not a time. Processes that answer, stream and run: `test_killed_processes`.
 """
@@ -20,76 +20,58 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork"),
 ]
+FIRST_SAMPLE = {"a" * 32: 2.0, "b" * 32: 1.0}  # of each run
 
 
-class Results:
-    """Results of a notebook that take the place of earlier ones."""
+def work(folder, result_file):
+    for run, first in FIRST_SAMPLE.items():
+        staged, table = outputs.stage(folder, "01_a"), Table()
+        put(table, "gat_layer", {"size": "58/776"}, "PyG", [first, 2.0, 3.0] * 3)
+        path = staged / "01_a.json"
+        results.write(path, result_file(notebook="01_a", run=run), table)
+        outputs.commit(staged, folder, "01_a", outputs.record(results.read(path), {"code": {}}, 1.0))
 
-    def __init__(self, result_file):
-        self.result_file = result_file
 
-    def work(self, folder):
-        for run in ("a" * 32, "b" * 32):
-            staged, table = outputs.stage(folder, "01_a"), Table()
-            put(table, "gat_layer", {"size": "58/776"}, "PyG", [1.0 + (run < "b"), 2.0, 3.0] * 3)
-            path = staged / "01_a.json"
-            results.write(path, self.result_file(notebook="01_a", run=run), table)
-            outputs.commit(staged, folder, "01_a", outputs.record(results.read(path), {"code": {}}, 1.0))
-
-    def state(self, folder):
-        result = results.read(folder / "01_a.json")
-        samples = results.table_of(folder / "01_a.json", result).samples_of(result.rows[0]).tolist()
-        return result.run, samples, list(outputs.read_runs(folder)[0].runs)
-
-    def check(self, folder, whole):
-        """One run or the other, with its own samples."""
-        folder.mkdir(parents=True, exist_ok=True)
-        outputs.recover(folder)
-        firsts = {"a" * 32: 2.0, "b" * 32: 1.0}
-        if (folder / "01_a.json").exists():
-            run, samples, _ = self.state(folder)
-            if samples[0] != firsts[run]:
-                return "invented"
-        self.work(folder)
-        return "survived" if self.state(folder) == whole else "lost"
+def state(folder):
+    result = results.read(folder / "01_a.json")
+    samples = results.table_of(folder / "01_a.json", result).samples_of(result.rows[0]).tolist()
+    return result.run, samples, list(outputs.read_runs(folder)[0].runs)
 
 
 def refuse():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def ended(made, folder, wanted):
-    return killed(lambda: made.work(folder), wanted)
+def killed_at(wanted, folder, result_file):
+    return killed(lambda: work(folder, result_file), wanted)
 
 
-def full(made, folder, wanted):
+def refused_at(wanted, folder, result_file):
     """Work until the disk refuses. In one line?"""
     with pytest.MonkeyPatch.context() as patch:
         at_moment(patch, wanted, refuse)
         try:
-            made.work(folder)
+            work(folder, result_file)
         except (GnnlabError, OSError) as error:
             return len(str(error).splitlines()) == 1
     return False
 
 
-ENDS = {"killed": ended, "disk full": full}
-KINDS = (Results,)
-
-
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_work_that_was_ended_is_gone_on_with_and_gives_what_it_would_have(
-    kind, end, tmp_path, result_file, random, number, tally
+@pytest.mark.parametrize("end", [killed_at, refused_at])
+def test_one_run_or_the_other_is_there_with_its_own_samples_and_the_next_gives_what_it_would_have(
+    end, tmp_path, result_file, random, number
 ):
-    made = kind(result_file)
     with pytest.MonkeyPatch.context() as patch:
         calls = at_moment(patch, 0, refuse)
-        made.work(tmp_path / "whole")
-    whole, moments = made.state(tmp_path / "whole"), calls["all"]
-    chosen = random.permutation(moments)[:number] + 1
-    for wanted in chosen.tolist():
+        work(tmp_path / "whole", result_file)
+    whole = state(tmp_path / "whole")
+    for wanted in (random.permutation(calls["all"])[:number] + 1).tolist():
         folder = tmp_path / f"Ende {wanted} ä 名"
-        found = made.check(folder, whole) if ENDS[end](made, folder, wanted) else "lost"
-        tally[f"{kind.__name__}: {end}"][found] += 1
-        assert found == "survived", wanted
+        assert end(wanted, folder, result_file), wanted
+        folder.mkdir(parents=True, exist_ok=True)
+        outputs.recover(folder)
+        if (folder / "01_a.json").exists():
+            run, samples, _ = state(folder)
+            assert samples[0] == FIRST_SAMPLE[run], wanted
+        work(folder, result_file)
+        assert state(folder) == whole, wanted

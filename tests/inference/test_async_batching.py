@@ -176,20 +176,6 @@ def test_stop_answers_what_is_there_and_takes_nothing_more():
     assert run(body) == [0, 2, 4, 6, 8, 10]
 
 
-def test_the_event_loop_stays_free_while_a_batch_runs():
-    doubler = Doubler()
-
-    async def body():
-        async with AsyncBatcher(doubler) as batcher:
-            first = await held(doubler, batcher)
-            await asyncio.wait_for(asyncio.sleep(0.001), 5)
-            assert not first.done()
-            doubler.gate.set()
-            return await first
-
-    assert run(body) == 0
-
-
 def test_a_window_gathers_what_comes_in_it_and_answers_the_lone_one_at_its_end():
     doubler = Doubler()
 
@@ -235,9 +221,3 @@ def test_it_is_idle_when_nothing_waits_and_nothing_runs_even_for_a_caller_that_h
             return seen, await batcher.predict(2)
 
     assert run(body) == ([True, False], 4)
-
-
-@pytest.mark.parametrize("size", [0, 1.5, True])
-def test_an_invalid_size_is_refused(size):
-    with pytest.raises(GnnlabError, match="must be an integer of 1 or more"):
-        AsyncBatcher(Doubler(), max_batch=size)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from allocator_cases import usual_states
+from edge_states import usual_states
 from one_table import Recorder
 
 from gnnlab.errors import Unavailable

@@ -2,8 +2,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from allocator_cases import node, states, usual_states
-from edge_states import random_state
+from edge_states import node, random_state, states, usual_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused

@@ -1,13 +1,12 @@
 import copy
+from itertools import pairwise
 
 import numpy as np
-from allocator_cases import node, states
-from edge_states import random_state
+from edge_states import node, random_state, states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.inference.network_arrays import NetworkArrays, Topology
-from gnnlab.workloads.edge_allocator import decide
 from gnnlab.workloads.edge_networks import edges, features
 
 
@@ -45,11 +44,13 @@ def test_a_network_that_keeps_its_links_keeps_its_topology():
 
 @settings(max_examples=60)
 @given(st.lists(states(), min_size=1, max_size=5), st.data())
-def test_the_choice_is_that_of_the_workload_also_where_scores_are_equal(many, data):
+def test_the_first_of_the_highest_scores_is_chosen_in_each_network(many, data):
     networks = NetworkArrays.of(many)
     values = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=len(networks.x), max_size=len(networks.x)))
     scores = np.array(values, dtype=np.float32)
-    assert networks.decide(scores).tolist() == decide(scores, networks.network_of).tolist()
+    first = networks.ptr.tolist()
+    expected = [a + values[a:b].index(max(values[a:b])) for a, b in pairwise(first)]
+    assert networks.decide(scores).tolist() == expected
 
 
 @settings(max_examples=40)

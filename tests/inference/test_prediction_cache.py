@@ -5,14 +5,12 @@ import threading
 
 import numpy as np
 import pytest
-from edge_states import random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.workloads.edge_networks import edges, features
 
 key = PredictionCache.key
 X = np.array([[0.1, 0.5]], dtype=np.float32)
@@ -29,13 +27,6 @@ def put(cache, key, number):
     cache.put_many({key: np.array([number])})
 
 
-class Time:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def small_arrays():
     shapes = hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=3)
     return hnp.arrays(st.sampled_from([np.float32, np.float64, np.int64]), shapes, elements=st.integers(0, 2))
@@ -49,24 +40,6 @@ def test_keys_are_equal_only_where_type_shape_values_and_model_are(x, other_x, e
 
     same = (identity(x), identity(e), model) == (identity(other_x), identity(other_e), other_model)
     assert (key(x, e, model) == key(other_x, other_e, other_model)) == same
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 30), st.integers(0, 2**32 - 1), st.data())
-def test_a_state_that_prints_the_same_has_another_key(nodes, seed, data):
-    state = random_state(nodes, seed)
-    x, edge_index = features(state), edges(state)
-    other = x.copy()
-    place = data.draw(st.integers(0, x.size - 1))
-    other.flat[place] = np.nextafter(other.flat[place], np.float32(np.inf))
-    with np.printoptions(precision=2, suppress=True):
-        if round(float(x.flat[place]), 2) == round(float(other.flat[place]), 2):
-            assert str(x) == str(other)
-    assert key(x, edge_index, "m") != key(other, edge_index, "m")
-
-
-def test_zero_and_minus_zero_are_two_keys():
-    assert key(np.float32([0.0]), EDGES, "m") != key(np.float32([-0.0]), EDGES, "m")
 
 
 def test_the_layout_in_memory_does_not_matter_but_the_order_of_links_does():
@@ -90,38 +63,6 @@ def test_hits_and_misses_are_counted_and_what_is_forgotten_is_not_there():
     assert (cache.hits, cache.misses) == (1, 2)
     cache.clear()
     assert get(cache, first) is None and cache.hits == 1
-
-
-def test_the_one_used_longest_ago_makes_room():
-    cache = PredictionCache(2, 10)
-    put(cache, b"a", 1)
-    put(cache, b"b", 2)
-    assert get(cache, b"a") == 1
-    put(cache, b"c", 3)
-    assert (get(cache, b"a"), get(cache, b"b"), get(cache, b"c")) == (1, None, 3)
-    put(cache, b"c", 4)  # the same key takes no more room
-    assert cache.get_many([b"a", b"b", b"c"]) == [1, None, 4]
-
-
-def test_what_is_too_old_is_gone():
-    clock = Time()
-    cache = PredictionCache(3, 10, clock=clock)
-    put(cache, b"a", 1)
-    clock.now = 9.0
-    put(cache, b"b", 2)
-    assert get(cache, b"a") == 1  # reading does not make younger
-    clock.now = 10.0
-    assert get(cache, b"a") is None and get(cache, b"b") == 2
-    clock.now = 100.0
-    assert get(cache, b"b") is None
-
-
-def test_without_a_time_limit_nothing_ages():
-    clock = Time()
-    cache = PredictionCache(1, math.inf, clock=clock)
-    put(cache, b"a", 1)
-    clock.now = 1e12
-    assert get(cache, b"a") == 1
 
 
 def test_an_array_in_the_cache_cannot_be_changed():

@@ -54,16 +54,12 @@ def everything(model):
         random.getstate(),
         (state[0], state[1].tolist(), *state[2:]),
         torch.get_rng_state().tolist(),
-        (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
     )
 
 
 def disturb(model, graph):
     call(model, graph)
     random.random(), np.random.rand(), torch.rand(1)
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize("eval_mode", [True, False])
@@ -73,7 +69,7 @@ def test_everything_is_as_before_after_the_context(graph, eval_mode, fails):
     model.inner.eval()  # mixed flags: one part in eval, the rest in training
     before = everything(model)
     try:
-        with ProfilingContext(model, eval_mode=eval_mode, deterministic=True):
+        with ProfilingContext(model, eval_mode=eval_mode):
             disturb(model, graph)
             if fails:
                 raise RuntimeError("in the middle")
@@ -125,15 +121,6 @@ def test_a_seed_that_is_none_is_refused_and_nothing_changed(seed):
         ProfilingContext(model, seed=seed).__enter__()
     with pytest.raises(GnnlabError):
         set_seed(seed)
-    assert everything(model) == before
-
-
-def test_a_model_that_cannot_be_switched_over_is_put_back():
-    model = Drops()
-    model.eval = lambda: 1 / 0
-    before = everything(model)
-    with pytest.raises(ZeroDivisionError):
-        ProfilingContext(model).__enter__()
     assert everything(model) == before
 
 

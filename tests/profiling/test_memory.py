@@ -203,14 +203,6 @@ def test_a_model_without_anything_to_train_has_no_gradients():
     assert parts["output"] * MIB == KB
 
 
-def test_no_mode_and_no_running_statistic_is_changed():
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
-    before = model[0].running_mean.clone()
-    get_memory_breakdown(model, (torch.randn(8, 4),))
-    assert model.training
-    assert torch.equal(model[0].running_mean, before)
-
-
 @dataclass
 class Boxed:
     x: torch.Tensor
@@ -233,18 +225,6 @@ def test_a_forward_pass_is_never_0_and_a_training_step_takes_more():
     assert forward.peak_mb > sum(p.numel() * 4 for p in model.parameters()) / MIB
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_training_step_leaves_a_used_optimizer_as_it_was():
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.Adam(model.parameters())
-    x = torch.ones(3, 4)
-    model(x).sum().backward()
-    optimizer.step()
-    before = [value.clone() for state in optimizer.state.values() for value in state.values()]
-    MemoryProfiler(model).profile_training_step((x,), optimizer)
-    after = [value for state in optimizer.state.values() for value in state.values()]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_the_peak_since_the_reset_is_the_largest_and_not_0_when_nothing_ran():

@@ -54,10 +54,10 @@ def timed(monkeypatch):
 def test_the_largest_size_is_predicted_from_the_others_and_measured_last(timed):
     result = sweep("nodes", [800, 50, 100, 200, 400], lambda n: (nn.Identity(), n))
     assert timed == [50, 100, 200, 400, 800]
-    assert result.held_out.value == 800 and result.held_out.inside
-    assert result.held_out.predicted_ms == pytest.approx(result.held_out.measured.median, rel=0.02)
+    assert result.parameter_values[-1] == 800 and result.inside
+    assert result.prediction[0] == pytest.approx(result.runtime_stats[-1].median, rel=0.02)
     assert result.fit.exponent == pytest.approx(2, rel=0.02)
-    assert "inside" in str(result.held_out) and "exponent" in str(result.fit)
+    assert "inside" in result.held_out and "exponent" in str(result.fit)
 
 
 def test_named_values_get_no_fit_and_few_sizes_say_why_there_is_none(timed):

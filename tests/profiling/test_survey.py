@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from gnnlab.profiling import survey
 from gnnlab.profiling.roofline import Ceilings
 from gnnlab.profiling.runtime import RuntimeStats
-from gnnlab.profiling.scaling import HeldOut, ScalingResult, fit_power_law
+from gnnlab.profiling.scaling import ScalingResult, fit_power_law
 
 CEILINGS = Ceilings([(2**15, 100.0), (2**28, 10.0)], 50.0, "float32", 2, "cpu")
 
@@ -61,12 +61,6 @@ def test_a_model_with_attention_is_timed_without_the_fused_kernel_too():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_profiled_models_are_left_in_the_mode_that_they_were_in(subjects):
-    subjects[0].model.train()
-    survey.times(subjects[:1], budget_s=0.01)
-    assert subjects[0].model.training
-
-
 def test_operators_have_a_share_for_each_run_and_traces_are_written(subjects, profiles, tmp_path):
     rows = profiles.operators(k=2)
     assert len(rows) == 4 and {len(samples) for samples in rows["samples"]} == {3}
@@ -105,8 +99,8 @@ def test_what_is_counted_is_what_is_timed():
 def swept(parameter, values, times_ms):
     stats = tuple(RuntimeStats((ms,) * 24) for ms in times_ms)
     fit = fit_power_law(values[:-1], times_ms[:-1]) if parameter == "nodes" else None
-    held_out = HeldOut(values[-1], *fit.predict(values[-1]), stats[-1]) if fit else None
-    return {("dense", parameter): ScalingResult(parameter, tuple(values), stats, fit, held_out)}
+    prediction = fit.predict(values[-1]) if fit else None
+    return {("dense", parameter): ScalingResult(parameter, tuple(values), stats, fit, prediction)}
 
 
 def test_every_sweep_of_a_plan_is_run():

@@ -141,12 +141,3 @@ def test_a_database_that_is_away_costs_records_which_are_counted_and_nothing_aft
 
     rows, lost = recorded(url, body)
     assert (len(rows), lost) == (1, 50)
-
-
-def test_the_pool_is_the_guides(url):
-    async def body(opened):
-        pool = opened.engine.pool
-        async with opened.engine.connect(), opened.engine.connect():
-            return pool.size(), pool._max_overflow, pool._pre_ping, pool.checkedout()
-
-    assert with_database(url, body) == (20, 40, True, 2)

@@ -39,8 +39,9 @@ def test_a_full_service_refuses_and_a_shutdown_answers_what_was_accepted(expecte
         async def stopped():
             connections = [Connection(url) for _ in range(6)]
             asked = [asyncio.create_task(ask(one, "hybrid", place)) for place, one in enumerate(connections)]
-            while value(await asyncio.to_thread(get, f"{url}/metrics"), "queue_depth") != 6:
+            while any(one._writer is None for one in connections):  # what is not sent yet
                 await asyncio.sleep(0.02)
+            await asyncio.to_thread(get, f"{url}/health")  # sent after the others, answered after they were read
             process.send_signal(signal.SIGTERM)
             answers = await asyncio.gather(*asked)
             for connection in connections:

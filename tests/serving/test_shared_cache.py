@@ -71,15 +71,6 @@ def test_an_invalid_value_is_a_miss(redis_server, inside, open_cache, value):
     assert predictor.predict(STATES[0]) == expected
 
 
-def test_models_do_not_share_answers(redis_server, inside, open_cache):
-    cache = open_cache(redis_server.url)
-    for model_type in ("dqn", "ppo", "hybrid"):
-        assert Predictor(model_type, "cpu", cache=cache).predict(STATES[1]) == Predictor(model_type, "cpu").predict(
-            STATES[1]
-        )
-    assert inside.dbsize() == 3
-
-
 def test_redis_that_dies_and_comes_back_costs_no_answer(redis_server, inside, open_cache):
     expected = Predictor("hybrid", "cpu").predict_batch(STATES)
     cache = open_cache(redis_server.url)

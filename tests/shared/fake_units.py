@@ -29,10 +29,8 @@ def fake(act):
     return lambda: Fake("fake", "CPU", "fake", act=act)
 
 
-hangs, crashes, exits, exits_at_once = (
-    fake(act) for act in (misbehaving.hang, misbehaving.crash, misbehaving.leave, misbehaving.leave_at_once)
-)
-raises, chatters, answers_rubbish = map(fake, (misbehaving.fail, misbehaving.chatter, misbehaving.answer_rubbish))
+hangs, exits_at_once = map(fake, (misbehaving.hang, misbehaving.leave_at_once))
+raises, chatters = map(fake, (misbehaving.fail, misbehaving.chatter))
 runs_out_of_memory, behaves = fake(misbehaving.run_out_of_memory), fake(misbehaving.behave)
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
 from gnnlab.training import interactions
-from gnnlab.training.interactions import fused, pairwise_loop, symmetric_gram
+from gnnlab.training.interactions import fused, symmetric_gram
 from gnnlab.workloads.deepfm import DeepFM, pairwise
 from gnnlab.workloads.tables import Target
 
-EAGER = [pairwise_loop, symmetric_gram]
+EAGER = [pairwise, symmetric_gram]
 sizes = {"batch": st.integers(0, 5), "fields": st.integers(2, 7), "dim": st.integers(1, 5)}
 
 

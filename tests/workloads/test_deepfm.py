@@ -70,29 +70,6 @@ def test_the_output_is_a_head_over_the_deep_branch_and_the_pairs():
         torch.testing.assert_close(model(fields)[target.name], expected)
 
 
-def test_another_form_of_the_pairs_can_be_put_in():
-    asked = []
-    model = small(interactions=lambda embeddings: asked.append(embeddings.shape) or pairwise(embeddings))
-    model.eval()
-    torch.testing.assert_close(model(some_fields(5)), small().eval()(some_fields(5)))
-    assert asked == [(5, 4, 8)]
-
-
-def test_dropout_is_at_work_in_training_and_silent_in_eval():
-    model, fields = small(dropout=0.5), some_fields(6)
-    assert not torch.equal(model(fields)["outcome"], model(fields)["outcome"])
-    model.eval()
-    assert torch.equal(model(fields)["outcome"], model(fields)["outcome"])
-
-
-def test_every_parameter_gets_a_gradient():
-    model, fields = small(), some_fields(64)
-    answers = {"outcome": torch.randint(4, (64,)), "phenotypes": torch.randint(2, (64, 3)).float()}
-    losses = target_losses(model(fields), answers, TARGETS)
-    weighted(torch.stack(losses), model.log_variances).backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
-
-
 def test_losses_are_cross_entropy_and_binary_cross_entropy_in_the_order_of_the_targets():
     outputs = {"phenotypes": torch.randn(5, 3), "outcome": torch.randn(5, 4)}
     answers = {"phenotypes": torch.randint(2, (5, 3)).float(), "outcome": torch.tensor([0, 1, 2, 3, 0])}
@@ -116,13 +93,6 @@ def test_it_compiles_without_a_graph_break_and_exports_for_any_batch():
     torch.testing.assert_close(compiled(some_fields(6)), model(some_fields(6)))
     exported = torch.export.export(model, (some_fields(6),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.testing.assert_close(exported.module()(some_fields(11)), model(some_fields(11)))
-
-
-def test_names_of_targets_are_free():
-    names = ("a.b", "items", "type", "log_variances", " ")
-    model = DeepFM(SIZES, [Target(name, "classes", 2) for name in names], embedding_dim=4, hidden=8)
-    assert tuple(model(some_fields(3))) == names
-    assert not model.load_state_dict(model.state_dict()).missing_keys
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The allocators treat nodes alike and networks apart, and decide far better than simple rules."""
+"""The allocators treat nodes alike, and decide far better than simple rules."""
 
 from functools import partial
 
@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.workloads.edge_allocator import (
-    MODEL_TYPES,
-    EdgeAllocator,
-    decide,
-    load,
-    regret,
-)
+from gnnlab.workloads.edge_allocator import MODEL_TYPES, EdgeAllocator, load, regret
 from gnnlab.workloads.edge_networks import costs, edges, features, random_states
 
 MODELS = {model_type: load(model_type) for model_type in MODEL_TYPES}
@@ -48,25 +42,6 @@ def test_permuting_nodes_permutes_scores(model_type, nodes, seed, random):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_batch_gives_what_its_networks_give_one_by_one(model_type):
-    states = [*random_states(20, (1, 50), seed=5), random_state(200, 6)]
-    parts = [arrays(state) for state in states]
-    sizes = torch.tensor([len(x) for x, _ in parts])
-    first = sizes.cumsum(0) - sizes
-    x = torch.cat([x for x, _ in parts])
-    edge_index = torch.cat([edge_index + start for (_, edge_index), start in zip(parts, first, strict=True)], dim=1)
-    batch = torch.arange(len(parts)).repeat_interleave(sizes)
-    with torch.inference_mode():
-        together = MODELS[model_type](x, edge_index, batch)
-    alone = [scores_of(model_type, *part) for part in parts]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
-    assert (decide(together, batch) - first).tolist() == [int(decide(scores)) for scores in alone]
-    chosen = decide(together, batch)
-    one_by_one = [regret(*part, decide(scores))[0] for part, scores in zip(parts, alone, strict=True)]
-    np.testing.assert_allclose(regret(x, edge_index, chosen, batch), one_by_one, rtol=1e-9)
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_a_single_node_and_a_network_without_links_have_scores(model_type):
     for nodes in (1, 5):
         state = {"nodes": random_state(nodes, 0)["nodes"]}
@@ -92,7 +67,7 @@ def test_every_model_beats_the_simple_rules_and_the_hybrid_also_the_best_without
     held_out = [arrays(state) for state in random_states(200, (5, 200), seed=1_000_003)]
 
     def regrets_of(rule):  # in ms, of `(x, edge_index) -> scores`
-        return np.array([regret(*part, decide(rule(*part)))[0] for part in held_out])
+        return np.array([regret(*part, rule(*part).argmax())[0] for part in held_out])
 
     random = torch.Generator().manual_seed(0)
     drawn = regrets_of(lambda x, edge_index: torch.rand(len(x), generator=random))
@@ -111,32 +86,12 @@ def test_the_value_of_dqn_is_minus_the_logarithm_of_the_expected_cost():
     assert 0.9 < np.median(np.concatenate(ratios)) < 1.1
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=5))
-def test_the_first_of_the_highest_scores_is_chosen_in_each_network(networks):
-    scores = torch.tensor([score for network in networks for score in network], dtype=torch.float32)
-    batch = torch.tensor([place for place, network in enumerate(networks) for _ in network])
-    first, expected = 0, []
-    for network in networks:
-        expected.append(first + network.index(max(network)))
-        first += len(network)
-    assert decide(scores, batch).tolist() == expected
-    assert decide(scores.numpy(), batch.numpy()).tolist() == expected
-    assert decide(torch.tensor(networks[0])).tolist() == expected[:1]
-
-
 def test_regret_is_zero_at_the_optimum_and_what_the_others_cost_more():
     state = random_state(20, 1)
     x, edge_index = features(state), edges(state)
     cost = costs(x, edge_index)
     assert regret(x, edge_index, cost.argmin()) == 0
     assert regret(x, edge_index, 7) == pytest.approx(cost[7] - cost.min())
-
-
-def test_no_scores_and_scores_that_are_none_are_refused():
-    for scores in (torch.empty(0), torch.tensor([0.0, torch.nan])):
-        with pytest.raises(GnnlabError, match="numbers for one node or more are needed"):
-            decide(scores)
 
 
 def test_an_unknown_type_is_refused_with_those_there_are():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,12 +12,10 @@ from hypothesis import strategies as st
 from refusals import refusal
 from torch_geometric import datasets
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.io import read_npz as pyg_read_npz
 
 from gnnlab.workloads import graphs, symptom_gat
 
 DEGREES = ("uniform", "powerlaw")
-CORA = Path(__file__).parents[3] / "shared" / "data" / "cora.npz"
 EDGES = [[0, 1, 2], [1, 2, 0]]
 
 
@@ -261,15 +258,3 @@ def test_a_data_set_of_many_graphs_gives_its_first_or_another(spec, nodes, monke
 def test_unknown_data_sets_are_refused(spec, part, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "LRGBDataset", Molecules)
     assert part in refused(spec, cache=tmp_path)
-
-
-# --- Cora, when it is there ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not CORA.exists(), reason="cora.npz is not beside the repository")
-def test_cora_is_read_as_pyg_reads_it():
-    ours, theirs = graphs.load(CORA), pyg_read_npz(str(CORA))
-    assert (ours.num_nodes, ours.num_edges, ours.num_features) == (2708, 10556, 1433)
-    assert torch.equal(ours.edge_index, theirs.edge_index) and torch.equal(ours.y, theirs.y)
-    assert torch.equal(ours.x, theirs.x) and ours.get("edge_weight") is None and ours.name == "cora"
-    assert np.isclose(graphs.describe(ours)["degree_mean"], 10556 / 2708)

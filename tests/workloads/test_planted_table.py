@@ -119,7 +119,3 @@ def test_a_short_training_comes_above_chance_and_not_above_the_best():
 def test_sizes_that_make_no_table_are_refused_in_one_line(options, message):
     with refused(message):
         planted(**({"rows": 10} | options))
-
-
-def test_one_row_is_a_table():
-    assert len(planted(1)) == 1
