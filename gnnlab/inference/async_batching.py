@@ -62,11 +62,6 @@ class AsyncBatcher:
             self._worker.cancel()
             self._thread.shutdown(wait=False)
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request waits and no batch runs."""
-        return self.unanswered == 0
-
     async def predict(self, state: Any) -> Any:
         """The answer to one state, or its error raised.
 

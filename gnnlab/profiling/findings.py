@@ -139,10 +139,11 @@ def _constant_output(experiment: Experiment, arguments: list[Effect]) -> Iterato
 
 def _shape_only(experiment: Experiment, effect: Effect) -> Finding:
     rows, row_bytes = _rows(experiment.output)
+    shown = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
     return Finding(
         "shape_only",
         effect.name,
-        f"{effect.name}={_shown(effect.value)} sets how many rows come out, not what is in them: all {rows:,} output "
+        f"{effect.name}={shown} sets how many rows come out, not what is in them: all {rows:,} output "
         f"rows are identical, so computing one row of {row_bytes:,} B and broadcasting it is enough.",
     )
 
@@ -171,10 +172,6 @@ def _rows(output: list[torch.Tensor]) -> tuple[int, int]:
     """(rows, bytes of one) of the first tensor."""
     rows = output[0].shape[0] if output and output[0].dim() else 0
     return rows, output[0].nbytes // max(rows, 1) if output else 0
-
-
-def _shown(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
 
 
 # ---- what varying one value does -------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class Service:
         if not isinstance(nodes, list) or len(nodes) > ALONE_NODES:
             return False
         await asyncio.sleep(0)
-        return self.requests == 1 and batcher.idle
+        return self.requests == 1 and batcher.unanswered == 0
 
     def _pass(self, model_type: str, states: Sequence[State]) -> Answers:
         """One batch; runs in the thread of the batcher. What fails besides the states themselves is a 500."""

@@ -18,7 +18,7 @@ import torch
 from numpy.random import Generator, SeedSequence, default_rng
 from scipy.special import expit, softmax
 
-from gnnlab.errors import GnnlabError, shown, whole_numbers
+from gnnlab.errors import whole_numbers
 from gnnlab.workloads.tables import FeatureTable, Target
 
 # a pharmacogenomic table in the order of the seed: field -> categories
@@ -32,7 +32,6 @@ TARGETS = (
 LATENT = 4  # factors of a category
 MOST_PAIRS = 12  # pairs with an effect
 PAIR_SHARE = 0.5  # of the variance of a score
-NOISE = (0.001, 1000)  # beyond, probabilities are all 0 and 1 or all alike
 OFFSET = {"classes": (0.0, 0.5), "labels": (-1.0, 0.5)}  # mean and spread over the scores: labels are rather absent
 
 
@@ -42,15 +41,15 @@ def planted(
     """`rows` rows with four targets: 4, 3 and 8 classes, and 12 labels.
 
     The fields are those of a pharmacogenomic table, or one for each of `cardinalities`. `noise`: scale of the noise
-    on scores of standard deviation 1, 0.001..1000. Tables of the same seed and sizes share one truth, whatever their
+    on scores of standard deviation 1. Tables of the same seed and sizes share one truth, whatever their
     number of rows.
-    Raises `GnnlabError`: a number that is none or out of range.
+    Raises `GnnlabError`: no row.
     """
     sizes = tuple(PHARMACOGENOMIC.values() if cardinalities is None else cardinalities)
     names = (
         tuple(PHARMACOGENOMIC) if len(sizes) == len(PHARMACOGENOMIC) else tuple(f"field_{m}" for m in range(len(sizes)))
     )
-    _check(rows, sizes, noise, seed)
+    whole_numbers(1, rows=rows)
     for_effects, for_rows, for_noise = (default_rng(child) for child in SeedSequence(seed).spawn(3))
     frequencies = [_frequencies(size, for_effects) for size in sizes]
     columns = [for_rows.choice(size, size=rows, p=p) for size, p in zip(sizes, frequencies, strict=True)]
@@ -61,16 +60,6 @@ def planted(
         targets[spec.name], truth[spec.name] = torch.from_numpy(answers), torch.from_numpy(probabilities).float()
         first += spec.size
     return FeatureTable(torch.from_numpy(np.stack(columns, axis=1)), targets, TARGETS, sizes, names, truth)
-
-
-def _check(rows: int, sizes: tuple[int, ...], noise: float, seed: int) -> None:
-    if len(sizes) < 2:
-        raise GnnlabError(f"a table needs two cardinalities or more, got {shown(sizes)}")
-    whole_numbers(1, rows=rows)
-    whole_numbers(0, seed=seed)
-    whole_numbers(2, **{f"cardinality {m}": size for m, size in enumerate(sizes)})
-    if not isinstance(noise, (int, float)) or not NOISE[0] <= noise <= NOISE[1]:
-        raise GnnlabError(f"noise must be a number in {NOISE[0]}..{NOISE[1]}, got {shown(noise)}")
 
 
 def _frequencies(size: int, rng: Generator) -> np.ndarray:

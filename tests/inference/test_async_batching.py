@@ -206,18 +206,18 @@ def test_a_window_that_is_stopped_answers_what_is_in_it():
     assert isinstance(gone, asyncio.CancelledError) and answered == 4
 
 
-def test_it_is_idle_when_nothing_waits_and_nothing_runs_even_for_a_caller_that_has_gone():
+def test_a_request_that_runs_is_unanswered_even_for_a_caller_that_has_gone():
     doubler = Doubler()
 
     async def body():
         async with AsyncBatcher(doubler) as batcher:
-            seen = [batcher.idle]
+            seen = [batcher.unanswered]
             first = await held(doubler, batcher)
             first.cancel()
             await settled([first])
-            seen.append(batcher.idle)
+            seen.append(batcher.unanswered)
             doubler.gate.set()
-            await until(lambda: batcher.idle)
+            await until(lambda: not batcher.unanswered)
             return seen, await batcher.predict(2)
 
-    assert run(body) == ([True, False], 4)
+    assert run(body) == ([0, 1], 4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from refusals import refused
 
 from gnnlab.workloads.deepfm import DeepFM, target_losses, weighted
 from gnnlab.workloads.planted_table import TARGETS, planted
@@ -102,20 +101,3 @@ def test_a_short_training_comes_above_chance_and_not_above_the_best():
         reached = (outputs[spec.name].argmax(1) == answer).double().mean().item()
         chance = answer.bincount().max().item() / len(answer)
         assert chance + 0.1 < reached <= held.best_score[spec.name] + 0.02
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rows": 0}, "rows must be an integer of 1 or more, got 0"),
-        ({"rows": 10.0}, "rows must be an integer"),
-        ({"cardinalities": (4,)}, "two cardinalities or more"),
-        ({"cardinalities": (4, 4, 4, 1)}, "cardinality 3 must be an integer of 2 or more, got 1"),
-        ({"noise": 0}, r"noise must be a number in 0.001..1000, got 0"),
-        ({"noise": float("nan")}, "noise must be"),
-        ({"seed": -1}, "seed must be an integer of 0 or more, got -1"),
-    ],
-)
-def test_sizes_that_make_no_table_are_refused_in_one_line(options, message):
-    with refused(message):
-        planted(**({"rows": 10} | options))
