@@ -376,83 +376,14 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
 
 _NARROW = 0.018  # of the axis: a shorter bar has no number on it
 _SHADES = (1.0, 0.62)  # graphs follow each other in two shades of their unit's colour
-_FASTEST = 8  # plans that are drawn by themselves, beside those that have a label
-_CHARACTERS = 7.5  # of a unit's name, for each stage of a block: longer names are told by colour alone
 
 
 @styled
-def space(plans: pd.DataFrame) -> Figure:
-    """The fastest plans and those with a label, by rank: which unit runs which stages, the expected time, its interval.
-    Below, the times of all plans on the same axis.
-
-    `plans`, best first: `blocks`, each (units, first and last stage); ms, ci_low, ci_high; `label`, "" for most, "best
-    single unit" for what the title compares with. Units that share a block share the row. Raises `GnnlabError`.
-    """
-    style.check(plans, "blocks", "ms", "ci_low", "ci_high", "label")
-    shown = plans.assign(rank=np.arange(1, len(plans) + 1))
-    shown = shown[(shown["rank"] <= _FASTEST) | (shown["label"] != "")]
-    shape = {"nrows": 2, "ncols": 2, "width_ratios": (1.25, 1), "height_ratios": (len(shown), 1.3), "sharex": "col"}
-    fig, ((left, right), (corner, below)) = style.new_figure(_spread(plans), 2.2 + 0.42 * len(shown), **shape)
-    corner.remove()
-    colours = _colours([unit for blocks in plans["blocks"] for units, *_ in blocks for unit in units])
-    _tiles(left, list(shown["blocks"]), colours)
-    style.categories(left, [f"{rank}." for rank in shown["rank"]])
-    left.set(xlabel="stage", ylabel="plan, by rank")
-    left.tick_params(axis="x", labelbottom=True, length=0)
-    numbers = plans[["ms", "ci_low", "ci_high"]].to_numpy(dtype=float)
-    for place, row in enumerate(shown.to_dict("records")):
-        reach = np.array([[row["ms"] - row["ci_low"]], [row["ci_high"] - row["ms"]]])
-        marked = style.point(INK, "o") if row["label"] else style.point(MUTED, "o")
-        right.errorbar(row["ms"], place, xerr=np.maximum(reach, 0), capsize=2.5, **marked)
-        told = ", ".join(filter(None, [number(row["ms"]), row["label"]]))
-        style.note(right, told, (max(row["ci_high"], row["ms"]), place), (6, 0))
-    style.categories(right, [""] * len(shown))
-    below.plot(plans["ms"], np.zeros(len(plans)), ls="none", marker="|", ms=13, color=INK, alpha=0.5)
-    style.categories(below, [f"all {len(plans)}"])
-    style.scale(below.xaxis, True, numbers)
-    below.set_xlim(numbers.min() / 1.05, numbers.max() * (numbers.max() / numbers.min()) ** 0.3)
-    below.set_xlabel("expected time a graph (ms)")
-    style.legend(fig, [Patch(label=str(name), facecolor=colour) for name, colour in colours.items()])
-    return fig
-
-
-def _spread(plans: pd.DataFrame) -> str:
-    """How far the plans lie apart, and how many are expected to be faster than the best single unit."""
-    most, single = plans["ms"].max() / plans["ms"].min(), plans[plans["label"].str.contains("best single unit")]
-    slowest = f"the slowest takes {most:.3g} times as long as the fastest"
-    if single.empty:
-        return f"Of {len(plans)} plans, {slowest}"
-    faster = int((plans["ms"] < single["ms"].iloc[0]).sum())
-    return f"Of {len(plans)} plans, {faster} are expected to be faster than the best single unit; {slowest}"
-
-
-def _colours(units: pd.Series | Sequence[str]) -> dict[str, str]:
-    """A colour for each unit, the same in all figures of a study."""
-    return {name: colour for name, (colour, *_) in style.looks(sorted(set(units))).items()}
-
-
-def _tiles(ax: Axes, plans: Sequence[Sequence[tuple]], colours: Mapping[str, str]) -> None:
-    """A field for each block of a plan, in the colour of its unit and with its name where there is room for it."""
-    for place, blocks in enumerate(plans):
-        for units, first, last in blocks:
-            height, width = 0.84 / len(units), last - first + 1
-            for part, unit in enumerate(units):
-                low, look = place - 0.42 + part * height, {"facecolor": colours[unit], "edgecolor": SURFACE, "lw": 0.8}
-                ax.add_patch(Rectangle((first - 0.5, low), width, height, **look))
-                if len(unit) <= _CHARACTERS * width:
-                    middle = {"ha": "center", "va": "center", "fontsize": 6.5 if len(units) == 1 else 6.2}
-                    box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
-                    ax.text(first + width / 2 - 0.5, low + height / 2, unit, bbox=box, **middle)
-    stages = max(last for blocks in plans for *_, last in blocks)
-    ax.set(xlim=(0.5, stages + 0.5), xticks=range(1, stages + 1))
-
-
-@styled
-def gantt(chart: pd.DataFrame, units: Sequence[str] = ()) -> Figure:
+def gantt(chart: pd.DataFrame) -> Figure:
     """When each unit works on which graph: one panel above the other, bars with the number of the graph.
 
-    `chart`: panel, unit, graph, start_ms, end_ms, origin. `units`: all of the study, so that each has its colour in
-    `space`. What was not measured is hatched and its panel starred. Raises `GnnlabError`.
+    `chart`: panel, unit, graph, start_ms, end_ms, origin. What was not measured is hatched and its panel starred.
+    Raises `GnnlabError`.
     """
     style.check(chart, "panel", "unit", "graph", "start_ms", "end_ms", "origin")
     if (chart["end_ms"] < chart["start_ms"]).any():
@@ -460,7 +391,7 @@ def gantt(chart: pd.DataFrame, units: Sequence[str] = ()) -> Figure:
     ends = chart.groupby("panel", sort=False)["end_ms"].max()
     title = f"{chart['graph'].nunique()} graphs: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in ends.items())
     panels, lanes = (list(dict.fromkeys(chart[name])) for name in ("panel", "unit"))
-    colour_of, width = _colours([*lanes, *units]), float(chart["end_ms"].max())
+    look_of, width = style.looks(sorted(lanes)), float(chart["end_ms"].max())
     marked = chart.assign(origin=style.origins(chart))
     height = 1.7 + 0.34 * len(lanes) * len(panels)
     fig, grid = style.new_figure(title, height, nrows=len(panels), ncols=1, sharex=True, squeeze=False)
@@ -468,7 +399,7 @@ def gantt(chart: pd.DataFrame, units: Sequence[str] = ()) -> Figure:
         part = marked[marked["panel"] == name]
         for row in part.to_dict("records"):
             shade = _SHADES[int(row["graph"]) % 2]
-            mixed = tuple(shade * np.array(to_rgb(colour_of[row["unit"]])) + (1 - shade) * np.array(to_rgb(SURFACE)))
+            mixed = tuple(shade * np.array(to_rgb(look_of[row["unit"]][0])) + (1 - shade) * np.array(to_rgb(SURFACE)))
             place, length = lanes.index(row["unit"]), row["end_ms"] - row["start_ms"]
             origin = Origin(row["origin"])  # pandas makes text of it
             filled = origin is Origin.MEASURED

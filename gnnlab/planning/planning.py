@@ -76,18 +76,15 @@ class Ranking:
         alone = [self.one_unit] if any(len(plan.units) == 1 for plan in self.plans) else []
         return list(dict.fromkeys([*first, *alone]))
 
-    def table(self, plans: Sequence[Plan] | None = None, marks: Mapping[str, Plan] | None = None) -> pd.DataFrame:
-        """A row for each plan, best first; `marks` are labels of some.
+    def table(self, plans: Sequence[Plan] | None = None) -> pd.DataFrame:
+        """A row for each plan, best first.
 
-        Columns: plan (its notation), words, blocks (units, first and last stage of each), ms, ci_low, ci_high (90 %,
-        around ms), n, origin, chosen, label.
+        Columns: plan (its notation), words, ms, ci_low, ci_high (90 %, around ms), n, origin, chosen.
         """
         table = pd.DataFrame({"plan": [str(plan) for plan in self.plans], "words": [p.words() for p in self.plans]})
-        table["blocks"] = [[(block.units, block.first, block.last) for block in p.blocks] for p in self.plans]
         times = {"ms": self.ms, "ci_low": np.minimum(self.low, self.ms), "ci_high": np.maximum(self.high, self.ms)}
         table = table.assign(**times, n=self.counts, origin=self.origins)
         table["chosen"] = [plan == self.chosen for plan in self.plans]
-        table["label"] = [", ".join(n for n, marked in (marks or {}).items() if marked == p) for p in self.plans]
         kept = table if plans is None else table[[plan in plans for plan in self.plans]]
         return kept.sort_values("ms", kind="stable", ignore_index=True)
 

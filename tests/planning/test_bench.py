@@ -8,7 +8,7 @@ from synthetic_costs import Line, Predicted
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.sizes import GraphSize
-from gnnlab.errors import GnnlabError, ParityError
+from gnnlab.errors import ParityError
 from gnnlab.lab import plots
 from gnnlab.planning.bench import Bench
 from gnnlab.planning.calibration import Group
@@ -128,30 +128,13 @@ def test_a_stream_is_charted_and_its_flow_told_predicted_beside_executed(trial):
     expected = trial.predicted([MINE])["value"][0]
     predicted_end = chart.loc[chart["panel"] == "predicted", "end_ms"].max()
     assert predicted_end == pytest.approx(4 * expected)  # the chart's stream is the one that was predicted
-    figure = plots.gantt(chart, UNITS)
+    figure = plots.gantt(chart)
     assert [ax.get_title(loc="left")[:9] for ax in figure.axes] == ["predicted", "executed"]
     fills = [{p.get_facecolor() for p in ax.patches} for ax in figure.axes]
     assert len(fills[0]) == 1 < len(fills[1])  # what was measured is filled in the colours of its units
     rows = Recorder().record("flow", trial.flow(MINE), keys=["what"]).rows
     assert {row.keys["what"] for row in rows} >= {"from graph to graph", f"idle: {CPU}", f"idle: {GPU}"}
     assert {(row.form, row.origin.value) for row in rows} == {("predicted", "simulated"), ("executed", "measured")}
-    one, others = chart[chart["unit"] == max(UNITS)], ["zzz:CPU", *UNITS]
-    edges = [{p.get_edgecolor() for ax in plots.gantt(one, u).axes for p in ax.patches} for u in ((), others)]
-    assert edges[0] != edges[1]  # its colour is its place among all, as in the picture of all plans
-
-
-def test_every_plan_is_in_the_picture_of_the_plans(trial):
-    ranking = trial.ranking
-    table = ranking.table(marks={"best single unit": ranking.one_unit, "by hand": MINE})
-    figure = plots.space(table)
-    tiles, times, every = figure.axes
-    assert f"Of {len(ranking.plans)} plans" in figure.get_suptitle().replace("\n", " ")
-    assert len(every.lines[0].get_xdata()) == len(ranking.plans)
-    ranks = [1 + list(table["label"]).index(label) for label in ("best single unit", "by hand")]
-    assert {f"{rank}." for rank in (1, *ranks)} <= {label.get_text() for label in tiles.get_yticklabels()}
-    assert sum("by hand" in text.get_text() for text in times.texts) == 1
-    with pytest.raises(GnnlabError, match="no column"):
-        plots.space(table.drop(columns="blocks"))
 
 
 def test_streams_of_one_size_are_open_at_a_time_and_open_again(bench, trial):

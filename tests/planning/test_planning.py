@@ -76,8 +76,8 @@ def test_contenders_hold_the_chosen_plan_the_one_unit_plans_and_some_that_are_no
     assert len(plans) == len(set(plans)) == len(fewer) + 3 and set(fewer) < set(plans)
 
 
-def test_a_plan_by_hand_is_ranked_among_the_others_and_marked():
+def test_a_plan_by_hand_is_ranked_among_the_others():
     plan = parse("1-5 on CPU and GPU (0.25, 0.75), 6-7 on NPU")  # a ratio that no candidate has
     ranking = planner().rank(400, 900, also=[plan])
-    table = ranking.table(marks={"by hand": plan, "chosen": ranking.chosen, "best single unit": ranking.one_unit})
-    assert len(table) == 93 and table.set_index("words").loc[plan.words(), "label"].startswith("by hand")
+    table = ranking.table()
+    assert len(table) == 93 and plan.words() in set(table["words"])
