@@ -133,7 +133,6 @@ def test_a_row_says_what_was_claimed_and_measured_and_leads_to_its_figure(finish
     row = re.search(r'id="claim-gat.optimized">.*?</tr>', read(finished, "index.html"), re.DOTALL)[0]
     assert "1.41 to 1.45×" in row and "<strong>0.972×</strong>" in row and "0.958 to 0.988×" in row
     assert 'href="02_optimize_gnn.html#fig-rungs"' in row
-    assert 'aria-label="measured 0.972×, 95 % interval 0.958 to 0.988×, claimed 1.41 to 1.45×"' in row
     assert "older run" in row  # notebook 02 failed since
 
 
@@ -269,18 +268,6 @@ def test_the_sanitizer_keeps_tables_and_sets_numbers_to_the_right() -> None:
     safe = clean(table)
     assert safe.count("<td") == 5 and safe.count("<th>") == 3 and '<td class="nu">0.31' in safe and "<td>mm" in safe
     assert safe.startswith('<div class="wide"')
-
-
-def test_the_drawn_interval_lies_as_the_numbers_do() -> None:
-    bar = ledger_view.interval_bar((1.41, 1.45), 0.97, (0.95, 0.99), neutral=1.0)
-    assert bar.interval[0] < bar.value < bar.interval[1] < bar.neutral < bar.band[0]
-    open_above = ledger_view.interval_bar((5.0, None), 6.0, (5.5, 6.5), neutral=1.0)
-    assert sum(open_above.band) == ledger_view.BAR_WIDTH
-    open_below = ledger_view.interval_bar((None, 1.5), 0.8, (0.5, 1.1))
-    assert open_below.band[0] == 0
-    exact = ledger_view.interval_bar((7.0, 7.0), 7.0, None)
-    assert exact.interval is None and exact.value == ledger_view.BAR_WIDTH / 2 == exact.band[0] + exact.band[1] / 2
-    assert ledger_view.interval_bar(None, None, None) is None
 
 
 def test_every_verdict_and_status_has_a_word_and_a_symbol_of_its_own() -> None:
