@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from gnnlab import files
@@ -63,7 +64,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
                 share_s = (arguments.budget - spent.s) / (len(parts) - number)
                 report[part] = _section(workload, arguments, part, share_s)
                 if tables:
-                    show(_TABLES[part](report[part]))
+                    show(_shown(part, report[part]))
     if arguments.json == "-":
         show(json.dumps(report, indent=2))
     elif not tables:
@@ -251,69 +252,51 @@ def _header(report: dict[str, Any]) -> str:
     )
 
 
-def _of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any] | None]) -> Table:
-    """Names in the first column, numbers in the others."""
-    return table(title, columns, rows, right=columns[1:])
+def _shown(part: str, found: dict[str, Any]) -> Group:
+    """A section as a table, names in its first column and numbers in the others, and what to know of them."""
+    frame, captions = _frame(part, found).rename(columns={"ci": "95 % interval"}), []
+    if part == "flops":
+        covered = 100 * found["coverage_of_bytes"]
+        captions = [f"{found['gb_moved']:.4f} GB moved at least; {covered:.1f} % of the bytes covered"]
+    if part == "scaling":
+        lines = ((name, r.get("formula"), r.get("held_out"), *r.get("notes", ())) for name, r in found.items())
+        captions = [f"{name}: {line}" for name, *of in lines for line in of if line]
+    columns = [name.replace("_", " ") for name in frame.columns]
+    cells = [[name if "::" in name else name.replace("_", " "), *map(_cell, row)] for name, *row in frame.itertuples()]
+    return Group(table(_TITLES[part], (part, *columns), cells, right=columns), *map(Text, captions))
 
 
-def _runtime_table(report: dict[str, Any]) -> Table:
-    rows = []
-    for phase, s in report.items():
-        p90 = "too few runs" if s["p90"] is None else f"{s['p90']:.4g}"
-        interval, spread = f"{s['ci'][0]:.4g} to {s['ci'][1]:.4g}", f"{s['mean']:.4g} ± {s['std']:.2g}"
-        rows.append((phase.replace("_", " "), f"{s['median']:.4g}", interval, spread, p90, s["num_runs"]))
-    return _of("runtime (ms)", ("phase", "median", "95 % interval", "mean ± std", "p90", "runs"), rows)
-
-
-def _memory_table(report: dict[str, Any]) -> Table:
-    training = report["training"]
-    groups = (
-        {"peak of a forward pass": report["peak_mb"], **report["breakdown"]},
-        {"peak of forward and backward pass": training["peak_mb"], **training["breakdown"]},
-        {f"of these: {part}": size for part, size in report["of_these"].items()},
-    )
-    rows: list[Any] = []
-    for sizes in groups:
-        rows += [*((part.replace("_", " "), f"{size:.3f}") for part, size in sizes.items()), None]
-    return _of(f"memory on {report['device']} (MiB)", ("part", "MiB"), rows)
-
-
-def _flops_table(report: dict[str, Any]) -> Table:
-    parts = [("counted by dispatch", report["total_gflops"]), *report["breakdown"].items()]
-    if "total_gflops" in (formulas := report["formulas"]):
-        parts += [None, ("by the closed formulas", formulas["total_gflops"]), *formulas["breakdown"].items()]
-    made = _of("FLOPs of a forward pass", ("part", "GFLOP"), [p and (p[0], f"{p[1]:.4g}") for p in parts])
-    made.caption = (
-        f"{report['gb_moved']:.4f} GB moved at least; {100 * report['coverage_of_bytes']:.1f} % of the bytes covered"
-    )
-    return made
-
-
-def _scaling_table(report: dict[str, Any]) -> Table:
-    rows: list[Any] = []
-    for name, result in report.items():
-        for row in result["points"]:
-            interval = f"{row['ci_low']:.4g} to {row['ci_high']:.4g}"
-            rows.append((name, row["value"], f"{row['median_ms']:.4g}", interval))
-        lines = filter(None, (result.get("formula"), result.get("held_out"), *result.get("notes", ())))
-        rows += [(Text(name, style="dim"), "", "", Text(line, style="dim")) for line in lines]
-        rows.append(None)
-    return _of("scaling of the forward pass (ms)", ("parameter", "value", "median", "95 % interval"), rows)
-
-
-def _operators_table(report: dict[str, Any]) -> Table:
-    rows = []
-    for row in report["top"]:
-        interval = f"{100 * row['share_low']:.1f} % to {100 * row['share_high']:.1f} %"
-        calls, own = f"{row['calls_per_forward']:g}", f"{row['self_ms_per_forward']:.4g}"
-        rows.append((row["operator"], calls, own, f"{100 * row['share']:.1f} %", interval))
-    return _of("operators", ("operator", "calls a run", "self ms a run", "share", "95 % interval"), rows)
-
-
-_TABLES = {
-    "runtime": _runtime_table,
-    "memory": _memory_table,
-    "flops": _flops_table,
-    "scaling": _scaling_table,
-    "operators": _operators_table,
+_TITLES = {
+    "runtime": "runtime (ms)",
+    "memory": "memory (MiB)",
+    "flops": "FLOPs of a forward pass (GFLOP)",
+    "scaling": "scaling of the forward pass (ms)",
+    "operators": "operators",
 }
+
+
+def _frame(part: str, found: dict[str, Any]) -> pd.DataFrame:
+    """What of a section is shown, by name."""
+    if part == "runtime":
+        return pd.DataFrame(found).T[["median", "ci", "mean", "std", "p90", "num_runs"]]
+    if part == "memory":
+        passes = {"forward pass": found, "training pass": found["training"]}
+        columns = {name: {"peak": sizes["peak_mb"], **sizes["breakdown"]} for name, sizes in passes.items()}
+        return pd.DataFrame({**columns, "of these": found["of_these"]})
+    if part == "flops":
+        ways = {"counted by dispatch": found, "by the closed formulas": found["formulas"]}
+        return pd.DataFrame(
+            {way: {"total": n["total_gflops"], **n["breakdown"]} for way, n in ways.items() if "breakdown" in n}
+        )
+    if part == "scaling":
+        points = pd.DataFrame([{"parameter": name, **point} for name, r in found.items() for point in r["points"]])
+        points["ci"] = list(zip(points["ci_low"], points["ci_high"], strict=True))
+        return points.set_index("parameter")[["value", "median_ms", "ci"]]
+    columns = ["calls_per_forward", "self_ms_per_forward", "share", "share_low", "share_high"]
+    return pd.DataFrame(found["top"]).set_index("operator")[columns]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " to ".join(map(_cell, value))
+    return "" if pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else str(value)
