@@ -140,19 +140,6 @@ def read_parameters(
     return checked
 
 
-def similar_parameters(chosen: Sequence[Notebook], overrides: Sequence[tuple[str, str]]) -> list[str]:
-    """A warning where `-p models ...` was given and a notebook only has `model`, or the reverse."""
-    given = dict(overrides)
-    return [
-        f"-p {name}: {notebook.name} has {other} in its place, which was not given and keeps its value"
-        for notebook in chosen
-        for name in given
-        if name not in notebook.declared
-        for other in (f"{name}s", name.removesuffix("s"))
-        if other in notebook.declared and other not in given
-    ]
-
-
 def output_folder(set_: ParameterSet, given: Iterable[dict[str, Any] | None], root: Path) -> Path:
     """Where the results of a set go: the `output_dir` that its files name (relative to the repository), else
     `outputs/<set>`. Raises `GnnlabError` when they name several, or when a set of that name belongs to the repository.

@@ -262,8 +262,7 @@ _CLEANER = Cleaner(
 def _align_numbers(table: Tag) -> None:
     """Mark the columns of numbers, heads included, so that they stand to the right: pandas says nothing about them.
 
-    Whole numbers get their thousands separated, as elsewhere on the page. A cell may span rows only at the left, as
-    those of an index do; so columns are counted from the right.
+    A cell may span rows only at the left, as those of an index do; so columns are counted from the right.
     """
     rows = [row.find_all(["th", "td"], recursive=False)[::-1] for row in table.find_all("tr")]
     for cells in zip(*rows, strict=False) if not table.find(colspan=True) else ():
@@ -271,22 +270,6 @@ def _align_numbers(table: Tag) -> None:
         if any(map(_NUMBER.match, texts)) and all(_NUMBER.match(text) or text in _NO_NUMBER for text in texts):
             for cell in cells:
                 cell["class"] = "nu"
-                if re.fullmatch(r"\d{4,}", text := cell.get_text(strip=True)):
-                    cell.string = f"{int(text):,}"
-
-
-def _one_head(table: Tag) -> None:
-    """One row of heads of the two that pandas writes, names of columns above names of the index."""
-    rows = table.select("thead > tr")
-    if len(rows) != 2 or table.select("thead [colspan]"):
-        return
-    upper, lower = (row.find_all(["th", "td"], recursive=False) for row in rows)
-    pairs = [[cell.get_text(strip=True) for cell in pair] for pair in zip(upper, lower, strict=False)]
-    if len(upper) == len(lower) and not any(above and below for above, below in pairs):
-        for above, below in zip(upper, lower, strict=True):
-            if below.get_text(strip=True):
-                above.replace_with(below)
-        rows[1].decompose()
 
 
 def clean(html: str) -> Markup:
@@ -298,7 +281,6 @@ def clean(html: str) -> Markup:
         if not _EMBEDDED.fullmatch(image.get("src") or ""):
             image.replace_with(str(image))
     for table in soup.find_all("table"):
-        _one_head(table)
         _align_numbers(table)
         for cell in table.select("td, tbody th"):
             if len(cell.get_text(strip=True)) > LONG_TEXT:

@@ -31,7 +31,6 @@ from gnnlab.errors import GnnlabError, meant, shown
 
 TYPES = ("int", "float", "str", "bool", "list[int]", "list[float]", "list[str]")
 FORM = "`name: type = literal  # meaning, unit; choices or range`"
-LARGEST_FILE = 64 * 1024  # bytes; what is larger is no parameter file
 _NOUNS = {"int": "whole number", "float": "number", "str": "text", "bool": "truth value"}
 _RANGE = re.compile(r"\(?(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)?\)?\.?")
 _CHOICES = re.compile(r"\(?([^\s|]+(?:\|[^\s|]+)+?)\)?\.?")
@@ -247,7 +246,7 @@ def _from_yaml(text: str) -> Any:
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a parameter file: `name: value` lines in UTF-8. An empty file gives no parameter. Raises `GnnlabError`."""
     path = Path(path)
-    text = _read(path, LARGEST_FILE)
+    text = _read(path)
     try:
         found = _from_yaml(text)
     except GnnlabError as error:
@@ -298,11 +297,9 @@ def _injected(namespace: Mapping[str, Any]) -> Iterator[str]:
             yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
-def _read(path: Path, at_most: int | None = None) -> str:
+def _read(path: Path) -> str:
     """The text of a file, UTF-8 with or without a byte-order mark."""
     try:
-        if at_most is not None and path.stat().st_size > at_most:
-            raise GnnlabError(f"{path} is larger than {at_most // 1024} KiB, so it is no parameter file")
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise GnnlabError(f"{path} is not UTF-8 text (byte {error.start}); it must be saved as UTF-8") from None

@@ -193,7 +193,8 @@ def _rendered(
     try:
         result = results.read(result_path)
         entry.title = notebook_html.title(notebook_html.read(notebook_path)) or entry.title
-        if _stale(page, [result_path, notebook_path, *results.further_runs(out_dir, name)]):
+        sources = [result_path, notebook_path, *results.further_runs(out_dir, name)]
+        if not page.exists() or page.stat().st_mtime < max(path.stat().st_mtime for path in sources):
             render_notebook(notebook_path, result_path, judged)
     except GnnlabError as error:
         entry.problems.append(_in_folder(out_dir, str(error)))
@@ -204,14 +205,6 @@ def _rendered(
 def _in_folder(out_dir: Path, line: str) -> str:
     """With file names as they are in the folder of the page."""
     return line.replace(f"{out_dir}{os.sep}", "")
-
-
-def _stale(page: Path, sources: list[Path]) -> bool:
-    """Is `page` missing, or older than its sources or than the code that renders?"""
-    if not page.exists():
-        return True
-    code = [path for path in TEMPLATES.rglob("*") if path.is_file()] + list(Path(__file__).parent.glob("*.py"))
-    return page.stat().st_mtime < max(path.stat().st_mtime for path in [*sources, *code])
 
 
 def _figure_link(record: Judged, entries: list[NotebookEntry]) -> str | None:

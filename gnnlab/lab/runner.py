@@ -90,8 +90,8 @@ def run(
             console=console or Console(),
             width=max(len(notebook.name) for notebook in chosen),
         )
-        for line in [*filter(None, [damage]), *discovery.similar_parameters(chosen, overrides)]:
-            job.say(line)
+        if damage:
+            job.say(damage)
         try:
             for notebook in chosen:
                 job.settle(notebook, runs, force)

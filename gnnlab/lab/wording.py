@@ -1,4 +1,4 @@
-"""What rows are called, and why some have no number: reasons that differ only in a name or in a number become one."""
+"""What rows are called, and why some have no number: reasons that differ only in a name become one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pandas as pd
 from gnnlab.files import digest
 
 MOST_NAMED = 2  # of several values that `Study.only` kept
-_NUMBER = re.compile(r"\b\d+\.\d+\b")
 
 
 def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns: int, most_named: int) -> list[str]:
@@ -20,31 +19,19 @@ def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns:
     `column` is what a column is called, `columns` how many there are; where a reason holds for all of more than
     `most_named` columns, they are not listed.
     """
-    kinds: dict[str, list[tuple[Any, Any, str]]] = {}
+    kinds: dict[str, list[tuple[Any, Any]]] = {}
     for row, at, reason in cells:
         kind = reason
         for name in (str(at), re.sub(r"^[\d-]+ ", "", str(at))):  # "3 REDUCE_SUM" or without the number: "this stage"
             kind = re.sub(rf"(?<!\w){re.escape(name)}(?![\w.])", f"this {column}", kind)
-        kinds.setdefault(_NUMBER.sub("#", kind), []).append((row, at, reason))
-    return [
-        f"{_with_numbers(kind, [reason for *_, reason in found])} ({_places(found, column, columns, most_named)})"
-        for kind, found in kinds.items()
-    ]
+        kinds.setdefault(kind, []).append((row, at))
+    return [f"{kind} ({_places(found, column, columns, most_named)})" for kind, found in kinds.items()]
 
 
-def _with_numbers(kind: str, reasons: Sequence[str]) -> str:
-    """`kind` with its numbers again: "0.78 to 0.94" where they differ."""
-    several = [_NUMBER.findall(reason) for reason in reasons]
-    for numbers in zip(*several, strict=False):
-        least, most = min(numbers, key=float), max(numbers, key=float)
-        kind = kind.replace("#", least if least == most else f"{least} to {most}", 1)
-    return kind
-
-
-def _places(found: Iterable[tuple[Any, Any, str]], column: str, columns: int, most_named: int) -> str:
+def _places(found: Iterable[tuple[Any, Any]], column: str, columns: int, most_named: int) -> str:
     """Rows with the same columns together: "a, b × c; d × every size"."""
     of_row: dict[Any, dict[Any, None]] = {}
-    for row, at, _ in found:
+    for row, at in found:
         of_row.setdefault(row, {})[at] = None
     rows: dict[tuple[Any, ...], list[str]] = {}
     for row, at in of_row.items():

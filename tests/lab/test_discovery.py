@@ -149,16 +149,6 @@ def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(chosen, quick
     assert f"{name} belongs to no notebook" in message and hint in message
 
 
-def test_a_notebook_that_would_keep_to_its_own_graph_while_others_were_given_one_is_named(repository):
-    several = notebook(repository, "01_several", f"{CELL}\ngraphs: list[str] = []  # graphs")
-    one = notebook(repository, "02_one", f"{CELL}\ngraph: str = 'digits'  # the graph")
-    chosen = [Notebook(path) for path in (several, one)]
-    (line,) = discovery.similar_parameters(chosen, [("graphs", "[mine]"), ("width", "4")])
-    assert line.startswith("-p graphs: 02_one has graph in its place")
-    assert discovery.similar_parameters(chosen, [("graphs", "[mine]"), ("graph", "mine")]) == []
-    assert discovery.similar_parameters(chosen[:1], [("graphs", "[mine]")]) == []
-
-
 def test_a_notebook_must_declare_where_its_results_go(repository, quick):
     path = notebook(repository, "01_first", "width: int = 8  # channels")
     quick.file(Notebook(repository / "02_second.ipynb")).unlink()

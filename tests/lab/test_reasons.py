@@ -12,11 +12,6 @@ def test_reasons_that_differ_in_the_name_of_the_stage_are_one_line():
     assert lines(cells) == ["this stage has no sum in it (fast:CPU × 1 GATHER, 2 MESSAGE)"]
 
 
-def test_reasons_that_differ_in_a_number_have_its_range():
-    cells = [("legacy", "3 SUM", "failed: off by 0.94"), ("legacy", "4 COUNT", "failed: off by 0.78")]
-    assert lines(cells) == ["failed: off by 0.78 to 0.94 (legacy × 3 SUM, 4 COUNT)"]
-
-
 def test_another_name_within_a_word_is_left_alone():
     assert lines([("a", "1 SUM", "no SUMMARY of SUM")]) == ["no SUMMARY of this stage (a × 1 SUM)"]
 
