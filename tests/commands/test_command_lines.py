@@ -87,11 +87,6 @@ def test_a_data_set_is_understood_without_its_family_and_with_underscores(monkey
     assert seen == asked
 
 
-def test_a_name_that_is_nearly_one_of_a_data_set_is_answered_by_it():
-    with pytest.raises(GnnlabError, match=r"did you mean Peptides-func\?"):
-        graphs.load("Peptide-func")
-
-
 @pytest.mark.parametrize("model", ["graph_transformer", "own_models:plain"])
 def test_a_batch_size_that_has_no_effect_is_refused(model):
     with pytest.raises(

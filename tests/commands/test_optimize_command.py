@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from planted_search import FACTS, Planted
+from planted_search import Planted
 
 from gnnlab import cli
 from gnnlab.commands.optimize import _gain_text
@@ -51,17 +51,6 @@ def test_the_table_says_why_a_step_is_not_kept_and_counts_what_does_not_apply(op
     assert "1 step does not apply" in out and "tensors go in" not in out
 
 
-def test_what_has_no_fast_layers_says_why(optimize, monkeypatch):
-    monkeypatch.setattr(
-        search, "Worker", Planted(lambda plan, process: 1.0, {"fast layers": "it has no layers of PyG"})
-    )
-    _, out, _ = optimize("own_models:gin", "--graph", "karate")
-    assert (
-        "No step was seen to make it faster: nothing to write." in out
-        and "No fast layers: it has no layers of PyG." in out
-    )
-
-
 def test_what_the_budget_had_no_time_for_is_named(optimize, monkeypatch):
     monkeypatch.setattr(search, "Worker", planted := Planted(lambda plan, process: 0.5, start_s=4.0))
     monkeypatch.setattr(search, "clock", planted.clock)
@@ -73,17 +62,6 @@ def test_what_the_budget_had_no_time_for_is_named(optimize, monkeypatch):
 def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
     assert _gain_text(Estimate(2.0, 0.0, 132_317.0, 2)) == "too noisy to tell"
     assert _gain_text(Estimate(2.0, 1.9, 2.1, 5)) == estimate_text(Estimate(2.0, 1.9, 2.1, 5))
-
-
-def test_a_gain_that_may_be_none_on_a_busy_machine_is_told_as_that(optimize, monkeypatch):
-    monkeypatch.setitem(FACTS, "busy", "90 % of its CPU time goes to other programs")
-    shaky = {"fast layers": [0.6, 0.9, 1.1], "inference mode": [1.0, 1.0, 1.0]}
-    factor = lambda plan, process: min(shaky[name][process - 1] for name in plan)  # noqa: E731
-    monkeypatch.setattr(search, "Worker", Planted(factor))
-    _, out, _ = optimize("own_models:gin", "--graph", "karate")
-    assert "nothing to write" not in out
-    assert "No gain is beyond the noise. Open, for a larger --budget or more --processes: fast layers, 1.19 (0.5" in out
-    assert "The machine was busy (90 % of its CPU time goes to other programs)" in out
 
 
 @pytest.mark.parametrize(
@@ -115,13 +93,6 @@ def test_the_module_is_written_as_soon_as_there_is_a_gain_and_again_at_the_end(o
     code, _, err = optimize("own_models:gin", "--graph", "karate", "--out", "fast.py")
     assert code == 130 and "fast layers: 2" in err and "wrote fast.py: use it as fast:make" in err
     assert "steps.fast_layers(model, batch)" in (tmp_path / "fast.py").read_text()
-
-
-def test_a_module_of_an_earlier_run_is_replaced_or_said_to_be_old(optimize, monkeypatch):
-    for factor, words in ((0.5, "wrote fast.py"), (0.4, "wrote fast.py"), (1.0, "fast.py is of an earlier run")):
-        monkeypatch.setattr(search, "Worker", Planted(lambda plan, process, factor=factor: factor))
-        _, _, err = optimize("own_models:gin", "--graph", "karate", "--out", "fast.py")
-        assert words in err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gnnlab import files
 from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, export, exporters
 from gnnlab.export.artefacts import FAILED, WRONG, load_artefacts
@@ -112,21 +111,6 @@ def test_weights_of_other_stages_do_not_matter(folder):
     assert built(folder).key == built(folder, layer=sage(6, seed=1)).key
 
 
-def test_a_full_disk_leaves_what_was_there_and_is_not_the_models_fault(folder, monkeypatch):
-    before = load_artefacts(folder)
-
-    def refuse(*_):
-        raise OSError(28, "No space left on device")
-
-    for module, name in ((exporters, "save"), (files, "write_atomically")):
-        monkeypatch.setattr(module, name, refuse)
-        with pytest.raises((GnnlabError, OSError), match="No space"):
-            export_block(LAYER, 3, 4, exporter="handbuilt", folder=folder)
-        monkeypatch.undo()
-    assert load_artefacts(folder) == before
-    assert export_block(LAYER, 3, 4, exporter="handbuilt", folder=folder).ready
-
-
 def test_the_legacy_exporter_is_caught_being_wrong_in_silence(tmp_path):
     made = export_block(LAYER, 3, 3, exporter="onnx-legacy", folder=tmp_path)
     assert made.status == WRONG and made.parity_error > 0.1 and "repeated targets" in made.reason
@@ -223,12 +207,6 @@ def test_what_there_is_not_is_refused_in_one_line_before_anything_is_made(option
     assert "\n" not in str(found.value) and not list(tmp_path.iterdir())
 
 
-def test_an_empty_folder_says_which_notebook_to_run(tmp_path):
-    with pytest.raises(GnnlabError, match="run notebook 04 first") as error:
-        load_artefacts(tmp_path / "none")
-    assert "\n" not in str(error.value)
-
-
 def test_a_block_that_hands_on_its_input_is_still_right(tmp_path):
     with torch.no_grad():
         values = LAYER.trace(**export.random_inputs(5, 9, 6))
@@ -259,10 +237,6 @@ def test_every_combination_says_what_is_wrong_where_sums_are_and_what_cannot_be_
     refused = judged[judged["status"] == "unavailable"]
     assert set(refused["form"]) == {"openvino, index_add: OpenVINO"} and refused["value"].isna().all()
     assert refused["reason"].str.contains("aten.index_add").all()
-
-
-def test_a_stage_that_is_asked_for_as_a_block_too_has_one_row(judged):
-    assert not judged.duplicated(["form", "stage"]).any()
 
 
 def test_what_an_exporter_does_not_offer_has_no_row(judged):

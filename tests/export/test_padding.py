@@ -39,12 +39,6 @@ def test_a_block_of_padded_values_gives_what_the_block_gives(layer, data):
         np.testing.assert_allclose(value, values[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-def test_a_graph_of_the_models_own_size_is_left_as_it_is():
-    layer, graph = LAYERS[0], {k: v.numpy() for k, v in random_inputs(4, 9, 5).items()}
-    same = pad(layer, graph, 4, 9)
-    assert all(np.array_equal(same[name], graph[name]) for name in graph)
-
-
 @given(counts, counts, st.sampled_from(POLICIES))
 def test_a_bucket_holds_the_graph_and_a_ghost_where_edges_are_added(nodes, edges, policy):
     wide_nodes, wide_edges = bucket(nodes, edges, policy)

@@ -94,10 +94,6 @@ def test_a_headline_is_true_of_the_whole_interval():
     assert [kind for kind, _ in advice.headlines(rows)] == [advice.UNSURE]
 
 
-def test_that_two_numbers_are_equal_is_no_advice():
-    assert advice.headlines([judged("stages.intercept", 0.01, (0.005, 0.02), 9, "")]) == []
-
-
 def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them():
     declared = {
         name: SimpleNamespace(default=value) for name, value in {"models": ["a:a", "a:b"], "graph": "g"}.items()

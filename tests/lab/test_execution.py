@@ -7,7 +7,6 @@ from papermill.exceptions import PapermillExecutionError
 
 from gnnlab.lab import execution
 from gnnlab.lab.discovery import Notebook
-from gnnlab.lab.execution import Progress
 from gnnlab.lab.results import Status
 
 
@@ -46,23 +45,6 @@ def test_each_end_has_a_reason_of_one_line(monkeypatch, tmp_path, error, reason)
     ended = ending(monkeypatch, tmp_path, error)
     assert ended.status is Status.FAILED
     assert reason in ended.reason and len(ended.reason.splitlines()) == 1
-
-
-def test_a_long_reason_still_says_where(monkeypatch, tmp_path):
-    reason = ending(monkeypatch, tmp_path, raised("RuntimeError", "word " * 1000)).reason
-    assert len(reason) <= execution.LONGEST_REASON and reason.endswith("(cell [0])")
-
-
-@pytest.mark.parametrize(
-    ("code", "cause"),
-    [(None, ""), (3, " (exit code 3)"), (-9, " (killed by the system, as when memory runs out)"), (-11, " (signal 11")],
-)
-def test_why_a_kernel_died_is_said_as_far_as_it_is_known(code, cause):
-    assert execution._cause(code).startswith(cause) and bool(execution._cause(code)) == bool(cause)
-
-
-def test_the_place_is_the_cell_and_its_heading():
-    assert Progress(0, print, cell=3, heading="Scaling").place == "cell [3], under 'Scaling'"
 
 
 def test_clean_takes_out_the_marks_of_papermill_once_and_leaves_the_rest(tmp_path):

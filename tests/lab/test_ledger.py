@@ -238,10 +238,9 @@ def change(path, where, by=1.001):
     write_json(path, content)
 
 
-@pytest.mark.parametrize("file", ["01_a.json", "runs/01_a.1.json"])
-@pytest.mark.parametrize("field", ["value", "low", "high", "ratio", "ratio_low", "ratio_high"])
-def test_a_digit_that_was_changed_in_a_row_is_named(stored, file, field):
-    change(stored / file, ["rows", 2, field])
+@pytest.mark.parametrize("field", ["value", "ratio"])
+def test_a_digit_that_was_changed_in_a_row_is_named(stored, field):
+    change(stored / "01_a.json", ["rows", 2, field])
     follows, lines = ledger.recompute(stored)
     assert not follows and any("gat_layer, a: gnnlab" in line for line in lines)
 
@@ -253,23 +252,13 @@ def test_a_count_that_was_changed_is_named_with_the_verdict_that_rests_on_it(sto
     assert not follows and any(line.startswith("gat.calls: stored reproduced 7") for line in lines)
 
 
-def test_samples_that_were_changed_are_named(stored):
-    path = stored / "01_a.samples.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    follows, lines = ledger.recompute(stored)
-    assert not follows and any("01_a.samples.parquet are not those of their result file" in line for line in lines)
-
-
-@pytest.mark.parametrize("field", ["value", "low", "high"])
-def test_a_digit_that_was_changed_in_the_ledger_is_named(stored, field):
-    change(stored / ledger.RECORD, ["claims", 0, field])
+def test_a_digit_that_was_changed_in_the_ledger_is_named(stored):
+    change(stored / ledger.RECORD, ["claims", 0, "value"])
     follows, lines = ledger.recompute(stored)
     assert not follows and len(lines) == 1 and lines[0].startswith("gat.faster: stored reproduced")
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"claims": [1]}', '{"claims": 1}'])
+@pytest.mark.parametrize("content", [None, "{"])
 def test_a_ledger_that_is_missing_or_damaged_is_one_line(stored, content):
     (stored / ledger.RECORD).unlink()
     if content:

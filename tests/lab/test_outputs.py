@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,15 +53,6 @@ def test_a_new_an_empty_and_a_folder_of_results_are_taken(tmp_path, result_file,
     for _ in range(2):
         with only_run(folder):
             pass
-
-
-def test_a_second_run_is_refused_in_one_line(tmp_path):
-    code = f"from pathlib import Path\nfrom gnnlab.lab.outputs import only_run\nfolder = Path({str(tmp_path)!r})\n"
-    code += "with only_run(folder): pass"
-    with only_run(tmp_path):
-        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "another process runs notebooks into" in second.stderr
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 # ---- whole or not at all
@@ -120,81 +109,6 @@ def test_one_run_more_keeps_the_one_before_and_a_run_anew_drops_them_all(folder,
     assert (folder / "runs/01_a.2.samples.parquet").read_text() == "second"
     outputs.commit(*staged(folder, result_file, "anew"))
     assert [path.name for path in (folder / "runs").iterdir()] == ["notes"]
-
-
-def test_results_that_no_run_recorded_leave_the_further_runs(folder, result_file):
-    outputs.commit(*staged(folder, result_file, "second"), more=True)
-    outputs.commit(*staged(folder, result_file, "by papermill")[:3])
-    assert [results.read(path).run for path in results.further_runs(folder, "01_a")] == ["earlier"]
-
-
-def test_files_of_someone_among_further_runs_stay(folder, result_file):
-    for run in ("second", "third"):
-        outputs.commit(*staged(folder, result_file, run), more=True)
-    mine = {f"runs/{name}": "mine" for name in ("01_a.2026 notes.txt", "01_a.2026 notes.json", "notes")}
-    for name, text in mine.items():
-        (folder / name).write_text(text)
-    outputs.commit(*staged(folder, result_file, "anew"))
-    assert {name: text for name, text in contents(folder).items() if name.startswith("runs/")} == mine
-
-
-def test_no_file_is_cleared_for_its_name_alone(tmp_path):
-    with only_run(tmp_path):
-        pass
-    for file in ("01_a.running.ipynb", "draft.running.notes/a.txt", ".01_a.json.x1.tmp", ".12_months.new"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text("mine")
-    (tmp_path / "01_a.running.earlier").mkdir()
-    before = contents(tmp_path)
-    with only_run(tmp_path):
-        pass
-    assert contents(tmp_path) == before and (tmp_path / "01_a.running.earlier").is_dir()
-
-
-def test_a_run_that_ends_nowhere_leaves_all_as_it_was(folder, result_file):
-    before = contents(folder)
-    staged(folder, result_file, "half")
-    with only_run(folder):
-        pass
-    assert contents(folder) == before
-
-
-def test_what_failed_stands_beside_the_earlier_results(folder, result_file):
-    before = contents(folder)
-    place = outputs.stage(folder, "01_a")
-    (place / "01_a.ipynb").write_text("{}")
-    failed = result_file(notebook="01_a", status="failed", reason="no luck")
-    assert outputs.fail(place, folder, "01_a", failed) == folder / "01_a.failed.ipynb"
-    assert outputs.fail(outputs.stage(folder, "01_a"), folder, "01_a", failed) is None
-    after = contents(folder)
-    assert results.read(folder / "01_a.failed.json").reason == "no luck"
-    assert {k: v for k, v in after.items() if "failed" not in k} == {
-        k: v for k, v in before.items() if "failed" not in k
-    }
-
-
-def test_rows_of_a_run_that_failed_stand_with_its_reason_until_the_next_run(folder, result_file):
-    rows, failed = table_rows.raced({"mine": 2.0}), result_file(notebook="01_a", status="failed", reason="no luck")
-    path, samples = folder / "01_a.failed.json", folder / "01_a.failed.samples.parquet"
-
-    def fail(rows=None, damage=False):
-        place = outputs.stage(folder, "01_a")
-        if rows:
-            results.write(place / "01_a.json", result_file(notebook="01_a", run="its own"), rows)
-        if damage:
-            (place / "01_a.samples.parquet").write_bytes(b"half")
-        outputs.fail(place, folder, "01_a", failed)
-        return results.read(path)
-
-    kept = fail(rows)
-    assert (kept.status, kept.reason, kept.run, kept.rows) == ("failed", "no luck", "its own", list(rows))
-    assert results.table_of(path, kept).samples_of(kept.rows[0]).tolist() == rows.samples_of(kept.rows[0]).tolist()
-    assert [result.run for result, _ in results.runs_of(folder)[0]["01_a"]] == ["earlier"]
-    for less in (fail(rows, damage=True), fail()):
-        assert (less.status, less.reason, less.rows) == ("failed", "no luck", []) and not samples.exists()
-    fail(rows)
-    outputs.commit(*staged(folder, result_file, "new"))
-    assert not list(folder.glob("*.failed.*"))
 
 
 class Killed(BaseException):

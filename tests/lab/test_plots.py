@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
 from pathlib import Path
@@ -100,27 +99,6 @@ def test_no_two_texts_overlap_and_none_leaves_the_figure(operators: pd.DataFrame
             assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, f"{text!r} leaves the figure"
 
 
-@pytest.mark.parametrize("word", ["W" * 30, "i" * 30, "symptom_gat"])
-def test_a_title_is_wrapped_to_the_width_of_the_figure(operators: pd.DataFrame, word: str) -> None:
-    figure = bars(operators, title=" ".join([word] * 6))
-    box = dict(boxes(figure))[figure.get_suptitle()]
-    assert box.x1 <= figure.bbox.x1
-    assert figure.get_suptitle().split() == [word] * 6
-
-
-def test_long_labels_are_wrapped_and_leave_room_for_the_bars(operators: pd.DataFrame) -> None:
-    figure = bars(operators)
-    figure.draw_without_rendering()
-    assert figure.axes[0].get_position().width > 0.6
-
-
-@pytest.mark.parametrize("count", [1, 6, 12])
-def test_labels_of_a_crowded_roofline_find_free_places(count: int) -> None:
-    labels = [(text, box) for text, box in boxes(roofline(count)) if text.startswith("operator")]
-    assert len(labels) == count
-    assert not any(a.overlaps(b) for (_, a), (_, b) in combinations(labels, 2))
-
-
 def test_every_figure_carries_its_finding_units_and_intervals(operators: pd.DataFrame, scaling: pd.DataFrame) -> None:
     for figure in every_figure(operators, scaling):
         axes = figure.axes[0]
@@ -166,13 +144,6 @@ def test_sizes_over_decades_have_units_of_their_own_and_a_0_stands_at_the_edge()
     assert axes.get_xlabel() == "memory" and {"1 KiB", "1 MiB"} <= {tick.get_text() for tick in axes.get_xticklabels()}
 
 
-def test_the_line_of_equality_is_one_also_where_one_side_has_a_0() -> None:
-    frame = pd.DataFrame({"stated": [2.0, 20.0, 36.0], "observed": [0.0, 0.0, 50.0]})
-    axes = {"x": "stated", "y": "observed", "x_label": "stated (%)", "y_label": "observed (%)"}
-    drawn = plots.points(frame, **axes, equal=True, title=TITLE).axes[0]
-    assert drawn.get_xscale() == drawn.get_yscale() == "linear"
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.85, 2.1), (1.0, 6.0), (0.6, 1.8), (0.9, 1.6), (0.1, 160.0)])
 def test_an_axis_of_ratios_has_a_tick_at_1(low: float, high: float) -> None:
     frame = pd.DataFrame({"form": ["slow", "fast"], "value": [low, high]})
@@ -216,12 +187,6 @@ def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_se
     assert root.find(f"{name}title").text == TITLE and root.find(f"{name}desc").text == f"{ALT} <&>"
 
 
-def test_the_same_figure_gives_the_same_file(operators: pd.DataFrame, tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        plot_style.save(bars(operators), "operators", title=TITLE, alt=ALT, folder=tmp_path / folder)
-    assert (tmp_path / "a/figures/operators.svg").read_bytes() == (tmp_path / "b/figures/operators.svg").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -238,18 +203,6 @@ def test_save_refuses_what_a_reader_would_miss(
     with pytest.raises(GnnlabError, match=message):
         plot_style.save(bars(operators), options.pop("name"), **options, folder=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_leaves_the_earlier_figure(
-    operators: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = plot_style.save(bars(operators), "operators", title=TITLE, alt=ALT, folder=tmp_path)
-    before = (tmp_path / record.png).read_bytes()
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(GnnlabError, match="No space left"):
-        plot_style.save(bars(operators[:1]), "operators", title=TITLE, alt=ALT, folder=tmp_path)
-    assert (tmp_path / record.png).read_bytes() == before
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["operators.png", "operators.svg"]
 
 
 ZERO = Ceilings([(2**20, 0.0)], 88.0, "float32", 1, "cpu")
@@ -275,14 +228,6 @@ POINT = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]}
 def test_what_cannot_be_drawn_is_one_clear_line(operators: pd.DataFrame, draw, message: str) -> None:
     with refused(message):
         draw(operators)
-
-
-def test_a_bar_whose_group_stands_alone_lies_at_its_label(operators: pd.DataFrame) -> None:
-    frame = operators.assign(model=["gat", "gat", "gat", "transformer"])
-    axes = bars(frame, hue="model").axes[0]
-    drawn = [bar for container in axes.containers if not hasattr(container, "has_xerr") for bar in container]
-    middles = [bar.get_y() + bar.get_height() / 2 for bar in drawn]
-    assert middles == pytest.approx(list(axes.get_yticks()))
 
 
 # ---- rows by columns
@@ -326,39 +271,6 @@ def test_a_missing_value_is_a_dash_and_has_no_colour(frame):
     assert any("no value" in text.get_text() for text in fig.legends[0].get_texts())
 
 
-def test_many_columns_have_no_numbers_and_all_their_labels(frame):
-    wide = pd.concat([frame.assign(size=[f"{n}/{s}" for s in frame["size"]]) for n in range(5)])
-    ax = panels(plots.heat(wide, **AXES))["a:CPU"]
-    assert texts(ax) == [] and len(ax.get_xticklabels()) == 15
-
-
-def test_more_than_three_columns_leave_room_for_two_digits():
-    rows = [{"stage": "1", "size": f"{i}/9", "unit": "a:CPU", "value": 0.12345 * (i + 1)} for i in range(5)]
-    for count, shown in ((3, "0.123"), (5, "0.12")):
-        figure = plots.heat(pd.DataFrame(rows[:count]), **AXES)
-        assert shown in texts(figure.axes[0])
-
-
-def test_one_value_and_one_panel_can_be_drawn(frame):
-    fig = plots.heat(frame.iloc[:1], **AXES)
-    assert fig._repr_png_() and texts(panels(fig)["a:CPU"]) == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda f: f.assign(value=0.0), "logarithmic"),
-        (lambda f: f.assign(value=np.nan), "logarithmic"),
-        (lambda f: pd.concat([f, f]), "twice"),
-        (lambda f: f.drop(columns="unit"), "unit"),
-        (lambda f: f.iloc[:0], "empty"),
-    ],
-)
-def test_what_cannot_be_shown_honestly_is_refused(frame, spoil, words):
-    with pytest.raises(GnnlabError, match=words):
-        plots.heat(spoil(frame), **AXES)
-
-
 FRAME = pd.DataFrame({"who": [*"aabb"], "where": [*"1213"], "status": ["ok", "timeout", "failed", "ok"]})
 MATRIX = {"row": "who", "column": "where", "title": "a is late once"}
 
@@ -370,10 +282,3 @@ def test_bad_fields_stand_there_in_words_good_ones_as_marks_and_gaps_as_dashes()
     assert [text.get_text() for text in fig.legends[0].get_texts()] == ["ok", "failed", "timeout", "no row"]
     fig = plots.marks(FRAME[FRAME["status"] == "ok"], **MATRIX)
     assert [text.get_text() for text in fig.legends[0].get_texts()] == ["ok", "no row"]
-
-
-def test_a_field_that_occurs_twice_or_an_empty_table_is_refused():
-    with pytest.raises(GnnlabError, match="occurs twice"):
-        plots.marks(pd.concat([FRAME, FRAME.iloc[:1]]), **MATRIX)
-    with pytest.raises(GnnlabError, match="empty"):
-        plots.marks(FRAME.iloc[:0], **MATRIX)

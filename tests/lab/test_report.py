@@ -14,7 +14,6 @@ import nbformat
 import pandas as pd
 import pytest
 import small_site
-import table_rows
 from bs4 import BeautifulSoup
 from nbformat import v4
 from small_site import ENVIRONMENT, HOSTILE, result
@@ -23,7 +22,6 @@ from gnnlab.errors import GnnlabError
 from gnnlab.lab import claims, ledger_view, notebook_html, report, results
 from gnnlab.lab.claims import Verdict
 from gnnlab.lab.notebook_html import clean
-from gnnlab.lab.results import FigureRecord
 
 
 @pytest.fixture(scope="module")
@@ -151,21 +149,6 @@ def test_a_failed_run_is_told_with_its_reason_beside_the_older_result(finished: 
     assert 'id="error"' in read(finished, "02_optimize_gnn.failed.html")
 
 
-def test_rows_of_a_failed_run_are_counted_on_its_page_and_advise_nothing(tmp_path: Path) -> None:
-    record, picture = small_site.figure(tmp_path, "operators")
-    raced = table_rows.raced({"mine": 3.0})
-    for name, status in (("01_profile_bottlenecks", "passed"), ("01_profile_bottlenecks.failed", "failed")):
-        nbformat.write(small_site.executed(picture, "operators", record.alt), tmp_path / f"{name}.ipynb")
-        about = {"status": status, "reason": "no luck" * (status == "failed") or None, "purposes": {"s": "a sum"}}
-        found = result("01_profile_bottlenecks", tmp_path, **about)
-        results.write(tmp_path / f"{name}.json", found, raced)
-    report.build_site(tmp_path)
-    passed, failed = (read(tmp_path, f"01_profile_bottlenecks{kind}.html") for kind in ("", ".failed"))
-    assert "When to use what" in passed and "What was measured before it stopped" not in passed
-    assert f"01_profile_bottlenecks.failed.json</code> ({len(raced)} rows). No claim is judged by it." in failed
-    assert "When to use what" not in failed
-
-
 def test_a_damaged_result_costs_one_line_and_nothing_else(finished: Path) -> None:
     html = read(finished, "index.html")
     assert html.count("03_fm_amp_training.json is not a result file of this version") == 1
@@ -200,31 +183,11 @@ def test_an_unreadable_notebook_is_one_line(tmp_path: Path) -> None:
         report.render_notebook(tmp_path / "01_profile_bottlenecks.ipynb", tmp_path / "01_profile_bottlenecks.json")
 
 
-def test_a_picture_outside_the_folder_is_not_shown(tmp_path: Path) -> None:
-    outside = tmp_path / "secret.png"
-    outside.write_bytes(b"secret")
-    record = FigureRecord(name="x", title="t", alt="a", png="../secret.png", svg="x.svg", key=True)
-    folder = tmp_path / "quick"
-    folder.mkdir()
-    result("01_profile_bottlenecks", folder, figures=[record])
-    report.build_site(folder)
-    assert base64.b64encode(b"secret").decode() not in read(folder, "index.html")
-
-
 def test_an_empty_folder_says_that_nothing_was_measured_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     html = report.build_site(tmp_path).read_text(encoding="utf-8")
     assert "Nothing has been measured in this folder yet" in html
     with pytest.raises(GnnlabError, match="gnnlab run --params nowhere"):
         report.build_site(tmp_path / "nowhere")
-
-
-def test_a_full_disk_leaves_the_old_report(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    html = finished / "01_profile_bottlenecks.html"
-    before = html.read_bytes()
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(GnnlabError, match="No space left on device"):
-        report.render_notebook(html.with_suffix(".ipynb"), html.with_suffix(".json"))
-    assert html.read_bytes() == before and not list(finished.glob(".*.tmp"))
 
 
 ODD = {"cpu": "odd", "devices": 3, "load": None, "memory_gb": "much", "versions": [], "finished": 1}
@@ -311,13 +274,6 @@ def test_a_name_that_begins_with_a_digit_is_no_number_and_a_long_head_breaks_at_
     table = BeautifulSoup(safe, "html.parser")
     assert [head.get_text() for head in table.select("th.nu")] == ["bytes", "fast:CPU"]
     assert "fast:<wbr>CPU" in str(safe)
-
-
-def test_an_output_that_cannot_be_shown_stops_its_page_in_one_line() -> None:
-    bad = {"application/vnd.jupyter.widget-view+json": "text"}
-    cells = [v4.new_code_cell("bad()", outputs=[v4.new_output("display_data", bad)])]
-    with pytest.raises(GnnlabError, match="cannot be shown"):
-        notebook_html.render(v4.new_notebook(cells=cells), {})
 
 
 def test_a_section_that_says_what_to_do_stands_before_the_others() -> None:

@@ -11,7 +11,6 @@ import types
 from pathlib import Path
 
 import nbformat
-import papermill
 import psutil
 import pytest
 from rich.console import Console
@@ -299,21 +298,6 @@ def test_a_notebook_has_one_time_limit_for_all_its_cells(repository):
     assert results.read(repository / "outputs/quick/01_first.json").status == "passed"
 
 
-def test_a_full_disk_is_a_failure_in_one_line(repository, monkeypatch):
-    def full(*arguments, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(papermill, "execute_notebook", full)
-    before = (repository / "outputs/quick/01_first.json").read_bytes()
-    outcome = start(repository, "01", force=True)[0]["01"]
-    assert outcome.status == "failed" and outcome.reason.endswith("01_first.ipynb: No space left on device")
-    assert (repository / "outputs/quick/01_first.json").read_bytes() == before
-    monkeypatch.setattr(files.tempfile, "mkstemp", full)
-    with pytest.raises(GnnlabError, match="No space left on device"):
-        start(repository, "01", force=True)
-    assert (repository / "outputs/quick/01_first.json").read_bytes() == before
-
-
 @pytest.fixture
 def slow_run(repository):
     """Another process that runs notebook 01, which sleeps, and the process of its kernel."""
@@ -435,15 +419,6 @@ def test_what_runs_anew_supersedes_its_further_runs_and_no_other_file(three, wit
     assert further(three) == ["notes.txt"]
 
 
-def test_a_run_anew_that_fails_leaves_the_further_runs_and_its_line_is_neither_wrapped_nor_markup(
-    three, without_kernels
-):
-    before, without_kernels.fail = pooled(three), "IndexError: [red]" + "long " * 30
-    outcomes, printed = start(three, "01", force=True)
-    assert outcomes["01"].status == "failed" and pooled(three) == before
-    assert re.search(r"01_first  failed   [\d.]+ s  IndexError: \[red\](long ){29}long\n", printed)
-
-
 def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(three, without_kernels):
     before, without_kernels.fail = pooled(three), "no luck"
     outcomes, printed = start(three, "01", runs=5)
@@ -455,19 +430,6 @@ def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(t
     assert outcomes["01"].status == "passed" and "running  run 4 of 4" in printed
     assert pooled(three) == [*before, 10**7 + 1]
     assert not list((three / "outputs/quick").glob("*.failed.*"))
-
-
-def test_a_further_run_that_is_lost_is_made_again(three, without_kernels):
-    (three / "outputs/quick/runs/01_first.1.samples.parquet").unlink()
-    _, printed = start(three, "01", runs=3)
-    assert "running  run 3 of 3" in printed and further(three) == KEPT
-    assert len(set(pooled(three))) == 3
-
-
-def test_a_first_run_of_several_says_why(three, without_kernels):
-    _, printed = start(three, "01", runs=2, force=True)
-    assert "01_first  running  run 1 of 2, forced\n" in printed and "01_first  running  run 2 of 2\n" in printed
-    assert further(three) == KEPT[:2] and pooled(three) == [10**7 + 1, 10**7 + 2]
 
 
 def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
@@ -506,7 +468,6 @@ def test_a_need_without_results_is_named_and_a_notebook_without_a_parameter_file
         (["9"], {}, "there is no notebook '9'"),
         ([], {"overrides": [("output_dir", "notebooks")]}, "is not empty and holds no results"),
         ([], {"runs": 0}, "runs: got 0; allowed is a whole number from 1 to 100"),
-        ([], {"runs": 101}, "runs: got 101"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, part):
@@ -523,8 +484,6 @@ def test_bad_requests_are_refused_before_anything_is_touched(repository, argumen
         ("graphs", "[digits, nowhere.csv]", "graphs: there is no file nowhere.csv; paths are relative to "),
         ("models", "[made_here:gcn, nowhere:gcn]", "models: there is no module nowhere: neither installed nor a file"),
         ("graphs", "[there.csv]", None),
-        ("models", "[made_here:gcn]", None),  # the notebook's own default: it writes that module itself
-        ("models", "[there:gcn]", None),
     ],
 )
 def test_a_file_or_a_module_that_is_not_there_is_told_before_a_kernel_starts(repository, name, value, part):
@@ -551,23 +510,6 @@ def test_every_parameter_file_is_checked_before_anything_runs(repository, monkey
     with pytest.raises(GnnlabError, match=r"03_third\.yaml: width: got .* from 1 to 64"):
         start(repository)
     assert not (repository / "outputs").exists()
-
-
-def test_a_damaged_record_is_said_and_its_notebooks_run_again(repository):
-    (repository / "outputs/quick/runs.json").write_text('{"runs": 5}')
-    outcomes, printed = start(repository, "03")
-    assert outcomes["03"].status == "skipped" and "runs.json is damaged" in printed
-
-
-def test_a_terminal_shows_a_bar_and_keeps_one_line_a_notebook(repository):
-    file = io.StringIO()
-    file.isatty = lambda: True
-    console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    runner.run(["01"], root=repository, console=console, force=True)
-    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", console.file.getvalue())
-    kept = [line for line in re.split(r"[\r\n]+", plain) if "passed" in line]
-    assert len(kept) == 1 and kept[0].endswith("forced")
-    assert "4/4" in plain and "The answer" in plain
 
 
 def test_what_parameters_name_is_looked_for_where_the_user_is(repository, tmp_path, monkeypatch):

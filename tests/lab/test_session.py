@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_notebook
 from torch import nn
 
-from gnnlab import Lab, machine
+from gnnlab import Lab
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.lab import ledger, outputs, results, session, study
 from gnnlab.lab.results import Status
@@ -93,20 +93,6 @@ def test_who_runs_cells_by_hand_writes_to_a_folder_of_their_own(lab, monkeypatch
     assert (lab.folder / "stages/journal.jsonl").read_text() == "measured by a run"
 
 
-@pytest.mark.parametrize("others", [2.0, 80.0])
-def test_who_runs_cells_by_hand_is_told_first_that_the_machine_is_busy(lab, monkeypatch, others):
-    said, seen = [], {"others_percent": others, "steal_percent": 0.0}
-    monkeypatch.setattr(machine, "at_work", lambda: seen)
-    monkeypatch.setattr(session, "display", lambda *shown, **_: said.extend(shown))
-    by_hand(monkeypatch)
-    warned = [at for at, shown in enumerate(said) if "**This machine is busy (80 % of" in str(shown.data)]
-    assert len(warned) == (others > machine.MOST_OTHERS) and all(at < len(said) - 1 for at in warned)
-    said.clear()
-    ask(monkeypatch, allow_stdin=False)  # the runner says it itself
-    Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"})
-    assert not any("busy" in str(shown.data) for shown in said)
-
-
 def test_a_folder_that_someone_names_for_exploring_is_taken_unless_it_holds_a_run(lab, monkeypatch, tmp_path):
     assert by_hand(monkeypatch, output_dir="outputs/mine").folder == tmp_path / "outputs/mine"
     with outputs.only_run(tmp_path / "outputs/mine"):
@@ -129,13 +115,6 @@ def test_papermill_alone_replaces_results_but_leaves_further_runs_and_respects_t
         with pytest.raises(GnnlabError, match="another process"):
             lab.finish()
         other.stdin.close()
-
-
-def test_names_of_operators_are_not_read_as_emphasis(lab, monkeypatch):
-    said = []
-    monkeypatch.setattr(session, "display", said.append)
-    lab.say("aten::_embedding_bag 85 %, `copy_`, aten::copy_ 5 % in my_model")
-    assert said[-1].data == r"aten::\_embedding_bag 85 %, `copy_`, aten::copy\_ 5 % in my_model"
 
 
 def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):
@@ -161,15 +140,6 @@ def test_a_race_records_every_form_in_every_cell(lab):
     assert len(lab.table.samples_of(mine)) == mine.n >= 12
     assert "differs from that of base" in raced.failed["wrong"] and raced.rows[3].status == "failed"
     assert lab.finish() and ledger.recompute(lab.folder)[1][:-1] == []  # all but the ledger's file, which is not there
-
-
-def test_a_form_of_a_race_may_name_what_computes_it(lab):
-    forms = {"base": lambda x: x * 2, "mine": lambda x: x + x, "rough": lambda x: x * 2.001}
-    own = {"mine": {"runtime": "onnxruntime 1", "threads": 3, "notes": ["is known"]}, "rough": {"precision": "int8"}}
-    rows = {row.form: row for row in lab.race("doubled", forms, {"4": (X,)}, budget_s=0.01, of_form=own).rows}
-    assert (rows["mine"].runtime, rows["mine"].threads, rows["mine"].notes[0]) == ("onnxruntime 1", 3, "is known")
-    assert rows["base"].runtime.startswith("torch") and "is known" not in rows["base"].notes
-    assert rows["rough"].status == "failed" and rows["rough"].precision == "int8"
 
 
 def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
@@ -233,12 +203,6 @@ def test_what_a_row_of_a_frame_leaves_out_is_that_of_this_process(lab):
     assert first.threads == 7 and second.threads == torch.get_num_threads()
 
 
-def test_a_frame_without_an_origin_is_refused(lab):
-    frame = pd.DataFrame({"form": ["a"], "value": [1.0], "low": [0.9], "high": [1.1], "n": [9]})
-    with pytest.raises(GnnlabError, match="origin"):
-        lab.record("s", frame, unit="ms", better="lower", statistic="median", interval="95 % confidence")
-
-
 @pytest.mark.parametrize(
     ("device", "named"),
     [("cpu", "CPU c"), ("cpu:0", "CPU c"), ("cuda", "CUDA g0"), ("cuda:0", "CUDA g0"), ("cuda:1", "CUDA g1")],
@@ -250,16 +214,6 @@ def test_a_device_by_its_kind_becomes_its_name(lab, device, named):
     lab.record("a", pd.DataFrame([{"form": "of a frame", "origin": "counted", "device": device, **exact}]))
     threads = torch.get_num_threads() if named == "CPU c" else 0
     assert [(row.device, row.threads) for row in lab.table] == [(named, threads)] * 2
-
-
-def test_what_other_runtimes_compute_is_under_no_setting_of_torch(lab):
-    forms = {"base": lambda x: x * 2, "npu": lambda x: x + x, "int8": lambda x: 2 * x}
-    own = {"npu": {"device": "NPU Intel", "runtime": "OpenVINO"}, "int8": {"runtime": "onnxruntime"}}
-    forms = {name: under(form, precision="medium") for name, form in forms.items()}
-    raced = lab.race("doubled", forms, {"4": (X,)}, budget_s=0.01, of_form=own, precision={"int8": "int8"})
-    rows = {row.form: row for row in raced.rows}
-    assert rows["base"].precision == rows["A/A"].precision == "float32, matmul precision medium"
-    assert (rows["npu"].threads, rows["npu"].precision, rows["int8"].precision) == (0, "float32", "int8")
 
 
 @pytest.mark.parametrize("values", [{"size": 11, "output_dir": "o"}, {"size": "three", "output_dir": "o"}])

@@ -136,36 +136,6 @@ def test_a_figure_has_one_unit(draw):
     assert drawn(found, "cells-B")[0].axes[0].get_xlabel() == "cells (B)"
 
 
-def test_percent_are_off_by_points_and_a_study_is_called_as_it_is_said():
-    rows = [
-        {"form": f, "keys": {"k": k}, "value": v, "unit": "%"} for f, v in (("a", 20.0), ("b", 5.0)) for k in (1, 2)
-    ]
-    found = study(*rows)
-    found.named("GAT layer").scatter(x="a", y="b")
-    fig, _ = drawn(found, "cells-scatter")
-    assert (
-        fig.get_suptitle()
-        == "GAT layer: b is off a by 15 percentage points in the median of 2 cells, 15 percentage points at most"
-    )
-
-
-@pytest.mark.parametrize(
-    ("better", "label"), [("higher", "times as fast"), ("lower", "times as long"), ("neither", "cells (×)")]
-)
-def test_a_factor_says_of_what(better, label):
-    found = study({"form": "a", "value": 2.0, "unit": "x", "better": better})
-    found.plot("value")
-    assert drawn(found, "cells")[0].axes[0].get_xlabel() == label
-
-
-def test_many_kept_forms_do_not_fill_title_and_name():
-    found = study(*({"form": f"form {n}", "value": 1.0 + n} for n in range(5)))
-    for first in (0, 1):
-        found.only(form=[f"form {n}" for n in (first, 2, 3, 4)]).plot("value")
-    assert len(found._lab.figures) == 2 and all(len(name) < 45 for name in found._lab.figures)
-    assert "Cells, form form 1, form 2 and 2 more:" in drawn(found, list(found._lab.figures)[1])[0].get_suptitle()
-
-
 def test_marks_leave_the_control_out_and_group_what_has_one_reason():
     lost = {"status": "unavailable", "reason": "no NPU"}
     rows = [{"form": f, "keys": {"stage": s}, **lost} for f in ("npu", "npu 2") for s in "abc"]
@@ -201,22 +171,6 @@ def test_only_keeps_rows_by_key_and_field_and_says_so():
         found.only(stge="UPDATE")
 
 
-def test_bars_by_another_field_than_the_form():
-    rows = [{"form": "copy", "keys": {"unit_of": u, "mib": m}, "value": 1.0 + m} for u in ("a", "b") for m in (1, 2)]
-    found = study(*rows)
-    found.plot("value", by="unit_of")
-    fig, _ = drawn(found, "cells")
-    assert [text.get_text() for text in fig.legends[0].texts] == ["a", "b"]
-    assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["size 1 MiB", "size 2 MiB"]
-
-
-def test_more_forms_than_looks_are_one_bar_each():
-    rows = [{"form": f"form {n}", "keys": {"size": s}, "value": 1.0 + n} for n in range(9) for s in ("1/1", "2/2")]
-    found = study(*rows)
-    found.plot("value")
-    assert len(drawn(found, "cells")[0].axes[0].get_yticklabels()) == 18
-
-
 def test_nothing_measured_is_said_and_not_drawn():
     found = study({"form": "npu", "status": "unavailable", "reason": "no NPU"})
     for draw in (found.plot, lambda: found.heat(row="form", column="device"), lambda: found.scatter(x="n", y="value")):
@@ -228,15 +182,6 @@ def test_nothing_measured_is_said_and_not_drawn():
     found.only(form="cpu").marks(row="form", column="device")
     assert found._lab.said[-1] == "Cells, form cpu: nothing was measured."
     assert study().finding() == "Cells: nothing was measured" and len(study().shown()) == 1
-
-
-def test_an_axis_does_not_say_its_unit_twice_and_whole_numbers_have_whole_ticks():
-    found = study(*({"form": "a", "value": 0.5 + n / 10, "unit": "cell", "keys": {"epoch": n}} for n in (1, 2, 3)))
-    found.plot("value", x="epoch")
-    fig, _ = drawn(found, "cells")
-    (axes,) = fig.axes
-    assert axes.get_ylabel() == "cells" and fig.get_suptitle() == "Cells: from 0.6 (epoch 1) to 0.8 (epoch 3)"
-    assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
 def test_numbers_of_several_units_stand_in_one_column_each_with_its_own():

@@ -91,14 +91,6 @@ def test_an_estimate_has_the_digits_that_its_interval_is_worth(estimate, shown):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "shown"),
-    [((1.41, 1.45), "1.41 to 1.45"), ((5, None), "at least 5"), ((None, 1.5), "at most 1.5"), (None, "some gain")],
-)
-def test_a_claimed_range_in_words(bounds, shown):
-    assert tables.format_range(bounds) == shown
-
-
-@pytest.mark.parametrize(
     ("value", "shown"),
     [(0, "0"), (0.00123, "0.00123"), (1.0, "1"), (1234.5, "1,234"), (169856, "169,856"), (5.6e9, "5.6e+09")],
 )
@@ -116,11 +108,3 @@ def test_a_number_on_an_axis(value, shown):
 )
 def test_a_gain_says_when_no_difference_was_seen(gain, shown):
     assert tables.gain_text(Estimate(*gain)) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0, "0.0 s"), (0.84, "0.8 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (125, "2 min 5 s")],
-)
-def test_durations_are_said_as_readers_say_them(seconds, shown):
-    assert tables.duration(seconds) == shown
