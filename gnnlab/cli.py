@@ -268,7 +268,7 @@ def params(arguments) -> int:
     for notebook in discovery.select(discovery.notebooks(discovery.root()), arguments.notebooks):
         every = notebook.declared.values()
         rows = [(p.name, p.type, json.dumps(p.default, ensure_ascii=False), p.meaning, p.allowed) for p in every]
-        show(table(notebook.name, columns, rows, whole=("name", "type"), boxed=False))
+        show(table(notebook.name, columns, rows, whole=("name", "type")))
     return OK
 
 

@@ -129,7 +129,7 @@ def _compared(chosen: Plan, ranking: Ranking) -> Table:
         mark = ", ".join(["chosen"] * (plan == chosen) + ["one unit"] * (len(plan.units) == 1))
         cells.append((row["words"], _ms(row), mark))
     columns = ("plan", "ms a graph (90 %)", "")
-    return table("the plans that it was compared with", columns, cells, boxed=False)
+    return table("the plans that it was compared with", columns, cells)
 
 
 def _ms(row: Mapping[str, Any]) -> str:

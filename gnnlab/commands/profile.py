@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.console import Group
 from rich.text import Text
 
 from gnnlab import files
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import scaling
 from gnnlab.profiling.context import ProfilingContext
 from gnnlab.profiling.flops import FLOPsEstimator
@@ -25,9 +26,10 @@ from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
 from gnnlab.profiling.operators import profile_operators
 from gnnlab.profiling.roofline import count
 from gnnlab.profiling.runtime import RuntimeProfiler
-from gnnlab.profiling.timing import Elapsed, stopwatch
+from gnnlab.profiling.timing import stopwatch
 from gnnlab.progress import progress
 from gnnlab.rewrite import proof
+from gnnlab.user_code import guarded
 from gnnlab.workloads import models
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.models import Workload
@@ -53,16 +55,20 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
         }
         warn_if_busy()
         if ":" in arguments.model:
-            report["remarks"] = _remarks(workload)
-            for remark in report["remarks"]:
-                print(f"gnnlab: remark: {remark}", file=sys.stderr)
+            report["remarks"] = []
+            try:
+                proof.check(proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False))
+            except GnnlabError as error:  # what makes the profile doubtful
+                report["remarks"].append(str(error))
+                print(f"gnnlab: remark: {error}", file=sys.stderr)
         if tables:
             show(_header(report))
         with progress("sections", len(parts)) as step, stopwatch() as spent:
             for number, part in enumerate(parts):
                 step(part, done=number)
-                share_s = (arguments.budget - spent.s) / (len(parts) - number)
-                report[part] = _section(workload, arguments, part, share_s)
+                share_s = max((arguments.budget - spent.s) / (len(parts) - number), 0.01)  # none is left out
+                with guarded(f"{arguments.model}:") if ":" in arguments.model else nullcontext():
+                    report[part] = _PARTS[part](workload, arguments, share_s)
                 if tables:
                     show(_shown(part, report[part]))
     if arguments.json == "-":
@@ -71,44 +77,6 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
         files.write_json(Path(arguments.json), report)
         print(f"wrote {arguments.json}", file=sys.stderr)
     return 0
-
-
-@dataclass(frozen=True)
-class Share:
-    """The share of the time budget that a section has."""
-
-    clock: Elapsed
-    ends_s: float
-
-    @property
-    def left_s(self) -> float:
-        """Seconds; at least one hundredth, for a section that is asked for is not left out."""
-        return max(self.ends_s - self.clock.s, 0.01)
-
-    def in_time(self) -> bool:
-        return self.clock.s < self.ends_s
-
-
-def _section(workload: Workload, arguments: Namespace, part: str, share_s: float) -> dict[str, Any]:
-    """A part of the report. Raises `GnnlabError` where a model of the user's own fails."""
-    try:
-        with stopwatch() as spent:
-            return _PARTS[part](workload, arguments, Share(spent, share_s))
-    except GnnlabError:
-        raise
-    except Exception as error:
-        if ":" not in arguments.model:
-            raise
-        raise GnnlabError(f"{arguments.model}: {one_line(error)}") from error
-
-
-def _remarks(workload: Workload) -> list[str]:
-    """What makes a profile of a model of the user's own doubtful."""
-    try:
-        proof.check(proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False))
-    except GnnlabError as error:
-        return [str(error)]
-    return []
 
 
 # ---- what is profiled, and its parts --------------------------------------------------------------------------------
@@ -164,13 +132,13 @@ def _model_info(workload: Workload) -> dict[str, Any]:
     }
 
 
-def _runtime(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
-    budget_s = share.left_s / 4  # three phases, and what is beside their samples
+def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
+    budget_s = share_s / 4  # three phases, and what is beside their samples
     profiler = RuntimeProfiler(workload.model, num_runs=arguments.num_runs, budget_s=budget_s)
     return {phase: found.to_dict() for phase, found in profiler.profile_all(workload.batch).items()}
 
 
-def _memory(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
+def _memory(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
     """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
     parts = get_memory_breakdown(workload.model, workload.batch)
     stats = MemoryProfiler(workload.model).profile_forward(workload.batch)
@@ -189,7 +157,7 @@ def _memory(workload: Workload, arguments: Namespace, share: Share) -> dict[str,
     }
 
 
-def _flops(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
+def _flops(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
     found = count(workload.model, workload.batch)
     by_operator = found.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False) / 1e9
@@ -208,10 +176,11 @@ def _flops(workload: Workload, arguments: Namespace, share: Share) -> dict[str, 
     return report | {"formulas": {"total_gflops": formulas.total / 1e9, "breakdown": parts}}
 
 
-def _scaling(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
+def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
     """From the sizes of notebook 01; models that are built on a graph are built anew on each size."""
     points = len(_NODES) + (len(_LAYERS) + 3 if workload.name == "graph_transformer" else 0)
-    timed = {"budget_s": share.left_s / (2 * points), "in_time": share.in_time}
+    end = time.monotonic() + share_s
+    timed = {"budget_s": share_s / (2 * points), "in_time": lambda: time.monotonic() < end}
     if workload.name != "graph_transformer":
 
         def build(nodes: int) -> tuple[Any, Any]:
@@ -232,10 +201,10 @@ def _scaling(workload: Workload, arguments: Namespace, share: Share) -> dict[str
     return {name: result.to_dict() for name, result in experiment.results.items()}
 
 
-def _operators(workload: Workload, arguments: Namespace, share: Share) -> dict[str, Any]:
+def _operators(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
     with stopwatch() as first:
         profile_operators(workload.model, workload.batch, runs=2)
-    runs = int(min(max(2 * share.left_s / first.s, 6), 20))  # six make an interval
+    runs = int(min(max(2 * (share_s - first.s) / first.s, 6), 20))  # six make an interval
     profile = profile_operators(workload.model, workload.batch, runs=runs)
     return {"runs": profile.runs, "device": profile.device, "top": profile.top(10).to_dict(orient="records")}
 

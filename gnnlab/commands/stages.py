@@ -103,9 +103,8 @@ _STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
 
 
 def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
-    """The parameters of 04 and 05 in the set that was asked for, 05's before 04's where both have one, the options
-    before them, those of 06 apart as `tables`; and the results folder: with options of one's own that where notebooks
-    write that someone runs by hand, with copies of what a run left.
+    """Parameters from params/SET, notebook 05 over 04, command-line options over both (06's go to `tables`), and the
+    results folder: outputs/lab with a copy of what a run left if options were given, else outputs/SET.
     """
     root = discovery.root()
     every = discovery.notebooks(root)

@@ -28,31 +28,23 @@ _STYLES = {"good": "green", "best": "green", "bad": "red", "fair": "yellow", "be
 def table(
     title: str,
     columns: Sequence[str],
-    rows: Iterable[Sequence[Any] | None],
+    rows: Iterable[Sequence[Any]],
     *,
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
-    boxed: bool = True,
 ) -> Table:
-    """A table of rich. Cells show as they are, whatever they hold; a row that is None is a line across. A column in
-    which no row has anything is left out.
+    """A table of rich. Cells show as they are, whatever they hold; a column in which no row has anything is left out.
 
     Numbers stand in the columns `right`; those named `whole` are never wrapped.
     """
-    made = Table(title=title, title_justify="left", box=box.HEAVY_HEAD if boxed else None, pad_edge=boxed)
-    rows = [
-        None if row is None else [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows
-    ]
-    told = [row for row in rows if row is not None]
-    shown = [place for place in range(len(columns)) if not told or any(row[place].plain for row in told)]
+    made = Table(title=title, title_justify="left", box=box.HEAVY_HEAD)
+    cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
+    shown = [place for place in range(len(columns)) if not cells or any(row[place].plain for row in cells)]
     for name in (columns[place] for place in shown):
         justify = "right" if name in right else "left"
         made.add_column(name, justify=justify, overflow="fold", no_wrap=name in whole)
-    for row in rows:
-        if row is None:
-            made.add_section()
-        else:
-            made.add_row(*(row[place] for place in shown))
+    for row in cells:
+        made.add_row(*(row[place] for place in shown))
     return made
 
 

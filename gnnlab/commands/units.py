@@ -39,4 +39,4 @@ def _shown(rows: list[dict[str, object]]) -> Table:
         usable = ("simulated" if r["origin"] == "simulated" else "yes") if r["usable"] else "no"
         cells.append((r["unit"], usable, r["device"] if r["usable"] else r["why"], r["remedy"] or "", r["version"]))
     columns = ("unit", "usable", "device, or why not", "what it needs", "version")
-    return table("processing units", columns, cells, whole=columns[:2], boxed=False)
+    return table("processing units", columns, cells, whole=columns[:2])
