@@ -85,7 +85,7 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
         cells: dict[str, list[Row]] = {}
         for row in rows:
             purpose = ", ".join(map(str, row.keys.values())) if mine else purposes[study]
-            with suppress(KeyError, ValueError):  # as it is where a cell of the study has other keys
+            with suppress(KeyError, IndexError, ValueError):  # as it is where a cell of the study has other keys
                 purpose = purpose if mine else purpose.format(**row.keys)
             cells.setdefault(purpose, []).append(row)
         found += [_use(study, purpose, of_cell, mine) for purpose, of_cell in cells.items()]

@@ -244,19 +244,10 @@ def _differences(found_a: Runs, found_b: Runs) -> Iterator[str]:
             yield f"{name} runs: {len(found_a[name])} | {len(found_b[name])}"
         sides = {"": (_conditions(a), _conditions(b)), f"{name} parameter ": (a.parameters, b.parameters)}
         for what, pair in sides.items():
-            for key, left, right in _unequal(*pair):
-                if key != "output_dir":
-                    yield f"{what}{key}: {_there(left)} | {_there(right)}"
-
-
-def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, left, right) of what differs."""
-    names = dict.fromkeys([*left, *right])
-    return ((name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name))
-
-
-def _there(value: Any) -> str:
-    return "not there" if value is None else str(value)
+            for key in dict.fromkeys([*pair[0], *pair[1]]):
+                left, right = (side.get(key) for side in pair)
+                if key != "output_dir" and left != right:
+                    yield f"{what}{key}: " + " | ".join("not there" if v is None else str(v) for v in (left, right))
 
 
 def _conditions(result: ResultFile) -> dict[str, Any]:

@@ -40,21 +40,15 @@ _LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
 _REPORTED = re.compile(r"\d\d_\w+\.ipynb")
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
-APART = ("When to use what", "Where the time goes")  # sections that the page shows before the others
-_SECTION = re.compile(r"##[ \t]+(.+?)[ \t#]*(?:\n|$)")
 _TITLE = re.compile(r"^#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
 
 @dataclass
 class Cells:
-    """The rendered cells of a notebook, and its headings of level 2 as (id, text).
-
-    `apart` are sections that the page shows at a place of its own, by their headings, which are not in them.
-    """
+    """The rendered cells of a notebook, and its headings of level 2 as (id, text)."""
 
     html: Markup
     headings: list[tuple[str, str]] = field(default_factory=list)
-    apart: dict[str, Markup] = field(default_factory=dict)
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -98,40 +92,11 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
         config=Config({"NbConvertBase": {"display_data_priority": [*_SHOWN, *_LEFT_OUT]}}),
     )
     exporter.environment.autoescape = True
-    prepared = _prepared(notebook)
-    cells, apart = _sections(prepared.cells)
-    resources = {"figures": figures}
-    prepared.cells = cells
-    html = _exported(exporter, prepared, resources)
-    listed = [(anchor, text) for anchor, text, level in headings if level == 2]
-    shown = {}
-    for heading, prepared.cells in apart.items():
-        shown[heading] = _exported(exporter, prepared, resources)
-    return Cells(html, listed, shown)
-
-
-def _exported(exporter: HTMLExporter, notebook: nbformat.NotebookNode, resources: dict[str, Any]) -> Markup:
     try:
-        return Markup(exporter.from_notebook_node(notebook, resources=resources)[0])
+        html = exporter.from_notebook_node(_prepared(notebook), resources={"figures": figures})[0]
     except Exception as error:  # whatever a filter raises where an output is not what its type says
         raise GnnlabError(f"a cell or an output of it cannot be shown: {one_line(error)}") from error
-
-
-def _sections(cells: list[nbformat.NotebookNode]) -> tuple[list[nbformat.NotebookNode], dict[str, list]]:
-    """The cells without those under the headings `APART`, and these by heading, without it."""
-    rest, apart, heading = [], {}, None
-    for cell in cells:
-        if cell.cell_type == "markdown" and (found := _SECTION.match(cell.source.lstrip())):
-            heading = found[1] if found[1] in APART else None
-            if heading:
-                cell.source = cell.source.lstrip()[found.end() :].strip()
-        if heading is None:
-            rest.append(cell)
-        else:
-            apart.setdefault(heading, [])
-            if cell.source.strip():
-                apart[heading].append(cell)
-    return rest, apart
+    return Cells(Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
 
 
 def _address(url: str) -> str | None:

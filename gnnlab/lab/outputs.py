@@ -151,20 +151,11 @@ def _keep(folder: Path, name: str) -> None:
     kept = folder / results.RUNS
     kept.mkdir(exist_ok=True)
     number = 1
-    while _is_whole(kept / f"{name}.{number}.json"):  # what cannot be read is replaced
+    while (kept / f"{name}.{number}.json").exists():
         number += 1
     for source in (results.samples_path(folder / f"{name}.json"), folder / f"{name}.json"):
         if source.exists():
             source.replace(kept / source.name.replace(name, f"{name}.{number}", 1))
-
-
-def _is_whole(path: Path) -> bool:
-    """Is it a result file that can be read, with its samples?"""
-    try:
-        results.table_of(path, results.read(path))
-    except GnnlabError:
-        return False
-    return True
 
 
 def _drop_further(folder: Path, name: str) -> None:

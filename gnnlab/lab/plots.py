@@ -19,7 +19,7 @@ import seaborn
 from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -140,8 +140,6 @@ def points(
     for name, series in frame.groupby("_series", sort=False):
         series, (colour, marker, _) = series.sort_values(x), look_of[name]
         xs, ys, solid = series[x].to_numpy(), series[y].to_numpy(), (series["_origin"] == Origin.MEASURED).to_numpy()
-        if joined and len(look_of) > 1:  # side by side, as series that are equal would hide each other
-            xs = _beside(xs, frame[x].to_numpy(float), list(look_of).index(name) - (len(look_of) - 1) / 2)
         right, up = style.ends(series, x), style.ends(series, y)
         for i in range(len(series) - 1 if joined else 0):
             ax.plot(xs[i : i + 2], ys[i : i + 2], color=colour, lw=1.3, ls="-" if solid[i : i + 2].all() else ":")
@@ -161,14 +159,6 @@ def points(
     ax.set(xlabel=x_label, ylabel=y_label)
     style.legend(fig, handles + style.origin_handles(frame["_origin"], line=True))
     return fig
-
-
-def _beside(xs: np.ndarray, every: np.ndarray, place: float, step: float = 0.012) -> np.ndarray:
-    """`xs` moved by `place` steps, each a share of the axis that holds `every` x, in its own scale."""
-    low, high = float(np.nanmin(every)), float(np.nanmax(every))
-    if style.wide(every):  # the axis is logarithmic
-        return xs * (high / low) ** (step * place)
-    return xs + step * place * (high - low)
 
 
 @styled
@@ -375,7 +365,6 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 _NARROW = 0.018  # of the axis: a shorter bar has no number on it
-_SHADES = (1.0, 0.62)  # graphs follow each other in two shades of their unit's colour
 
 
 @styled
@@ -386,8 +375,6 @@ def gantt(chart: pd.DataFrame) -> Figure:
     Raises `GnnlabError`.
     """
     style.check(chart, "panel", "unit", "graph", "start_ms", "end_ms", "origin")
-    if (chart["end_ms"] < chart["start_ms"]).any():
-        raise GnnlabError("a bar ends before it starts; give start_ms and end_ms in that order")
     ends = chart.groupby("panel", sort=False)["end_ms"].max()
     title = f"{chart['graph'].nunique()} graphs: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in ends.items())
     panels, lanes = (list(dict.fromkeys(chart[name])) for name in ("panel", "unit"))
@@ -397,22 +384,22 @@ def gantt(chart: pd.DataFrame) -> Figure:
     fig, grid = style.new_figure(title, height, nrows=len(panels), ncols=1, sharex=True, squeeze=False)
     for ax, name in zip(grid.ravel(), panels, strict=True):
         part = marked[marked["panel"] == name]
-        for row in part.to_dict("records"):
-            shade = _SHADES[int(row["graph"]) % 2]
-            mixed = tuple(shade * np.array(to_rgb(look_of[row["unit"]][0])) + (1 - shade) * np.array(to_rgb(SURFACE)))
-            place, length = lanes.index(row["unit"]), row["end_ms"] - row["start_ms"]
-            origin = Origin(row["origin"])  # pandas makes text of it
-            filled = origin is Origin.MEASURED
-            look = {"color": mixed, "edgecolor": SURFACE} if filled else {"color": SURFACE, "edgecolor": mixed}
-            ax.barh(place, length, 0.74, left=row["start_ms"], lw=0.8, hatch=HATCHES.get(origin), **look)
-            if length > _NARROW * width:
-                box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
-                middle = {"ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
-                ax.text(row["start_ms"] + length / 2, place, str(row["graph"]), **middle)
+        origin = Origin(part["origin"].iloc[0])
+        for place, unit in enumerate(lanes):
+            of = part[part["unit"] == unit]
+            spans, colour = list(zip(of["start_ms"], of["end_ms"] - of["start_ms"], strict=True)), look_of[unit][0]
+            face, edge = (colour, SURFACE) if origin is Origin.MEASURED else (SURFACE, colour)
+            look = {"facecolor": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES.get(origin)}
+            ax.broken_barh(spans, (place - 0.37, 0.74), **look)
+            for (start, length), graph in zip(spans, of["graph"], strict=True):
+                if length > _NARROW * width:
+                    box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
+                    middle = {"ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
+                    ax.text(start + length / 2, place, str(graph), **middle)
         style.categories(ax, lanes)
         ax.set_xlim(0, width * 1.01)
         style.panel_title(ax, name, part["origin"])
     ax.set_xlabel("time (ms)")
     kinds = [handle for handle in style.origin_handles(marked["origin"]) if handle.get_hatch()]
-    style.legend(fig, [*kinds, Patch(facecolor=MUTED, label="a graph, by its number; shades alternate")])
+    style.legend(fig, [*kinds, Patch(facecolor=MUTED, label="a graph, by its number")])
     return fig

@@ -111,7 +111,6 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
         machine=provenance.in_a_phrase(result.environment),
         noise=advice.noise(result, table),
         opening=_opening(executed_ipynb, result, table),
-        apart=cells.apart,
     )
     path = executed_ipynb.with_suffix(".html")
     files.write_atomically(path, lambda file: file.write(html))

@@ -131,10 +131,11 @@ class Lab:
         from gnnlab.profiling.races import race_forms  # torch, heavy
 
         names, base = [key] if isinstance(key, str) else list(key), next(iter(forms))
+        if purpose:
+            self.purposes[study] = purpose
         with progress(f"cells of {study}", len(over)) as step:
             for label, inputs in over.items():
                 keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
-                self._choice(study, purpose, keys)
                 found = race_forms(forms, inputs, budget_s=budget_s, device=device, **options)
                 for form, raced in found.items():
                     named = base if form == CONTROL else form
@@ -153,17 +154,6 @@ class Lab:
                     self._put_raced(study, keys, form, base, raced, conditions)
                 step(", ".join(map(str, keys.values())))
         return self.study(study)
-
-    def _choice(self, study: str, purpose: str | None, keys: Mapping[str, Any]) -> None:
-        """Keep what the forms of a study are alternatives for."""
-        if not purpose:
-            return
-        try:
-            purpose.format(**keys)
-        except (KeyError, IndexError, ValueError):
-            told = f"{study}: the purpose {purpose!r} names what is no key"
-            raise GnnlabError(f"{told}; keys here: {', '.join(keys) or 'none'}") from None
-        self.purposes[study] = purpose
 
     def _put_raced(self, study: str, keys: dict, form: str, baseline: str, raced: Any, conditions: dict) -> None:
         fields = {"study": study, "keys": keys, "form": form, "unit": "ms", "better": "lower", **conditions}
@@ -211,6 +201,8 @@ class Lab:
         `purpose` as that of a race.
         Raises `GnnlabError`: a row lacks a field or contradicts itself.
         """
+        if purpose:
+            self.purposes[study] = purpose
         known = set(tables.FIELDS) - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
             named = {n: v for n, v in given.items() if n in known and not (pd.api.types.is_scalar(v) and pd.isna(v))}
@@ -222,7 +214,6 @@ class Lab:
             if samples is not None:
                 fields = {**fields, **_fields(estimates.summary(samples, fields["statistic"]))}
             of_row = {name: given[name] for name in keys}
-            self._choice(study, purpose, of_row)
             self.table.put(tables.row(study=study, keys=of_row, **fields), samples)
         return self.study(study)
 

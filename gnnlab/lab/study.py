@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
 STATISTICS = {"p95": "95th percentile"}  # those that a title names
-MOST_NAMED = 2  # columns of a reason
 
 
 class Study:
@@ -217,7 +216,7 @@ class Study:
         self._show(fig, "marks", f"A mark for each {plain(row)} and {plain(column)}: {counts}", key)
         lost = [(r.get(row), r.get(column), f"{r.status}: {r.reason}") for r in shown if r.status != "ok"]
         if lost:
-            why = grouped_reasons(lost, plain(column), frame[column].nunique(), MOST_NAMED)
+            why = grouped_reasons(lost, plain(column), frame[column].nunique())
             self._lab.say("\n".join(f"- {line}" for line in why))
 
     def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:

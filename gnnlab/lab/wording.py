@@ -1,8 +1,7 @@
-"""What rows are called, and why some have no number: reasons that differ only in a name become one."""
+"""What rows are called, and why some have no number."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,31 +12,19 @@ from gnnlab.files import digest
 MOST_NAMED = 2  # of several values that `Study.only` kept
 
 
-def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns: int, most_named: int) -> list[str]:
-    """A line for each reason, of (row, column, reason) `cells`, and where it holds: "why (a, b × every size)".
+def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns: int) -> list[str]:
+    """A line for each reason, of (row, column, reason) `cells`, and where it holds: "why (a × every size; b × 10/20)".
 
-    `column` is what a column is called, `columns` how many there are; where a reason holds for all of more than
-    `most_named` columns, they are not listed.
+    `column` is what a column is called, `columns` how many there are.
     """
-    kinds: dict[str, list[tuple[Any, Any]]] = {}
+    reasons: dict[str, dict[str, dict[str, None]]] = {}
     for row, at, reason in cells:
-        kind = reason
-        for name in (str(at), re.sub(r"^[\d-]+ ", "", str(at))):  # "3 REDUCE_SUM" or without the number: "this stage"
-            kind = re.sub(rf"(?<!\w){re.escape(name)}(?![\w.])", f"this {column}", kind)
-        kinds.setdefault(kind, []).append((row, at))
-    return [f"{kind} ({_places(found, column, columns, most_named)})" for kind, found in kinds.items()]
-
-
-def _places(found: Iterable[tuple[Any, Any]], column: str, columns: int, most_named: int) -> str:
-    """Rows with the same columns together: "a, b × c; d × every size"."""
-    of_row: dict[Any, dict[Any, None]] = {}
-    for row, at in found:
-        of_row.setdefault(row, {})[at] = None
-    rows: dict[tuple[Any, ...], list[str]] = {}
-    for row, at in of_row.items():
-        rows.setdefault(tuple(at), []).append(str(row))
-    named = {at: f"every {column}" if len(at) == columns > most_named else ", ".join(map(str, at)) for at in rows}
-    return "; ".join(f"{', '.join(names)} × {named[at]}" for at, names in rows.items())
+        reasons.setdefault(reason, {}).setdefault(str(row), {})[str(at)] = None
+    lines = []
+    for reason, rows in reasons.items():
+        named = {row: f"every {column}" if len(at) == columns > 1 else ", ".join(at) for row, at in rows.items()}
+        lines.append(f"{reason} ({'; '.join(f'{row} × {at}' for row, at in named.items())})")
+    return lines
 
 
 def words_of(wanted: Any, distinct: bool = False) -> str:

@@ -274,10 +274,3 @@ def test_a_name_that_begins_with_a_digit_is_no_number_and_a_long_head_breaks_at_
     table = BeautifulSoup(safe, "html.parser")
     assert [head.get_text() for head in table.select("th.nu")] == ["bytes", "fast:CPU"]
     assert "fast:<wbr>CPU" in str(safe)
-
-
-def test_a_section_that_says_what_to_do_stands_before_the_others() -> None:
-    texts = ["## First\n\nrest", "## Where the time goes\n\nin mm", "## Second"]
-    found = notebook_html.render(v4.new_notebook(cells=[v4.new_markdown_cell(text) for text in texts]), {})
-    assert "in mm" in found.apart["Where the time goes"] and "in mm" not in found.html
-    assert [text for _, text in found.headings] == ["First", "Second"]

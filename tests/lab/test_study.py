@@ -145,7 +145,7 @@ def test_marks_leave_the_control_out_and_group_what_has_one_reason():
     ]
     found = study(*rows)
     found.marks(row="form", column="stage")
-    assert found._lab.said == ["- unavailable: no NPU (npu, npu 2 × every stage; gpu × a, b)"]
+    assert found._lab.said == ["- unavailable: no NPU (npu × every stage; npu 2 × every stage; gpu × a, b)"]
     fig, _ = drawn(found, "cells-marks")
     looks = {h.get_label(): h.get_color() for h in fig.legends[0].legend_handles}
     assert looks["unavailable"] == MUTED != looks["ok"]

@@ -130,7 +130,7 @@ def test_a_stream_is_charted_and_its_flow_told_predicted_beside_executed(trial):
     assert predicted_end == pytest.approx(4 * expected)  # the chart's stream is the one that was predicted
     figure = plots.gantt(chart)
     assert [ax.get_title(loc="left")[:9] for ax in figure.axes] == ["predicted", "executed"]
-    fills = [{p.get_facecolor() for p in ax.patches} for ax in figure.axes]
+    fills = [{tuple(bars.get_facecolor()[0]) for bars in ax.collections} for ax in figure.axes]
     assert len(fills[0]) == 1 < len(fills[1])  # what was measured is filled in the colours of its units
     rows = Recorder().record("flow", trial.flow(MINE), keys=["what"]).rows
     assert {row.keys["what"] for row in rows} >= {"from graph to graph", f"idle: {CPU}", f"idle: {GPU}"}
