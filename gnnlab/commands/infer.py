@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -43,7 +43,8 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
         show(_table(benchmark(arguments.model_type, predictor)))
         return OK
     if arguments.batch:
-        answers = answer_together(predictor, _lines_of(arguments.batch))
+        given = sys.stdin.buffer if arguments.batch == "-" else Path(arguments.batch).read_bytes().splitlines()
+        answers = answer_together(predictor, given)
     else:
         answers = answer_each(predictor, sys.stdin.buffer)
     failed = False
@@ -108,14 +109,3 @@ def _answer(number: int, decision: Decision | GnnlabError) -> dict[str, Any]:
     if isinstance(decision, GnnlabError):
         return {"line": number, "error": str(decision)}
     return {"line": number, "node_id": decision.node_id, "node": decision.node, "score": decision.score}
-
-
-def _lines_of(path: str) -> BinaryIO:
-    if path == "-":
-        if sys.stdin.buffer.isatty():
-            raise GnnlabError(
-                "--batch without a file reads standard input, which is a terminal; "
-                "type gnnlab infer --batch states.jsonl, or gnnlab infer --batch < states.jsonl"
-            )
-        return sys.stdin.buffer
-    return Path(path).open("rb")

@@ -174,17 +174,10 @@ def run_cells(
 
 
 def clean(written: Path) -> None:
-    """Take out of a notebook what papermill adds to one that stopped: red lines, the mark of `sys.exit(0)`."""
+    """Take out of a notebook the red lines that papermill adds to one that stopped."""
     notebook = nbformat.read(written, as_version=4)
     cells = [cell for cell in notebook.cells if ERROR_MARKER_TAG not in cell.metadata.get("tags", [])]
-    quiet = [("SystemExit", ""), ("SystemExit", "0")]
-    exits = [c for c in cells if any((o.get("ename"), o.get("evalue")) in quiet for o in c.get("outputs", []))]
-    for cell in exits:
-        cell.outputs = [
-            output for output in cell.outputs if output.output_type != "error" and output.get("name") != "stderr"
-        ]
-        cell.metadata.papermill["exception"] = notebook.metadata.papermill["exception"] = None
-    if exits or len(cells) < len(notebook.cells):
+    if len(cells) < len(notebook.cells):
         notebook.cells = cells
         files.write_atomically(written, lambda file: nbformat.write(notebook, file))
 

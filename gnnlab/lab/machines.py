@@ -170,7 +170,7 @@ def read(root: Path) -> list[MachineLedger]:
         documents = {path.stem: _read(path) for path in paths}
         rows: dict[str, Judged] = {}
         for row in (_judged(row) for document in documents.values() for row in document["claims"]):
-            rows[row.id] = max(rows.get(row.id, row), row, key=_rests_on)
+            rows[row.id] = max(rows.get(row.id, row), row, key=lambda r: (r.value is not None, r.runs, r.n))
         found.append(MachineLedger(folder.name, next(iter(documents.values()))["machine"], tuple(documents), rows))
     if not found:
         raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
@@ -180,10 +180,6 @@ def read(root: Path) -> list[MachineLedger]:
 def ledgers(root: Path) -> list[Path]:
     """The ledger of every machine and parameter set: the JSON files that have a page beside them."""
     return [page.with_suffix(".json") for page in sorted((root / FOLDER).glob("*/*.md"))]
-
-
-def _rests_on(row: Judged) -> tuple[bool, int, int]:
-    return row.value is not None, row.runs, row.n
 
 
 def compared(machines: Sequence[MachineLedger]) -> list[Compared]:

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from gnnlab.errors import GnnlabError, meant, shown
+from gnnlab.errors import GnnlabError, meant, one_line, shown
 
 TYPES = ("int", "float", "str", "bool", "list[int]", "list[float]", "list[str]")
 FORM = "`name: type = literal  # meaning, unit; choices or range`"
@@ -75,7 +75,8 @@ class Parameter:
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
         if self.element == "bool":
-            kind: Any = Annotated[bool, Field(strict=True)]
+            words = {"true": True, "false": False}
+            kind: Any = Annotated[bool, Field(strict=True), BeforeValidator(lambda v: words.get(str(v).lower(), v))]
         elif self.element == "str":
             kind = Annotated[str, Field(strict=True), AfterValidator(lambda text: text.encode().decode())]
         else:
@@ -209,42 +210,21 @@ def unknown(name: Any, declared: Mapping[str, Any]) -> str:
     return f"unknown parameter {shown(name)}{hint}"
 
 
-class _Yaml(yaml.SafeLoader):
-    """YAML as a reader expects it: `1e-3` is a number; `010`, `1:30` and `yes` stay text; no name stands twice."""
-
-    yaml_implicit_resolvers: dict = {}  # noqa: RUF012  none of YAML 1.1
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for place, (key, _) in enumerate(node.value):
-            if key.value in names[:place]:
-                raise GnnlabError(f"line {key.start_mark.line + 1}: {key.value!r} is given twice")
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern in (
-    ("null", r"~|null|"),
-    ("bool", r"true|True|false|False"),
-    ("int", r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)"),
-    ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"),
-):
-    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), None)
-
-
 def _from_yaml(text: str) -> Any:
+    """What YAML says, every value as text: its parameter's type says what it means."""
     try:
-        return yaml.load(text, _Yaml)
-    except GnnlabError:
-        raise
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise GnnlabError(f"line {mark.line + 1}: not YAML ({error.problem or error.context})") from None
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise GnnlabError(f"not YAML ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
+        return yaml.load(text, yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise GnnlabError(f"{line}not YAML ({getattr(error, 'problem', None) or one_line(error)})") from None
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a parameter file: `name: value` lines in UTF-8. An empty file gives no parameter. Raises `GnnlabError`."""
+    """Read a parameter file: `name: value` lines in UTF-8, values as text. An empty file gives no parameter.
+
+    Raises `GnnlabError`.
+    """
     path = Path(path)
     text = _read(path)
     try:

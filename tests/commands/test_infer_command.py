@@ -48,12 +48,9 @@ def test_a_bad_line_is_answered_by_an_error_line_and_stops_no_other(infer, tmp_p
     assert again[1][1] == answers[1]
 
 
-def test_batch_without_a_file_reads_standard_input_or_says_what_to_type(infer, monkeypatch, capsys):
+def test_batch_without_a_file_reads_standard_input(infer):
     code, answers, _ = infer(GOOD, "--batch")
     assert code == 0 and [a["node_id"] for a in answers] == [a["node_id"] for a in infer(GOOD)[1]]
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: True)))
-    assert cli.main(["infer", "--device", "cpu", "--batch"]) == 2
-    assert "type gnnlab infer --batch states.jsonl" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_message_names_node_and_field(infer):

@@ -21,7 +21,7 @@ from gnnlab.lab import discovery, execution, provenance, results, runner, table
 from gnnlab.lab.results import Status
 
 PARAMETERS = """\
-mode: str = "pass"                  # what happens; pass|raise|refuse|exit|die|slow|silent|damage
+mode: str = "pass"                  # what happens; pass|raise|refuse|die|slow|silent|damage
 width: int = 8                      # channels; 1..64
 output_dir: str = "outputs/quick"   # where results go"""
 
@@ -46,7 +46,6 @@ ACTION = """\
 match mode:
     case "raise": finish(); raise KeyError("one\\ntwo")
     case "refuse": parameters.check({"widht": 1}, {"width": None})
-    case "exit": finish(); sys.exit(0)
     case "die": os._exit(3)
     case "slow": time.sleep(600)
     case "damage": Path(os.environ["GNNLAB_STAGED"], NAME + ".json").write_text("{}")
@@ -212,15 +211,10 @@ def test_what_needs_a_failed_notebook_is_skipped(repository, attempted):
 
 
 def test_force_runs_what_is_unchanged_and_braces_in_a_path_are_only_braces(repository):
-    overrides = [("output_dir", "outputs/a{b}"), ("mode", "exit")]
+    overrides = [("output_dir", "outputs/a{b}")]
     outcomes, printed = start(repository, "1", force=True, overrides=overrides)
     assert outcomes["01"].status == "passed" and "running  forced" in printed
     assert outcomes["01"].out_path == repository / "outputs/a{b}/01_first.ipynb"
-    notebook = nbformat.read(outcomes["01"].out_path, as_version=4)  # it ended with sys.exit(0) after its results
-    kinds = [output.output_type for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert kinds == ["stream", "stream"] and not any(
-        "papermill-error-cell-tag" in str(cell.metadata) for cell in notebook.cells
-    )
 
 
 # ---- failures
