@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gnnlab import machine, user_code
+from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.progress import progress
 
@@ -28,8 +28,6 @@ from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
 from .table import duration
 
-READ_FROM = (".csv", ".tsv", ".parquet", ".npz", ".graphml", ".json")  # files that parameters name
-MODELS = ("model", "models")  # parameters that name module:factory
 ALL_PARTS = ", ".join(provenance.PARTS)
 MOST_RUNS = 100
 
@@ -58,8 +56,7 @@ def run(
 ) -> list[NotebookRun]:
     """Run the notebooks `numbers` (none: all) with a parameter set, then render the site of its results.
 
-    Every parameter file, and that what it names is there, is checked before anything executes or is written:
-    `GnnlabError`, one line.
+    Every parameter file is checked before anything executes or is written: `GnnlabError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
     `force`. Each is run until there are `runs` runs of it (1 to 100), each in a kernel of its own; those before the
     latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Files and modules that parameters
@@ -73,8 +70,6 @@ def run(
     set_ = discovery.parameter_set(params_set, base)
     given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
     here = base if root else Path.cwd()
-    for notebook in chosen:
-        _check_named(notebook, given[notebook.name] or {}, (here, base))
     folder = discovery.output_folder(set_, given.values(), base)
     with outputs.only_run(folder):
         recorded, damage = outputs.read_runs(folder)
@@ -282,19 +277,6 @@ class _Job:
 
 
 COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red", Status.TIMEOUT: "red"}
-
-
-def _check_named(notebook: Notebook, given: Mapping[str, Any], folders: Sequence[Path]) -> None:
-    """Raise `GnnlabError` where a parameter names a file, or models in a module, that none of `folders` has."""
-    for name, value in given.items():
-        default = notebook.declared[name].default  # what a notebook makes by itself need not be there yet
-        known, texts = (each if isinstance(each, list) else [each] for each in (default, value))
-        for text in [text for text in texts if isinstance(text, str) and text not in known]:
-            if text.endswith(READ_FROM) and not any((folder / text).is_file() for folder in folders):
-                raise GnnlabError(f"{name}: there is no file {text}; paths are relative to {folders[0]}")
-            module = text.partition(":")[0] if name in MODELS and ":" in text else ""
-            if module and not (user_code.files_of(module, folders[0]) or user_code.is_there(text)):
-                raise GnnlabError(f"{name}: there is no module {module}: neither installed nor a file in {folders[0]}")
 
 
 def _has_passed(path: Path) -> bool:

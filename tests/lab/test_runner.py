@@ -472,31 +472,6 @@ def test_bad_requests_are_refused_before_anything_is_touched(repository, argumen
     assert contents(repository) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "part"),
-    [
-        ("graphs", "[digits, nowhere.csv]", "graphs: there is no file nowhere.csv; paths are relative to "),
-        ("models", "[made_here:gcn, nowhere:gcn]", "models: there is no module nowhere: neither installed nor a file"),
-        ("graphs", "[there.csv]", None),
-    ],
-)
-def test_a_file_or_a_module_that_is_not_there_is_told_before_a_kernel_starts(repository, name, value, part):
-    path = repository / "notebooks/01_first.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    declared = 'graphs: list[str] = ["digits"]  # of nodes\nmodels: list[str] = ["made_here:gcn"]  # by factory\n'
-    notebook.cells[1].source = declared + notebook.cells[1].source
-    nbformat.write(notebook, path)
-    for suffix in (".csv", ".py"):
-        (repository / f"there{suffix}").touch()
-    if part is None:
-        assert start(repository, "01", overrides=[(name, value)])[0]["01"].status is Status.PASSED
-        return
-    before = contents(repository)
-    with pytest.raises(GnnlabError, match=re.escape(part)):
-        start(repository, "01", overrides=[(name, value)])
-    assert contents(repository) == before
-
-
 def test_every_parameter_file_is_checked_before_anything_runs(repository, monkeypatch):
     monkeypatch.setattr(execution, "execute", lambda *arguments, **options: pytest.fail("executed"))
     shutil.rmtree(repository / "outputs")
