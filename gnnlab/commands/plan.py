@@ -15,7 +15,7 @@ from gnnlab.planning import table_costs
 from gnnlab.planning.costs import Shares
 from gnnlab.planning.execution import carry_out
 from gnnlab.planning.partition import Graph, by_ranges
-from gnnlab.planning.planning import Planner, Ranking, planner_of
+from gnnlab.planning.planning import Ranking, planner_of
 from gnnlab.planning.plans import Plan, parse
 from gnnlab.planning.read_costs import ReadCosts, read_costs
 from gnnlab.planning.unit_workers import UnitWorkers
@@ -46,7 +46,8 @@ def run(arguments: Namespace, show: Show) -> int:
     if read:
         show(_source(read, arguments.lookup))
     planner = planner_of(costs, objective=arguments.objective)
-    ranking = _ranked(planner, (nodes, edges), given, graph)
+    plans = given and [given, *(plan for plan in planner.candidates if len(plan.units) == 1 and plan != given)]
+    ranking = planner.rank(nodes, edges, plans=plans, shares=graph and _shares(graph))
     chosen = given or ranking.chosen
     if graph is not None:
         counts = "where its edges go" if arguments.execute else "how its edges would be shared out"
@@ -69,18 +70,8 @@ def run(arguments: Namespace, show: Show) -> int:
     return 0
 
 
-def _ranked(planner: Planner, size: tuple[int, int], given: Plan | None, graph: Graph | None) -> Ranking:
-    """All plans at this size, or the given one and those of one unit."""
-    plans = None
-    if given is not None:
-        plans = [given, *(plan for plan in planner.candidates if len(plan.units) == 1 and plan != given)]
-    return planner.rank(*size, plans=plans, shares=_shares(graph))
-
-
-def _shares(graph: Graph | None) -> Shares | None:
+def _shares(graph: Graph) -> Shares:
     """How a graph at hand falls into parts."""
-    if graph is None:
-        return None
     return lambda ratios: [part.share for part in by_ranges(graph.edge_index, graph.size[0], ratios)]
 
 

@@ -123,9 +123,6 @@ def read_parameters(
     for file in sorted([*set_.folder.glob("*.yaml"), *set_.folder.glob("*.yml")]):
         if file.suffix != ".yaml" or file.stem not in names:
             raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, [f'{name}.yaml' for name in names])}")
-    for notebook in chosen:
-        if "output_dir" not in notebook.declared:
-            raise GnnlabError(f"{notebook.name} declares no parameter output_dir: the folder that its results go to")
     known = {name: parameter for notebook in chosen for name, parameter in notebook.declared.items()}
     for place, (name, _) in enumerate(overrides):
         if name not in known:

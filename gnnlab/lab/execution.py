@@ -164,7 +164,9 @@ def run_cells(
     except PapermillExecutionError as error:
         return Status.FAILED, _failure(error, at)
     except DeadKernelError:
-        return Status.FAILED, f"the kernel died in {at.place}{_cause(kernel.exit_code)}"
+        causes = {None: "", -9: " (killed by the system, as when memory runs out)"}
+        cause = causes.get(kernel.exit_code, f" (exit code {kernel.exit_code})")
+        return Status.FAILED, f"the kernel died in {at.place}{cause}"
     except OSError as error:
         return Status.FAILED, f"could not write {written}: {error.strerror or error}"
     except Exception as error:  # whatever else Jupyter raises: this notebook failed, the others still run
@@ -219,17 +221,6 @@ def _failure(error: PapermillExecutionError, at: Progress) -> str:
         return f"sys.exit({error.evalue}) in {at.place}"
     message = f"{error.ename}: {error.evalue}" if error.evalue else error.ename
     return f"{_short(message)[: LONGEST_REASON // 2]} ({at.place})"
-
-
-def _cause(exit_code: int | None) -> str:
-    """Why a kernel died, as far as the exit code of its process tells."""
-    if exit_code is None:
-        return ""
-    if exit_code >= 0:
-        return f" (exit code {exit_code if exit_code < 256 else hex(exit_code)})"
-    if exit_code == -9:  # SIGKILL
-        return " (killed by the system, as when memory runs out)"
-    return f" (signal {-exit_code}, a crash in native code)"
 
 
 def _literal(path: Path) -> str:

@@ -34,7 +34,6 @@ from .results import END, RUN, FigureRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONG_TEXT = 48  # characters of a table's cell from which on it gets the width of a sentence
-MAX_STREAM = 200_000  # characters of one printed output; beyond it the page says how much was left out
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
 _LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json"]
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
@@ -87,7 +86,7 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
             "clean": clean,
             "markdown": lambda source, attachments: _markdown(source, _Renderer(headings, attachments)),
             "code": code,
-            "ansi": lambda text: Markup(ansi2html(_shortened(text))),
+            "ansi": lambda text: Markup(ansi2html(text)),
         },
         config=Config({"NbConvertBase": {"display_data_priority": [*_SHOWN, *_LEFT_OUT]}}),
     )
@@ -171,12 +170,6 @@ def _markdown(source: str, renderer: _Renderer) -> Markup:
 def code(source: str) -> Markup:
     """Python as highlighted HTML, for inside a `<pre>`."""
     return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_STREAM:
-        return text
-    return f"{text[:MAX_STREAM]}\n... {len(text) - MAX_STREAM:,} more characters; the notebook file holds them"
 
 
 # ---- HTML from outside ----------------------------------------------------------------------------------------------

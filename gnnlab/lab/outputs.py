@@ -244,9 +244,8 @@ def why_again(name: str, folder: Path, run: Run, now: Fingerprint) -> str | None
         return f"{path.name} is missing or cannot be read"
     if result.run != run.run:
         return f"{path.name} is of another run"
-    figures = [file for figure in result.figures for file in (figure.png, figure.svg)]
     samples = [results.samples_path(path).name] if result.samples_sha256 else []
-    for file in (f"{name}.ipynb", *figures, *samples):
+    for file in (f"{name}.ipynb", *samples):
         if not (folder / file).is_file():
             return f"{file} is missing"
     changed = [_changed(part, run.fingerprint.get(part, {}), now[part]) for part in now]

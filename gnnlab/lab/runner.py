@@ -29,7 +29,6 @@ from .results import ResultFile, Status
 from .table import duration
 
 ALL_PARTS = ", ".join(provenance.PARTS)
-MOST_RUNS = 100
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,10 @@ def run(
 
     Every parameter file is checked before anything executes or is written: `GnnlabError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
-    `force`. Each is run until there are `runs` runs of it (1 to 100), each in a kernel of its own; those before the
+    `force`. Each is run until there are `runs` runs of it, each in a kernel of its own; those before the
     latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Files and modules that parameters
     name are looked for in the current folder; with a `root` in that. Ctrl-C keeps what is done and passes through.
     """
-    if not 1 <= runs <= MOST_RUNS:
-        raise GnnlabError(f"runs: got {runs}; allowed is a whole number from 1 to {MOST_RUNS}")
     base = root.resolve() if root else discovery.root()
     every = discovery.notebooks(base)
     chosen = discovery.select(every, numbers)

@@ -461,7 +461,6 @@ def test_a_need_without_results_is_named_and_a_notebook_without_a_parameter_file
         ([], {"overrides": [("widht", "4")]}, "did you mean width?"),
         (["9"], {}, "there is no notebook '9'"),
         ([], {"overrides": [("output_dir", "notebooks")]}, "is not empty and holds no results"),
-        ([], {"runs": 0}, "runs: got 0; allowed is a whole number from 1 to 100"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, part):
