@@ -241,8 +241,8 @@ def _digest(path: Path) -> str:
 
 # ---- for a reader ---------------------------------------------------------------------------------------------------
 
-_KINDS = {"cpu": Mapping, "versions": Mapping, "finished": Mapping, "devices": list, "load": list}
-_SHOWN = {*_KINDS, "commit", "dirty", "host", "os", "python", "memory_gb", "threads", "clock_mhz"}
+_EMPTY = {"cpu": {}, "versions": {}, "finished": {}, "devices": [], "load": []}
+_SHOWN = {*_EMPTY, "commit", "dirty", "host", "os", "python", "memory_gb", "threads", "clock_mhz"}
 _SHOWN |= {"others_percent", "steal_percent"}
 
 
@@ -282,12 +282,8 @@ def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def readable(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null, and empty where something is not of its kind, for a file held it."""
-    found = {name: value for name, value in environment.items() if value is not None}
-    for name, kind in _KINDS.items():
-        if not isinstance(found.get(name), kind):
-            found[name] = [] if kind is list else {}
-    return found | {"devices": [device for device in found["devices"] if isinstance(device, Mapping)]}
+    """Without what is null; mappings and lists that are missing are empty."""
+    return _EMPTY | {name: value for name, value in environment.items() if value is not None}
 
 
 def _state(known: Mapping[str, Any]) -> str:
