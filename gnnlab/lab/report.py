@@ -264,8 +264,5 @@ def _templates() -> jinja2.Environment:
 
 
 def _moment(started: str) -> str:
-    """An ISO 8601 moment as a reader writes it; what is no moment stays as it is."""
-    try:
-        return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except ValueError:
-        return started
+    """An ISO 8601 moment as a reader writes it."""
+    return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
