@@ -224,7 +224,7 @@ def test_a_table_is_not_cut_to_a_narrow_page_in_a_file(capsys, repository, judge
 
 
 def test_a_column_in_which_nothing_stands_is_left_out():
-    made = tables.table("t", ["a", "empty", "b"], [["1", "", ""], None, ["2", "", "x"]], right=("b",))
+    made = tables.table("t", ["a", "empty", "b"], [["1", "", ""], ["2", "", "x"]], right=("b",))
     assert [column.header for column in made.columns] == ["a", "b"] and made.columns[1].justify == "right"
     assert [column.header for column in tables.table("t", ["a", "b"], []).columns] == ["a", "b"]
 

@@ -231,7 +231,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         found = _from_yaml(text)
     except GnnlabError as error:
         raise GnnlabError(f"{path}: {error}; a parameter file holds `name: value` lines") from None
-    if found is not None and not isinstance(found, dict):
+    if found and not isinstance(found, dict):
         raise GnnlabError(f"{path}: there are no `name: value` lines in it")
     return found or {}
 

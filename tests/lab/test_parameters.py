@@ -228,7 +228,7 @@ def test_a_parameter_file_gives_texts_that_its_parameters_understand(tmp_path, t
         ("graph", "'quoted'", "quoted"),
         ("graph", "", ""),
         ("compiled", "true", True),
-        ("rate", "-1e-3", -1e-3),
+        ("rate", "1e-3", 1e-3),
     ],
 )
 def test_a_value_on_a_command_line_is_read_by_its_type(declared, name, text, value):
