@@ -85,8 +85,14 @@ def linears_of(layer: nn.Module, form: Form) -> list[nn.Module]:
 
 def plain_linear(module: nn.Module) -> bool:
     """Is this a linear layer of torch or PyG with nothing hooked in?"""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return type(module) in LINEAR and not hooks
+    return type(module) in LINEAR and not hooked(module)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Are there hooks that a call of the module would run?"""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 # sums ----------------------------------------------------------------------------------------------------------------
@@ -167,7 +173,7 @@ def _neighbours_and_node(
 def _gin(layer: pyg.GINConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
     """nn(A x + (1 + eps) x); where `nn` begins with a linear layer that makes rows shorter, that comes first."""
     mlp = layer.nn
-    first = mlp[0] if type(mlp) is nn.Sequential and len(mlp) and not _hooked(mlp) else None
+    first = mlp[0] if type(mlp) is nn.Sequential and len(mlp) and not hooked(mlp) else None
     if first is None or not plain_linear(first) or isinstance(total, Largest):
         return mlp(_with_own(total(x), x, layer.eps))
     if first.weight.shape[0] >= first.weight.shape[1] and features_of(x) is None:
@@ -186,12 +192,6 @@ def _with_own(summed: Tensor, x: Tensor, eps: Tensor) -> Tensor:
 
 def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
     return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
 
 
 # attention -----------------------------------------------------------------------------------------------------------
@@ -349,7 +349,8 @@ def _transformer_attend(layer: pyg.TransformerConv, tensors: Sequence[Tensor], e
         scores = scores * scale
         return attention.attend(scores, value, graph, _dropout_mask(layer, scores, graph))
     features, by_head = edges.features.unsqueeze(1), weight[0].view(layer.heads, layer.out_channels, -1)
-    of_edges = graph.once("edges as sources", lambda: _edges_as_sources(graph))
+    sources = (graph.rowptr, graph.places, None, None, graph.num_edges)
+    of_edges = graph.once("edges as sources", lambda: Neighbours(*sources))
     asked = torch.einsum("nhc,hcd->nhd", query, by_head)
     scores = (scores + attention.head_products(asked, features, of_edges)) * scale
     alpha = attention.segment_softmax(scores, graph)
@@ -357,10 +358,6 @@ def _transformer_attend(layer: pyg.TransformerConv, tensors: Sequence[Tensor], e
     alpha = alpha if keep is None else alpha * keep
     summed = attention.head_sum(features, of_edges, alpha)
     return attention.head_sum(value, graph, alpha) + torch.einsum("nhd,hcd->nhc", summed, by_head)
-
-
-def _edges_as_sources(graph: Neighbours) -> Neighbours:
-    return Neighbours(graph.rowptr, graph.places, None, None, graph.num_edges)
 
 
 def _linear(module: nn.Module, x: Tensor) -> Tensor:

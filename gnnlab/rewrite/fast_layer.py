@@ -110,9 +110,10 @@ def fast_class(kind: type[MessagePassing]) -> type[MessagePassing]:
         "__module__": __name__,
         "__doc__": kind.__doc__,
         "_original": kind,
+        "_form": direct.form_of(kind),
         "forward": _forward(kind, code.get("forward", kind.forward)),
         "propagate": _propagate(kind),
-        "__reduce_ex__": lambda self, protocol: (_blank, (kind,), _state(self)),
+        "__reduce_ex__": lambda self, _: (_blank, (kind,), {n: v for n, v in vars(self).items() if n != "_number"}),
     }
     if "edge_update" in code:
         made["edge_updater"] = _edge_updater(kind)
@@ -124,10 +125,6 @@ def _blank(kind: type[MessagePassing]) -> MessagePassing:
     layer = made.__new__(made)
     layer.__dict__["_number"] = operators.numbered(layer)
     return layer
-
-
-def _state(layer: MessagePassing) -> dict[str, Any]:
-    return {name: value for name, value in layer.__dict__.items() if name != "_number"}
 
 
 def _forward(kind: type[MessagePassing], code: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from weakref import WeakValueDictionary
 
 import torch
@@ -41,10 +42,10 @@ class Traced:
         self.number, self.edge_index, self.values = layer._number, edge_index, values
 
     def __call__(self, x: Tensor) -> Tensor:
-        return layer_sum(x.contiguous(), self.edge_index, self.values, self.number)
+        return aggregate([x.contiguous()], self.edge_index, self.values, self.number, 0)
 
     def attend(self, layer: nn.Module, tensors: Sequence[Tensor]) -> Tensor:
-        return layer_attention(list(tensors), self.edge_index, self.values, self.number, layer.heads)
+        return aggregate(list(tensors), self.edge_index, self.values, self.number, layer.heads)
 
 
 def _gradients(run: Callable[[list[Tensor]], Tensor], tensors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
@@ -61,91 +62,56 @@ def _gradients(run: Callable[[list[Tensor]], Tensor], tensors: Sequence[Tensor],
     return _THREAD.submit(compute).result()
 
 
-def _prepared(number: int, nodes: int, edge_index: Tensor, values: Tensor | None, dtype: torch.dtype):
-    from gnnlab.rewrite.direct import form_of
-
-    layer = _LAYERS[number]
+def _prepared(tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, heads: int):
+    """(what the layer makes of its tensors, the prepared graph)."""
+    layer, x = _LAYERS[number], tensors[0]
     with torch.inference_mode(False):
-        graph = layer._fast.graphs.get(edge_index, nodes)
-        return layer, form_of(type(layer)).prepare(layer, graph, values, dtype)
+        graph = layer._fast.graphs.get(edge_index, x.shape[0])
+        prepared = layer._form.prepare(layer, graph, values, x.dtype)
+    return (partial(prepared.attend, layer) if heads else lambda one: prepared(*one)), prepared
 
 
-@torch.library.custom_op("gnnlab::layer_sum", mutates_args=())
-def layer_sum(x: Tensor, edge_index: Tensor, values: Tensor | None, number: int) -> Tensor:
-    """The sum over neighbours of the layer with this number; x (N, F) -> (N, F)."""
-    return _prepared(number, x.shape[0], edge_index, values, x.dtype)[1](x.detach())
+@torch.library.custom_op("gnnlab::aggregate", mutates_args=())
+def aggregate(tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, heads: int) -> Tensor:
+    """What the layer with this number makes of its neighbours: a sum, x (N, F) -> (N, F), where `heads` is 0; else what
+    it attends to, tensors[0] (N, H or 1, C) -> (N, heads, C)."""
+    run, _ = _prepared(tensors, edge_index, values, number, heads)
+    return run([t.detach() for t in tensors]).contiguous()
 
 
-@layer_sum.register_fake
-def _(x, edge_index, values, number):
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("gnnlab::layer_sum_back", mutates_args=())
-def layer_sum_back(x: Tensor, grad: Tensor, edge_index: Tensor, values: Tensor | None, number: int) -> Tensor:
-    total = _prepared(number, grad.shape[0], edge_index, values, grad.dtype)[1]
-    if isinstance(total, NeighbourSum):
-        return total.back(grad)
-    return _gradients(lambda tensors: total(*tensors), [x], grad)[0]
-
-
-@layer_sum_back.register_fake
-def _(x, grad, edge_index, values, number):
-    return torch.empty_like(grad)
-
-
-def _save_sum(ctx, inputs, output) -> None:
-    x, edge_index, values, ctx.number = inputs
-    ctx.save_for_backward(x, edge_index, values)
-
-
-def _sum_backward(ctx, grad):
-    x, edge_index, values = ctx.saved_tensors
-    return layer_sum_back(x, grad.contiguous(), edge_index, values, ctx.number), None, None, None
-
-
-layer_sum.register_autograd(_sum_backward, setup_context=_save_sum)
-
-
-@torch.library.custom_op("gnnlab::layer_attention", mutates_args=())
-def layer_attention(
-    tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, heads: int
-) -> Tensor:
-    """What the layer with this number attends to; tensors[0] (N, H or 1, C) -> (N, heads, C)."""
-    layer, edges = _prepared(number, tensors[0].shape[0], edge_index, values, tensors[0].dtype)
-    return edges.attend(layer, [t.detach() for t in tensors]).contiguous()
-
-
-@layer_attention.register_fake
+@aggregate.register_fake
 def _(tensors, edge_index, values, number, heads):
-    return tensors[0].new_empty(tensors[0].shape[0], heads, tensors[0].shape[2])
+    first = tensors[0]
+    return first.new_empty(first.shape[0], heads, first.shape[2]) if heads else torch.empty_like(first)
 
 
-@torch.library.custom_op("gnnlab::layer_attention_back", mutates_args=())
-def layer_attention_back(
-    grad: Tensor, tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int
+@torch.library.custom_op("gnnlab::aggregate_back", mutates_args=())
+def aggregate_back(
+    grad: Tensor, tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, heads: int
 ) -> list[Tensor]:
-    layer, edges = _prepared(number, tensors[0].shape[0], edge_index, values, tensors[0].dtype)
-    grads = _gradients(lambda tensors: edges.attend(layer, tensors), tensors, grad)
+    """The gradient of each of the tensors."""
+    run, prepared = _prepared(tensors, edge_index, values, number, heads)
+    grads = [prepared.back(grad)] if isinstance(prepared, NeighbourSum) else _gradients(run, tensors, grad)
     return [g.contiguous() for g in grads]
 
 
-@layer_attention_back.register_fake
-def _(grad, tensors, edge_index, values, number):
+@aggregate_back.register_fake
+def _(grad, tensors, edge_index, values, number, heads):
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
 
 
-def _save_attention(ctx, inputs, output) -> None:
-    tensors, edge_index, values, ctx.number, _ = inputs
+def _save(ctx, inputs, output) -> None:
+    tensors, edge_index, values, ctx.number, ctx.heads = inputs
     ctx.save_for_backward(edge_index, values, *tensors)
 
 
-def _attention_backward(ctx, grad):
+def _backward(ctx, grad):
     edge_index, values, *tensors = ctx.saved_tensors
-    return layer_attention_back(grad.contiguous(), tensors, edge_index, values, ctx.number), None, None, None, None
+    grads = aggregate_back(grad.contiguous(), tensors, edge_index, values, ctx.number, ctx.heads)
+    return grads, None, None, None, None
 
 
-layer_attention.register_autograd(_attention_backward, setup_context=_save_attention)
+aggregate.register_autograd(_backward, setup_context=_save)
 
 
 @torch.library.custom_op("gnnlab::neighbour_sum", mutates_args=())

@@ -150,11 +150,8 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
             layer.__class__ = TiledAttention
     if example is None:
         return SwapReport(fast, refused)
-    return _tried(model, fast, _batch(model, example), tolerance, refused)
-
-
-def _batch(model: nn.Module, example: Any) -> Any:
-    return models.bind(model, example, type(model).__name__) if isinstance(example, Data) else example
+    batch = models.bind(model, example, type(model).__name__) if isinstance(example, Data) else example
+    return _tried(model, fast, batch, tolerance, refused)
 
 
 def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refused: tuple) -> SwapReport:
