@@ -105,14 +105,11 @@ def digest(*parts: Any) -> str:
             with part.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").digest()
         else:
-            text = part if isinstance(part, bytes) else _as_json(part)
+            compact = {"sort_keys": True, "separators": (",", ":"), "allow_nan": False}
+            text = part if isinstance(part, bytes) else json.dumps(part, **compact).encode()
             content = hashlib.sha256(text).digest()
         total.update(content)
     return total.hexdigest()[:32]
-
-
-def _as_json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def made_once(place: Path, key: Mapping[str, Any], build: Callable[[Path], None], *, anew: bool = False) -> float:

@@ -10,7 +10,7 @@
 | `onnx` | ONNX by torch.onnx.export(dynamo=True) | index_add (scatter_add) |
 | `openvino` | IR by openvino.convert_model of the torch program | scatter_add (index_add, which it cannot convert) |
 | `openvino-onnx` | IR by openvino.convert_model of the ONNX | index_add (scatter_add) |
-| `handbuilt` | IR of a graph built by hand, for sums over neighbours | bag (dense) |
+| `handbuilt` | IR of a graph built by hand, for sums over neighbours | bag |
 | `onnx-legacy` | ONNX by the TorchScript exporter; to be shown, not used | index_add (scatter_add) |
 
 A model that fails or computes something else is an outcome, not an error: its artefact says so.
@@ -44,11 +44,11 @@ FORMS = {
     "onnx": REDUCTIONS,
     "openvino": REDUCTIONS[::-1],
     THROUGH_ONNX: REDUCTIONS,
-    HANDBUILT: openvino_graphs.FORMS,
+    HANDBUILT: (openvino_graphs.FORM,),
     "onnx-legacy": REDUCTIONS,
 }  # the first is the default
 PLAIN = "plain"  # the form of a block without sums over targets
-CAN_BE_STATIC = ("openvino", THROUGH_ONNX, HANDBUILT)
+CAN_BE_STATIC = ("openvino", THROUGH_ONNX)
 TRACED = (11, 29)  # nodes and edges of the graph that exporters see
 # exporter, how it sums over targets, runtime: what is held against torch
 COMBINATIONS = (
@@ -59,7 +59,6 @@ COMBINATIONS = (
     ("openvino", "index_add", OPENVINO),
     (THROUGH_ONNX, "index_add", OPENVINO),
     (HANDBUILT, "bag", OPENVINO),
-    (HANDBUILT, "dense", OPENVINO),
     ("onnx-legacy", "index_add", ONNXRUNTIME),
     ("onnx-legacy", "index_add", OPENVINO),
     ("onnx-legacy", "scatter_add", ONNXRUNTIME),
@@ -195,12 +194,12 @@ def _wanted(
     if form is not None and form not in FORMS[exporter]:
         raise GnnlabError(f"exporter {exporter}: no form {form!r}; one of {', '.join(FORMS[exporter])}")
     form = form or FORMS[exporter][0]
-    if size is not None and (exporter not in CAN_BE_STATIC or form == "bag" or min(size) < 1):
+    if size is not None and (exporter not in CAN_BE_STATIC or min(size) < 1):
         raise GnnlabError(
-            f"{exporter}, {form}, of size {size}: {', '.join(CAN_BE_STATIC)} (dense) can be static, from 1 node, 1 edge"
+            f"{exporter}, {form}, of size {size}: {', '.join(CAN_BE_STATIC)} can be static, from 1 node, 1 edge"
         )
     if exporter == HANDBUILT:
-        reads, sized_by = openvino_graphs.reads(layer, first, last, form), ()
+        reads, sized_by = openvino_graphs.reads(layer, first, last), ()
     else:
         form = form if block.reduces else PLAIN
         sized_by = () if size else tuple(name for name in block.reads if name in block.shape_only)
@@ -226,7 +225,7 @@ def _written(layer: StagedLayer, wanted: Artefact, models: Path, folder: Path) -
     chosen = layer if wanted.form not in REDUCTIONS else layer.reduced_by(wanted.form)
     block = chosen.block(wanted.first, wanted.last)
     if wanted.exporter == HANDBUILT:
-        exporters.save(openvino_graphs.build(layer, wanted.first, wanted.last, wanted.form, size), folder)
+        exporters.save(openvino_graphs.build(layer, wanted.first, wanted.last), folder)
     elif size is not None:
         exporters.save(_static(layer, wanted, models), folder)
     elif wanted.exporter == THROUGH_ONNX:
@@ -258,7 +257,7 @@ def _source(layer: StagedLayer, wanted: Artefact, exporter: str, models: Path) -
 
 def _can_be_built(layer: StagedLayer, block: tuple[int, int]) -> bool:
     try:
-        return bool(openvino_graphs.reads(layer, *block, form=openvino_graphs.FORMS[0]))
+        return bool(openvino_graphs.reads(layer, *block))
     except GnnlabError:
         return False
 

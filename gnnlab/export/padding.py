@@ -29,24 +29,23 @@ if TYPE_CHECKING:
     from gnnlab.export.artefacts import Artefact
 
 Arrays = dict[str, np.ndarray]
-POLICIES = ("exact", "steps", "powers")
-STEPS_PER_DOUBLING = 8
+POLICIES = ("exact", "powers")
 
 
 def bucket(nodes: int, edges: int, policy: str = "powers") -> tuple[int, int]:
     """The size (nodes, edges) of the model that serves a graph of this size.
 
-    `exact`: its own size. `powers`: the next power of two. `steps`: the next of eight equal steps between powers of
-    two, so that no side is more than an eighth larger. A node is added for the ghost where edges are.
+    `exact`: its own size. `powers`: the next power of two. A node is added for the ghost where edges are.
 
     Raises:
         GnnlabError: another policy, or a size that no graph has.
     """
     if policy not in POLICIES or nodes < 1 or edges < 1:
         raise GnnlabError(f"bucket({nodes}, {edges}, {policy!r}): 1 node, 1 edge at least and {'|'.join(POLICIES)}")
-    up = {"exact": int, "powers": _power, "steps": _step}[policy]
-    wide = up(edges)
-    return up(nodes + (wide > edges)), wide
+    if policy == "exact":
+        return nodes, edges
+    wide = _power(edges)
+    return _power(nodes + (wide > edges)), wide
 
 
 def pad(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges: int) -> Arrays:
@@ -81,11 +80,6 @@ def crop(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges
 
 def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
-
-
-def _step(count: int) -> int:
-    step = max(1, _power(count) // (2 * STEPS_PER_DOUBLING))
-    return -(-count // step) * step
 
 
 def _grown(array: np.ndarray, dims: tuple[int | str, ...], nodes: int, edges: int) -> np.ndarray:

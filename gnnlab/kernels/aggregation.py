@@ -19,8 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from gnnlab.kernels.neighbours import Neighbours
 
-__all__ = ["Neighbours", "bag", "edge_products", "mean", "segment_sum", "weighted_sum", "weighted_sum_sorted"]
-
 CHUNK_NUMBERS = 1 << 16  # of a product per edge that are in memory at once: 256 KiB of float32, within the L2 cache
 
 

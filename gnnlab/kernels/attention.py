@@ -23,8 +23,6 @@ from gnnlab.kernels.aggregation import bag, edge_products, segment_max, segment_
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.kernels.sorting import index_type
 
-__all__ = ["additive_scores", "attend", "head_products", "head_sum", "pair_scores", "segment_softmax"]
-
 # exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
 SAFE_SCORE = 60.0
 # heads of up to so many channels are summed by one bag, wider ones each by itself

@@ -34,51 +34,32 @@ class Neighbours:
     """The edges of one graph in compressed rows (CSR), one row a target. Immutable; made by `Neighbours.prepare`.
 
     `rowptr` (N + 1): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E): their sources; `row` (E):
-    their targets; `order` (E): where the edge stands in `edge_index`, None where edges were added. int32 where all
-    numbers fit, else int64.
+    their targets; `order` (E): where the edge stands in `edge_index`. int32 where all numbers fit, else int64.
     """
 
-    def __init__(
-        self,
-        rowptr: Tensor,
-        col: Tensor,
-        row: Tensor | None,
-        order: Tensor | None,
-        num_sources: int,
-        *,
-        self_loops: bool = False,
-    ) -> None:
+    def __init__(self, rowptr: Tensor, col: Tensor, order: Tensor, num_sources: int) -> None:
         self.rowptr, self.col, self.order = rowptr, col, order
         self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
-        self.self_loops = self_loops
         self._weights = TensorCache(4)
-        self._derived: dict[Any, Any] = {} if row is None else {"row": row}
+        self._derived: dict[Any, Any] = {}
 
     @classmethod
-    def prepare(
-        cls, edge_index: Tensor, num_nodes: int, *, num_sources: int | None = None, self_loops: bool = False
-    ) -> Neighbours:
+    def prepare(cls, edge_index: Tensor, num_nodes: int, *, num_sources: int | None = None) -> Neighbours:
         """Sort `edge_index` (2, E), int64 or int32, sources in row 0, by target.
 
-        `num_nodes` targets; `num_sources` sources, by default as many as targets. `self_loops`: every node gets
-        exactly one self-loop, whatever it had, as `GATConv(add_self_loops=True)` has it.
+        `num_nodes` targets; `num_sources` sources, by default as many as targets.
 
         Raises:
             GnnlabError: `edge_index` has another shape or type, or names a node outside 0 .. num_nodes - 1.
         """
         _check_kind(edge_index, num_nodes)
         sources = num_nodes if num_sources is None else num_sources
-        if self_loops and sources != num_nodes:
-            raise GnnlabError(f"self-loops need as many sources as targets, not {sources} and {num_nodes}")
         with torch.inference_mode(False):  # what is kept must serve training, too
             edge_index = edge_index.detach().clone() if edge_index.is_inference() else edge_index.detach()
             _check_range(edge_index, num_nodes, sources)
-            if self_loops:
-                loops = torch.arange(num_nodes, device=edge_index.device, dtype=edge_index.dtype)
-                edge_index = torch.cat([edge_index[:, edge_index[0] != edge_index[1]], loops.expand(2, -1)], dim=1)
             kind = index_type(max(num_nodes, sources), edge_index.shape[1])
             rowptr, col, order = group(edge_index[1], edge_index[0], num_nodes, kind)
-            return cls(rowptr, col, None, None if self_loops else order, sources, self_loops=self_loops)
+            return cls(rowptr, col, order, sources)
 
     @property
     def num_edges(self) -> int:
@@ -115,32 +96,28 @@ class Neighbours:
 
     @_derived
     def edge_index(self) -> Tensor:
-        """The edges as they were given, int64 (2, E); sorted by target where self-loops were added."""
+        """The edges as they were given, int64 (2, E)."""
         edges = torch.stack([self.col, self.row]).long()
-        if self.order is None:
-            return edges
         return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
 
     @_derived
     def transposed(self) -> Neighbours:
         """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
         colptr, row, order = transpose(self.rowptr, self.col, self.num_sources)
-        return Neighbours(colptr, row, None, order, self.num_nodes)
+        return Neighbours(colptr, row, order, self.num_nodes)
 
     @_derived
     def mean_weight(self) -> Tensor:
         """1 / degree of its target for each edge, float64 (E,)."""
         return 1 / self.degree.double().index_select(0, self.row)
 
-    @property
+    @_derived
     def looped(self) -> Neighbours:
-        """The graph in which every node has exactly one self-loop, whatever it had."""
-        sizes = {"num_nodes": self.num_nodes, "num_sources": self.num_sources}
-
-        def looped() -> Neighbours:
-            return Neighbours.prepare(torch.stack([self.col, self.row]), **sizes, self_loops=True)
-
-        return self if self.self_loops else self.once("looped", looped)
+        """The graph in which every node has exactly one self-loop, whatever it had: the edges given without loops, then
+        a loop for each node, as `GATConv(add_self_loops=True)` has them."""
+        edges = self.edge_index
+        loops = torch.arange(self.num_nodes, device=self.device).expand(2, -1)
+        return Neighbours.prepare(torch.cat([edges[:, edges[0] != edges[1]], loops], dim=1), self.num_nodes)
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
@@ -177,9 +154,7 @@ class Neighbours:
         device = torch.device(device)
         if device == self.device or (device.type == self.device.type and device.index is None):
             return self
-        parts = (self.rowptr, self.col, self._derived.get("row"), self.order)
-        moved = (None if part is None else part.to(device) for part in parts)
-        return Neighbours(*moved, self.num_sources, self_loops=self.self_loops)
+        return Neighbours(*(part.to(device) for part in (self.rowptr, self.col, self.order)), self.num_sources)
 
     def sorted_weight(self, weight: Tensor) -> Tensor:
         """`weight` (E, ...), one for each edge as it was given, in the order of `col`.
@@ -188,11 +163,8 @@ class Neighbours:
         writes to it: weights that stay the same from call to call cost nothing after the first.
 
         Raises:
-            GnnlabError: another number of edges, or edges were added to those given.
+            GnnlabError: another number of edges.
         """
-        if self.order is None:
-            raise GnnlabError("weights belong to the edges given, and these neighbours have self-loops added; prepare "
-                                "them without self_loops, with the loops and their weights in edge_index")  # fmt: skip
         if weight.dim() == 0 or weight.shape[0] != self.num_edges:
             raise GnnlabError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
         if weight.requires_grad:  # what is learned changes from step to step
@@ -335,4 +307,4 @@ def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
     shift = starts.repeat_interleave(heads) - rowptr[:-1]
     edge = torch.arange(edges * heads, dtype=kind, device=head.device) + repeated(shift, counts, edges * heads)
     col = neighbours.col.to(kind).index_select(0, edge)
-    return Neighbours(rowptr, col if shared else col * heads + head, None, edge * heads + head, sources)
+    return Neighbours(rowptr, col if shared else col * heads + head, edge * heads + head, sources)

@@ -32,7 +32,7 @@ class RewrittenSymptomGAT(nn.Module):
     def __init__(self, model: SymptomGAT) -> None:
         super().__init__()
         self.model = model
-        graph = Neighbours.prepare(model.edge_index, model.num_nodes, self_loops=True)
+        graph = Neighbours.prepare(model.edge_index, model.num_nodes).looped
         log_counts = graph.cast("log_counts", model.node_embeddings.weight.dtype)  # (N, N), -inf without an edge
         self.register_buffer("log_counts", log_counts, persistent=False)
         self.eval()

@@ -84,7 +84,9 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
         extra_template_basedirs=[str(TEMPLATES)],
         filters={
             "clean": clean,
-            "markdown": lambda source, attachments: _markdown(source, _Renderer(headings, attachments)),
+            "markdown": lambda source, attachments: clean(
+                MarkdownWithMath(renderer=_Renderer(headings, attachments)).render(source)
+            ),
             "code": code,
             "ansi": lambda text: Markup(ansi2html(text)),
         },
@@ -161,10 +163,6 @@ class _Renderer(IPythonRenderer):
 
     def block_math(self, body: str) -> str:
         return f'<pre class="math">{escape(body.strip())}</pre>'
-
-
-def _markdown(source: str, renderer: _Renderer) -> Markup:
-    return clean(MarkdownWithMath(renderer=renderer).render(source))
 
 
 def code(source: str) -> Markup:

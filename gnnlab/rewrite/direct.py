@@ -21,7 +21,6 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from gnnlab.kernels import attention
 from gnnlab.kernels.aggregation import weighted_sum_sorted
@@ -93,9 +92,6 @@ def hooked(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
-
-
-# sums ----------------------------------------------------------------------------------------------------------------
 
 
 def _gcn_sum(layer: pyg.GCNConv, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> NeighbourSum:
@@ -194,9 +190,6 @@ def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
     return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
 
 
-# attention -----------------------------------------------------------------------------------------------------------
-
-
 Attend = Callable[[nn.Module, Sequence[Tensor], "Edges"], Tensor]  # of a layer and its tensors -> (N, H, C)
 
 
@@ -217,16 +210,11 @@ class Edges:
 def _with_loops(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
     """Where the layer wants it, every node gets exactly one self-loop, with the mean of the features that it got."""
     loops = getattr(layer, "add_self_loops", False)
-    looped = graph.once("PyG's loops", lambda: _looped(graph)) if loops else graph
+    looped = graph.looped if loops else graph
     if layer.edge_dim is None or values is None:
         return Edges(looped)
     features = graph.sorted_weight(values.view(-1, 1) if values.dim() == 1 else values)
     return Edges(looped, _fill_loops(features, graph, looped) if loops else features)
-
-
-def _looped(graph: Neighbours) -> Neighbours:
-    edges = add_self_loops(remove_self_loops(graph.edge_index)[0], num_nodes=graph.num_nodes)[0]
-    return Neighbours.prepare(edges, graph.num_nodes)
 
 
 def _fill_loops(features: Tensor, graph: Neighbours, looped: Neighbours) -> Tensor:
@@ -349,7 +337,7 @@ def _transformer_attend(layer: pyg.TransformerConv, tensors: Sequence[Tensor], e
         scores = scores * scale
         return attention.attend(scores, value, graph, _dropout_mask(layer, scores, graph))
     features, by_head = edges.features.unsqueeze(1), weight[0].view(layer.heads, layer.out_channels, -1)
-    sources = (graph.rowptr, graph.places, None, None, graph.num_edges)
+    sources = (graph.rowptr, graph.places, graph.places, graph.num_edges)
     of_edges = graph.once("edges as sources", lambda: Neighbours(*sources))
     asked = torch.einsum("nhc,hcd->nhd", query, by_head)
     scores = (scores + attention.head_products(asked, features, of_edges)) * scale
@@ -381,8 +369,6 @@ def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
 
 
 _ATTEND: dict[Callable, Attend] = {_gat: _gat_attend, _gatv2: _gatv2_attend, _transformer: _transformer_attend}
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _needs(*allowed: str) -> Callable[[nn.Module], str]:

@@ -299,9 +299,6 @@ def _needs_arguments_alone(message: types.FunctionType) -> bool:
     return not reads and not code.co_freevars
 
 
-# PyG's functions of edges -------------------------------------------------------------------------------------------
-
-
 def softmax(
     src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
 ) -> Tensor:

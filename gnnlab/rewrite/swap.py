@@ -103,8 +103,8 @@ class SwapReport:
         return self._refused + tuple((path, _class(layer), _why(layer)) for path, layer in tried)
 
     def __str__(self) -> str:
-        lines = [f"replaced {_name(path)} ({kind}): {how}" for path, kind, how in self.replaced]
-        lines += [f"kept {_name(path)} ({kind}): {why}" for path, kind, why in self.kept]
+        lines = [f"replaced {path or 'the model'} ({kind}): {how}" for path, kind, how in self.replaced]
+        lines += [f"kept {path or 'the model'} ({kind}): {why}" for path, kind, why in self.kept]
         if not self.replaced:
             return "\n".join([*lines, "nothing to replace" if lines else "nothing to replace: no layers of PyG"])
         if self.parity_error is None:
@@ -314,7 +314,3 @@ def _why(layer: nn.Module) -> str:
 
 def _class(layer: nn.Module) -> str:
     return "MultiheadAttention" if type(layer) is TiledAttention else original_class(layer).__name__
-
-
-def _name(path: str) -> str:
-    return path or "the model"

@@ -14,27 +14,26 @@ from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, exporters, openvino_graphs, padding
-from gnnlab.export.openvino_graphs import DENSE_NODES, adjacency, prepared
+from gnnlab.export.openvino_graphs import prepared
 from gnnlab.export.padding import Feed
 from gnnlab.workloads.graphsage import gat, sage
 
 LAYER = sage(4, 3)
 BAGS = [b for b in LAYER.blocks() if b[0] <= 3 <= b[1] or b[0] <= 4 <= b[1]]
-DENSE = [b for b in BAGS if b[0] == 1 or b[0] > 3]
 
 
 @lru_cache
-def compiled(first, last, form):
+def compiled(first, last):
     with TemporaryDirectory() as folder:
-        exporters.save(openvino_graphs.build(LAYER, first, last, form), Path(folder))
+        exporters.save(openvino_graphs.build(LAYER, first, last), Path(folder))
         return checking.loaded(Path(folder) / "model.xml", checking.OPENVINO)
 
 
-def written(known, first, last, form):
+def written(known, first, last):
     """What the compiled block writes for the nodes of the graph, by name."""
-    names = openvino_graphs.reads(LAYER, first, last, form)
+    names = openvino_graphs.reads(LAYER, first, last)
     given = {**known, **prepared(names, known)}
-    results = compiled(first, last, form)({name: given[name] for name in names})
+    results = compiled(first, last)({name: given[name] for name in names})
     found = dict(zip(LAYER.block(first, last).writes, results, strict=True))
     return padding.crop(LAYER, found, known["x"].shape[0], known["edge_index"].shape[1])
 
@@ -49,10 +48,9 @@ def values(draw):
 
 
 @settings(max_examples=120, deadline=None)
-@given(values(), st.sampled_from([*((b, "bag") for b in BAGS), *((b, "dense") for b in DENSE)]))
-def test_a_hand_built_block_is_the_block(known, case):
-    (first, last), form = case
-    for name, result in written(known, first, last, form).items():
+@given(values(), st.sampled_from(BAGS))
+def test_a_hand_built_block_is_the_block(known, block):
+    for name, result in written(known, *block).items():
         np.testing.assert_allclose(result, known[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
@@ -62,7 +60,7 @@ def test_rows_that_are_not_finite_stay_out_of_the_sums_of_others_even_where_node
     x = torch.full((4, 4), torch.inf)
     x[1] = 1
     known = {name: tensor.numpy() for name, tensor in LAYER.trace(x, torch.tensor([[1, 1], targets])).items()}
-    for name, result in written(known, 1, last, "bag").items():
+    for name, result in written(known, 1, last).items():
         assert np.array_equal(result, known[name]), name
 
 
@@ -71,42 +69,32 @@ def test_what_a_bag_model_gives_through_its_feed_has_a_row_for_each_node_and_is_
     shapes = LAYER.shapes(5, 7)
     graph = {"x": torch.ones(5, 4), "edge_index": torch.tensor([[0, 1, 2, 3, 4, 4, 4], [0, 0, 1, 1, 2, 2, 2]])}
     known = {name: tensor.numpy() for name, tensor in LAYER.trace(**graph).items()}
-    names, writes = openvino_graphs.reads(LAYER, *block, "bag"), LAYER.block(*block).writes
+    names, writes = openvino_graphs.reads(LAYER, *block), LAYER.block(*block).writes
     model = SimpleNamespace(exporter="handbuilt", reads=names, writes=writes, sized_by=(), nodes=None, edges=None)
     feed = Feed(LAYER, model, 5, 7)
-    results = compiled(*block, "bag")(feed.inputs(known))
+    results = compiled(*block)(feed.inputs(known))
     for result, (name, array) in zip(results, feed.outputs(results).items(), strict=True):
         assert array.shape == shapes[name][0] and np.shares_memory(array, result)
         np.testing.assert_allclose(array, known[name], rtol=1e-5, atol=1e-5)
 
 
 def test_means_of_bags_are_one_operation():
-    model = openvino_graphs.build(LAYER, 1, 5, "bag")
+    model = openvino_graphs.build(LAYER, 1, 5)
     assert [node.get_type_name() for node in model.get_ops()].count("EmbeddingBagOffsets") == 1
     assert {node.get_type_name() for node in model.get_ops()} == {"Parameter", "EmbeddingBagOffsets", "Result"}
 
 
 def test_bags_are_not_given_the_messages_where_the_block_gathers_itself():
-    assert openvino_graphs.reads(LAYER, 1, 5, "bag") == ("x", "rowptr", "col")
-    assert openvino_graphs.reads(LAYER, 3, 3, "bag") == ("messages", "rowptr", "order")
-    assert openvino_graphs.reads(LAYER, 4, 4, "bag") == ("rowptr",)
-    assert openvino_graphs.reads(LAYER, 1, 7, "dense") == ("x", "adjacency")
-
-
-def test_a_dense_graph_can_be_static():
-    model = openvino_graphs.build(LAYER, 1, 7, "dense", (6, 9))
-    assert not model.is_dynamic() and list(model.input(1).get_shape()) == [6, 6]
+    assert openvino_graphs.reads(LAYER, 1, 5) == ("x", "rowptr", "col")
+    assert openvino_graphs.reads(LAYER, 3, 3) == ("messages", "rowptr", "order")
+    assert openvino_graphs.reads(LAYER, 4, 4) == ("rowptr",)
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: openvino_graphs.reads(LAYER, 5, 7, "bag"), "sum over no neighbours"),
-        (lambda: openvino_graphs.reads(LAYER, 2, 3, "dense"), "begins with the gather"),
-        (lambda: openvino_graphs.reads(LAYER, 1, 5, "sparse"), "bag and dense"),
-        (lambda: openvino_graphs.reads(gat(4), 1, 5, "bag"), "of a sage layer"),
-        (lambda: openvino_graphs.build(LAYER, 1, 5, "bag", (6, 9)), "bags have dynamic shapes"),
-        (lambda: adjacency(torch.zeros(2, 1, dtype=torch.int64), DENSE_NODES + 1), "too large"),
+        (lambda: openvino_graphs.reads(LAYER, 5, 7), "sum over no neighbours"),
+        (lambda: openvino_graphs.reads(gat(4), 1, 5), "of a sage layer"),
         (
             lambda: prepared(("rowptr",), {"x": np.ones((2, 4)), "edge_index": np.zeros((2, 0), np.int64)}),
             "without edges",
@@ -120,7 +108,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(ask, message):
 
 
 def test_an_input_that_is_looked_at_is_not_taken_out():
-    model = openvino_graphs.build(LAYER, 1, 7, "dense", (6, 9))
+    model = openvino_graphs.build(LAYER, 1, 7)
     with pytest.raises(GnnlabError, match="looks at the numbers"):
         exporters.without_inputs(model, ["x"])
     assert isinstance(model, openvino.Model)

@@ -47,17 +47,14 @@ def test_a_bucket_holds_the_graph_and_a_ghost_where_edges_are_added(nodes, edges
 
 
 @given(counts, counts)
-def test_exact_adds_nothing_steps_an_eighth_at_most_and_powers_less_than_half(nodes, edges):
+def test_exact_adds_nothing_and_powers_less_than_half(nodes, edges):
     assert bucket(nodes, edges, "exact") == (nodes, edges)
-    for side, wide in zip((nodes + 1, edges), bucket(nodes, edges, "steps"), strict=True):
-        assert wide <= side * 9 / 8 + 1
     for side, wide in zip((nodes + 1, edges), bucket(nodes, edges, "powers"), strict=True):
         assert wide < 2 * side and wide & (wide - 1) == 0
 
 
 def test_sizes_in_one_bucket_share_a_model():
     assert bucket(1797, 24_678, "powers") == (2048, 32_768) == bucket(1500, 20_000, "powers")
-    assert bucket(1797, 24_678, "steps") == (1920, 26_624)
     assert bucket(1024, 1024, "powers") == (1024, 1024)
     assert bucket(1024, 1000, "powers") == (2048, 1024)  # the ghost is one node too many
 
@@ -72,5 +69,5 @@ def test_a_graph_that_does_not_fit_is_refused_in_one_line(nodes, edges):
 
 @pytest.mark.parametrize("wrong", [(0, 5, "exact"), (5, 0, "powers"), (5, 5, "tens")])
 def test_a_bucket_that_there_is_not_is_refused(wrong):
-    with pytest.raises(GnnlabError, match=r"exact\|steps\|powers"):
+    with pytest.raises(GnnlabError, match=r"exact\|powers"):
         bucket(*wrong)
