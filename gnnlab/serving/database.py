@@ -151,13 +151,8 @@ class Recorder:
                 await asyncio.sleep(EVERY_S)  # for others to come
             while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            nodes = [
-                {**node, "node_id": _storable(node["node_id"]), "timestamp": one.created_at}
-                for one in batch
-                for node in one.state["nodes"]
-            ]
-            rows = [_prediction_row(one) for one in batch]
-            if not await self._succeeds(self._database.insert((predictions, rows), (network_metrics, nodes))):
+            rows = [_prediction_row(one) for one in batch], [row for one in batch for row in _node_rows(one)]
+            if not await self._succeeds(self._database.insert((predictions, rows[0]), (network_metrics, rows[1]))):
                 self._metrics.unrecorded.inc(len(batch))
                 await asyncio.sleep(RETRY_S)
             for _ in batch:
@@ -180,6 +175,10 @@ class Recorder:
 def _prediction_row(one: Answered) -> dict[str, Any]:
     row = one._asdict()
     return row | {"nodes": len(row.pop("state")["nodes"]), "node_id": _storable(one.node_id)}
+
+
+def _node_rows(one: Answered) -> list[dict[str, Any]]:
+    return [{**node, "node_id": _storable(node["node_id"]), "timestamp": one.created_at} for node in one.state["nodes"]]
 
 
 def _storable(node_id: str) -> str:

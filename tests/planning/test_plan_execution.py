@@ -157,6 +157,7 @@ def test_a_process_that_replaces_a_dead_one_is_pinned_too(workers):
         pids.append(workers[CPU].call("os:getpid", timeout_s=60).get())
         assert psutil.Process(pids[-1]).cpu_affinity() == [core]
         psutil.Process(pids[-1]).kill()
+        workers[CPU]._process.popen.wait(60)  # a task that a dying process had begun would be its last
         assert workers[CPU].call("os:getpid", timeout_s=60).get() != pids[-1]  # a new one, without a word
     assert pids[0] != pids[1]
 
