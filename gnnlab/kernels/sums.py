@@ -36,6 +36,10 @@ class NeighbourSum:
     def __init__(self, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> None:
         self.graph, self.weight = graph, weight
         self.matrix = _dense_matrix(graph, weight, dtype) if is_dense(graph) else None
+        occupied = graph.degree.nonzero().view(
+            -1
+        )  # targets with edges; where a tenth has none, products leave them out
+        self.targets = occupied if occupied.shape[0] < 0.9 * graph.num_nodes else None
         self._transposed: tuple[Neighbours, Tensor | None] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:

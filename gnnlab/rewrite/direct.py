@@ -162,7 +162,11 @@ def _neighbours_and_node(
     if out < width or sparse:
         summed = total(times(x, weight))
         return _plus(summed if root is None else summed.add_(times(x, root)), bias)
-    summed = F.linear(total(x), weight, bias)
+    summed = total(x)
+    targets = None if root is None or torch.compiler.is_compiling() else total.targets
+    if targets is not None:  # many nodes have no edges: they are left out of the product
+        return F.linear(x, root, bias).index_add(0, targets, F.linear(summed.index_select(0, targets), weight))
+    summed = F.linear(summed, weight, bias)
     return summed if root is None else torch.addmm(summed, x, root.t())
 
 

@@ -89,8 +89,6 @@ def _counted(layers: Sequence[tuple[str, ...]]) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
 
-# ---- the registry ---------------------------------------------------------------------------------------------------
-
 _LAYERS = frozenset({"layers"})
 
 

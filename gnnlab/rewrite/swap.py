@@ -295,8 +295,7 @@ def _costs(model: nn.Module, fast: nn.Module, batch: Any) -> tuple[ForwardCost, 
         while not times[0] or (len(times[0]) < ROUNDS and time.perf_counter() < end):
             for form, seconds in zip(forms, times, strict=True):
                 seconds.append(_seconds(form))
-    before, after = (ForwardCost(min(seconds), peak) for seconds, peak in zip(times, peaks, strict=True))
-    return before, after
+    return tuple(ForwardCost(min(seconds), peak) for seconds, peak in zip(times, peaks, strict=True))
 
 
 def _mechanism(layer: nn.Module) -> str | None:
