@@ -1,17 +1,25 @@
-"""`build("symptom_gat", "digits")`: a model, the graph that it works on, and the batch that is passed to it."""
+"""`build("symptom_gat", "digits")`: a model, the graph that it works on, and the batch that is passed to it.
+
+A user's model may be given what its forward takes instead of a graph: `build("mine:make", "inputs:mine:molecules")`.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch_geometric.data import Data
+from torch.utils import _pytree as pytree
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData
 
 from gnnlab import user_code
 from gnnlab.errors import GnnlabError, meant, one_line, shown, whole_numbers
@@ -20,6 +28,7 @@ from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 WHOLE_GRAPH = ("data", "graph", "batch")  # names of an only argument that mean the Data itself
+INPUTS = "inputs:"  # before module:function, in place of a graph
 
 
 @dataclass
@@ -29,7 +38,7 @@ class Workload:
 
     name: str  # symptom_gat, graph_transformer, or module:factory
     graph_name: str
-    graph: Data
+    graph: BaseData  # of given inputs: those that are no graph by the names of forward's arguments
     model: nn.Module  # from `build`: on the CPU and in training mode, as torch makes it
     batch: Any
 
@@ -47,13 +56,14 @@ class Workload:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             raise GnnlabError(f"device {shown(device)} cannot be used here: {one_line(error)}") from error
-        return replace(self, model=self.model.to(device), batch=_moved(self.batch, device))
+        return replace(self, model=self.model.to(device), batch=converted(self.batch, lambda t: t.to(device)))
 
     def describe(self) -> dict[str, int | float]:
         """Sizes for a table: nodes, edges, mean degree, features, parameters."""
-        graph = graphs.describe(self.graph)
-        sizes = {"nodes": graph["nodes"], "edges": graph["edges"], "mean degree": round(graph["degree_mean"], 1)}
-        sizes |= {"features": graph["features"]} if "features" in graph else {}
+        sizes = {"nodes": self.graph.num_nodes or 0, "edges": self.graph.num_edges}
+        sizes["mean degree"] = round(sizes["edges"] / max(sizes["nodes"], 1), 1)
+        if isinstance(self.graph, Data):
+            sizes["features"] = self.graph.num_features
         return sizes | {"parameters": sum(p.numel() for p in self.model.parameters())}
 
 
@@ -66,11 +76,11 @@ def build(
     **options: Any,
 ) -> Workload:
     """The workload of a built-in model, or of a user's own (`module:factory`, or the factory), on a graph that
-    `graphs.load` takes.
+    `graphs.load` takes, or on what the function of "inputs:module:function" returns (`given_inputs`).
 
-    Weights are drawn on the CPU with `seed`, and torch's random state is left as it was. `batch_size` is the number of
-    rows that symptom_gat gives; the other models take the graph. Options go to the constructor or the factory; those
-    that are `None` count as not given. Raises `GnnlabError`, in one line.
+    Weights and inputs are drawn on the CPU with `seed`, and random states are left as they were. `batch_size` is the
+    number of rows that symptom_gat gives; the other models take the graph. Options go to the constructor or the
+    factory; those that are `None` count as not given. Raises `GnnlabError`, in one line.
 
     >>> build("graph_transformer", "digits", num_layers=2).label
     'graph_transformer on digits'
@@ -79,27 +89,48 @@ def build(
         known = f"{', '.join(BUILT_IN)} or module:factory are understood"
         raise GnnlabError(f"{shown(model_spec)} is no model{meant(model_spec, BUILT_IN)}: {known}")
     whole_numbers(1, batch_size=batch_size)
-    graph = graphs.load(graph_spec)
+    given = isinstance(graph_spec, str) and graph_spec.startswith(INPUTS)
+    if given and not callable(model_spec) and model_spec in BUILT_IN:
+        raise GnnlabError(f"{model_spec} takes a graph; inputs of a function are for a model of your own")
+    with _seeded(seed):
+        graph = given_inputs(graph_spec.removeprefix(INPUTS)) if given else graphs.load(graph_spec)
     options = {name: value for name, value in options.items() if value is not None}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with _seeded(seed):
         if not callable(model_spec) and model_spec in BUILT_IN:
             name, kind = model_spec, BUILT_IN[model_spec]
             model = user_code.call(name, kind.from_graph, graph, **options)
             batch = {"batch_size": batch_size} if kind is SymptomGAT else model.prepare(graph)
         else:
             name, model, batch = of_the_user(model_spec, graph, options)
+    if given:
+        return Workload(name, graph_spec.removeprefix(INPUTS), _by_names(model, batch, graph), model, batch)
     return Workload(name, graph.name, graph, model, batch)
 
 
-def _moved(value: Any, device: str | torch.device) -> Any:
-    if isinstance(value, Data):
-        return copy.copy(value).to(device)  # PyG's own `to` writes into the object
-    if isinstance(value, dict):
-        return {name: _moved(part, device) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_moved(part, device) for part in value)
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Inside, torch (on the CPU), numpy and `random` draw from `seed`; after it, from where they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def converted(batch: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of what a model is called with, `to` applied to each tensor in it."""
+
+    def one(part: Any) -> Any:
+        if isinstance(part, BaseData):
+            return copy.copy(part).apply(to)  # which writes into the object
+        return to(part) if isinstance(part, torch.Tensor) else part
+
+    return pytree.tree_map(one, batch)
 
 
 BUILT_IN = {"symptom_gat": SymptomGAT, "graph_transformer": GraphTransformer}
@@ -108,10 +139,9 @@ BUILT_IN = {"symptom_gat": SymptomGAT, "graph_transformer": GraphTransformer}
 # ---- the user's own -------------------------------------------------------------------------------------------------
 
 
-def of_the_user(
-    spec: str | Callable[..., nn.Module], data: Data, options: dict[str, Any]
-) -> tuple[str, nn.Module, Any]:
-    """The name, the module that `factory(data, **options)` returns, and the batch that its forward takes.
+def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[str, Any]) -> tuple[str, nn.Module, Any]:
+    """The name, the module that `factory(data, **options)` returns, and the batch that its forward takes of `data`: a
+    graph, or what `given_inputs` gives.
 
     The factory is called without the graph if it asks for none: it has no positional argument, or the first has a
     default and is not called data or graph. The module is imported, and the factory called, with the current folder
@@ -129,15 +159,46 @@ def of_the_user(
     return name, model, batch
 
 
-def bind(model: nn.Module, data: Data, spec: str) -> Any:
+def given_inputs(spec: str) -> Any:
+    """What the function `module:function` returns: what a forward takes, as a tuple, a mapping of its arguments, one
+    tensor, or any data object of PyG (`Data`, `HeteroData`, a `Batch` of molecules).
+
+    Raises `GnnlabError`, in one line: there is no such function, it raises, or it returns something else.
+    """
+    with user_code.importable():
+        inputs = user_code.call(spec, user_code.load(spec))
+    if not isinstance(inputs, tuple | list | dict | torch.Tensor | BaseData):
+        raise GnnlabError(
+            f"{spec} must return what forward takes, as a tuple, a dict by the names of its arguments, a tensor, a "
+            f"Data or a HeteroData; it returned {shown(inputs)}"
+        )
+    return inputs
+
+
+def _by_names(model: nn.Module, batch: Any, given: Any) -> BaseData:
+    """Given inputs as a graph to read sizes from: tensors by the names of forward's arguments where they are no graph.
+
+    Without a tensor `edge_index` it has no edges, without one `x` no nodes.
+    """
+    if isinstance(given, BaseData):
+        return given
+    try:
+        parts = batch if isinstance(batch, dict) else inspect.signature(model.forward).bind(*batch).arguments
+    except (TypeError, ValueError):
+        parts = {}
+    held = {name: value for name, value in parts.items() if isinstance(value, torch.Tensor)}
+    return Data(num_nodes=len(held["x"]) if "x" in held else 0, **held)
+
+
+def bind(model: nn.Module, data: Any, spec: str) -> Any:
     """What to pass to `model.forward`: a mapping of its arguments to the fields of `data` that have their names.
 
-    A forward takes the whole graph where the only argument that it needs is named data or graph (or batch, if it has
+    Of a `HeteroData`, x and x_dict are what each kind of node has by that name. What is no graph is passed as it is. A
+    forward takes the whole graph where the only argument that it needs is named data or graph (or batch, if it has
     no other), or where no argument is named like a field. Arguments with a default are left out where the graph has
     no such field; `batch` of a single graph is all zeros.
     """
-    named = _arguments(model)
-    if named is None:
+    if not isinstance(data, BaseData) or (named := _arguments(model)) is None:
         return data
     required = [p for p in named if p.default is p.empty]
     held = {p.name: value for p in named if (value := _field(data, p.name)) is not None}
@@ -164,7 +225,9 @@ def _arguments(model: nn.Module) -> list[inspect.Parameter] | None:
     return named if named or not parameters else None
 
 
-def _field(data: Data, name: str) -> Any:
+def _field(data: BaseData, name: str) -> Any:
+    if isinstance(data, HeteroData):
+        return data.collect(name.removesuffix("_dict"), allow_empty=True) or None
     if name == "num_nodes":
         return data.num_nodes
     if name == "batch" and data.batch is None:
@@ -191,7 +254,7 @@ def _try(spec: str, model: nn.Module, batch: Any) -> None:
             model.eval()
             if isinstance(batch, dict):
                 model(**batch)
-            elif isinstance(batch, tuple):
+            elif isinstance(batch, tuple | list):
                 model(*batch)
             else:
                 model(batch)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from refusals import refusal
@@ -17,8 +19,11 @@ from gnnlab.workloads.models import BUILT_IN, build
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 MINE = """
+    import random
+    import numpy as np
     import torch
     from torch import nn
+    from torch_geometric.data import Batch, Data, HeteroData
     from torch_geometric.nn import GCNConv
 
     class Fields(nn.Module):
@@ -41,6 +46,9 @@ MINE = """
 
     class Starred(nn.Module):
         def forward(self, *args): return args[0].x
+
+    class First(nn.Module):
+        def forward(self, *args): return args[0]
 
     class Alone(nn.Module):
         def forward(self, rows=3): return torch.ones(rows, 2)
@@ -68,7 +76,33 @@ MINE = """
             self.lin = nn.Linear(data.num_features, hidden_dim)
         def forward(self, x): return self.lin(x)
 
+    class Two(nn.Module):
+        def __init__(self, given=None): super().__init__()
+        def forward(self, x_dict, edge_index_dict): return x_dict["user"] + len(edge_index_dict)
+
     def make(data): return Fields(data)
+    def drawn(): return torch.rand(3, 2), torch.tensor(np.random.rand(1)), random.random()
+    def as_tuple(): return torch.rand(3, 2), torch.tensor([[0, 1], [1, 2]])
+    def as_list(): return list(as_tuple())
+    def as_dict(): return dict(zip(("x", "edge_index"), as_tuple()))
+    def as_data(): return Data(*as_tuple())
+    def molecules(): return Batch.from_data_list([as_data(), as_data()])
+    def hetero():
+        data = HeteroData()
+        data["user"].x = torch.rand(4, 2)
+        data["user", "to", "user"].edge_index = torch.tensor([[0, 1], [1, 2]])
+        return data
+    def nothing(): return None
+    class FromInputs(nn.Module):
+        def __init__(self, given):
+            super().__init__()
+            self.conv = GCNConv(given["x"].shape[1], 3)
+        def forward(self, x, edge_index): return self.conv(x, edge_index)
+    class Conv(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GCNConv(2, 3)
+        def forward(self, x, edge_index): return self.conv(x, edge_index)
     def plain(): return Features()
     def defaults(width=7): return nn.Linear(width, width) if width != 7 else Features()
     def keyword(*, width=3): return Features()
@@ -252,3 +286,50 @@ def test_what_is_wrong_with_a_model_is_said_in_one_line(mine, spec, told):
 
 def test_options_that_a_factory_does_not_know_are_refused(mine):
     assert "got an unexpected keyword argument 'hidden_dim'" in refused("mine:make", hidden_dim=3)
+
+
+# --- given inputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factory", "function", "kind", "sizes"),
+    [
+        ("Conv", "as_tuple", tuple, (3, 2)),
+        ("Conv", "as_list", list, (3, 2)),
+        ("FromInputs", "as_dict", dict, (3, 2)),
+        ("FromInputs", "as_data", dict, (3, 2)),
+        ("Whole", "as_data", Data, (3, 2)),
+        ("Pooled", "molecules", dict, (6, 4)),
+        ("Two", "hetero", dict, (4, 2)),
+        ("Starred", "as_data", Data, (3, 2)),
+    ],
+)
+def test_inputs_of_a_function_go_to_forward_as_they_are_or_by_its_names(mine, factory, function, kind, sizes):
+    workload = build(f"mine:{factory}", f"inputs:mine:{function}")
+    assert isinstance(workload.batch, kind) and workload.label == f"mine:{factory} on mine:{function}"
+    assert (workload.describe()["nodes"], workload.describe()["edges"]) == sizes
+    assert workload.to("cpu").batch is not workload.batch
+
+
+def test_inputs_are_the_same_in_each_call_and_leave_random_states_alone(mine):
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    first, again = (build("mine:First", "inputs:mine:drawn").batch for _ in range(2))
+    assert torch.equal(first[0], again[0]) and first[1:] == again[1:]
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "told"),
+    [
+        ("mine:Conv", "mine:nothing", "mine:nothing must return what forward takes, as a tuple, .* returned None"),
+        ("mine:Conv", "mine:raises", "mine:raises cannot be called with nothing: missing a required argument: 'data'"),
+        ("mine:Conv", "mine:nofun", "module mine has no factory 'nofun'"),
+        ("mine:Conv", "mine", "write module:factory"),
+        ("mine:Conv", "mine:hetero", "must be Tensor, not dict"),
+        ("mine:Pooled", "mine:as_tuple", "forward raised TypeError: .* missing 1 required .* 'num_nodes'"),
+        ("mine:Fails", "mine:as_data", "shapes cannot be multiplied"),
+        ("graph_transformer", "mine:as_data", "graph_transformer takes a graph"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_in_one_line(mine, model, inputs, told):
+    assert re.search(told, refused(model, f"inputs:{inputs}"))
