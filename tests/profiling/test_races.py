@@ -1,6 +1,9 @@
 """A race checks before it times; forms see the inputs that they name."""
 
+import itertools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -132,6 +135,35 @@ def test_without_a_control_a_lone_baseline_has_no_times():
 
 
 # ---- parity
+
+
+def off_in(*calls):
+    """A form whose results are off in the calls of these numbers."""
+    count = itertools.count(1)
+    return lambda x: x + 1e-3 * (next(count) in calls)
+
+
+def test_a_first_call_is_not_compared_and_a_miss_is_looked_at_again():
+    same = lambda x: x + 0  # noqa: E731
+    for forms in (
+        {"base": off_in(1), "mine": same},
+        {"base": same, "mine": off_in(1)},
+        {"base": same, "mine": off_in(2)},
+    ):
+        assert race(forms)["mine"].parity_error == 0, forms
+    assert race({"base": same, "mine": off_in(2, 3)})["mine"].times_ms is None
+
+
+def test_a_baseline_that_gives_two_results_is_what_is_to_blame():
+    found = race({"base": off_in(2), "mine": lambda x: x + 0})["mine"]
+    assert found.times_ms is None and found.reason.startswith("base itself gave two results for one input")
+
+
+def test_the_first_exp_of_a_process_is_that_of_one_thread_and_comes_before_any_comparison():
+    watch = "import torch; seen = []; torch.Tensor.exp = lambda x: seen.append(len(x))"
+    code = f"{watch}; import gnnlab.profiling.races; print(seen)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[8]\n"
 
 
 @pytest.mark.parametrize(
