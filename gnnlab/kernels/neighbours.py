@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.sorting import group, index_type, repeated, rows, transpose
+from gnnlab.kernels.sorting import appended, group, index_type, repeated, rows
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
 
@@ -37,8 +38,9 @@ class Neighbours:
     their targets; `order` (E): where the edge stands in `edge_index`. int32 where all numbers fit, else int64.
     """
 
-    def __init__(self, rowptr: Tensor, col: Tensor, order: Tensor, num_sources: int) -> None:
-        self.rowptr, self.col, self.order = rowptr, col, order
+    def __init__(self, rowptr: Tensor, col: Tensor, order: Tensor | Callable[[], Tensor], num_sources: int) -> None:
+        """`order` may be a function that gives it: not every graph is asked."""
+        self.rowptr, self.col, self._order = rowptr, col, order
         self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
         self._weights = TensorCache(4)
         self._derived: dict[Any, Any] = {}
@@ -68,6 +70,10 @@ class Neighbours:
     @property
     def device(self) -> torch.device:
         return self.col.device
+
+    @_derived
+    def order(self) -> Tensor:
+        return self._order() if callable(self._order) else self._order
 
     @_derived
     def row(self) -> Tensor:
@@ -103,21 +109,42 @@ class Neighbours:
     @_derived
     def transposed(self) -> Neighbours:
         """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
-        colptr, row, order = transpose(self.rowptr, self.col, self.num_sources)
+        colptr, row, order = group(self.col, rows(self.rowptr, self.num_edges), self.num_sources, self.col.dtype)
         return Neighbours(colptr, row, order, self.num_nodes)
 
-    @_derived
+    @property
     def mean_weight(self) -> Tensor:
         """1 / degree of its target for each edge, float64 (E,)."""
-        return 1 / self.degree.double().index_select(0, self.row)
+        return repeated(1 / self.degree.double(), self.degree, self.num_edges)
+
+    @_derived
+    def without_loops(self) -> Neighbours:
+        """The same graph without its self-loops."""
+        stays = self.col != rows(self.rowptr, self.num_edges)
+        if stays.all():
+            return self
+        kind, before = self.col.dtype, pad(stays.cumsum(0, dtype=self.col.dtype), (1, 0))
+
+        def order() -> Tensor:
+            given = torch.empty_like(stays).index_copy_(0, self.order.long(), stays)
+            return (given.cumsum(0, dtype=kind) - 1).index_select(0, self.order[stays])
+
+        return Neighbours(before.index_select(0, self.rowptr), self.col[stays], order, self.num_sources)
 
     @_derived
     def looped(self) -> Neighbours:
         """The graph in which every node has exactly one self-loop, whatever it had: the edges given without loops, then
-        a loop for each node, as `GATConv(add_self_loops=True)` has them."""
-        edges = self.edge_index
-        loops = torch.arange(self.num_nodes, device=self.device).expand(2, -1)
-        return Neighbours.prepare(torch.cat([edges[:, edges[0] != edges[1]], loops], dim=1), self.num_nodes)
+        a loop for each node, as `GATConv(add_self_loops=True)` has them. In its row a loop is the last edge."""
+        plain = self.without_loops
+        rowptr = plain.rowptr + torch.arange(self.num_nodes + 1, device=self.device)
+        kind = index_type(self.num_nodes, plain.num_edges + self.num_nodes)
+        nodes = torch.arange(self.num_nodes, dtype=self.col.dtype, device=self.device)
+        return Neighbours(
+            rowptr.to(kind),
+            appended(plain.col, plain.rowptr, nodes).to(kind),
+            lambda: appended(plain.order.to(kind), plain.rowptr, nodes.to(kind) + plain.num_edges),
+            self.num_sources,
+        )
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.

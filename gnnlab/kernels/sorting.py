@@ -1,13 +1,14 @@
-"""Edges grouped by a node: what preparing a graph, its transpose and its self-loops come down to.
+"""Edges grouped by a node: what preparing a graph and its transpose come down to.
 
-On a CPU one counting pass (scipy's conversion of compressed rows to compressed columns, whose time is linear) takes a
-third to a seventh of the time of a stable sort and gives the same. On other devices torch sorts.
+On a CPU this is one counting pass, scipy's conversion of a sparse matrix to compressed rows: a tenth of the time of a
+stable sort, with the same result. A pass of our own in numba was no faster on one thread (16 ns an edge against 19 at
+10 million edges on an AMD EPYC), 1.5 times on two, and takes 2 s to compile. On other devices torch sorts.
 """
 
 from __future__ import annotations
 
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array
 from torch import Tensor
 
 _INT32 = 2**31 - 1
@@ -26,17 +27,12 @@ def group(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tup
     """
     if node.device.type != "cpu":
         return _group_by_sort(node, other, num_nodes, kind)
-    starts = torch.arange(node.shape[0] + 1, dtype=kind)  # one compressed row an edge, with one entry
-    rowptr, order, other = _flip(starts, node.to(kind), other.to(kind), num_nodes)
-    return rowptr, other, order
-
-
-def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(colptr (num_cols + 1), row of each entry grouped by column, order) of compressed rows, in their type."""
-    kind = rowptr.dtype
-    if rowptr.device.type != "cpu":
-        return _group_by_sort(col, rows(rowptr, col.shape[0]), num_cols, kind)
-    return _flip(rowptr, col, torch.arange(col.shape[0], dtype=kind), num_cols)
+    edges = node.shape[0]
+    node, other, order = (part.numpy() for part in (node.to(kind), other.to(kind), torch.arange(edges, dtype=kind)))
+    matrix = coo_array((other, (node, order)), shape=(num_nodes, edges))  # an edge a column
+    matrix.has_canonical_format = True  # no column twice, so there is nothing to add
+    grouped = matrix.tocsr()
+    return tuple(torch.from_numpy(part).to(kind) for part in (grouped.indptr, grouped.data, grouped.indices))
 
 
 def rows(rowptr: Tensor, num_edges: int) -> Tensor:
@@ -52,12 +48,13 @@ def repeated(values: Tensor, counts: Tensor, total: int) -> Tensor:
     return torch.repeat_interleave(values, counts, output_size=total)
 
 
-def _flip(rowptr: Tensor, col: Tensor, data: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(colptr, row of each entry, data of each entry) of compressed rows, in their type; repeated entries stay."""
-    parts = data.numpy(), col.numpy(), rowptr.numpy()
-    flipped = csr_array(parts, shape=(rowptr.shape[0] - 1, num_cols)).tocsc()
-    colptr, row, data = map(torch.from_numpy, (flipped.indptr, flipped.indices, flipped.data))
-    return colptr.to(rowptr.dtype), row.to(rowptr.dtype), data
+def appended(values: Tensor, rowptr: Tensor, last: Tensor) -> Tensor:
+    """`values` (E,) of compressed rows, behind those of each row one of `last` (rows,)."""
+    places = rowptr[1:].long() + torch.arange(last.shape[0], device=last.device)
+    given = torch.ones(values.shape[0] + last.shape[0], dtype=torch.bool, device=last.device).index_fill_(
+        0, places, False
+    )
+    return values.new_empty(given.shape).masked_scatter_(given, values).index_copy_(0, places, last)
 
 
 def _group_by_sort(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

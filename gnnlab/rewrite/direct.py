@@ -20,13 +20,12 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnlab.kernels import attention
 from gnnlab.kernels.aggregation import weighted_sum_sorted
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.kernels.sparse import features_of, times
-from gnnlab.kernels.sums import Largest, NeighbourSum, is_dense
+from gnnlab.kernels.sums import Largest, NeighbourSum, gcn_sum, is_dense
 
 LINEAR = (nn.Linear, pyg.Linear)
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
@@ -97,16 +96,8 @@ def hooked(module: nn.Module) -> bool:
 def _gcn_sum(layer: pyg.GCNConv, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> NeighbourSum:
     if not layer.normalize:
         return _fixed_sum(graph, weight, dtype)
-    key = "gcn", layer.improved, layer.add_self_loops, dtype
-
-    def make() -> NeighbourSum:
-        edges, norm = gcn_norm(
-            graph.edge_index, weight, graph.num_nodes, layer.improved, layer.add_self_loops, layer.flow, dtype
-        )
-        looped = graph.once(("gcn edges", layer.add_self_loops), lambda: Neighbours.prepare(edges, graph.num_nodes))
-        return NeighbourSum(looped, norm.index_select(0, looped.order), dtype)
-
-    return graph.of_weight(weight, key, make)
+    loop = (2.0 if layer.improved else 1.0) if layer.add_self_loops else None
+    return graph.of_weight(weight, ("gcn", loop, dtype), lambda: gcn_sum(graph, weight, dtype, loop))
 
 
 def _fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> NeighbourSum:

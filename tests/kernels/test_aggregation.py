@@ -149,17 +149,29 @@ def test_heads_sum_each_head_by_itself(graph, heads):
     torch.testing.assert_close(shared.view(nodes, heads, 2), weighted_sum(one, prepared)[:, None].expand(-1, heads, -1))
 
 
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_a_graph_with_self_loops_is_prepared_as_its_edges_without_and_a_loop_a_node_are(graph):
+    edge_index, nodes = graph
+    given, plain = Neighbours.prepare(edge_index, nodes), edge_index[:, edge_index[0] != edge_index[1]]
+    with_loops = torch.cat([plain, torch.arange(nodes).expand(2, -1)], dim=1)
+    for derived, edges in ((given.without_loops, plain), (given.looped, with_loops)):
+        expected = Neighbours.prepare(edges, nodes)
+        for name in ("rowptr", "col", "order"):
+            assert torch.equal(getattr(derived, name), getattr(expected, name)), name
+    dense = torch.zeros(nodes, nodes, dtype=torch.float64)
+    dense.index_put_((with_loops[1], with_loops[0]), torch.ones(with_loops.shape[1]).double(), accumulate=True)
+    assert torch.equal(given.looped.counts, dense)
+
+
 @settings(max_examples=40, deadline=None)
 @given(graphs())
-def test_self_loops_are_one_a_node_whatever_was_there(graph):
+def test_the_transposed_graph_is_that_of_turned_edges(graph):
     edge_index, nodes = graph
-    looped = Neighbours.prepare(edge_index, nodes).looped
-    dense = torch.zeros(nodes, nodes, dtype=torch.float64)
-    dense.index_put_((looped.row.long(), looped.col.long()), torch.ones(looped.num_edges).double(), accumulate=True)
-    expected = torch.zeros(nodes, nodes, dtype=torch.float64)
-    ones = torch.ones(edge_index.shape[1], dtype=torch.float64)
-    expected.index_put_((edge_index[1], edge_index[0]), ones, accumulate=True).fill_diagonal_(1)
-    assert torch.equal(dense, expected) and torch.equal(looped.counts, expected)
+    given = Neighbours.prepare(edge_index, nodes)
+    turned = Neighbours.prepare(torch.stack([given.row, given.col]).long(), nodes)
+    for name in ("rowptr", "col", "order"):
+        assert torch.equal(getattr(given.transposed, name), getattr(turned, name)), name
 
 
 @settings(max_examples=40, deadline=None)

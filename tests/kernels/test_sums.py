@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnlab.kernels import sparse, sums
 from gnnlab.kernels.neighbours import Neighbours
@@ -34,6 +35,20 @@ def test_a_sum_and_its_gradient_are_those_of_index_add(nodes, edges, dense, weig
     with torch.inference_mode():
         torch.testing.assert_close(total(x.detach()), expected, **CLOSE)
     torch.testing.assert_close(total.back(expected.cos().detach()), gradient, **CLOSE)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("improved", "loops"), [(False, True), (True, True), (False, False)])
+def test_the_sum_of_gcn_has_the_norm_of_pyg(weighted, improved, loops):
+    edge_index, x, weight = case(90, 300)
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    edge_index = torch.cat([torch.tensor([[7, 4], [7, 4]]), edge_index], dim=1)  # two nodes have a loop of their own
+    weight = weight[: edge_index.shape[1]] if weighted else None
+    edges, norm = gcn_norm(edge_index, weight, 90, improved, loops, dtype=x.dtype)
+    expected = torch.zeros_like(x).index_add(0, edges[1], norm[:, None] * x[edges[0]])
+    graph, loop = Neighbours.prepare(edge_index, 90), (2.0 if improved else 1.0) if loops else None
+    total = sums.gcn_sum(graph, weight, x.dtype, loop)
+    torch.testing.assert_close(total(x), expected, **CLOSE)
 
 
 def test_a_maximum_is_that_of_scatter_reduce_and_ties_share_their_gradient():
