@@ -18,18 +18,31 @@ from gnnlab.errors import GnnlabError
 from gnnlab.rewrite.swap import swap
 
 PEERS = ("EdgeIndex", "sparse CSR", "torch.compile")
+CACHED = ("cached", "cached CSR", "sparse x")  # of GCN and its kin, which keep the norm of a graph
 
 
 class OnGraph(nn.Module):
-    """A layer on one graph, and its edge features where it takes some: called with the features x (N, F) alone."""
+    """A layer on one graph, and its edge features where it takes some: called with the features x (N, F) alone.
 
-    def __init__(self, layer: nn.Module, edges: object, edge_attr: Tensor | None = None) -> None:
+    `x`: the same features, as this form takes them.
+    """
+
+    def __init__(
+        self, layer: nn.Module, edges: object, edge_attr: Tensor | None = None, x: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.layer, self.edges = layer, edges
+        self.layer, self.edges, self.x = layer, edges, x
         self.more = {} if edge_attr is None else {"edge_attr": edge_attr}
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x, self.edges, **self.more)
+        return self.layer(x if self.x is None else self.x, self.edges, **self.more)
+
+
+class NothingCached(nn.Module):
+    """In place of a form for a model that has no layer with a cache."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise GnnlabError("no layer of it can be cached")
 
 
 def peers(
@@ -38,28 +51,54 @@ def peers(
     num_nodes: int,
     which: Sequence[str] = PEERS,
     edge_attr: Tensor | None = None,
+    x: Tensor | None = None,
 ) -> dict[str, nn.Module]:
     """ "PyG" on `edge_index` (2, E), then those of `which`, then "gnnlab" with its fast layers; all have one's weights.
 
     Structure is prepared here, not in the calls: `EdgeIndex` is sorted by target, and a row of the CSR adjacency holds
     the sources of a target. An adjacency has no repeated edges and no `edge_attr` (E, D); where the layer sees them,
-    results differ.
+    results differ. Where `x` (N, F) is given, "gnnlab" is what `swap` makes with this example, and "sparse x", which
+    needs it, is called with its nonzeros as a CSR matrix. "cached CSR" and "sparse x" are cached where a layer can be.
 
     Raises:
-        GnnlabError: `which` names another peer.
+        GnnlabError: `which` names another peer, or "sparse x" without x.
     """
-    if unknown := set(which) - set(PEERS):
-        raise GnnlabError(f"{', '.join(sorted(unknown))}: no such peer; there are {', '.join(PEERS)}")
+    known = PEERS + CACHED
+    if unknown := set(which) - set(known):
+        raise GnnlabError(f"{', '.join(sorted(unknown))}: no such peer; there are {', '.join(known)}")
+    if x is None and "sparse x" in which:
+        raise GnnlabError("sparse x: this peer needs the features x")
     shape = (num_nodes, num_nodes)
     forms: dict[str, nn.Module] = {"PyG": OnGraph(layer, edge_index, edge_attr)}
     if "EdgeIndex" in which:
         edges, order = EdgeIndex(edge_index, sparse_size=shape).sort_by("col")
         forms["PyG, EdgeIndex"] = OnGraph(layer, edges, None if edge_attr is None else edge_attr[order])
+    if {"sparse CSR", "cached CSR", "sparse x"} & set(which):
+        adjacency = to_torch_csr_tensor(edge_index.flip(0), size=shape)
     if "sparse CSR" in which:
-        forms["PyG, sparse CSR"] = OnGraph(layer, to_torch_csr_tensor(edge_index.flip(0), size=shape), edge_attr)
+        forms["PyG, sparse CSR"] = OnGraph(layer, adjacency, edge_attr)
+    if "cached" in which:
+        cached = _cached(layer)
+        forms["PyG, cached"] = NothingCached() if cached is None else OnGraph(cached, edge_index, edge_attr)
+    if "cached CSR" in which:
+        forms["PyG, cached CSR"] = OnGraph(_cached(layer) or layer, adjacency, edge_attr)
+    if "sparse x" in which:
+        forms["PyG, sparse x"] = OnGraph(_cached(layer) or layer, adjacency, edge_attr, x.to_sparse_csr())
     if "torch.compile" in which:
         # by itself: all are compiled from one code, and after eight of those torch would run the ninth uncompiled
         compiled = torch.compile(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
         forms["torch.compile"] = compiled
-    fast = swap(layer).model
+    more = {} if edge_attr is None else {"edge_attr": edge_attr}
+    fast = swap(layer, None if x is None else {"x": x, "edge_index": edge_index, **more}).model
     return forms | {"gnnlab": OnGraph(fast if fast is not layer else copy.copy(layer), edge_index, edge_attr)}
+
+
+def _cached(model: nn.Module) -> nn.Module | None:
+    """A copy whose layers keep what they compute of the graph; None where no layer can. It serves one graph only."""
+    if not any(hasattr(layer, "cached") for layer in model.modules()):
+        return None
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if hasattr(layer, "cached"):
+            layer.cached = True
+    return model

@@ -6,6 +6,8 @@ Edges are directed: distinct ordered pairs of different nodes. How likely a pair
 - `powerlaw`: as the product of its nodes' weights, the k-th of which is k^(-1/(g-1)) with g = 2.5 (Chung & Lu 2002):
   few hubs, many leaves.
 
+Features are standard normal, or, with `density=0.0127`, bags of words: 1 in that share of the places, else 0.
+
 Node numbers are shuffled, so that memory locality is alike in both.
 """
 
@@ -31,6 +33,7 @@ class RandomSpec(BaseModel, extra="forbid"):
     degrees: Literal["uniform", "powerlaw"] = "uniform"
     seed: int = Field(0, ge=0, le=2**63 - 1)
     features: int = Field(16, ge=1, le=100_000)
+    density: float = Field(1, gt=0, le=1, allow_inf_nan=False)  # below 1: share of features that are 1, the others 0
 
     @model_validator(mode="after")
     def _possible(self) -> RandomSpec:
@@ -42,7 +45,7 @@ class RandomSpec(BaseModel, extra="forbid"):
 
 
 def _parse(text: str) -> RandomSpec:
-    """Reads `nodes=...,edges=...[,degrees=...][,seed=...][,features=...]`; raises `GnnlabError` for anything else."""
+    """Reads `nodes=...,edges=...` and the other fields of `RandomSpec`; raises `GnnlabError` for anything else."""
     parts = (part.partition("=") for part in text.split(","))
     given = {name.strip(): value.strip() for name, _, value in parts}
     try:
@@ -55,7 +58,7 @@ def _parse(text: str) -> RandomSpec:
 
 
 def generate(text: str) -> Data:
-    """`x` (N, features) standard normal, `edge_index` (2, E) by source, then target; same text, same graph."""
+    """`x` (N, features), `edge_index` (2, E) by source, then target; same text, same graph."""
     spec = _parse(text)
     rng = np.random.default_rng(spec.seed)
     power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
@@ -65,6 +68,8 @@ def generate(text: str) -> Data:
     source, target = shuffled[source], shuffled[target]
     order = np.lexsort((target, source))
     x = rng.standard_normal((spec.nodes, spec.features), dtype=np.float32)
+    if spec.density < 1:
+        x = (rng.random(x.shape, dtype=np.float32) < spec.density).astype(np.float32)
     return Data(x=torch.from_numpy(x), edge_index=torch.from_numpy(np.stack([source[order], target[order]])))
 
 

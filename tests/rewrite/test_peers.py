@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from torch_geometric.nn import GCNConv, GINConv, GINEConv, GraphConv
+from torch_geometric.nn import GCN, GIN, GCNConv, GINConv, GINEConv, GraphConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.races import race_forms
@@ -28,6 +28,24 @@ def test_an_adjacency_loses_repeated_edges_and_the_race_notices():
     found = race_forms(forms, {"x": torch.randn(6, 4)}, mode="plain", control=False, budget_s=0.01)
     assert found["gnnlab"].reason is None
     assert "differs" in found["PyG, sparse CSR"].reason
+
+
+@pytest.mark.parametrize("mode", ["plain", "training"])
+def test_cached_peers_and_a_sparse_x_give_what_the_layer_gives(mode):
+    x, which = torch.randn(6, 4).relu(), ["cached", "cached CSR", "sparse x"]
+    forms = peers(GCN(4, 8, num_layers=2, out_channels=3).eval(), EDGES, 6, which, x=x)
+    found = race_forms(forms, {"x": x}, mode=mode, tolerance=1e-4, control=False, budget_s=0.01)
+    assert {name: raced.reason for name, raced in found.items()} == dict.fromkeys(forms)
+    assert forms["PyG, cached"].layer.convs[0].cached and not forms["PyG"].layer.convs[0].cached
+    assert forms["PyG, sparse x"].x.layout is torch.sparse_csr
+
+
+def test_a_model_with_nothing_to_cache_has_no_cached_peer():
+    x = torch.randn(6, 4)
+    forms = peers(GIN(4, 8, num_layers=2).eval(), EDGES, 6, ["cached", "cached CSR"], x=x)
+    found = race_forms(forms, {"x": x}, mode="plain", control=False, budget_s=0.01)
+    assert "can be cached" in found["PyG, cached"].reason
+    assert found["PyG, cached CSR"].reason is None
 
 
 def test_edge_features_go_where_their_edges_go():
@@ -56,3 +74,5 @@ def test_every_compiled_peer_of_a_process_is_compiled(monkeypatch):
 def test_a_peer_that_is_not_known_is_named():
     with pytest.raises(GnnlabError, match="DGL: no such peer"):
         peers(GCNConv(4, 3), EDGES, 6, ["DGL"])
+    with pytest.raises(GnnlabError, match="needs the features x"):
+        peers(GCNConv(4, 3), EDGES, 6, ["sparse x"])

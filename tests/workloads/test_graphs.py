@@ -110,6 +110,11 @@ def test_degrees_tell_the_distributions_apart():
     assert told["uniform"]["degree_max"] < 4 * told["uniform"]["degree_mean"]
 
 
+def test_bags_of_words_have_so_many_ones_and_else_zeros():
+    x = graphs.load("random:nodes=2000,edges=20,features=100,density=0.02").x
+    assert set(x.unique().tolist()) == {0, 1} and x.mean() == pytest.approx(0.02, rel=0.1)
+
+
 def test_another_seed_gives_another_random_graph():
     first, second = (graphs.load(f"random:nodes=50,edges=200,seed={seed}") for seed in (0, 1))
     assert not torch.equal(first.edge_index, second.edge_index)

@@ -1,0 +1,141 @@
+"""How whole models grow with the edges of a graph: time, peak memory and first call, of PyG's layers and of fast ones.
+
+    lab.record("growth", growth.measure(["GCN", "GAT"], ["2000/10000", "20000/100000"]), keys=growth.KEYS)
+
+Two layers of 64 channels on 100 features; graphs with uniform random ends. Each cell is measured in another process, so
+one that needs more memory than there is ends that process alone and is a row with this reason.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GraphSAGE
+
+from gnnlab.errors import GnnlabError, shown
+from gnnlab.profiling.memory import MIB, hold, storages
+from gnnlab.profiling.scaling import generate_scaling_graphs
+from gnnlab.profiling.timing import sample, stopwatch
+from gnnlab.progress import progress
+from gnnlab.rewrite.swap import swap
+from gnnlab.worker import Answer, Worker
+
+FEATURES, HIDDEN = 100, 64
+MODELS: dict[str, Callable[..., nn.Module]] = {"GCN": GCN, "SAGE": GraphSAGE, "GAT": partial(GAT, heads=8)}
+FORMS = ("PyG", "gnnlab")
+PHASES = ("forward", "training step")
+KEYS = ("nodes", "edges", "phase", "quantity")
+SMALL_NODES = 100
+FEWEST, MOST = 3, 20  # timed calls of a cell
+EQUAL = 1e-4  # relative, of the norm of an output or of a loss: sums of millions of float32
+
+
+def measure(
+    models: Sequence[str], sizes: Sequence[str], *, seconds: float = 1.0, limit_s: float = 600.0
+) -> pd.DataFrame:
+    """Three rows for each model, size "nodes/edges", phase and form: time, peak memory, first call over a later one.
+
+    `seconds` is the sampling time of a cell beyond its three first samples; a cell that takes longer than `limit_s` in
+    all is a time-out. The first call of a graph prepares it; peak memory is that of all tensors at once: graph, model,
+    what was prepared, and what the calls hold.
+
+    Raises:
+        GnnlabError: a model that is not known, or a size that is none.
+    """
+    if unknown := set(models) - MODELS.keys():
+        raise GnnlabError(f"{', '.join(sorted(unknown))}: no such model; there are {', '.join(MODELS)}")
+    cells = list(product(map(_nodes_and_edges, sizes), models, PHASES))
+    fixed = {"threads": torch.get_num_threads(), "seconds": seconds}
+    rows: list[dict[str, Any]] = []
+    with Worker() as worker, progress("cells of growth", len(cells)) as step:
+        for (nodes, edges), model, phase in cells:
+            of_cell = {"model": model, "nodes": nodes, "edges": edges, "phase": phase}
+            answers = [
+                worker.call(f"{__name__}:cell", {**of_cell, "form": form, **fixed}, timeout_s=limit_s) for form in FORMS
+            ]
+            rows += _rows(of_cell, answers)
+            step(f"{model}, {nodes}/{edges}, {phase}")
+    return pd.DataFrame(rows)
+
+
+def cell(model: str, nodes: int, edges: int, phase: str, form: str, threads: int, seconds: float) -> dict[str, Any]:
+    """One cell, in this process: `samples` ms, `first` call ms, `peak` MiB, and `norm` of what the second call gave."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    net = MODELS[model](FEATURES, HIDDEN, num_layers=2)
+    net = swap(net).model if form == "gnnlab" else net
+    call = _forward(net) if phase == "forward" else _training_step(net)
+    small, data = generate_scaling_graphs([min(nodes, SMALL_NODES), nodes], edges / nodes, FEATURES)
+    call(small)  # not counted: layers are tried at their first call, whatever the graph
+
+    def first_calls() -> tuple[float, float]:
+        with stopwatch() as first:
+            call(data)
+        return first.ms, float(call(data).norm())  # some of it is prepared when a graph comes a second time
+
+    before = sum(storages(net, data.x, data.edge_index).values())
+    held = hold(first_calls, torch.device("cpu"))
+    with stopwatch() as later:
+        call(data)
+    samples = sample(lambda: call(data), runs=min(MOST, max(FEWEST, int(seconds / later.s))))
+    first, norm = held.result
+    return {"samples": samples, "first": first, "peak": (before + held.peak) / MIB, "norm": norm}
+
+
+def _forward(net: nn.Module) -> Callable[[Data], Tensor]:
+    net.eval()
+    return torch.no_grad()(lambda data: net(data.x, data.edge_index))
+
+
+def _training_step(net: nn.Module) -> Callable[[Data], Tensor]:
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def step(data: Data) -> Tensor:
+        labels = torch.arange(data.num_nodes) % HIDDEN
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(data.x, data.edge_index), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _nodes_and_edges(size: str) -> tuple[int, int]:
+    nodes, _, edges = size.partition("/")
+    if not (nodes.isdecimal() and edges.isdecimal() and int(nodes) and int(edges)):
+        raise GnnlabError(f"size {shown(size)}: write nodes/edges, as in 20000/100000")
+    return int(nodes), int(edges)
+
+
+def _rows(of_cell: dict[str, Any], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """The rows of both forms; of a form that gives something else than PyG only that it does."""
+    norms = [answer.value["norm"] if answer.status == "done" else None for answer in answers]
+    apart = None if None in norms else abs(norms[1] - norms[0]) / max(norms[0], 1e-30)
+    rows = []
+    for form, answer in zip(FORMS, answers, strict=True):
+        key = {name: of_cell[name] for name in ("nodes", "edges", "phase")}
+        row = {**key, "form": f"{of_cell['model']}, {form}", "better": "lower", "origin": "measured"}
+        time = {**row, "quantity": "time", "unit": "ms", "statistic": "median"}
+        if answer.status != "done":
+            status = "timeout" if answer.status == "timeout" else "failed"
+            rows.append({**time, "status": status, "reason": answer.reason})
+            continue
+        if form != FORMS[0] and apart is not None and not apart <= EQUAL:
+            rows.append({**time, "status": "failed", "reason": f"differs from PyG by {apart:.1e}, relative"})
+            continue
+        value, single = answer.value, {"statistic": "single", "interval": "none", "n": 1}
+        counted = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1}
+        first = value["first"] / statistics.median(value["samples"])
+        rows.append({**time, "samples": value["samples"], "parity_error": None if form == FORMS[0] else apart})
+        rows.append({**row, **counted, "quantity": "peak memory", "unit": "MiB", "value": value["peak"]})
+        rows.append({**row, **single, "quantity": "first call over a later one", "unit": "x", "value": first})
+    return rows
