@@ -27,6 +27,7 @@ from gnnlab.errors import GnnlabError, whole_numbers
 from .context import Loss, call, training_step, unchanged
 from .dispatch import cpu_or_cuda, device_of, parts_of, tensors_in
 from .flops import share_of_pairs
+from .sampling import quiet
 
 MIB = 2**20
 FLOAT, INDEX = 4, 8  # bytes of float32 and int64
@@ -219,9 +220,8 @@ def _hold_on_cpu(fn: Callable[[], Any]) -> HeldBytes:
     """Raises `GnnlabError` where a profiler of torch is running already: there can be one only."""
     if torch.autograd.profiler._is_profiler_enabled:
         raise GnnlabError("torch's profiler is running; memory on a CPU is measured by it, so end it first")
-    gc.collect()
     quiet_profiler()
-    with profile(profile_memory=True) as record:
+    with quiet(), profile(profile_memory=True) as record:  # no garbage of earlier work dies in the middle
         result = fn()
     now = peak = 0
     events = (event for event in record.kineto_results.events() if event.name() == "[memory]")
