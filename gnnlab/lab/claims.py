@@ -81,7 +81,7 @@ class Rule(Strict):
     where: dict[str, Any] = Field(default_factory=dict)
     cells: int | None = None
     cluster: str | None = None  # key whose values share a graph or a fit
-    within: float | None = None  # for "share": the largest magnitude that counts
+    within: float | None = None  # for "share": the largest magnitude that counts; "not slower": by so much at most
     equals: dict[str, float] | None = None
     logic: Literal["same_verdict"] | None = None  # what `ledger` decides over several runs, by no rule
 
@@ -308,13 +308,18 @@ _OF_A_RACE = {
     "ratio": "geometric mean",
     "throughput": "geometric mean of throughputs",
     "worst ratio": "worst",
-    "not slower": f"share that is not slower by more than {100 * (TOLERANCE - 1):.0f} %",
+    "not slower": "share that is not slower",
 }
 
 
-def _not_slower(cells: Sequence[Estimate]) -> Estimate:
-    """The share of cells that are not slower: from those that surely are not to those that might not be."""
-    least = 1 / TOLERANCE
+def _within_of(rule: Rule) -> float:
+    return TOLERANCE - 1 if rule.within is None else rule.within
+
+
+def _not_slower(cells: Sequence[Estimate], within: float) -> Estimate:
+    """The share of cells that are not slower by more than `within`: from those that surely are not to those that might
+    not be."""
+    least = 1 / (1 + within)
     value = np.mean([cell.value >= least for cell in cells])
     sure = np.mean([cell.low is not None and cell.low >= least for cell in cells])
     possible = np.mean([cell.high is None or cell.high >= least for cell in cells])
@@ -347,7 +352,10 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
         missing = f"needs {' or '.join(forms)} in {rule.study}; params/full measures it"
         raise Untestable(reasons[0] if reasons else missing)
     _enough(rule, found)
-    figure = {"worst ratio": estimates.worst, "not slower": _not_slower}.get(rule.stat, estimates.geometric_mean)(found)
+    if rule.stat == "not slower":
+        figure = _not_slower(found, _within_of(rule))
+    else:
+        figure = (estimates.worst if rule.stat == "worst ratio" else estimates.geometric_mean)(found)
     n = min(estimate.n for estimate in found)
     return Found(figure, chosen, _compared(rule, chosen, picks, n, len(cells), split))
 
@@ -396,6 +404,7 @@ def _compared(
 ) -> str:
     """How the figure of a race was had: what over what, in how many cells, chosen how, of how many rounds."""
     kind = _OF_A_RACE[rule.stat]
+    kind += f" by more than {100 * _within_of(rule):.0f} %" * (rule.stat == "not slower" and _within_of(rule) > 0)
     forms, peers = (list(dict.fromkeys(names)) for names in zip(*picks, strict=True))
     against = f"the fastest of {', '.join(rule.over)}" if isinstance(rule.over, list) else peers[0]
     what = f"{' or '.join(forms)} over {against}"

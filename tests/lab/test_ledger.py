@@ -75,6 +75,8 @@ def test_a_cell_whose_interval_reaches_both_sides_leaves_the_share_that_is_not_s
     for gain, noise, expected in ((1.5, 0.02, (1, 1)), (0.8, 0.02, (0, 0)), (0.98, 0.001, (1, 1)), (0.95, 0.2, (0, 1))):
         found = claims.evaluate(of, raced({"fast": gain}, cells=("a", "b"), noise=noise)).estimate
         assert (found.low, found.high) == expected and found.low <= found.value <= found.high
+    strict = claims.evaluate(claim(form="fast", stat="not slower", within=0), raced({"fast": 0.98}, noise=0.001))
+    assert strict.estimate.high == 0 and "%" not in strict.how
 
 
 def test_what_a_control_shows_is_in_every_ratio():
