@@ -33,6 +33,13 @@ def takes(*names: str, **options) -> tuple:
     return names, options
 
 
+INPUTS = takes(
+    "--inputs",
+    dest="graph",  # what `workloads.models.build` takes in place of a graph
+    type="inputs:{}".format,
+    metavar="module:function",
+    help="instead: a function that returns what forward takes (tuple, dict, Data, HeteroData, batch of molecules)",
+)
 JSON = takes("--json", action="store_true", help="as JSON")
 PARAMS = takes(
     "--params",
@@ -72,7 +79,6 @@ SIZES = {
     "num_layers": "layers",
     "num_heads": "attention heads",
     "ffn_dim": "channels inside the feed-forward network",
-    "num_nodes": "nodes of a random graph, instead of --graph",
     "batch_size": "rows of a batch, where the model has one",
 }
 
@@ -84,7 +90,11 @@ def _apart(name: str, arguments) -> int:
 
 @command(
     takes("--model", default="graph_transformer", help="a built-in name or module:factory (%(default)s)"),
-    takes("--graph", "--dataset", help="the graph (default: digits)"),
+    [
+        takes("--graph", "--dataset", default="digits", help="the graph (%(default)s)"),
+        takes("--num_nodes", "--num-nodes", type=_count, metavar="N", help="nodes of a random graph"),
+        INPUTS,
+    ],
     takes(
         "--profile",
         nargs="+",
@@ -127,7 +137,7 @@ def profile(arguments) -> int:
     takes(
         "model", metavar="module:factory", help="a function that makes your model, given the graph if it asks for it"
     ),
-    takes("--graph", default="digits", help="the graph (%(default)s)"),
+    [takes("--graph", default="digits", help="the graph (%(default)s)"), INPUTS],
     takes("--train", action="store_true", help="forward and backward pass, and gradients in the proof"),
     takes("--out", metavar="FILE", help="write the fast model as a module"),
     takes("--budget", type=_count, default=90, metavar="S", help="seconds for all of it (%(default)s)"),

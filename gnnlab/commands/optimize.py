@@ -17,7 +17,7 @@ from gnnlab.lab.table import estimate_text
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import written
 from gnnlab.rewrite.optimize import NO_TIME, OPEN, STOPPED, Optimized, Tried, optimize
-from gnnlab.rewrite.proof import ALLOWED
+from gnnlab.rewrite.proof import ALLOWED, INPUTS
 from gnnlab.rewrite.steps import FAST_LAYERS
 from gnnlab.rewrite.written import over_processes
 
@@ -105,11 +105,14 @@ def sentences(report: Optimized) -> list[str]:
 def _result(report: Optimized) -> list[str]:
     ms, held, proof, plan = report.ms, report.memory_mib, report.proof, " + ".join(report.plan)
     each = "" if report.gain.low is None or report.gain.low > 1 else " and above 1 in each"
+    on = f"on {len(proof['held'])} graphs ({'; '.join(proof['held'])})"
+    if INPUTS in proof["held"]:
+        on = f"on your inputs{', and each fast layer on drawn graphs' * (FAST_LAYERS in plan)}"
     lines = [
         f"{'Together, ' * (len(report.plan) > 1)}{plan}: {estimate_text(report.gain)} times as fast, "
         f"{ms['yours']:.3g} ms before and {ms['fast']:.3g} ms now, {over_processes(report.processes)}{each}; "
         f"a call holds {held['yours']:.3g} MiB before and {held['fast']:.3g} MiB now.",
-        f"Proven equal on {len(proof['held'])} graphs ({'; '.join(proof['held'])}): outputs"
+        f"Proven equal {on}: outputs"
         f"{' and gradients' * report.train} differ by {proof['error']:.1e}, where {ALLOWED:.0e} is allowed.",
     ]
     return lines + [f"Yours does not take {graph}: {why}" for graph, why in proof["skipped"].items()]

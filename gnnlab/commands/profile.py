@@ -83,13 +83,13 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
 
 
 def _workload(arguments: Namespace) -> Workload:
-    if arguments.num_nodes and arguments.graph:
-        raise GnnlabError(f"--num_nodes {arguments.num_nodes} makes a random graph; give it or --graph, not both")
     if arguments.device not in ("cpu", "cuda"):
         raise GnnlabError(f"--device {arguments.device}: cpu and cuda are understood")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise GnnlabError(f"--device {arguments.device}: no CUDA device here; use --device cpu")
-    graph = arguments.graph or "digits"
+    graph = arguments.graph
+    if graph.startswith(models.INPUTS) and "scaling" in arguments.profile:
+        raise GnnlabError("--profile scaling needs graphs of other sizes, which --inputs cannot give; leave it out")
     if n := arguments.num_nodes:
         graph = f"random:nodes={n},edges={n * _AVERAGE_DEGREE},seed=42"
     options = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
@@ -125,7 +125,7 @@ def _model_info(workload: Workload) -> dict[str, Any]:
     parameters = list(workload.model.parameters())
     return {
         "name": workload.label,
-        "nodes": workload.graph.num_nodes,
+        "nodes": workload.graph.num_nodes or 0,
         "edges": workload.graph.num_edges,
         "total_parameters": sum(p.numel() for p in parameters),
         "parameter_memory_mb": sum(p.numel() * p.element_size() for p in parameters) / MIB,

@@ -33,11 +33,11 @@ from gnnlab.workloads import models
 RANDOM = 1e-3  # relative; threads that add in another order differ by less
 ALLOWED = RTOL_FLOAT32  # of the largest magnitude of a tensor
 ROUNDING = 8  # times the user's own, where that is more
-YOURS = "your graph"
+YOURS, INPUTS = "your graph", "your inputs"
 SAME_SIZE = "other edges, same size"
 HARD = "isolated nodes, repeated edges, self-loops"
 AGAIN = "your graph again"
-FEW = (YOURS, SAME_SIZE, HARD, AGAIN)  # for what is compiled anew for each size, in a minute
+FEW = (YOURS, INPUTS, SAME_SIZE, HARD, AGAIN)  # for what is compiled anew for each size, in a minute
 _OTHERS = {  # nodes, edges
     HARD: (37, 91),
     "no edges": (11, 0),
@@ -51,7 +51,7 @@ _OTHERS = {  # nodes, edges
 
 @dataclass(frozen=True)
 class UserModel:
-    """A model of the user's, on a graph. With `train` it is in training mode with every dropout rate at 0, so that two
+    """A model of the user's, on a graph, or on `given` inputs, of which `data` holds what has a name. With `train` it is in training mode with every dropout rate at 0, so that two
     passes can be compared; else it is in eval mode."""
 
     spec: str
@@ -59,10 +59,11 @@ class UserModel:
     model: nn.Module
     batch: Any
     train: bool
+    given: bool = False
 
 
 def load(spec: str, graph: str, train: bool) -> UserModel:
-    """The model of `module:factory` on a graph that `workloads.graphs` takes; turns dropout off in this process.
+    """The model of `module:factory` on a graph or on inputs that `models.build` takes; turns dropout off in this process.
 
     Raises:
         GnnlabError: in one line, for whatever cannot be built or called.
@@ -76,7 +77,7 @@ def load(spec: str, graph: str, train: bool) -> UserModel:
     made = models.build(spec, graph)
     context = ProfilingContext(made.model.train(train), disable_dropout=train, eval_mode=not train)
     context.__enter__()  # never left: the process is this model's alone
-    return UserModel(spec, made.graph, made.model, made.batch, train)
+    return UserModel(spec, made.graph, made.model, made.batch, train, graph.startswith(models.INPUTS))
 
 
 def _no_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -134,10 +135,13 @@ def _outputs(user: UserModel) -> list[Tensor]:
 # ---- the graphs of a proof ------------------------------------------------------------------------------------------
 
 
-def graphs(user: UserModel) -> dict[str, Data]:
+def graphs(user: UserModel) -> dict[str, Any]:
     """The user's graph, and random ones whose nodes and edges carry features of its nodes and edges, by what is special
-    about them. Only the user's where the model has a layer with `cached=True`, which keeps the first graph."""
+    about them. Only the user's where the model has a layer with `cached=True`, which keeps the first graph. Only the
+    inputs where they were given."""
     data = user.data
+    if user.given:
+        return {INPUTS: user.batch}
     if any(getattr(module, "cached", False) is True for module in user.model.modules()):
         return {YOURS: data}
     draw = torch.Generator().manual_seed(0)
@@ -189,7 +193,7 @@ class Proof:
 
     @property
     def equal(self) -> bool:
-        return YOURS in self.held and not self.wrong
+        return bool({YOURS, INPUTS} & set(self.held)) and not self.wrong
 
 
 def write_reference(user: UserModel, folder: Path) -> None:
@@ -230,7 +234,7 @@ def compare(form: nn.Module, user: UserModel, folder: Path, names: Collection[st
     return Proof(worst, tuple(held), wrong, skipped)
 
 
-def values(model: nn.Module, graph: Data, spec: str, train: bool) -> dict[str, np.ndarray]:
+def values(model: nn.Module, graph: Any, spec: str, train: bool) -> dict[str, np.ndarray]:
     """Every tensor that the model gives, and with `train` the gradient of each parameter under a fixed direction."""
     batch = models.bind(model, graph, spec)
     with Conditions.now().applied(), torch.set_grad_enabled(train):  # in training a form may leave threads of its own
@@ -280,12 +284,9 @@ def _error(own: np.ndarray, exact: np.ndarray | None, got: np.ndarray, largest: 
     return 0.0 if off == 0 else float(off / scale) if scale else float("inf")
 
 
-def _exact(user: UserModel, graph: Data) -> dict[str, np.ndarray]:
+def _exact(user: UserModel, graph: Any) -> dict[str, np.ndarray]:
     """The user's own `values` in float64; nothing where the model cannot."""
-    wide = copy.copy(graph)
-    for name, value in graph:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            wide[name] = value.double()
+    wide = models.converted(graph, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
     try:
         return values(copy.deepcopy(user.model).double(), wide, user.spec, user.train)
     except Exception:  # a module that cannot be copied, a forward that makes float32 tensors of its own

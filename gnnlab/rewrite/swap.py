@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError, one_line
@@ -121,11 +120,11 @@ class SwapReport:
 def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32) -> SwapReport:
     """A copy of `model` in which every layer that has a faster form, equal to it by trial, takes that form.
 
-    `example` is what the model is called with: a tuple is spread, a mapping gives keywords, a PyG `Data` gives what
-    forward names or is itself the argument, anything else is one argument. On it the outputs of both models must be
-    equal in eval mode, within `tolerance` of the largest; where they are not, nothing is replaced. Parameters keep
-    their names, so checkpoints load into either model; layers share the graphs that they prepared. Gradients of
-    gradients are refused.
+    `example` is what the model is called with: a tuple is spread, a mapping gives keywords, a PyG `Data` or
+    `HeteroData` gives what forward names or is itself the argument, anything else is one argument. On it the outputs
+    of both models must be equal in eval mode, within `tolerance` of the largest; where they are not, nothing is
+    replaced. Parameters keep their names, so checkpoints load into either model; layers share the graphs that they
+    prepared. Gradients of gradients are refused.
 
     Raises:
         GnnlabError: this is no model, it cannot be copied, or it does not run on the example.
@@ -150,8 +149,7 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
             layer.__class__ = TiledAttention
     if example is None:
         return SwapReport(fast, refused)
-    batch = models.bind(model, example, type(model).__name__) if isinstance(example, Data) else example
-    return _tried(model, fast, batch, tolerance, refused)
+    return _tried(model, fast, models.bind(model, example, type(model).__name__), tolerance, refused)
 
 
 def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refused: tuple) -> SwapReport:

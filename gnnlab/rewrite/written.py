@@ -30,7 +30,7 @@ from gnnlab.rewrite import steps
 
 
 def make(data, **options):
-    """The fast model; `data` is the PyG graph that it is tried on once. Its state_dict is that of `original`."""
+    """The fast model; it is tried once on `data`, a PyG graph or other inputs. Its state_dict is that of `original`."""
     model, batch = steps.yours(original, data, options)
 {steps}
     return model

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -177,9 +178,7 @@ def given_inputs(spec: str) -> Any:
 
 def _by_names(model: nn.Module, batch: Any, given: Any) -> BaseData:
     """Given inputs as a graph to read sizes from: tensors by the names of forward's arguments where they are no graph.
-
-    Without a tensor `edge_index` it has no edges, without one `x` no nodes.
-    """
+    Without an `edge_index` it has no edges."""
     if isinstance(given, BaseData):
         return given
     try:
@@ -187,7 +186,11 @@ def _by_names(model: nn.Module, batch: Any, given: Any) -> BaseData:
     except (TypeError, ValueError):
         parts = {}
     held = {name: value for name, value in parts.items() if isinstance(value, torch.Tensor)}
-    return Data(num_nodes=len(held["x"]) if "x" in held else 0, **held)
+    graph = Data(**held)
+    with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges, as is meant
+        warnings.simplefilter("ignore")
+        graph.num_nodes = graph.num_nodes or 0
+    return graph
 
 
 def bind(model: nn.Module, data: Any, spec: str) -> Any:
