@@ -33,7 +33,9 @@ def importable() -> Iterator[None]:
 
 def load(spec: str) -> Callable[..., Any]:
     """The function or class that `module:factory` names; within `importable`. Raises `GnnlabError` in one line."""
-    module, _, name = spec.rpartition(":")
+    module, colon, name = spec.rpartition(":")
+    if not colon:
+        raise GnnlabError(f"{shown(spec)} names no function; write module:function, as in my_models:make")
     return _factory(spec, _imported(module), name)
 
 
@@ -99,6 +101,8 @@ def _factory(spec: str, module: Any, name: str) -> Callable[..., Any]:
         return factory
     if factory is not None:
         raise GnnlabError(f"{spec}: {name} is no function or class but {shown(factory)}; name one that makes it")
-    offered = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+    public = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+    own = [key for key, value in public.items() if getattr(value, "__module__", "") == module.__name__]
+    offered = sorted(own or public)
     there = ", ".join(offered[:5]) or "none"
     raise GnnlabError(f"module {module.__name__} has no factory {shown(name)}{meant(name, offered)}; it has {there}")

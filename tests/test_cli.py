@@ -242,12 +242,15 @@ def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
     command = types.SimpleNamespace(run=lambda a, show: given.append(a) or 0)
     monkeypatch.setitem(sys.modules, "gnnlab.commands.profile", command)
     monkeypatch.setattr(gnnlab.commands, "profile", command, raising=False)
-    sizes = ["--hidden_dim", "512", "--num-layers", "12", "--num_nodes", "1000", "--ffn-dim", "64", "--num_heads", "2"]
+    sizes = ["--hidden_dim", "512", "--num-layers", "12", "--ffn-dim", "64", "--num_heads", "2"]
     named = ["--model", "m:f", "--dataset", "karate", "--profile", "runtime", "flops", "--json"]
     assert cli.main(["profile", *sizes, *named]) == 0
-    (a,) = given
+    assert cli.main(["profile", "--num-nodes", "1000"]) == cli.main(["profile", "--inputs", "m:inputs"]) == 0
+    a, random, inputs = given
+    assert (random.num_nodes, random.graph, inputs.graph) == (1000, "digits", "inputs:m:inputs")
+    assert cli.main(["profile", "--num_nodes", "1000", "--inputs", "m:inputs"]) == 2
     assert (a.model, a.graph, a.profile, a.json) == ("m:f", "karate", ["runtime", "flops"], "-")
-    assert (a.hidden_dim, a.num_layers, a.num_nodes, a.ffn_dim, a.num_heads) == (512, 12, 1000, 64, 2)
+    assert (a.hidden_dim, a.num_layers, a.num_nodes, a.ffn_dim, a.num_heads) == (512, 12, None, 64, 2)
     assert (a.batch_size, a.num_runs, a.device, a.budget) == (None, None, "cpu", 60.0)
 
 

@@ -133,11 +133,31 @@ def profile(arguments) -> int:
     return _apart("profile", arguments)
 
 
+MODEL = takes(
+    "model", metavar="module:factory", help="a function that makes your model, given the graph if it asks for it"
+)
+GRAPH = [takes("--graph", default="digits", help="the graph (%(default)s)"), INPUTS]
+
+
+@command(MODEL, GRAPH, takes("--train", action="store_true", help="also measure a forward and backward pass"))
+def swap(arguments) -> int:
+    """Show which layers of your model have a faster form, and what they bring.
+
+    The same as `gnnlab.swap(model, inputs)` in Python: each layer is tried beside its fast form, outputs and all
+    gradients, and replaced where it is equal and, on these inputs, faster. The report says what was replaced, what was
+    not and why, and time and memory of a forward pass before and after. It takes seconds; `gnnlab optimize` looks for
+    more, proves the whole model and writes it.
+
+    examples:
+      gnnlab swap my_models:make --graph my_graph.npz
+      gnnlab swap my_models:make --inputs my_models:molecules --train
+    """
+    return _apart("swap", arguments)
+
+
 @command(
-    takes(
-        "model", metavar="module:factory", help="a function that makes your model, given the graph if it asks for it"
-    ),
-    [takes("--graph", default="digits", help="the graph (%(default)s)"), INPUTS],
+    MODEL,
+    GRAPH,
     takes("--train", action="store_true", help="forward and backward pass, and gradients in the proof"),
     takes("--out", metavar="FILE", help="write the fast model as a module"),
     takes("--budget", type=_count, default=90, metavar="S", help="seconds for all of it (%(default)s)"),

@@ -51,8 +51,9 @@ _OTHERS = {  # nodes, edges
 
 @dataclass(frozen=True)
 class UserModel:
-    """A model of the user's, on a graph, or on `given` inputs, of which `data` holds what has a name. With `train` it is in training mode with every dropout rate at 0, so that two
-    passes can be compared; else it is in eval mode."""
+    """A model of the user's, on a graph, or on `given` inputs, of which `data` holds those that have a name. With
+    `train` it is in training mode with every dropout rate at 0, so that two passes can be compared; else in eval mode.
+    """
 
     spec: str
     data: Data
@@ -63,7 +64,7 @@ class UserModel:
 
 
 def load(spec: str, graph: str, train: bool) -> UserModel:
-    """The model of `module:factory` on a graph or on inputs that `models.build` takes; turns dropout off in this process.
+    """The model of `module:factory` on what `models.build` takes for a graph; turns dropout off in this process.
 
     Raises:
         GnnlabError: in one line, for whatever cannot be built or called.

@@ -324,7 +324,7 @@ def test_inputs_are_the_same_in_each_call_and_leave_random_states_alone(mine):
         ("mine:Conv", "mine:nothing", "mine:nothing must return what forward takes, as a tuple, .* returned None"),
         ("mine:Conv", "mine:raises", "mine:raises cannot be called with nothing: missing a required argument: 'data'"),
         ("mine:Conv", "mine:nofun", "module mine has no factory 'nofun'"),
-        ("mine:Conv", "mine", "write module:factory"),
+        ("mine:Conv", "mine", "'mine' names no function; write module:function"),
         ("mine:Conv", "mine:hetero", "must be Tensor, not dict"),
         ("mine:Pooled", "mine:as_tuple", "forward raised TypeError: .* missing 1 required .* 'num_nodes'"),
         ("mine:Fails", "mine:as_data", "shapes cannot be multiplied"),
