@@ -84,7 +84,9 @@ def features_of(x: Tensor) -> Features | None:
 def times(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T, (N, out), without the zeros of x where they are known."""
     features = features_of(x)
-    return F.linear(x, weight) if features is None else features.product(weight)
+    if features is None or x.shape[1] != weight.shape[1]:  # torch says that they do not fit
+        return F.linear(x, weight)
+    return features.product(weight)
 
 
 @contextmanager

@@ -207,7 +207,9 @@ def _try_direct(layer: MessagePassing, x: Tensor, edge_index: Tensor, values: Te
         copied._fast.direct, copied._fast.argument, copied._fast.enabled = True, "", True
         return copied(**given)
 
-    error, what = trial.difference(layer, _as_original(lambda one, given: one(**given)), fast, arguments)
+    error, what = trial.difference(
+        layer, _as_original(lambda one, given: one(**given)), [fast] * trial.CALLS, arguments
+    )
     state = layer._fast
     state.direct = error <= trial.ALLOWED
     state.why["direct"] = "equal in the trial" if state.direct else what
@@ -258,7 +260,7 @@ def _try_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Ten
                 raise ValueError(f"its message is no weight times {name}_j")
             return out
 
-        error, what = trial.difference(layer, own, fast, arguments)
+        error, what = trial.difference(layer, own, [fast] * trial.CALLS, arguments)
         why["sum"] = "equal in the trial" if error <= trial.ALLOWED else what
         if error <= trial.ALLOWED:
             return name

@@ -108,3 +108,10 @@ def test_few_nonzeros_in_the_sample_alone_are_not_enough():
 def test_only_small_graphs_with_many_edges_are_dense():
     assert sums.is_dense(Neighbours.prepare(case(12, 40)[0], 12))
     assert not sums.is_dense(Neighbours.prepare(case(12, 40)[0], 12, num_sources=13))
+
+
+def test_a_weight_of_another_width_is_refused_as_torch_refuses_it():
+    x = mostly_zeros()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            sparse.times(x, torch.randn(7, 120, dtype=torch.float64))
