@@ -134,7 +134,7 @@ def test_dropout_of_edges_in_their_order_draws_what_pyg_draws(make):
 
 # what a layer becomes in its first call; whatever is not named here stays as PyG computes it
 EXPECTED = {
-    "GCN plain": DIRECT, "GIN": DIRECT, "SAGE mean": DIRECT, "SAGE sum": DIRECT, "GAT": DIRECT,
+    "GCN plain": DIRECT, "GIN": DIRECT, "GIN narrow": DIRECT, "SAGE mean": DIRECT, "SAGE sum": DIRECT, "GAT": DIRECT,
     "GAT with edges": DIRECT, "GATv2": DIRECT, "Transformer": DIRECT, "Transformer with edges": DIRECT,
     "APPNP": SUM, "Cheb": SUM, "ClusterGCN": SUM, "GCN": SUM, "GCN2": SUM, "GatedGraph": SUM, "Graph": SUM, "LG": SUM,
     "MF": SUM, "PDN": SUM, "SAGE bipartite": SUM, "SAGE max": SUM, "SG": SUM, "SSG": SUM, "TAG": SUM, "WL": SUM,

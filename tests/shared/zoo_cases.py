@@ -47,6 +47,7 @@ CASES = {
     "GEN": (lambda: pyg.GENConv(IN, OUT, norm="layer"), ""),
     "GIN": (lambda: pyg.GINConv(network(), train_eps=True), ""),
     "GIN mean": (lambda: pyg.GINConv(network(), aggr="mean"), ""),
+    "GIN narrow": (lambda: pyg.GINConv(pyg.MLP([IN, 2, OUT], norm="layer_norm", dropout=0.2)), ""),
     "GIN bipartite": (lambda: pyg.GINConv(network()), "bipartite"),
     "GINE": (lambda: pyg.GINEConv(network(), edge_dim=EDGE, train_eps=True), "attr"),
     "GatedGraph": (lambda: pyg.GatedGraphConv(OUT, 2), "weight"),
