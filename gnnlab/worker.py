@@ -15,7 +15,8 @@ The process keeps the memory that it freed, in huge pages where the system grant
 the memory of each large result back, or does not, by what the process did before; the next call then takes new pages
 from the kernel, on a virtual machine from the host as well, and the same stage on the same arrays took 2 ms or 54.
 Runtimes with an allocator of their own keep theirs anyway. The settings are those of the GNU C library; other systems
-ignore them. What the caller's own environment sets stays as it is.
+ignore them. What the caller's own environment sets stays as it is. `Worker(keep_memory=False)` allocates as a process
+of the user's own does.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ _TAIL_BYTES = 4096
 _SHARE = 0.8  # of the memory that is free when a call begins
 
 
-def worker_environment(**settings: str) -> dict[str, str]:
-    """This process's environment with its module path, kept memory and `settings`.
+def worker_environment(*, keep_memory: bool = True, **settings: str) -> dict[str, str]:
+    """This process's environment with its module path, `settings`, and with `keep_memory` what keeps freed memory.
 
     The current folder is on the path, last: modules of the user's own are there. torch.compile builds in the process
     itself, and ends with it.
     """
     path = os.pathsep.join([*(entry for entry in sys.path if entry), str(Path.cwd())])
     fixed = {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return {**KEEP_MEMORY, **os.environ, **fixed, **settings}
+    return {**(KEEP_MEMORY if keep_memory else {}), **os.environ, **fixed, **settings}
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ class Answer:
 
 
 class Worker:
-    """One process at a time. `environment`: variables set for it beside the caller's own."""
+    """One process at a time. `environment`: of `worker_environment`."""
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, **environment: Any) -> None:
         self._environment = environment
         self._process: _Process | None = None
 
@@ -175,7 +176,7 @@ class Worker:
 class _Process:
     """The pipes to one process: requests in, answers out, and the tail of what it prints."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, Any]) -> None:
         self.popen = subprocess.Popen(
             [sys.executable, "-P", "-c", "from gnnlab.worker_process import serve; serve()"],
             stdin=subprocess.PIPE,

@@ -167,10 +167,10 @@ def swap(arguments) -> int:
 def optimize(arguments) -> int:
     """Find what makes your model faster, measure it, prove it equal, and write the fast model.
 
-    Fast layers come first, then constant output, inference mode, threads, torch.compile. Each step is raced alone
-    and added to those that were kept, in several processes, and stays if the interval over these lies above 1. The
-    result is compared on your graph and on others: isolated nodes, repeated edges, self-loops, no edges, other
-    sizes. bfloat16, which changes results, is measured, listed, and not applied.
+    Fast layers come first, then constant output, inference mode, threads, torch.compile, mallopt (freed memory is
+    kept). Each step is added to those that were kept, compared on your graph and on others (isolated nodes, repeated
+    edges, self-loops, no edges, other sizes), raced in several processes, and stays if it makes the model faster.
+    bfloat16, which changes results, is measured, listed, and not applied.
 
     examples:
       gnnlab optimize my_models:make --graph digits

@@ -140,38 +140,6 @@ def _error(expected: Any, got: Any, name: str) -> float:
     return relative_error(expected, got, name)
 
 
-class Reference:
-    """What a form gives, to compare others with. A first call is not compared, for it may be inexact: each form is
-    called once before, and both are once again where they differ.
-
-    `error` gives the relative error of a result against another, `relative_error` unless given. What `call` raises goes
-    to the caller.
-    """
-
-    def __init__(
-        self, call: Callable[[], Any], name: str = "the baseline", error: Callable[..., float] | None = None
-    ) -> None:
-        self._call, self.name, self._error = call, name, error or relative_error
-        call()
-        self.value = call()
-
-    def error_of(self, call: Callable[[], Any], allowed: float = RTOL_FLOAT32, name: str = "candidate") -> float:
-        """The relative error of what another form gives, which is above `allowed` if it is so twice.
-
-        Raises:
-            ParityError: the results cannot be compared, or the reference itself gives two results for one input.
-        """
-        call()
-        if (error := self._error(self.value, call(), name)) <= allowed:
-            return error
-        again = self._call()
-        if not (apart := self._error(self.value, again, self.name)) <= allowed:
-            raise ParityError(
-                f"{self.name} itself gave two results for one input, which differ by {apart:.1e} relative"
-            )
-        return self._error(again, call(), name)
-
-
 def require_equal(expected: Any, got: Any, tolerance: float = RTOL_FLOAT32, name: str = "candidate") -> float:
     """The relative error of `got` against `expected`; `ParityError` where it is above `tolerance`.
 
@@ -238,6 +206,46 @@ def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float 
     if scale > 0:
         return float(difference / scale)
     return float("inf") if difference > 0 else 0.0
+
+
+class Reference:
+    """What a form gives, to compare others with. A first call is not compared, for it may be inexact: each form is
+    called once before, and both are once again where they differ.
+
+    `error` gives the relative error of a result against another, `relative_error` unless given. With `warm` all forms
+    were called before. What `call` raises goes to the caller.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        name: str = "the baseline",
+        error: Callable[[Any, Any, str], float] = relative_error,
+        warm: bool = False,
+    ) -> None:
+        self._call, self.name, self._error, self._warm = call, name, error, warm
+        self.value = self._later(call)
+
+    def _later(self, call: Callable[[], Any]) -> Any:
+        """What a call gives that is not the first."""
+        if not self._warm:
+            call()
+        return call()
+
+    def error_of(self, call: Callable[[], Any], allowed: float = RTOL_FLOAT32, name: str = "candidate") -> float:
+        """The relative error of what another form gives, which is above `allowed` if it is so twice.
+
+        Raises:
+            ParityError: the results cannot be compared, or the reference itself gives two results for one input.
+        """
+        if (error := self._error(self.value, self._later(call), name)) <= allowed:
+            return error
+        again = self._call()
+        if not (apart := self._error(self.value, again, self.name)) <= allowed:
+            raise ParityError(
+                f"{self.name} itself gave two results for one input, which differ by {apart:.1e} relative"
+            )
+        return self._error(again, call(), name)
 
 
 def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:

@@ -1,21 +1,22 @@
 """Is a fast model the user's model? Outputs, and gradients of each parameter, on the user's graph and on others.
 
     user = load("my_models:make", "digits", train=False)
-    check(user)                                  # refuses what cannot be compared
-    write_reference(user, folder)                # before anything is made fast
-    compare(fast_model, user, folder).equal
+    check(user)                            # refuses what cannot be compared
+    cases = reference(user)                # before anything is made fast
+    compare(fast_model, user, cases).equal
 
-The reference is computed in float32 and, where the model can, in float64. A tensor may be off from the exact one by
-1e-5 of its largest magnitude, or by 8 times as much as the user's own float32 is: a gradient that is zero but for
-rounding is compared with the rounding, and one that is zero to the bit with that of the largest tensor.
+A tensor may be off from the exact one, the user's own in float64 where the model can, by 1e-5 of its largest magnitude,
+or by 8 times as much as the user's own float32 is: a gradient that is zero but for rounding is compared with the
+rounding, and one that is zero to the bit with that of the largest tensor.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch_geometric.data import Data
 from gnnlab.errors import GnnlabError, one_line, shown
 from gnnlab.profiling.context import Conditions, ProfilingContext, call
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.profiling.races import RTOL_FLOAT32, directions, relative_error
+from gnnlab.profiling.races import RTOL_FLOAT32, Reference, directions, relative_error
 from gnnlab.workloads import models
 
 RANDOM = 1e-3  # relative; threads that add in another order differ by less
@@ -44,6 +45,7 @@ _OTHERS = {  # nodes, edges
     "one node with a self-loop": (1, 1),
     "a larger graph": (211, 1400),
 }
+Values = dict[str, np.ndarray]
 
 
 # ---- the user's model -----------------------------------------------------------------------------------------------
@@ -51,9 +53,8 @@ _OTHERS = {  # nodes, edges
 
 @dataclass(frozen=True)
 class UserModel:
-    """A model of the user's, on a graph, or on `given` inputs, of which `data` holds those that have a name. With
-    `train` it is in training mode with every dropout rate at 0, so that two passes can be compared; else in eval mode.
-    """
+    """A model of the user's, on a graph or on `given` inputs, of which `data` holds what has a name. With `train` it is
+    in training mode with every dropout rate at 0, so that two passes can be compared; else it is in eval mode."""
 
     spec: str
     data: Data
@@ -136,13 +137,13 @@ def _outputs(user: UserModel) -> list[Tensor]:
 # ---- the graphs of a proof ------------------------------------------------------------------------------------------
 
 
-def graphs(user: UserModel) -> dict[str, Any]:
+def graphs(user: UserModel) -> dict[str, Data]:
     """The user's graph, and random ones whose nodes and edges carry features of its nodes and edges, by what is special
-    about them. Only the user's where the model has a layer with `cached=True`, which keeps the first graph. Only the
-    inputs where they were given."""
+    about them. Only the user's where the model has a layer with `cached=True`, which keeps the first graph, and where
+    inputs were given."""
     data = user.data
     if user.given:
-        return {INPUTS: user.batch}
+        return {INPUTS: data}
     if any(getattr(module, "cached", False) is True for module in user.model.modules()):
         return {YOURS: data}
     draw = torch.Generator().manual_seed(0)
@@ -180,6 +181,15 @@ def _drawn(data: Data, nodes: int, edges: int, draw: torch.Generator) -> Data:
 
 
 @dataclass(frozen=True)
+class Case:
+    """What the user's model gives of `batch`, the `Reference`, or why it does not take it."""
+
+    batch: Any
+    given: Reference | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Proof:
     """`error`: the largest over all tensors, relative to what it is compared with; at most `ALLOWED` where it held.
 
@@ -194,50 +204,54 @@ class Proof:
 
     @property
     def equal(self) -> bool:
-        return bool({YOURS, INPUTS} & set(self.held)) and not self.wrong
+        return bool({YOURS, INPUTS} & {*self.held}) and not self.wrong
 
 
-def write_reference(user: UserModel, folder: Path) -> None:
-    """What the model gives on each of the `graphs`, as `folder`/number.npz; where it fails on one, the reason."""
-    for number, graph in enumerate(graphs(user).values()):
+def reference(user: UserModel) -> dict[str, Case]:
+    """What the model, which was called before, gives on each of the `graphs`."""
+    cases: dict[str, Case] = {}
+    exact = _exact(user)
+    for name, graph in graphs(user).items():
+        if name == AGAIN:
+            cases[name] = cases[YOURS]
+            continue
         try:
-            found = values(user.model, graph, user.spec, user.train)
-        except Exception as error:  # of the user's model, on a graph that is none of theirs
-            found = {"reason": np.array(one_line(error))}
-        else:
-            exact = _exact(user, graph)
-            found |= {f"exact {name}": array for name, array in exact.items() if name in found}
-        np.savez(folder / f"{number}.npz", **found)
+            batch = user.batch if graph is user.data else models.bind(user.model, graph, user.spec)
+            error = partial(_against, exact(batch))
+            cases[name] = Case(
+                batch, Reference(partial(values, user.model, batch, user.train), user.spec, error, warm=True)
+            )
+        except Exception as problem:  # of the user's model, on a graph that is none of theirs
+            cases[name] = Case(None, why=one_line(problem))
+    return cases
 
 
-def compare(form: nn.Module, user: UserModel, folder: Path, names: Collection[str] | None = None) -> Proof:
-    """A fast form against the reference in `folder`, on all graphs or on those of some `names` alone."""
+def compare(form: nn.Module, user: UserModel, cases: Mapping[str, Case], names: Collection[str] | None = None) -> Proof:
+    """A fast form, which was called before, against the reference: in all cases or in those of some `names` alone."""
     worst, held, wrong, skipped = 0.0, [], {}, {}
-    for number, (name, graph) in enumerate(graphs(user).items()):
+    for name, case in cases.items():
         if names is not None and name not in names:
             continue
-        with np.load(folder / f"{number}.npz") as file:
-            reference = dict(file)
-        if "reason" in reference:
-            skipped[name] = str(reference["reason"])
+        if case.given is None:
+            skipped[name] = case.why
             continue
         try:
-            got = values(form, graph, user.spec, user.train)
-        except Exception as error:  # whatever a compiler raises
-            wrong[name] = f"it fails, {one_line(error)},"
-            continue
-        error, of = difference(reference, got)
-        if error <= ALLOWED:
-            worst = max(worst, error)
-            held.append(name)
+            error = case.given.error_of(partial(values, form, case.batch, user.train), ALLOWED)
+        except GnnlabError as problem:
+            wrong[name] = one_line(problem)
+        except Exception as problem:  # whatever a compiler raises
+            wrong[name] = f"it fails, {one_line(problem)},"
         else:
-            wrong[name] = f"{of} is off by {error:.1e}"
+            if error <= ALLOWED:
+                worst = max(worst, error)
+                held.append(name)
+            else:
+                wrong[name] = f"{error.of} is off by {error:.1e}"
     return Proof(worst, tuple(held), wrong, skipped)
 
 
-def values(model: nn.Module, graph: Any, spec: str, train: bool) -> dict[str, np.ndarray]:
+def values(model: nn.Module, batch: Any, train: bool) -> Values:
     """Every tensor that the model gives, and with `train` the gradient of each parameter under a fixed direction."""
-    batch = models.bind(model, graph, spec)
     with Conditions.now().applied(), torch.set_grad_enabled(train):  # in training a form may leave threads of its own
         outputs = list(tensors_in(call(model, batch)))
         found = {f"output {place}": output for place, output in enumerate(outputs)}
@@ -256,39 +270,58 @@ def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
     return {f"gradient of {name}": g for name, g in zip(named, found, strict=True) if g is not None}
 
 
-def difference(reference: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> tuple[float, str]:
-    """The largest error of a tensor, and which it is; infinite where one is missing or of another shape."""
-    worst, of = 0.0, ""
-    largest = max((np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in reference.values()), default=0.0)
-    for name in (name for name in reference if not name.startswith("exact ")):
-        if name not in got or got[name].shape != reference[name].shape:
-            return float("inf"), f"{name} ({'missing' if name not in got else 'of another shape'})"
-        error = _error(reference[name], reference.get(f"exact {name}"), got[name], float(largest))
+def _against(exact: Values, own: Values, got: Values, name: str) -> Off:
+    return difference(own, got, exact)
+
+
+class Off(float):
+    """A relative error, and `of` which tensor."""
+
+    of = ""
+
+
+def difference(own: Values, got: Values, exact: Values | None = None) -> Off:
+    """The largest error of a tensor; infinite where one is missing or of another shape."""
+    worst = Off(0.0)
+    largest = max((np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in own.values()), default=0.0)
+    for name, array in own.items():
+        if name not in got or got[name].shape != array.shape:
+            error, name = float("inf"), f"{name} ({'missing' if name not in got else 'of another shape'})"
+        else:
+            error = _error(array, (exact or own).get(name, array), got[name], float(largest))
         if not error <= worst:
-            worst, of = error, name
-    return worst, of
+            worst = Off(error)
+            worst.of = name
+    return worst
 
 
-def _error(own: np.ndarray, exact: np.ndarray | None, got: np.ndarray, largest: float) -> float:
-    truth = own if exact is None else exact
-    own, got, truth = (array.astype(np.float64) for array in (own, got, truth))
+def _error(own: np.ndarray, exact: np.ndarray, got: np.ndarray, largest: float) -> float:
+    own, got, exact = (array.astype(np.float64) for array in (own, got, exact))
     if not (np.isfinite(own) == np.isfinite(got)).all():
         return float("inf")
-    finite = np.isfinite(own) & np.isfinite(truth)
+    finite = np.isfinite(own) & np.isfinite(exact)
     if not np.array_equal(own[~finite], got[~finite], equal_nan=True):
         return float("inf")
-    own, got, truth = own[finite], got[finite], truth[finite]
-    off, rounding = (np.abs(array - truth).max(initial=0.0) for array in (got, own))
-    if not truth.any() and not rounding:  # zero, as it cancels in the user's order: in another one to the last bit
+    own, got, exact = own[finite], got[finite], exact[finite]
+    off, rounding = (np.abs(array - exact).max(initial=0.0) for array in (got, own))
+    if not exact.any() and not rounding:  # zero, as it cancels in the user's order: in another one to the last bit
         rounding = np.finfo(np.float32).eps * largest
-    scale = max(np.abs(truth).max(initial=0.0), ROUNDING * rounding / ALLOWED)
+    scale = max(np.abs(exact).max(initial=0.0), ROUNDING * rounding / ALLOWED)
     return 0.0 if off == 0 else float(off / scale) if scale else float("inf")
 
 
-def _exact(user: UserModel, graph: Any) -> dict[str, np.ndarray]:
-    """The user's own `values` in float64; nothing where the model cannot."""
-    wide = models.converted(graph, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-    try:
-        return values(copy.deepcopy(user.model).double(), wide, user.spec, user.train)
-    except Exception:  # a module that cannot be copied, a forward that makes float32 tensors of its own
+def _exact(user: UserModel) -> Callable[[Any], Values]:
+    """The user's own `values` of a batch in float64; nothing where the model cannot."""
+    wide = None
+    with suppress(Exception):  # modules may refuse in any way
+        wide = copy.deepcopy(user.model).double()
+
+    def exact(batch: Any) -> Values:
+        if wide is not None:
+            with suppress(Exception):  # a forward that makes float32 tensors of its own
+                doubled = models.converted(batch, lambda t: t.double() if t.is_floating_point() else t)
+                return values(wide, doubled, user.train)
         return {}
+
+    exact(user.batch)  # not compared: a first call
+    return exact

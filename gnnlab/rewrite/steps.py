@@ -9,7 +9,10 @@ not `exact` changes results beyond float32's rounding: it is measured and shown,
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +29,8 @@ from gnnlab.rewrite.around import bfloat16, compiled, constant_output, inference
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
-FAST_LAYERS = "fast layers"
+FAST_LAYERS, ALLOCATOR = "fast layers", "mallopt"
+_KEEPING = {-4: 0, -1: 2**31 - 1, -8: 1}  # of mallopt: M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
 Apply = Callable[[nn.Module, Any], nn.Module]
 
 
@@ -64,6 +68,14 @@ def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
     return swap(model).model
 
 
+def mallopt(model: nn.Module, batch: Any) -> nn.Module:
+    """`model`; from now on this process keeps the memory that it frees, so that large results take no new pages from
+    the system: `mallopt` of the GNU C library."""
+    for parameter, value in _KEEPING.items():
+        ctypes.CDLL(None).mallopt(parameter, value)
+    return model
+
+
 # ---- why a step applies ---------------------------------------------------------------------------------------------
 
 
@@ -87,6 +99,14 @@ def _counted(layers: Sequence[tuple[str, ...]]) -> str:
     """ "2 GATConv, 1 GCNConv": the kinds of layers, and how many of each."""
     kinds = [kind for _, kind, *_ in layers]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+
+
+def _gives_memory_back(model: nn.Module, batch: Any) -> str:
+    if platform.libc_ver()[0] != "glibc":
+        raise GnnlabError("it is a function of the GNU C library")
+    if "MALLOC_MMAP_MAX_" in os.environ:
+        raise GnnlabError("the environment sets MALLOC_MMAP_MAX_ already")
+    return "the process keeps the memory that it frees"
 
 
 _LAYERS = frozenset({"layers"})
@@ -118,6 +138,7 @@ _ALL = (  # in the order in which they are applied
     ),
     RewriteStep("inference mode", "mode", lambda model, batch: "eval mode, torch.no_grad", inference, training=False),
     *map(_thread_step, _thread_counts()),
+    RewriteStep(ALLOCATOR, "allocator", _gives_memory_back, mallopt),
     RewriteStep("bfloat16", "precision", lambda model, batch: "torch.autocast", bfloat16, exact=False),
 )
 STEPS: Mapping[str, RewriteStep] = {step.name: step for step in _ALL}
@@ -125,9 +146,10 @@ STEPS: Mapping[str, RewriteStep] = {step.name: step for step in _ALL}
 
 def tried(train: bool) -> list[str]:
     """The steps for a model in eval, or in training, in the order in which they are tried: the fast layers first, then
-    what is made at once, what is compiled, and what changes results."""
+    what is made at once, what is compiled, what changes results, and what acts on the whole process."""
     names = [step.name for step in _ALL if step.training or not train]
-    return sorted(names, key=lambda name: (name != FAST_LAYERS, not STEPS[name].exact, STEPS[name].compiles))
+    last = {name: (name == ALLOCATOR, not STEPS[name].exact, STEPS[name].compiles) for name in names}
+    return sorted(names, key=lambda name: (name != FAST_LAYERS, *last[name]))
 
 
 def look(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:

@@ -73,54 +73,54 @@ def module_text(report: Optimized) -> str:
     return _MODULE.format(head="\n".join(_head(report)), module=module, factory=factory, steps=lines)
 
 
-def gain_text(gain: Estimate | None) -> str:
-    """ "2.31 (2.25 to 2.37) times"; "not measured" where there is none."""
-    if gain is None:
-        return "not measured"
-    interval = "" if gain.low is None else f" ({gain.low:.3g} to {gain.high:.3g})"
-    return f"{gain.value:.3g}{interval} times"
+def gain_text(gain: Estimate) -> str:
+    """ "2.31 (2.25 to 2.37)" """
+    return f"{gain.value:.3g}" + ("" if gain.low is None else f" ({gain.low:.3g} to {gain.high:.3g})")
 
 
-def over_processes(count: int) -> str:
-    return f"over {count} processes" if count > 1 else "in one process"
+def result(report: Optimized) -> Iterator[str]:
+    """Gain, time, memory and proof of a report that has a plan, a sentence each."""
+    ms, held, proof = report.ms, report.memory_mib, report.proof
+    where = "in one process" if report.processes == 1 else f"over {report.processes} processes"
+    if report.gain.low is not None and report.gain.low <= 1:
+        where += f", clearly in {report.clear} of them"
+    yield f"{' + '.join(report.plan)}: {gain_text(report.gain)} times as fast {where}."
+    call = "a forward and backward pass (dropout at 0)" if report.train else "a forward pass in eval mode"
+    yield f"Time of {call}: {ms['yours']:.3g} ms before, {ms['fast']:.3g} ms now."
+    yield f"Memory at its peak, beside model and inputs: {held['yours']:.3g} MiB before, {held['fast']:.3g} MiB now."
+    what = "outputs and gradients" if report.train else "outputs"
+    yield (
+        f"Proven equal on {'; '.join(proof['held'])}: {what} differ by {proof['error']:.1e} relative, allowed is "
+        f"{ALLOWED:.0e}."
+    )
+    for graph, why in proof["skipped"].items():
+        yield f"Your model does not take {graph}: {why}."
 
 
 def _head(report: Optimized) -> Iterator[str]:
-    facts, ms, held = report.facts, report.ms, report.memory_mib
-    what = "forward and backward pass, dropout at 0" if report.train else "forward pass in eval mode"
+    facts = report.facts
     yield f"{report.spec} made faster, and proven equal: {_BY}, {date.today().isoformat()}."
     yield ""
-    yield f"graph      {report.graph}, {facts['nodes']:,} nodes, {facts['edges']:,} edges"
-    yield f"measured   {what}: {ms['yours']:.3g} ms before, {ms['fast']:.3g} ms now"
-    yield f"gain       {gain_text(report.gain)}, 95 % interval {over_processes(report.processes)}"
-    yield f"memory     {held['yours']:.3g} MiB of a call before, {held['fast']:.3g} MiB now"
-    threads = f"{facts['threads']} thread{'s' * (facts['threads'] > 1)} of torch"
-    busy = f"; busy: {facts['busy']}" if facts["busy"] else ""
-    yield from _folded("machine    ", f"{facts['processor']}, {facts['cores']} cores, {threads}{busy}")
-    yield from _folded("versions   ", ", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
-    yield from _folded("equal on   ", "; ".join(report.proof["held"]))
-    gradients = " and the gradient of each parameter, dropout at 0," if report.train else ""
-    yield f"           outputs{gradients} differ by {report.proof['error']:.1e} relative, allowed is {ALLOWED:.0e}"
-    if skipped := report.proof["skipped"]:
-        yield from _folded("not asked  ", "; ".join(f"{graph}: {why}" for graph, why in skipped.items()))
+    on = f"Graph: {report.graph}, {facts['nodes']:,} nodes, {facts['edges']:,} edges."
+    busy = f" It was busy: {facts['busy']}." if facts["busy"] else ""
+    machine = f"Machine: {facts['processor']}, {facts['cores']} cores, threads of torch: {facts['threads']}.{busy}"
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    for sentence in (*result(report), on, machine, f"Versions: {versions}."):
+        yield from textwrap.wrap(sentence, _WIDTH, subsequent_indent="    ")
 
 
 def _steps(report: Optimized) -> Iterator[str]:
     """The calls of the plan; what changes results as a comment, for the reader to decide."""
     tried = {step.name: step for step in report.tried}
     for name in report.plan:
-        yield from _folded(
-            "    # ", f"{name} ({tried[name].why}): {gain_text(tried[name].gain)} as fast alone", "    # "
-        )
+        yield from _comment(f"{name} ({tried[name].why}): {gain_text(tried[name].gain)} times as fast as before it")
         yield f"    model = {STEPS[name].code}"
     for step in report.tried:
-        ratio = step.added or step.gain
-        if not STEPS[step.name].exact and ratio and ratio.value > 1:
-            offer = f"not applied, for it changes results: {gain_text(ratio)} as fast, error {step.error:.1e}"
-            yield from _folded("    # ", offer, "    # ")
+        if not STEPS[step.name].exact and step.gain and step.gain.value > 1:
+            gain = f"{gain_text(step.gain)} times as fast, error {step.error:.1e}"
+            yield from _comment(f"not applied, for it changes results: {gain}")
             yield f"    # model = {STEPS[step.name].code}"
 
 
-def _folded(label: str, text: str, further: str | None = None) -> list[str]:
-    rest = " " * len(label) if further is None else further
-    return textwrap.wrap(text, _WIDTH, initial_indent=label, subsequent_indent=rest)
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="    # ", subsequent_indent="    # ")

@@ -8,7 +8,6 @@ from planted_search import Planted
 
 from gnnlab import cli
 from gnnlab.commands.optimize import _gain_text
-from gnnlab.lab.table import estimate_text
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import optimize as search
 from gnnlab.rewrite import steps
@@ -33,7 +32,7 @@ def test_a_model_goes_through_processes_of_its_own(optimize, tmp_path):
     code, out, err = optimize("own_models:gin", "--graph", graph, *budget, "--json", "--out", "fast_gin.py")
     report = json.loads(out)
     assert code == 0 and report["facts"]["nodes"] == 3000 and report["processes"] <= 2
-    assert {tried["name"] for tried in report["tried"]} == {"fast layers", "inference mode"}
+    assert {*(tried["name"] for tried in report["tried"]), *report["late"]} == {"fast layers", "inference mode"}
     assert "[1/2] fast layers" in err
     assert (tmp_path / "fast_gin.py").exists() is bool(report["plan"])
     assert ("wrote fast_gin.py" in err) is bool(report["plan"])
@@ -46,8 +45,8 @@ def test_the_table_says_why_a_step_is_not_kept_and_counts_what_does_not_apply(op
     monkeypatch.setattr(search, "Worker", Planted(lambda plan, process: 0.5, found))
     code, out, _ = optimize("own_models:gin", "--graph", "karate")
     assert code == 0 and "kept" in out and "no [reason] at all" in out
-    assert 1.9 < float(re.search(r"\nfast layers: ([\d.]+) \(", out)[1]) < 2.1 and "Proven equal on 2 graphs" in out
-    assert "2 MiB before and 1 MiB now" in out
+    assert 1.9 < float(re.search(r"\nfast layers: ([\d.]+) \(", out)[1]) < 2.1 and "Proven equal on your graph;" in out
+    assert "2 MiB before, 1 MiB now" in out
     assert "1 step does not apply" in out and "tensors go in" not in out
 
 
@@ -61,7 +60,7 @@ def test_what_the_budget_had_no_time_for_is_named(optimize, monkeypatch):
 
 def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
     assert _gain_text(Estimate(2.0, 0.0, 132_317.0, 2)) == "too noisy to tell"
-    assert _gain_text(Estimate(2.0, 1.9, 2.1, 5)) == estimate_text(Estimate(2.0, 1.9, 2.1, 5))
+    assert _gain_text(Estimate(2.0, 1.9, 2.1, 5)) == "2 (1.9 to 2.1)"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_where_it_cannot_be_written_is_said_before_anything_is_measured(optimize
 def test_the_module_is_written_as_soon_as_there_is_a_gain_and_again_at_the_end(optimize, monkeypatch, tmp_path):
     planted = Planted(lambda plan, process: 0.5)
     monkeypatch.setattr(search, "Worker", planted)
-    planted.seconds = lambda target, plan: interrupted() if plan == ["inference mode"] else 0.0
+    planted.seconds = lambda target, plan: interrupted() if "inference mode" in (plan or ()) else 0.0
 
     def interrupted():
         raise KeyboardInterrupt

@@ -18,7 +18,7 @@ def dropout_again(monkeypatch):
 def here(monkeypatch, dropout_again):
     """Runs the search on a real model, with steps that pay if they are right."""
     planted = Planted(lambda plan, process: 0.5 ** len(plan))
-    monkeypatch.setattr(optimize, "Worker", lambda: Here(planted, 1))
+    monkeypatch.setattr(optimize, "Worker", lambda **environment: Here(planted, 1))
     monkeypatch.setattr(optimize, "clock", lambda: 0.0)
 
     def run(factory, names=("fast layers", "inference mode"), graph="karate", train=False):

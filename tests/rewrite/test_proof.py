@@ -1,6 +1,7 @@
 """A model that cannot be compared is refused in one line. The proof takes what is equal, by the rounding of the user's
 own model, and notices what is wrong on one graph."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -62,13 +63,13 @@ def test_a_model_that_keeps_the_first_graph_is_proven_on_that_alone(monkeypatch)
 
 
 @pytest.fixture
-def reference(tmp_path):
-    """The model of a factory, with its reference written."""
+def reference():
+    """The model of a factory, and what compares others with it."""
 
     def write(factory, train=False, graph="karate"):
         found = proof.load(f"own_models:{factory}", graph, train)
-        proof.write_reference(found, tmp_path)
-        return found, lambda model: proof.compare(model, found, tmp_path)
+        cases = proof.reference(found)
+        return found, lambda model: proof.compare(model, found, cases)
 
     return write
 
@@ -163,28 +164,39 @@ class Least(nn.Module):
         return self.sum(x, edge_index)
 
 
-def test_a_graph_that_the_users_model_does_not_take_is_skipped_and_one_that_the_form_refuses_is_wrong(tmp_path):
+def test_a_graph_that_the_users_model_does_not_take_is_skipped_and_one_that_the_form_refuses_is_wrong():
     found = replace(proof.load("own_models:own_sum", "karate", False), model=Least(2))
-    proof.write_reference(found, tmp_path)
-    proven = proof.compare(Least(20), found, tmp_path)
+    proven = proof.compare(Least(20), found, proof.reference(found))
     assert proven.skipped == {"one node with a self-loop": "ValueError: too small"}
     assert proven.wrong == {"no edges": "it fails, ValueError: too small,"} and not proven.equal
 
 
 def test_gradients_are_compared_each_by_itself(reference):
     found, compare = reference("with_edges", train=True, graph="symptoms")
-    assert compare(found.model).equal
-    found.model.out.weight.register_hook(lambda gradient: gradient * 1.001)
-    assert "gradient of out.weight" in compare(found.model).wrong[proof.YOURS]
+    other = copy.deepcopy(found.model)
+    assert compare(other).equal
+    other.out.weight.register_hook(lambda gradient: gradient * 1.001)
+    assert "gradient of out.weight" in compare(other).wrong[proof.YOURS]
+
+
+def test_a_miss_is_looked_at_again_and_a_model_that_gives_two_results_is_to_blame(reference):
+    found, compare = reference("own_sum")
+    off = iter([1e-3])
+    assert compare(altered(lambda y, x, e: y + next(off, 0.0))).equal
+    shift = [0.0]
+    shifts = replace(found, model=altered(lambda y, x, e: y + shift[0]))
+    cases = proof.reference(shifts)
+    shift[0] = 1e-3
+    wrong = proof.compare(altered(lambda y, x, e: y + 1), shifts, cases).wrong[proof.YOURS]
+    assert wrong.startswith("own_models:own_sum itself gave two results for one input")
 
 
 def test_rounding_is_measured_by_the_users_own():
-    exact = np.array([0.0, 0.0])
-    own = {"g": np.array([1e-8, -1e-8], np.float32), "exact g": exact}
-    assert proof.difference(own, {"g": np.array([3e-8, 0.0], np.float32)})[0] <= proof.ALLOWED
-    assert proof.difference(own, {"g": np.array([3e-7, 0.0], np.float32)})[0] > proof.ALLOWED
-    assert proof.difference({"g": exact}, {"g": exact + 1e-30})[0] == float("inf")
-    beside = {"g": exact, "h": np.array([2.0])}
-    assert proof.difference(beside, beside | {"g": exact + 1e-6})[0] <= proof.ALLOWED
-    assert proof.difference(beside, beside | {"g": exact + 1e-5})[0] > proof.ALLOWED
-    assert proof.difference({"g": exact}, {})[0] == float("inf")
+    own, exact = {"g": np.array([1e-8, -1e-8], np.float32)}, {"g": np.array([0.0, 0.0])}
+    assert proof.difference(own, {"g": np.array([3e-8, 0.0], np.float32)}, exact) <= proof.ALLOWED
+    assert proof.difference(own, {"g": np.array([3e-7, 0.0], np.float32)}, exact) > proof.ALLOWED
+    assert proof.difference(exact, {"g": exact["g"] + 1e-30}) == float("inf")
+    beside = exact | {"h": np.array([2.0])}
+    assert proof.difference(beside, beside | {"g": exact["g"] + 1e-6}) <= proof.ALLOWED
+    assert proof.difference(beside, beside | {"g": exact["g"] + 1e-5}) > proof.ALLOWED
+    assert proof.difference(exact, {}) == float("inf")

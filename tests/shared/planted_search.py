@@ -12,7 +12,7 @@ from gnnlab.rewrite.proof import YOURS as YOUR_GRAPH
 from gnnlab.worker import Answer
 
 PROVEN = {"error": 1e-7, "held": [YOUR_GRAPH, SAME_SIZE], "wrong": {}, "skipped": {}}
-FACTS = {"nodes": 34, "edges": 156, "parameters": 9, "threads": 1, "versions": {"python": "3"}, "processor": "P"}
+FACTS = {"nodes": 34, "edges": 156, "threads": 1, "versions": {"python": "3"}, "processor": "P"}
 FACTS |= {"cores": 2, "busy": None}
 
 
@@ -28,7 +28,7 @@ class Planted:
 
     def __init__(self, factor, found=None, start_s=0.0, seconds=lambda target, plan: 0.0):
         self.factor, self.found, self.start_s, self.seconds = factor, found or {}, start_s, seconds
-        self.started, self.asked, self.now = 0, [], 0.0
+        self.started, self.asked, self.now, self.turns = 0, [], 0.0, 0
 
     def __call__(self, **environment):
         self.started += 1
@@ -48,6 +48,9 @@ class Process:
     def __exit__(self, *exception):
         pass
 
+    def submit(self, target, arguments, tell):
+        pass  # the call that waits for it takes its time
+
     def call(self, target, arguments, *, timeout_s):
         name, planted = target.rpartition(":")[2], self.planted
         planted.asked.append((name, self.number, arguments.get("plan")))
@@ -63,10 +66,13 @@ class Process:
     def examine(self, names, **arguments):
         why = {name: found for name in names if isinstance(found := self.planted.found.get(name), str)}
         applicable = {name: "planted" for name in names if name not in why}
-        return {"facts": FACTS, "applicable": applicable, "inapplicable": why, "call_s": 0.01, "held_mib": 2.0}
+        return {"facts": FACTS, "applicable": applicable, "inapplicable": why, "held_mib": 2.0}
+
+    def load(self, **arguments):
+        return None
 
     def attempt(self, plan, **arguments):
-        found = self.planted.found.get(plan[0], {}) if len(plan) == 1 else {}
+        found = next((self.planted.found[name] for name in plan if name in self.planted.found), {})
         return found if isinstance(found, Answer) else {"why": None, "proof": PROVEN, "held_mib": 1.0} | found
 
     def race(self, plans, seed, **arguments):
@@ -74,8 +80,9 @@ class Process:
         factors |= {" + ".join(plan): self.planted.factor(tuple(plan), self.number) for plan in plans}
         return {name: times(factor, (seed, place)) for place, (name, factor) in enumerate(factors.items())}
 
-    def remarks(self, **arguments):
-        return []
+    def turn(self, plans, **arguments):
+        self.planted.turns += 1
+        return [times(self.planted.factor(tuple(p), self.number) if p else 1, self.planted.turns)[0] for p in plans]
 
 
 class Here(Process):
@@ -83,7 +90,7 @@ class Here(Process):
 
     def call(self, target, arguments, *, timeout_s):
         module, _, name = target.partition(":")
-        work = self.race if name == "race" else getattr(importlib.import_module(module), name)
+        work = getattr(self if name in ("race", "turn") else importlib.import_module(module), name)
         try:
             return Answer("done", work(**arguments))
         except GnnlabError as error:
