@@ -15,8 +15,8 @@ from gnnlab.errors import GnnlabError
 from gnnlab.files import write_atomically
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite.optimize import Optimized
-from gnnlab.rewrite.proof import ALLOWED
-from gnnlab.rewrite.steps import STEPS
+from gnnlab.rewrite.proof import ALLOWED, INPUTS
+from gnnlab.rewrite.steps import FAST_LAYERS, STEPS
 
 _WIDTH = 110
 _BY = "written by `gnnlab optimize`"
@@ -89,8 +89,9 @@ def result(report: Optimized) -> Iterator[str]:
     yield f"Time of {call}: {ms['yours']:.3g} ms before, {ms['fast']:.3g} ms now."
     yield f"Memory at its peak, beside model and inputs: {held['yours']:.3g} MiB before, {held['fast']:.3g} MiB now."
     what = "outputs and gradients" if report.train else "outputs"
+    also = ", and each fast layer on drawn graphs" if INPUTS in proof["held"] and FAST_LAYERS in report.plan else ""
     yield (
-        f"Proven equal on {'; '.join(proof['held'])}: {what} differ by {proof['error']:.1e} relative, allowed is "
+        f"Proven equal on {'; '.join(proof['held'])}{also}: {what} differ by {proof['error']:.1e} relative, allowed is "
         f"{ALLOWED:.0e}."
     )
     for graph, why in proof["skipped"].items():

@@ -57,7 +57,14 @@ def test_a_module_says_what_each_step_brought_on_what_machine_and_what_was_prove
     ast.parse(text)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 120
-    for words in (f"{report.gain.value:.3g} (", "over 2 processes", "threads of torch", "no edges", "2 GCNConv", "MiB before"):
+    for words in (
+        f"{report.gain.value:.3g} (",
+        "over 2 processes",
+        "threads of torch",
+        "no edges",
+        "2 GCNConv",
+        "MiB before",
+    ):
         assert any(words in line for line in lines), words
     assert text.index(steps.STEPS[LAYERS].code) < text.index(steps.STEPS[MODE].code)
     assert "times as fast in one process" in written.module_text(replace(report, processes=1))
