@@ -18,7 +18,7 @@ from typing import Any
 from gnnlab import files
 from gnnlab.errors import GnnlabError
 
-from . import advice, ledger, ledger_view, provenance, results
+from . import advice, ledger, ledger_view, model_tables, provenance, results
 from .claims import NO_GAIN_BELOW, RATIOS, catalogue
 from .ledger import Judged
 from .ledger_view import LedgerLine
@@ -32,12 +32,13 @@ PRIVATE = ("host",)  # of the environment: names a computer of someone
 @dataclass(frozen=True)
 class MachineLedger:
     """The ledgers of one machine: its folder's name, its processor in a phrase, its parameter sets, and of each claim
-    the row that rests on most runs, then on most samples."""
+    the row that rests on most runs, then on most samples; what its tables of whole models show."""
 
     name: str
     phrase: str
     sets: tuple[str, ...]
     rows: dict[str, Judged]
+    models: model_tables.Kept
 
     def linked(self, before: str = "") -> str:
         """Its name and phrase, with links to its pages from `before` its folder."""
@@ -64,8 +65,9 @@ def publish(folder: Path, root: Path) -> Path:
     or where they come from several machines or from code with uncommitted changes.
     """
     judged = ledger.judge(folder)
-    runs = [result for of_notebook in results.runs_of(folder)[0].values() for result, _ in of_notebook]
-    passed = [result for result in runs if result.status is results.Status.PASSED]
+    runs = [run for of_notebook in results.runs_of(folder)[0].values() for run in of_notebook]
+    runs = [(result, table) for result, table in runs if result.status is results.Status.PASSED]
+    passed = [result for result, _ in runs]
     if not passed:
         raise GnnlabError(f"{folder} holds no results of a notebook that passed; run gnnlab run --params full first")
     phrases = dict.fromkeys(provenance.in_a_phrase(result.environment) for result in passed)
@@ -84,6 +86,7 @@ def publish(folder: Path, root: Path) -> Path:
         },
         "noise": [line for result in passed if (line := advice.noise(result, results.Table(result.rows)))][:1],
         "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
+        "models": model_tables.figures_of([table for _, table in runs if table.select(model_tables.RACED)]),
         **judged.to_dict(),
     }
     files.write_json(path, document)
@@ -171,7 +174,9 @@ def read(root: Path) -> list[MachineLedger]:
         rows: dict[str, Judged] = {}
         for row in (_judged(row) for document in documents.values() for row in document["claims"]):
             rows[row.id] = max(rows.get(row.id, row), row, key=lambda r: (r.value is not None, r.runs, r.n))
-        found.append(MachineLedger(folder.name, next(iter(documents.values()))["machine"], tuple(documents), rows))
+        machine = next(iter(documents.values()))["machine"]
+        models = max((document.get("models", {}) for document in documents.values()), key=lambda kept: len(str(kept)))
+        found.append(MachineLedger(folder.name, machine, tuple(documents), rows, models))
     if not found:
         raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
     return found
@@ -234,8 +239,10 @@ def blocks(root: Path) -> dict[Path, str]:
     short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
     every = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
     here = f"{'; '.join(one.linked() for one in machines)}."
+    models = [line for one in machines for line in model_tables.lines(one.models, one.phrase)]
+    front = [*_headlines(machines, rows), "", *side_by_side(machines, short), "", every, *models]
     return {
-        root / "README.md": "\n".join([*_headlines(machines, rows), "", *side_by_side(machines, short), "", every]),
+        root / "README.md": "\n".join(front),
         root / FOLDER / "README.md": "\n".join([here, "", *side_by_side(machines, rows)]),
     }
 
