@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.sorting import appended, group, index_type, repeated, rows
+from gnnlab.kernels.sorting import appended, chosen, group, index_type, repeated, rows
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
 
@@ -121,15 +120,17 @@ class Neighbours:
     def without_loops(self) -> Neighbours:
         """The same graph without its self-loops."""
         stays = self.col != rows(self.rowptr, self.num_edges)
-        if stays.all():
+        loops = (~stays).nonzero().view(-1).to(self.rowptr.dtype)
+        if loops.shape[0] == 0:
             return self
-        kind, before = self.col.dtype, pad(stays.cumsum(0, dtype=self.col.dtype), (1, 0))
+        rowptr = self.rowptr - torch.searchsorted(loops, self.rowptr)
 
         def order() -> Tensor:
             given = torch.empty_like(stays).index_copy_(0, self.order.long(), stays)
-            return (given.cumsum(0, dtype=kind) - 1).index_select(0, self.order[stays])
+            places = given.cumsum(0, dtype=self.order.dtype) - 1
+            return places.index_select(0, chosen(self.order, stays))
 
-        return Neighbours(before.index_select(0, self.rowptr), self.col[stays], order, self.num_sources)
+        return Neighbours(rowptr.to(loops.dtype), chosen(self.col, stays), order, self.num_sources)
 
     @_derived
     def looped(self) -> Neighbours:

@@ -48,6 +48,13 @@ def repeated(values: Tensor, counts: Tensor, total: int) -> Tensor:
     return torch.repeat_interleave(values, counts, output_size=total)
 
 
+def chosen(values: Tensor, mask: Tensor) -> Tensor:
+    """values[mask], both (E,)."""
+    if values.device.type == "cpu":  # twice to six times as fast as torch's
+        return torch.from_numpy(values.numpy()[mask.numpy()])
+    return values[mask]
+
+
 def appended(values: Tensor, rowptr: Tensor, last: Tensor) -> Tensor:
     """`values` (E,) of compressed rows, behind those of each row one of `last` (rows,)."""
     places = rowptr[1:].long() + torch.arange(last.shape[0], device=last.device)
