@@ -10,9 +10,9 @@ A layer that is called with plain edges keeps the neighbours of the graphs that 
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,33 +20,43 @@ from torch import Tensor
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.sorting import appended, chosen, group, index_type, repeated, rows
+from gnnlab.kernels.sorting import group, index_type
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
 
 
-def _derived(make: Callable[[Neighbours], Any]) -> property:
+def _derived(make: Callable[[Any], Any]) -> cached_property:
     """A property that is made when first asked for and kept with the graph."""
-    return property(functools.wraps(make)(lambda self: self.once(make.__name__, lambda: make(self))))
+
+    def outside(graph: Any) -> Any:
+        with torch.inference_mode(False):  # what is kept must serve training, too
+            return make(graph)
+
+    outside.__doc__ = make.__doc__
+    return cached_property(outside)
 
 
 class Neighbours:
     """The edges of one graph in compressed rows (CSR), one row a target. Immutable; made by `Neighbours.prepare`.
 
     `rowptr` (N + 1): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E): their sources; `row` (E):
-    their targets; `order` (E): where the edge stands in `edge_index`. int32 where all numbers fit, else int64.
+    their targets; `order` (E): where the edge stands in `edges`. int32 where all numbers fit, else int64.
     """
 
     def __init__(self, rowptr: Tensor, col: Tensor, order: Tensor | Callable[[], Tensor], num_sources: int) -> None:
         """`order` may be a function that gives it: not every graph is asked."""
         self.rowptr, self.col, self._order = rowptr, col, order
-        self.num_nodes, self.num_sources = rowptr.shape[0] - 1, num_sources
+        self._sizes(rowptr.shape[0] - 1, num_sources, col)
+
+    def _sizes(self, num_nodes: int, num_sources: int, ends: Tensor) -> None:
+        self.num_nodes, self.num_sources, self.num_edges = num_nodes, num_sources, ends.shape[-1]
+        self.device, self.dtype = ends.device, ends.dtype
         self._weights = TensorCache(4)
-        self._derived: dict[Any, Any] = {}
+        self._made: dict[Any, Any] = {}
 
     @classmethod
     def prepare(cls, edge_index: Tensor, num_nodes: int, *, num_sources: int | None = None) -> Neighbours:
-        """Sort `edge_index` (2, E), int64 or int32, sources in row 0, by target.
+        """The neighbours of `edge_index` (2, E), int64 or int32, sources in row 0; sorted by target when first used.
 
         `num_nodes` targets; `num_sources` sources, by default as many as targets.
 
@@ -55,20 +65,21 @@ class Neighbours:
         """
         _check_kind(edge_index, num_nodes)
         sources = num_nodes if num_sources is None else num_sources
-        with torch.inference_mode(False):  # what is kept must serve training, too
-            edge_index = edge_index.detach().clone() if edge_index.is_inference() else edge_index.detach()
+        with torch.inference_mode(False):
             _check_range(edge_index, num_nodes, sources)
             kind = index_type(max(num_nodes, sources), edge_index.shape[1])
-            rowptr, col, order = group(edge_index[1], edge_index[0], num_nodes, kind)
-            return cls(rowptr, col, order, sources)
+            return _Unsorted(edge_index.detach().to(kind, copy=True), num_nodes, sources)
+
+    @_derived
+    def edges(self) -> Tensor:
+        """The edges as they were given, (2, E)."""
+        edges = torch.stack([self.col, self.row])
+        return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
 
     @property
-    def num_edges(self) -> int:
-        return self.col.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.col.device
+    def edge_index(self) -> Tensor:
+        """The edges as they were given, int64 (2, E)."""
+        return self.edges.long()
 
     @_derived
     def order(self) -> Tensor:
@@ -77,7 +88,8 @@ class Neighbours:
     @_derived
     def row(self) -> Tensor:
         """The target of each edge, (E,)."""
-        return rows(self.rowptr, self.num_edges)
+        nodes = torch.arange(self.num_nodes, dtype=self.dtype, device=self.device)
+        return torch.repeat_interleave(nodes, self.degree, output_size=self.num_edges)
 
     @_derived
     def place(self) -> Tensor:
@@ -87,7 +99,7 @@ class Neighbours:
     @_derived
     def places(self) -> Tensor:
         """0 .. E - 1: what a bag over values that are sorted already reads."""
-        return torch.arange(self.num_edges, dtype=self.col.dtype, device=self.device)
+        return torch.arange(self.num_edges, dtype=self.dtype, device=self.device)
 
     @property
     def degree(self) -> Tensor:
@@ -100,52 +112,40 @@ class Neighbours:
         return self.rowptr.long()
 
     @_derived
-    def edge_index(self) -> Tensor:
-        """The edges as they were given, int64 (2, E)."""
-        edges = torch.stack([self.col, self.row]).long()
-        return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
-
-    @_derived
     def transposed(self) -> Neighbours:
         """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
-        colptr, row, order = group(self.col, rows(self.rowptr, self.num_edges), self.num_sources, self.col.dtype)
+        colptr, row, order = group(self.col, self.row, self.num_sources, self.dtype)
         return Neighbours(colptr, row, order, self.num_nodes)
 
     @property
     def mean_weight(self) -> Tensor:
         """1 / degree of its target for each edge, float64 (E,)."""
-        return repeated(1 / self.degree.double(), self.degree, self.num_edges)
+        return torch.repeat_interleave(1 / self.degree.double(), self.degree, output_size=self.num_edges)
 
     @_derived
-    def without_loops(self) -> Neighbours:
-        """The same graph without its self-loops."""
-        stays = self.col != rows(self.rowptr, self.num_edges)
-        loops = (~stays).nonzero().view(-1).to(self.rowptr.dtype)
-        if loops.shape[0] == 0:
-            return self
-        rowptr = self.rowptr - torch.searchsorted(loops, self.rowptr)
-
-        def order() -> Tensor:
-            given = torch.empty_like(stays).index_copy_(0, self.order.long(), stays)
-            places = given.cumsum(0, dtype=self.order.dtype) - 1
-            return places.index_select(0, chosen(self.order, stays))
-
-        return Neighbours(rowptr.to(loops.dtype), chosen(self.col, stays), order, self.num_sources)
+    def loops(self) -> Tensor:
+        """Which of the edges given are self-loops, bool (E,)."""
+        return self.edges[0] == self.edges[1]
 
     @_derived
     def looped(self) -> Neighbours:
         """The graph in which every node has exactly one self-loop, whatever it had: the edges given without loops, then
-        a loop for each node, as `GATConv(add_self_loops=True)` has them. In its row a loop is the last edge."""
-        plain = self.without_loops
-        rowptr = plain.rowptr + torch.arange(self.num_nodes + 1, device=self.device)
-        kind = index_type(self.num_nodes, plain.num_edges + self.num_nodes)
-        nodes = torch.arange(self.num_nodes, dtype=self.col.dtype, device=self.device)
-        return Neighbours(
-            rowptr.to(kind),
-            appended(plain.col, plain.rowptr, nodes).to(kind),
-            lambda: appended(plain.order.to(kind), plain.rowptr, nodes.to(kind) + plain.num_edges),
-            self.num_sources,
-        )
+        a loop for each node, as `GATConv(add_self_loops=True)` has them."""
+        (source, target), num_loops = self.edges, int(self.loops.sum())
+        kind = index_type(self.num_nodes + 1, self.num_edges + self.num_nodes)
+        nodes = torch.arange(self.num_nodes, dtype=kind, device=self.device)
+        if num_loops:  # into a row behind the last, which is cut off
+            target = target.masked_fill(self.loops, self.num_nodes)
+        source, target = (torch.cat([ends.to(kind), nodes]) for ends in (source, target))
+        rowptr, col, order = group(target, source, self.num_nodes + 1, kind)
+        edges = slice(self.num_edges + self.num_nodes - num_loops)
+
+        def closed_up() -> Tensor:
+            """The order, in which loops that are left out do not count."""
+            before = torch.cat([self.loops, self.loops.new_zeros(self.num_nodes)]).cumsum(0, dtype=kind)
+            return order[edges] - before.index_select(0, order[edges])
+
+        return Neighbours(rowptr[:-1], col[edges], closed_up if num_loops else order, self.num_nodes)
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
@@ -176,13 +176,6 @@ class Neighbours:
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
         return self.once((name, dtype), lambda: getattr(self, name).to(dtype))
-
-    def to(self, device: torch.device | str) -> Neighbours:
-        """The same graph on another device; itself where it is there already."""
-        device = torch.device(device)
-        if device == self.device or (device.type == self.device.type and device.index is None):
-            return self
-        return Neighbours(*(part.to(device) for part in (self.rowptr, self.col, self.order)), self.num_sources)
 
     def sorted_weight(self, weight: Tensor) -> Tensor:
         """`weight` (E, ...), one for each edge as it was given, in the order of `col`.
@@ -215,7 +208,7 @@ class Neighbours:
             raise GnnlabError(f"{name} must be {wanted}, as these neighbours were prepared, not {given}")
 
     def __repr__(self) -> str:
-        kind = str(self.col.dtype).removeprefix("torch.")
+        kind = str(self.dtype).removeprefix("torch.")
         return f"Neighbours(nodes={self.num_nodes}, edges={self.num_edges}, {kind}, {self.device})"
 
     def __deepcopy__(self, memo: dict) -> Neighbours:
@@ -229,10 +222,25 @@ class Neighbours:
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` derives from this graph, made when first asked for and kept with it."""
-        if key not in self._derived:
-            with torch.inference_mode(False):  # what is kept must serve training, too
-                self._derived[key] = make()
-        return self._derived[key]
+        if key not in self._made:
+            with torch.inference_mode(False):
+                self._made[key] = make()
+        return self._made[key]
+
+
+class _Unsorted(Neighbours):
+    """Neighbours of `edges` (2, E) as given, which nobody else writes to, sorted when first used: a layer may need the
+    graph with self-loops alone."""
+
+    def __init__(self, edges: Tensor, num_nodes: int, num_sources: int) -> None:
+        self.edges = edges
+        self._sizes(num_nodes, num_sources, edges)
+
+    @_derived
+    def _sorted(self) -> tuple[Tensor, Tensor, Tensor]:
+        return group(self.edges[1], self.edges[0], self.num_nodes, self.dtype)
+
+    rowptr, col, order = (_derived(lambda self, part=part: self._sorted[part]) for part in range(3))
 
 
 class _Sort(torch.autograd.Function):
@@ -275,7 +283,7 @@ class GraphCache:
     def _by_contents(self, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
         key = (_sample(edge_index), num_nodes, num_sources, edge_index.device)
         found = self._graphs.pop(key, None)
-        if found is None or not torch.equal(found.edge_index, edge_index.long()):
+        if found is None or not torch.equal(found.edges, edge_index.to(found.dtype)):
             found = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
         self._graphs[key] = found
         while len(self._graphs) > self.size:
@@ -331,8 +339,10 @@ def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
     rowptr = (starts[:, None] * heads + degree[:, None] * head).view(-1)
     rowptr = torch.cat([rowptr, rowptr.new_tensor([edges * heads])])
     counts = rowptr.diff()
-    head = repeated(head.repeat(nodes), counts, edges * heads)
+    head = torch.repeat_interleave(head.repeat(nodes), counts, output_size=edges * heads)
     shift = starts.repeat_interleave(heads) - rowptr[:-1]
-    edge = torch.arange(edges * heads, dtype=kind, device=head.device) + repeated(shift, counts, edges * heads)
+    edge = torch.arange(edges * heads, dtype=kind, device=head.device) + torch.repeat_interleave(
+        shift, counts, output_size=edges * heads
+    )
     col = neighbours.col.to(kind).index_select(0, edge)
     return Neighbours(rowptr, col if shared else col * heads + head, edge * heads + head, sources)

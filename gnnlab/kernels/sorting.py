@@ -35,35 +35,6 @@ def group(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tup
     return tuple(torch.from_numpy(part).to(kind) for part in (grouped.indptr, grouped.data, grouped.indices))
 
 
-def rows(rowptr: Tensor, num_edges: int) -> Tensor:
-    """The row of each entry of compressed rows, (E,) in the type of `rowptr`."""
-    nodes = torch.arange(rowptr.shape[0] - 1, dtype=rowptr.dtype, device=rowptr.device)
-    return repeated(nodes, rowptr.diff(), num_edges)
-
-
-def repeated(values: Tensor, counts: Tensor, total: int) -> Tensor:
-    """Each of `values` as many times as its count says, (total,)."""
-    if values.device.type == "cpu":  # twice as fast as torch's
-        return torch.from_numpy(values.numpy().repeat(counts.numpy()))
-    return torch.repeat_interleave(values, counts, output_size=total)
-
-
-def chosen(values: Tensor, mask: Tensor) -> Tensor:
-    """values[mask], both (E,)."""
-    if values.device.type == "cpu":  # twice to six times as fast as torch's
-        return torch.from_numpy(values.numpy()[mask.numpy()])
-    return values[mask]
-
-
-def appended(values: Tensor, rowptr: Tensor, last: Tensor) -> Tensor:
-    """`values` (E,) of compressed rows, behind those of each row one of `last` (rows,)."""
-    places = rowptr[1:].long() + torch.arange(last.shape[0], device=last.device)
-    given = torch.ones(values.shape[0] + last.shape[0], dtype=torch.bool, device=last.device).index_fill_(
-        0, places, False
-    )
-    return values.new_empty(given.shape).masked_scatter_(given, values).index_copy_(0, places, last)
-
-
 def _group_by_sort(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     node, order = node.sort(stable=True)
     nodes = torch.arange(num_nodes + 1, device=node.device, dtype=node.dtype)
