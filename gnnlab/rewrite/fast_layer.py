@@ -10,6 +10,7 @@ weights to return, explanations, hooks, autocast, another device): there PyG's o
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
@@ -113,11 +114,39 @@ def fast_class(kind: type[MessagePassing]) -> type[MessagePassing]:
         "_form": direct.form_of(kind),
         "forward": _forward(kind, code.get("forward", kind.forward)),
         "propagate": _propagate(kind),
+        "_orig_propagate": getattr(kind, "_orig_propagate", MessagePassing.propagate),  # what explanations use
+        "__setattr__": _setattr(kind),
+        "__setstate__": nn.Module.__setstate__,  # PyG's makes a propagate for a class that it does not know
+        "__prepare_scriptable__": as_it_was,  # torch.jit.script asks for it
         "__reduce_ex__": lambda self, _: (_blank, (kind,), {n: v for n, v in vars(self).items() if n != "_number"}),
     }
     if "edge_update" in code:
         made["edge_updater"] = _edge_updater(kind)
     return type(f"Fast{kind.__name__}", (kind,), made)
+
+
+def as_it_was(layer: MessagePassing) -> MessagePassing:
+    """The same layer, with the same parameters, of the class that it had before it was made fast."""
+    layer = copy.copy(layer)
+    layer.__class__ = original_class(layer)
+    del layer._fast, layer._number
+    return layer
+
+
+def _setattr(kind: type[MessagePassing]) -> Any:
+    """A change of what the constructor takes, as `layer.flow = ...`, has the forms tried again."""
+    bases = kind.__mro__[: kind.__mro__.index(MessagePassing) + 1]
+    options = {"explain"}.union(*(inspect.signature(base.__init__).parameters for base in bases))
+
+    def set_attribute(self, name, value):
+        before = getattr(self, name, None) if name in options else None
+        kind.__setattr__(self, name, value)
+        if name in options and type(value) in (bool, int, float, str) and value != before:
+            if not self._explain and self._decomposed_layers == 1:  # PyG has put its own there
+                vars(self).pop("propagate", None)
+            self._fast = State(self, self._fast.graphs)
+
+    return set_attribute
 
 
 def _blank(kind: type[MessagePassing]) -> MessagePassing:

@@ -123,7 +123,7 @@ def summed(
     if out is None:
         return None
     if static:
-        return out.view(-1, x.shape[0], x.shape[2]).transpose(0, 1)
+        return out.view(-1, x.shape[0], x.shape[2]).transpose(0, 1).contiguous()  # may be viewed
     if type(layer).update is MessagePassing.update:
         return out
     wanted = layer._collect(set(layer._user_args) - {name + "_j"}, edge_index, list(both), arguments)

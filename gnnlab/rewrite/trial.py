@@ -180,6 +180,7 @@ def _off(name: str, expected: Tensor | None, value: Tensor | None, least: float)
         return math.inf, f"{name} has another shape"
     if expected.numel() == 0:
         return 0.0, ""
+    expected, value = expected.double(), value.double()  # what is left may be a mask
     error = float((expected - value).abs().max() / expected.abs().max().clamp_min(max(least, 1e-12)))
     return (math.inf if math.isnan(error) else error), f"{name} differs by {error:.1e}"
 

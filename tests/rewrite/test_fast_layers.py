@@ -299,11 +299,37 @@ def test_what_is_not_covered_runs_the_code_of_pyg():
     for edges in (adjacency, sorted_edges):
         torch.testing.assert_close(layer(x, edges), reference(x, edges), **CLOSE)
     batch = torch.randn(2, 13, IN, dtype=torch.double)
-    torch.testing.assert_close(layer(batch, edge_index), reference(batch, edge_index), **CLOSE)
+    of_both = [one(batch, edge_index).view(26, -1) for one in (layer, reference)]
+    torch.testing.assert_close(*of_both, **CLOSE)
     called = []
     layer.register_message_forward_hook(lambda module, inputs, out: called.append(out.shape))
     torch.testing.assert_close(layer(x, edge_index), reference(x, edge_index), **CLOSE)
     assert len(called) == 1
+
+
+def test_an_option_that_is_changed_after_the_first_call_counts():
+    reference = pyg.GCNConv(IN, 3).double()
+    layer = swapped(reference)
+    x, edge_index = torch.randn(13, IN, dtype=torch.double), edges_of("many edges")
+    changes = [("flow", "target_to_source"), ("flow", "source_to_target"), ("improved", True), ("explain", True),
+               ("explain", False), ("decomposed_layers", 3), ("decomposed_layers", 1), ("normalize", False),
+               ("node_dim", 0), ("cached", True)]  # fmt: skip
+    for name, value in changes:
+        layer(x, edge_index)
+        for one in (reference, layer):
+            setattr(one, name, value)
+            one._edge_mask, one._loop_mask = torch.linspace(-1, 1, 60).double(), edge_index[0] != edge_index[1]
+        torch.testing.assert_close(layer(x, edge_index), reference(x, edge_index), **CLOSE)
+        covered = layer.flow == "source_to_target" and not layer.explain and layer.decomposed_layers == 1
+        assert (layer._fast.mechanism is not None) == covered, name
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_torch_jit_script_gets_the_layer_as_it_was():
+    layer = swapped(build("GCN plain"))
+    _, called = arguments("GCN plain", edges_of("many edges"), 13)
+    torch.testing.assert_close(torch.jit.script(layer)(*called), layer(*called), **CLOSE)
+    assert layer._fast.mechanism == DIRECT
 
 
 def test_attention_weights_are_those_of_pyg_in_its_order():
