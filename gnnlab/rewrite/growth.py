@@ -2,8 +2,9 @@
 
     lab.record("growth", growth.measure(["GCN", "GAT"], ["2000/10000", "20000/100000"]), keys=growth.KEYS)
 
-Two layers of 64 channels on 100 features; graphs with uniform random ends. Each cell is measured in another process, so
-one that needs more memory than there is ends that process alone and is a row with this reason.
+Two layers of 64 channels on 100 features; graphs with uniform random ends. Cells are measured in another process, which
+allocates as a user's does; one that needs more memory than there is ends that process alone and is a row with this
+reason.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def measure(
     cells = list(product(map(_nodes_and_edges, sizes), models, PHASES))
     fixed = {"threads": torch.get_num_threads(), "seconds": seconds}
     rows: list[dict[str, Any]] = []
-    with Worker() as worker, progress("cells of growth", len(cells)) as step:
+    with Worker(keep_memory=False) as worker, progress("cells of growth", len(cells)) as step:
         for (nodes, edges), model, phase in cells:
             of_cell = {"model": model, "nodes": nodes, "edges": edges, "phase": phase}
             answers = [
