@@ -257,7 +257,8 @@ class _Search:
         """A race between two processes, of which one has changed its allocator; a turn of both is a round."""
         forms = {YOURS: (), CONTROL: (), name_of(old): old}
         rounds: list[list[float]] = []
-        while len(rounds) < _TURNS[0] or (len(rounds) < _TURNS[1] and clock() < self.step_ends):
+        ends = min(self.step_ends, self.ends)
+        while len(rounds) < _TURNS[0] or (len(rounds) < _TURNS[1] and clock() < ends):
             turn = self.call(self.workers[process], "turn", plans=list(forms.values()))
             rounds.append(turn + self.call(self.others[process], "turn", plans=[new]))
         return dict(zip([*forms, name_of(new)], map(list, zip(*rounds, strict=True)), strict=True))
