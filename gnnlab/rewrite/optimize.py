@@ -198,7 +198,7 @@ class _Search:
                     "give a larger budget, or a smaller graph if it does not hang"
                 ) from None
             raise GnnlabError(f"{spec}: {failed}" if failed.answer.lost else str(failed)) from None
-        self.facts, self.held_mib = seen["facts"], seen["held_mib"]
+        self.facts, self.held_mib = seen["facts"] | {"busy": machine.busy(machine.at_work())}, seen["held_mib"]
         self.applicable, self.inapplicable = seen["applicable"], seen["inapplicable"]
 
     @contextmanager
@@ -344,7 +344,6 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
         "versions": machine.versions(),
         "processor": machine.processor(),
         "cores": machine.cores(),
-        "busy": machine.busy(machine.at_work()),
     }
     return {
         "facts": facts,
