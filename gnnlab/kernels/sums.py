@@ -2,7 +2,7 @@
 
     total = NeighbourSum(neighbours, weight, x.dtype)   # weight (E,) in the order of neighbours.col, or None
     total(x)                                            # (num_nodes, F); differentiable in x
-    Largest(neighbours, x.dtype)(x)                     # the largest over the edges of each target, as PyG's max
+    Largest(neighbours)(x)                              # the largest over the edges of each target, as PyG's max
 
 `weighted_sum` of `aggregation` takes weights that change from call to call. Here they stay, so the weights of the
 transposed graph stay as well, and from Python to the kernel a call takes a few microseconds. A graph of some tens of
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnlab.kernels.aggregation import bag, csr, has_csr, segment_sum
+from gnnlab.kernels.aggregation import bag, segment_sum
 from gnnlab.kernels.neighbours import Neighbours
 
 # graphs of up to so many nodes, and of so many pairs of nodes an edge at most, are a dense matrix; measured with one
@@ -98,42 +98,20 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
 
 
 class Largest:
-    """The largest x[j] over the edges (j -> i) of each target, (num_nodes, F); 0 for targets without edges.
-
-    As `scatter_reduce` with `amax` does, and PyG with it: where several sources have the largest number, its gradient
-    goes to all of them in equal parts. Where that number is 0, torch counts the 0 that PyG lets it start from as one
-    more, whose part is lost; so does this.
+    """The largest x[j] over the edges (j -> i) of each target, (num_nodes, F); 0 for targets without edges. Ties share
+    the gradient as PyG's (`one_pass.moments`).
 
     Raises:
-        ValueError: the graph has more edges than pairs of nodes, which torch's sparse matrices cannot hold.
+        ImportError: numba is not installed.
     """
 
-    def __init__(self, graph: Neighbours, dtype: torch.dtype) -> None:
-        if not has_csr(graph):
-            raise ValueError("more edges than pairs of nodes")
-        self.graph = graph
-        self.adjacency = csr(graph, torch.ones(graph.num_edges, dtype=dtype), torch.int64)
+    def __init__(self, graph: Neighbours) -> None:
+        from gnnlab.kernels import one_pass  # imports numba
+
+        self.graph, self.moments = graph, one_pass.moments
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _Largest.apply(x, self)
-
-
-class _Largest(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, largest: Largest) -> Tensor:
-        out = torch.sparse.mm(largest.adjacency, x.contiguous(), "amax")
-        ctx.graph = largest.graph
-        ctx.save_for_backward(x, out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        (x, out), graph, back = ctx.saved_tensors, ctx.graph, ctx.graph.transposed
-        sent = (x.index_select(0, graph.col) == out.index_select(0, graph.row)).to(x.dtype)
-        share = grad / segment_sum(sent, graph).view_as(grad).add_(out == 0).clamp_(min=1)
-        sent.mul_(share.index_select(0, graph.row))
-        return segment_sum(sent, back, back.order).view_as(x), None
+        return self.moments(x, self.graph, ("max",))[0]
 
 
 def _dense_matrix(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -116,7 +116,7 @@ def _sum_or_mean(
     layer: nn.Module, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype
 ) -> NeighbourSum | Largest:
     if layer.aggr == "max":
-        return graph.once(("largest", dtype), lambda: Largest(graph, dtype))
+        return graph.once("largest", lambda: Largest(graph))
     return _fixed_sum(graph, weight, dtype, layer.aggr == "mean")
 
 

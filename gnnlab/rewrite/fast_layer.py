@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.kernels.neighbours import GraphCache
-from gnnlab.rewrite import direct, operators, trial
+from gnnlab.rewrite import direct, one_pass_forms, operators, trial
 from gnnlab.rewrite.propagate import HOOKS, Ends, covered, plain, rebound, sizes, sources_of, summed
 
+direct.FORMS.update(one_pass_forms.FORMS)
 # made by PyG from templates and the signatures of the others when the first layer of a class is
 GENERATED = {"propagate", "edge_updater", "collect", "edge_collect", "_orig_propagate", "_jinja_propagate",
              "_orig_edge_updater", "_jinja_edge_updater"}  # fmt: skip

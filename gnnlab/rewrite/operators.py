@@ -44,8 +44,9 @@ class Traced:
     def __call__(self, x: Tensor) -> Tensor:
         return aggregate([x.contiguous()], self.edge_index, self.values, self.number, 0)
 
-    def attend(self, layer: nn.Module, tensors: Sequence[Tensor]) -> Tensor:
-        return aggregate(list(tensors), self.edge_index, self.values, self.number, layer.heads)
+    def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
+        """What the layer makes of its tensors, (N, heads or `rows`, F)."""
+        return aggregate(list(tensors), self.edge_index, self.values, self.number, getattr(layer, "heads", rows))
 
 
 def _gradients(run: Callable[[list[Tensor]], Tensor], tensors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:

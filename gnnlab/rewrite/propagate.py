@@ -27,7 +27,7 @@ from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gnnlab.kernels.aggregation import has_csr, weighted_sum_sorted
+from gnnlab.kernels.aggregation import weighted_sum_sorted
 from gnnlab.kernels.attention import head_sum, segment_softmax
 from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
@@ -37,6 +37,7 @@ AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.M
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
          for when in ("", "pre_")]  # fmt: skip
 SOURCE, TARGET = 0, 1
+PRECISE = torch.float32, torch.float64  # of which there is a pass for maxima
 
 
 def watched(layer: MessagePassing) -> bool:
@@ -188,7 +189,7 @@ class _Call:
             return None if weight is None else _CHANGING
         weight = None if weight is _ONES else weight.reshape(-1)
         if self.how == "max":
-            return _largest(self.graph, self.x.dtype) if weight is None else None
+            return Largest(self.graph) if weight is None and self.x.dtype in PRECISE else None
         weight = None if weight is None else weight.detach().index_select(0, self.graph.order)
         if self.how == "mean":
             share = self.graph.cast("mean_weight", self.x.dtype)
@@ -228,8 +229,8 @@ class _Call:
         """The sum, mean or maximum of the rows of the sources, weighted in the order given."""
         graph = self.graph
         if self.how == "max":
-            largest = _largest(graph, rows.dtype) if weight is None and rows.dim() == 2 else None
-            return None if largest is None else largest(rows)
+            whole = weight is None and rows.dim() == 2 and rows.dtype in PRECISE
+            return Largest(graph)(rows) if whole else None
         flat = rows.reshape(rows.shape[0], -1)
         if weight is None:
             out = weighted_sum_sorted(flat, graph, None if self.how == "sum" else graph.cast("mean_weight", rows.dtype))
@@ -276,11 +277,6 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, ctx.back), None, None
-
-
-def _largest(graph: Neighbours, dtype: torch.dtype) -> Largest | None:
-    precise = dtype in (torch.float32, torch.float64)
-    return graph.once(("largest", dtype), lambda: Largest(graph, dtype)) if precise and has_csr(graph) else None
 
 
 def _tensors(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

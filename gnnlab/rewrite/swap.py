@@ -34,7 +34,7 @@ from gnnlab.profiling.context import ProfilingContext, call
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.memory import hold
 from gnnlab.profiling.races import RTOL_FLOAT32, Reference
-from gnnlab.rewrite import proof
+from gnnlab.rewrite import one_pass_forms, proof
 from gnnlab.rewrite.fast_layer import NONE, TILES, make_fast, original_class
 from gnnlab.rewrite.trial import copied
 from gnnlab.workloads import models
@@ -121,6 +121,7 @@ class SwapReport:
             peaks = f"{self.before.peak_bytes / 2**20:.1f} MiB before, {self.after.peak_bytes / 2**20:.1f} after"
             times = f"{1e3 * self.before.seconds:.3g} ms before, {1e3 * self.after.seconds:.3g} after ({gain:.2f}x)"
             lines += [f"a forward pass on the example: {times}", f"memory at its peak: {peaks}"]
+        lines += one_pass_forms.compilation()
         return "\n".join(lines)
 
 

@@ -138,7 +138,7 @@ EXPECTED = {
     "GAT with edges": DIRECT, "GATv2": DIRECT, "Transformer": DIRECT, "Transformer with edges": DIRECT,
     "APPNP": SUM, "Cheb": SUM, "ClusterGCN": SUM, "GCN": SUM, "GCN2": SUM, "GatedGraph": SUM, "Graph": SUM, "LG": SUM,
     "MF": SUM, "PDN": SUM, "SAGE bipartite": SUM, "SAGE max": SUM, "SG": SUM, "SSG": SUM, "TAG": SUM, "WL": SUM,
-    "GCN max": NONE, "GINE": NONE, "PNA": NONE, "GEN": NONE, "EG": NONE, "ResGated": NONE,
+    "GINE": DIRECT, "PNA": DIRECT, "GEN": DIRECT, "ResGated": DIRECT, "GCN max": NONE, "EG": NONE,
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GINEConv, SAGEConv
+from torch_geometric.nn import BatchNorm, GATConv, GCNConv, NNConv, SAGEConv
 
 import gnnlab
 from gnnlab.errors import GnnlabError
@@ -144,12 +144,12 @@ def test_the_clock_asks_both_forms_forward_and_in_training(monkeypatch):
     [
         (nn.Linear(3, 3), "nothing to replace: no layers of PyG"),
         (GCNConv(6, 3, flow="target_to_source"), "kept the model (GCNConv): its flow"),
-        (GINEConv(nn.Linear(6, 6), edge_dim=6), "kept the model (GINEConv): "),
+        (NNConv(6, 3, nn.Linear(6, 18)), "kept the model (NNConv): "),
     ],
 )
 def test_a_model_with_nothing_to_replace_says_why(model, expected):
     x, edge_index = example()
-    more = (torch.randn(220, 6),) if isinstance(model, GINEConv) else ()
+    more = (torch.randn(220, 6),) if isinstance(model, NNConv) else ()
     report = swap(model, (x, edge_index, *more))
     assert report.replaced == () and expected in str(report)
     assert str(report).splitlines()[-1].startswith("nothing to replace")

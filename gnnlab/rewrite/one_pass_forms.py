@@ -1,0 +1,334 @@
+"""Direct forms of layers whose message no weight of an edge can express: one pass over the edges (`kernels.one_pass`).
+
+GINE, GEN, ResGated, CG, FiLM, PNA and EdgeConv. A linear layer at the start of a message, over (x_i, x_j, e), is two
+products on nodes and one on edges, added in the pass; where it is all there is, what it makes of x_i is added behind
+the aggregation. numba is imported when the first such layer is made fast; without it these layers stay PyG's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric import utils
+from torch_geometric.nn import aggr
+
+from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.rewrite.direct import Form, hooked, plain_linear
+
+MOMENTS = {  # what an aggregation is made of
+    aggr.SumAggregation: ("sum",),
+    aggr.MeanAggregation: ("sum",),
+    aggr.MinAggregation: ("min",),
+    aggr.MaxAggregation: ("max",),
+    aggr.VarAggregation: ("sum", "squares"),
+    aggr.StdAggregation: ("sum", "squares"),
+}
+Pass = Callable[[nn.Module, Sequence[Tensor], Neighbours], Tensor]  # of a layer and its tensors -> (N, rows, F)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """A graph, and the features of its edges as they were given, (E, D), if there are any.
+
+    `attend(layer, tensors, rows)` -> (N, rows, F): what the layer's pass makes of tensors that came of x, weights and
+    features; tensors[0] is (N, any, F).
+    """
+
+    graph: Neighbours
+    values: Tensor | None
+
+    def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
+        return _PASSES[_kind(layer)](layer, tensors, self.graph)
+
+    def degree(self, x: Tensor) -> Tensor:
+        return self.graph.cast("degree", x.dtype).unsqueeze(1)
+
+
+def compilation() -> list[str]:
+    """What compiling the passes has cost this process, a line for a report; no line where nothing was compiled."""
+    module = sys.modules.get("gnnlab.kernels.one_pass")
+    if module is None or not module.Compiled.seconds:
+        return []
+    done = module.Compiled
+    if not done.stored:
+        where = "again in each process: no folder can be written, NUMBA_CACHE_DIR names another"
+    else:
+        where = f"{done.fresh} compiled here and stored for later processes" if done.fresh else "read from disk"
+    return [f"compiled passes over edges: {done.seconds:.1f} s, {where}"]
+
+
+def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+    return Edges(graph, values)
+
+
+def _kind(layer: nn.Module) -> type[nn.Module]:
+    return next(base for base in type(layer).__mro__ if base in _PASSES)
+
+
+def _degree(given: Any, x: Tensor) -> Tensor:
+    """Edges that end at each node, (N, 1), in a trace, too."""
+    if isinstance(given, Edges):
+        return given.degree(x)
+    return utils.degree(given.edge_index[1], x.shape[0], x.dtype).unsqueeze(1)
+
+
+def aggregated(
+    kinds: Sequence[nn.Module], y: Tensor, graph: Neighbours, edge: Tensor | None, relu: bool
+) -> list[Tensor]:
+    """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F)."""
+    from gnnlab.kernels import one_pass
+
+    wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS.get(type(kind), ()))
+    made = dict(zip(wanted, one_pass.moments(y, graph, wanted, edge, relu), strict=True)) if wanted else {}
+    count = graph.once(("count", y.dtype), lambda: graph.degree.clamp(min=1).to(y.dtype).unsqueeze(1))
+    if "squares" in made:
+        made["mean"] = made["sum"] / count
+        made["var"] = made["squares"] / count - made["mean"] * made["mean"]
+
+    def of(kind: nn.Module) -> Tensor:
+        if isinstance(kind, aggr.SoftmaxAggregation):
+            t = kind.t if isinstance(kind.t, Tensor) else y.new_tensor([kind.t])
+            return one_pass.softened(y, graph, t, edge, relu, kind.semi_grad)
+        if isinstance(kind, aggr.MeanAggregation):
+            return made["mean"] if "mean" in made else made["sum"] / count
+        if isinstance(kind, aggr.StdAggregation):
+            return made["var"].clamp(min=1e-5).sqrt().masked_fill(made["var"] <= 1e-5, 0.0)
+        return made["var"] if isinstance(kind, aggr.VarAggregation) else made[MOMENTS[type(kind)][0]]
+
+    return [of(kind) for kind in kinds]
+
+
+def _kinds(module: nn.Module) -> list[nn.Module]:
+    return list(module.aggrs) if isinstance(module, aggr.MultiAggregation) else [module]
+
+
+def _aggregate(layer: nn.Module, tensors: Sequence[Tensor], graph: Neighbours) -> Tensor:
+    """Tensors: y (N, T, F); of edges (E, T F)."""
+    y, edge = tensors[0], tensors[1] if len(tensors) > 1 else None
+    kinds = _kinds(getattr(layer.aggr_module, "aggr", layer.aggr_module))
+    out = aggregated(kinds, y.flatten(1), graph, edge, isinstance(layer, (pyg.GINEConv, pyg.GENConv)))
+    return torch.cat(out, dim=1).view(y.shape[0], -1, y.shape[2])
+
+
+def _gine(layer: pyg.GINEConv, x: Tensor, given: Any) -> Tensor:
+    edge = given.values if layer.lin is None else layer.lin(given.values)
+    out = given.attend(layer, [x.unsqueeze(1), edge]).squeeze(1)
+    return layer.nn(out + (1 + layer.eps) * x)
+
+
+def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
+    if not isinstance(given, Edges) and isinstance(getattr(layer.aggr_module, "t", None), nn.Parameter):
+        return layer._original.forward(layer, x, given.edge_index, given.values)  # its gradient has no operator
+    y, edge = layer.lin_src(x) if hasattr(layer, "lin_src") else x, given.values
+    if edge is None:
+        out = given.attend(layer, [(y.relu() + layer.eps).unsqueeze(1)]).squeeze(1)
+    else:
+        edge = layer.lin_edge(edge) if hasattr(layer, "lin_edge") else edge
+        degree = _degree(given, y)
+        shift = degree if isinstance(layer.aggr_module, aggr.SumAggregation) else degree.clamp(max=1)
+        out = given.attend(layer, [y.unsqueeze(1), edge]).squeeze(1) + layer.eps * shift
+    if hasattr(layer, "msg_norm"):
+        out = layer.msg_norm(y if not hasattr(layer, "lin_src") else x, out)
+    return layer.mlp(out + (layer.lin_dst(x) if hasattr(layer, "lin_dst") else x))
+
+
+def _gate(layer: nn.Module, tensors: Sequence[Tensor], graph: Neighbours) -> Tensor:
+    """Tensors: of sources and targets, both (N, 2, F); of edges (E, 2 F)."""
+    from gnnlab.kernels import one_pass
+
+    source, target, *edge = (one.flatten(1) for one in tensors)
+    return one_pass.gated(source, target, graph, *edge, softplus=isinstance(layer, pyg.CGConv)).unsqueeze(1)
+
+
+def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
+    key, query, value = layer.lin_key, layer.lin_query, layer.lin_value
+    width, inputs = layer.out_channels, x.shape[1]
+    weight = torch.cat([query.weight[:, :inputs], value.weight[:, :inputs], key.weight[:, :inputs]])
+    bias = None if key.bias is None else torch.cat([query.bias, value.bias, key.bias])
+    both, own = F.linear(x, weight, bias).split([2 * width, width], dim=1)
+    tensors = [both.unflatten(1, (2, width)), F.pad(own, (0, width)).unflatten(1, (2, width))]
+    if given.values is not None:
+        of_edges = [key.weight[:, inputs:] + query.weight[:, inputs:], value.weight[:, inputs:]]
+        tensors.append(F.linear(given.values, torch.cat(of_edges)))
+    out = given.attend(layer, tensors).squeeze(1)
+    out = out + layer.lin_skip(x) if layer.root_weight else out
+    return out if layer.bias is None else out + layer.bias
+
+
+def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
+    width = x.shape[1]
+    weight, bias = torch.cat([layer.lin_f.weight, layer.lin_s.weight]), None
+    if layer.lin_f.bias is not None:
+        bias = torch.cat([layer.lin_f.bias, layer.lin_s.bias])
+    target = F.linear(x, weight[:, :width], bias).unflatten(1, (2, width))
+    tensors = [F.linear(x, weight[:, width : 2 * width]).unflatten(1, (2, width)), target]
+    if given.values is not None:
+        tensors.append(F.linear(given.values, weight[:, 2 * width :]))
+    out = given.attend(layer, tensors).squeeze(1)
+    return (out if layer.bn is None else layer.bn(out)) + x
+
+
+def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
+    beta, gamma = layer.film_skip(x).split(layer.out_channels, dim=-1)
+    own = (gamma * layer.lin_skip(x) + beta).relu()
+    beta, gamma = layer.films[0](x).split(layer.out_channels, dim=-1)
+    out = given.attend(layer, [layer.lins[0](x).unsqueeze(1), torch.cat([gamma, beta], dim=1)]).squeeze(1)
+    return own + (out / _degree(given, x).clamp(min=1) if layer.aggr == "mean" else out)
+
+
+def _modulate(layer: nn.Module, tensors: Sequence[Tensor], graph: Neighbours) -> Tensor:
+    from gnnlab.kernels import one_pass
+
+    return one_pass.modulated(tensors[0].squeeze(1), tensors[1], graph).unsqueeze(1)
+
+
+def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
+    towers, width = layer.towers, layer.F_in
+    weight = torch.stack([one[0].weight for one in layer.pre_nns])  # (T, F, 2 F or 3 F)
+    bias = torch.stack([one[0].bias for one in layer.pre_nns])
+    of_target, of_source, of_edge = weight[..., :width], weight[..., width : 2 * width], weight[..., 2 * width :]
+    if layer.divide_input:
+        x = x.view(-1, towers, width)
+        target, source = (torch.einsum("ntf,tgf->ntg", x, w) for w in (of_target, of_source))
+    else:
+        both = F.linear(x, torch.cat([of_target, of_source]).flatten(0, 1))
+        target, source = both.view(x.shape[0], 2, towers, width).unbind(1)
+        x = x.unsqueeze(1).expand(-1, towers, -1)
+    tensors = [source]
+    if given.values is not None:  # two linear layers in a row are one
+        tensors.append(F.linear(given.values, (of_edge @ layer.edge_encoder.weight).flatten(0, 1)))
+        bias = bias + of_edge @ layer.edge_encoder.bias
+    kinds = _kinds(layer.aggr_module.aggr)
+    out = given.attend(layer, tensors, len(kinds) * towers).view(x.shape[0], len(kinds), towers, width)
+    degree = _degree(given, x).unsqueeze(2)
+    target = (target + bias) * degree.clamp(max=1)  # of what a target adds to all of its messages
+    shifts = {aggr.SumAggregation: degree, aggr.VarAggregation: None, aggr.StdAggregation: None}
+    parts = [_shifted(one, target, shifts.get(type(kind), 1)) for kind, one in zip(kinds, out.unbind(1), strict=True)]
+    out = torch.cat([x, _scaled(layer.aggr_module, torch.cat(parts, dim=2), degree)], dim=2)
+    return layer.lin(torch.cat([post(out[:, at]) for at, post in enumerate(layer.post_nns)], dim=1))
+
+
+def _shifted(out: Tensor, target: Tensor, factor: Tensor | int | None) -> Tensor:
+    if factor is None:
+        return out
+    return out + factor * target
+
+
+def _scaled(scaler: nn.Module, out: Tensor, degree: Tensor) -> Tensor:
+    """As `DegreeScalerAggregation`; out (N, T, F), degree (N, 1, 1)."""
+    some = degree.clamp(min=1)
+    factor = {
+        "identity": lambda: None,
+        "amplification": lambda: (degree + 1).log() / scaler.avg_deg_log,
+        "attenuation": lambda: scaler.avg_deg_log / (some + 1).log(),
+        "linear": lambda: degree / scaler.avg_deg_lin,
+        "inverse_linear": lambda: scaler.avg_deg_lin / some,
+    }
+    factors = [factor[name]() for name in scaler.scaler]
+    return torch.cat([out if one is None else out * one for one in factors], dim=2)
+
+
+def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
+    """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target."""
+    if not isinstance(given, Edges):
+        return layer._original.forward(layer, x, given.edge_index)
+    first, *others = layer.nn
+    graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
+    target = F.linear(x, own - other, first.bias)
+    rows = F.linear(x, other).index_select(0, graph.col) + target.index_select(0, graph.row)
+    for module in others:
+        rows = module(rows)
+    sources = graph.rowptr, graph.places, graph.places, graph.num_edges
+    sorted_edges = graph.once("edges as sources", lambda: Neighbours(*sources))
+    return aggregated([layer.aggr_module], rows, sorted_edges, None, False)[0]
+
+
+_PASSES: dict[type[nn.Module], Pass] = {
+    pyg.GINEConv: _aggregate,
+    pyg.GENConv: _aggregate,
+    pyg.PNAConv: _aggregate,
+    pyg.ResGatedGraphConv: _gate,
+    pyg.CGConv: _gate,
+    pyg.FiLMConv: _modulate,
+}
+
+
+def _why_not(layer: nn.Module) -> str:
+    """Why this layer has no such form, in a few words; empty where it has one."""
+    try:
+        import gnnlab.kernels.one_pass  # noqa: F401
+    except ImportError as error:
+        return f"one pass over its edges needs numba: {error}"
+    kind = next(base for base in type(layer).__mro__ if base in FORMS)
+    return _OPTIONS[kind](layer)
+
+
+def _aggregation(layer: nn.Module, *allowed: type[nn.Module]) -> str:
+    module = getattr(layer.aggr_module, "aggr", layer.aggr_module)
+    return "" if all(type(one) in allowed for one in _kinds(module)) else f"aggr={layer.aggr!r}"
+
+
+def _single(layer: nn.Module, *more: type[nn.Module]) -> str:
+    several = isinstance(layer.aggr_module, aggr.MultiAggregation)
+    return "several aggregations" if several else _aggregation(layer, *MOMENTS, *more)
+
+
+def _gen_why_not(layer: pyg.GENConv) -> str:
+    if getattr(layer.aggr_module, "channels", 1) != 1:
+        return "a temperature for each channel"
+    return _single(layer, aggr.SoftmaxAggregation) or (
+        "aggr='var'" if type(layer.aggr_module) in (aggr.VarAggregation, aggr.StdAggregation) else ""
+    )
+
+
+def _pna_why_not(layer: pyg.PNAConv) -> str:
+    scaler = layer.aggr_module
+    inner = scaler.aggr if isinstance(scaler, aggr.DegreeScalerAggregation) else None
+    if inner is None or (isinstance(inner, aggr.MultiAggregation) and inner.mode != "cat"):
+        return "its aggregation"
+    if any(len(one) != 1 or hooked(one) or not plain_linear(one[0]) for one in layer.pre_nns):
+        return "several layers before the aggregation"
+    if any(getattr(one, "semi_grad", False) for module in _kinds(inner) for one in module.modules()):
+        return "half a gradient"
+    return _aggregation(layer, *MOMENTS)
+
+
+def _edge_conv_why_not(layer: pyg.EdgeConv) -> str:
+    mlp = layer.nn
+    if type(mlp) is not nn.Sequential or not len(mlp) or hooked(mlp) or not plain_linear(mlp[0]):
+        return "its network begins with no linear layer"
+    return _single(layer)
+
+
+_SUM = aggr.SumAggregation
+_OPTIONS: dict[type[nn.Module], Callable[[nn.Module], str]] = {
+    pyg.GINEConv: _single,
+    pyg.GENConv: _gen_why_not,
+    pyg.PNAConv: _pna_why_not,
+    pyg.EdgeConv: _edge_conv_why_not,
+    pyg.ResGatedGraphConv: lambda layer: (
+        _aggregation(layer, _SUM) if isinstance(layer.act, nn.Sigmoid) else "another activation"
+    ),
+    pyg.CGConv: lambda layer: _aggregation(layer, _SUM),
+    pyg.FiLMConv: lambda layer: (
+        _aggregation(layer, _SUM, aggr.MeanAggregation)
+        if layer.num_relations <= 1 and isinstance(layer.act, nn.ReLU)
+        else "several relations or another activation"
+    ),
+}
+FORMS: dict[type[nn.Module], Form] = {
+    pyg.GINEConv: Form(_gine, _prepare, (), "edge_attr", _why_not),
+    pyg.GENConv: Form(_gen, _prepare, (), "edge_attr", _why_not),
+    pyg.PNAConv: Form(_pna, _prepare, ("edge_encoder",), "edge_attr", _why_not),
+    pyg.EdgeConv: Form(_edge_conv, _prepare, (), "", _why_not),
+    pyg.ResGatedGraphConv: Form(_res_gated, _prepare, ("lin_key", "lin_query", "lin_value"), "edge_attr", _why_not),
+    pyg.CGConv: Form(_cg, _prepare, ("lin_f", "lin_s"), "edge_attr", _why_not),
+    pyg.FiLMConv: Form(_film, _prepare, (), "", _why_not),
+}

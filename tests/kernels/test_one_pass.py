@@ -1,0 +1,220 @@
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch_geometric.utils import scatter, softmax
+
+from gnnlab.errors import GnnlabError
+from gnnlab.kernels import one_pass
+from gnnlab.kernels.neighbours import Neighbours
+
+NODES, EDGES, WIDTH = 14, 60, 6
+CLOSE = {torch.float64: {"rtol": 1e-11, "atol": 1e-12}, torch.float32: {"rtol": 2e-6, "atol": 2e-6}}
+
+
+def graph(edges=EDGES, seed=0):
+    """Edges of 14 nodes, the last three without any; some edges repeat."""
+    edge_index = torch.randint(NODES - 3, (2, edges), generator=torch.Generator().manual_seed(seed))
+    return edge_index, Neighbours.prepare(edge_index, NODES)
+
+
+def rows(count, width=WIDTH, dtype=torch.float64, seed=0):
+    made = torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.to(dtype).requires_grad_()
+
+
+def several(message, target):
+    """Sum, sum of squares, minimum and maximum, by PyG."""
+    parts = (message, "sum"), (message * message, "sum"), (message, "min"), (message, "max")
+    return torch.stack([scatter(one, target, 0, NODES, how) for one, how in parts])
+
+
+MOMENTS = "sum", "squares", "min", "max"
+
+
+def softened(message, target, t):
+    return scatter(softmax(message * t, target, num_nodes=NODES) * message, target, 0, NODES)
+
+
+def gated(p, q, target):
+    return scatter(p.sigmoid() * q, target, 0, NODES)
+
+
+# name: (tensors that want gradients, the pass, what PyG computes); i and j the targets and sources of edges
+CASES = {
+    "sum of relu": (
+        lambda k: [rows(NODES, **k), rows(EDGES, **k)],
+        lambda g, y, e: one_pass.moments(y, g, ("sum",), e, relu=True)[0],
+        lambda j, i, y, e: scatter((y[j] + e).relu(), i, 0, NODES),
+    ),
+    "moments": (
+        lambda k: [rows(NODES, **k), rows(EDGES, **k)],
+        lambda g, y, e: torch.stack(one_pass.moments(y, g, MOMENTS, e)),
+        lambda j, i, y, e: several(y[j] + e, i),
+    ),
+    "softmax": (
+        lambda k: [rows(NODES, **k), rows(EDGES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
+        lambda g, y, e, t: one_pass.softened(y, g, t, e, relu=True),
+        lambda j, i, y, e, t: softened((y[j] + e).relu(), i, t),
+    ),
+    "gate": (
+        lambda k: [rows(NODES, 2 * WIDTH, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
+        lambda g, a, b: one_pass.gated(a, b, g),
+        lambda j, i, a, b: gated(*(a[j] + b[i]).chunk(2, 1), i),
+    ),
+    "gate of softplus": (
+        lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
+        lambda g, a, b, e: one_pass.gated(a, b, g, e, softplus=True),
+        lambda j, i, a, b, e: gated((a[j] + b[i] + e)[:, :WIDTH], F.softplus((a[j] + b[i] + e)[:, WIDTH:]), i),
+    ),
+    "modulation": (
+        lambda k: [rows(NODES, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
+        lambda g, x, b: one_pass.modulated(x, b, g),
+        lambda j, i, x, b: scatter((b[i, :WIDTH] * x[j] + b[i, WIDTH:]).relu(), i, 0, NODES),
+    ),
+}
+
+
+def both(name, dtype=torch.float64, change=None):
+    """[output, gradients...] of the pass and of PyG."""
+    make, run, expected = CASES[name]
+    edge_index, neighbours = graph()
+    tensors = make({"dtype": dtype})
+    if change:
+        with torch.no_grad():
+            change(tensors)
+    found = []
+    for out in (run(neighbours, *tensors), expected(*edge_index, *tensors)):
+        wave = torch.arange(1, out.numel() + 1, dtype=dtype).sin().view_as(out)
+        found.append([out.detach(), *torch.autograd.grad((out * wave).sum(), tensors)])
+    return found
+
+
+def assert_both(found, dtype=torch.float64):
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_a_pass_and_its_gradients_are_those_of_pyg(name, dtype):
+    assert_both(both(name, dtype), dtype)
+
+
+def test_several_threads_give_what_one_gives(monkeypatch):
+    one, threads = both("sum of relu", torch.float32), torch.get_num_threads()
+    monkeypatch.setattr(one_pass, "SMALL", 0)
+    try:
+        torch.set_num_threads(2)
+        two = both("sum of relu", torch.float32)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, one[0], two[0]))
+
+
+@pytest.mark.parametrize("name", ["sum of relu", "moments", "softmax", "gate", "gate of softplus", "modulation"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_nan_and_infinity_come_out_as_pyg_gives_them(name, value):
+    def change(tensors):
+        tensors[0][2, 1] = value
+
+    found = both(name, change=change)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, **CLOSE[torch.float64])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 60.0, -60.0, 200.0, -200.0])
+def test_exponentials_in_float32_take_extreme_numbers(value):
+    def change(tensors):
+        tensors[0][:3] = value
+
+    out, expected = (one[0] for one in both("gate of softplus", torch.float32, change))
+    torch.testing.assert_close(out, expected, equal_nan=True, **CLOSE[torch.float32])
+
+
+def test_ties_share_their_gradient():
+    def change(tensors):
+        for one in tensors:
+            one.copy_(one.round().clamp(-1, 1))
+
+    assert_both(both("moments", change=change))
+
+
+def test_blocks_cover_each_node_once_whatever_the_degrees():
+    ends = torch.cat([torch.zeros(1000, dtype=torch.int64), torch.arange(NODES)])  # a hub
+    neighbours = Neighbours.prepare(torch.stack([ends % NODES, ends]), NODES)
+    ptr = neighbours.rowptr.numpy()
+    for blocks in (1, 2, 3, 64):
+        firsts = [one_pass._first.py_func(ptr, block, blocks) for block in range(blocks + 1)]
+        assert firsts[0] == 0 and firsts[-1] == NODES and firsts == sorted(firsts)
+
+
+def test_a_graph_without_edges_gives_zeros():
+    neighbours = Neighbours.prepare(torch.empty(2, 0, dtype=torch.int64), NODES)
+    y, edge = rows(NODES), rows(0)
+    out = one_pass.moments(y, neighbours, MOMENTS, edge)
+    assert not torch.stack(out).any()
+    assert not torch.autograd.grad(torch.stack(out).sum(), y)[0].any()
+
+
+def test_what_does_not_fit_is_refused_before_compiled_code_reads_it():
+    _, neighbours = graph()
+    with pytest.raises(GnnlabError, match="edge features must be"):
+        one_pass.moments(rows(NODES), neighbours, ("sum",), rows(EDGES, WIDTH - 1))
+    with pytest.raises(GnnlabError, match="x must be"):
+        one_pass.modulated(rows(NODES - 1), rows(NODES, 2 * WIDTH), neighbours)
+
+
+SECOND = """
+import sys, torch
+from gnnlab.kernels import one_pass
+from gnnlab.kernels.neighbours import Neighbours
+neighbours = Neighbours.prepare(torch.tensor([[0, 1], [1, 1]]), 3)
+y, edge = torch.ones(3, 2), torch.ones(2, 2)
+one_pass.moments(y, neighbours, ("sum",), edge, relu=True)
+print(one_pass.Compiled.fresh, one_pass.Compiled.stored, one_pass.Compiled.seconds > 0)
+"""
+
+
+def in_a_process(code, **environment):
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert in_a_process(SECOND, **cache) == ["1", "True", "True"]
+    assert in_a_process(SECOND, **cache) == ["0", "True", "True"]
+
+
+def test_where_no_folder_can_be_written_it_compiles_all_the_same():
+    unwritable = "import numba.core.caching as c; c.CacheImpl._locator_classes = []\n"
+    assert in_a_process(unwritable + SECOND)[1] == "False"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_computes_alone(monkeypatch):
+    monkeypatch.setattr(one_pass, "SMALL", 0)
+    both("sum of relu", torch.float32)
+    child = os.fork()
+    if child == 0:
+        found = both("sum of relu", torch.float32)[0][0]
+        os._exit(0 if one_pass._forked and found.isfinite().all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_two_threads_of_python_may_call_at_once():
+    expected, results = both("gate")[0][0], []
+    callers = [threading.Thread(target=lambda: results.append(both("gate")[0][0])) for _ in range(2)]
+    for one in callers:
+        one.start()
+    for one in callers:
+        one.join()
+    assert len(results) == 2 and all(torch.equal(one, expected) for one in results)
