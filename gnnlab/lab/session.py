@@ -18,7 +18,8 @@ import tempfile
 import time
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from IPython import get_ipython
 from IPython.display import HTML, Image, Markdown, display
 
 from gnnlab import files, machine
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.progress import by_hand, progress
@@ -221,6 +222,14 @@ class Lab:
         """Record that something could not be measured here, and why or what it would need."""
         given = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, **self._conditions_for(fields)}
         self.table.put(tables.row(study=study, form=form, status=status, reason=reason, **given))
+
+    @contextmanager
+    def guarded(self, study: str, form: str, **fields: Any) -> Iterator[None]:
+        """Whatever raises inside is a failed row with the reason, and the notebook goes on."""
+        try:
+            yield
+        except Exception as error:  # of the reader's model, which may raise anything
+            self.unavailable(study, form, one_line(error), status="failed", **fields)
 
     def study(self, name: str) -> Study:
         """The rows recorded so far under a name: to plot, to show as a table, to compute with."""

@@ -22,7 +22,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gnnlab import machine
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling.context import call
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.rewrite.around import bfloat16, compiled, constant_output, inference, threads
@@ -156,8 +156,8 @@ def look(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:
     """Does a step apply to a model, and why or why not."""
     try:
         return True, STEPS[name].why(model, batch)
-    except GnnlabError as error:
-        return False, str(error)
+    except Exception as error:  # of the user's model, which may raise anything
+        return False, one_line(error)
 
 
 def ordered(plan: Iterable[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import copy
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ class Workload:
     graph: BaseData  # of given inputs: those that are no graph by the names of forward's arguments
     model: nn.Module  # from `build`: on the CPU and in training mode, as torch makes it
     batch: Any
+    spec: str = ""  # of the graph or the inputs, from which other processes make them anew
 
     @property
     def label(self) -> str:
@@ -104,8 +105,31 @@ def build(
         else:
             name, model, batch = of_the_user(model_spec, graph, options)
     if given:
-        return Workload(name, graph_spec.removeprefix(INPUTS), _by_names(model, batch, graph), model, batch)
-    return Workload(name, graph.name, graph, model, batch)
+        return Workload(name, graph_spec.removeprefix(INPUTS), _by_names(model, batch, graph), model, batch, graph_spec)
+    return Workload(name, graph.name, graph, model, batch, str(graph_spec))
+
+
+def build_each(
+    model_specs: Sequence[str], graph_spec: str | Path | Data, inputs: Sequence[str] = ()
+) -> tuple[list[Workload], list[tuple[str, str, str]]]:
+    """The workloads of several models on a graph, or on `inputs`: one module:function for all, or one for each.
+
+    A model that cannot be built costs the others nothing: (model, graph or inputs, why) is listed beside.
+    Raises `GnnlabError` if all fail, or inputs are not one for each.
+    """
+    if inputs and len(inputs) not in (1, len(model_specs)):
+        raise GnnlabError(f"{len(inputs)} inputs for {len(model_specs)} models; give one for all, or one for each")
+    given = [f"{INPUTS}{spec}" for spec in inputs] or [graph_spec]
+    workloads, failed = [], []
+    for place, model_spec in enumerate(model_specs):
+        graph = given[place % len(given)]
+        try:
+            workloads.append(build(model_spec, graph))
+        except GnnlabError as error:
+            failed.append((model_spec, str(graph).removeprefix(INPUTS), str(error)))
+    if failed and not workloads:
+        raise GnnlabError("; ".join(why for *_, why in failed))
+    return workloads, failed
 
 
 @contextmanager
