@@ -1,7 +1,8 @@
-"""A user's own graph: `.npz`, `.graphml`, or an edge list as `.csv` or `.tsv`.
+"""A user's own graph: a PyG `Data` as `.pt`, `.npz`, `.graphml`, or an edge list as `.csv` or `.tsv`.
 
 Files are taken as they are: an edge list row is one directed edge, nothing is made symmetric, binary or normalized.
-Nothing in a file is ever unpickled. What a file holds is judged by the library that reads it, and by `graphs.checked`.
+Of a pickle in a file only tensors and PyG's own data classes are read. What a file holds is judged by the library that
+reads it, and by `graphs.checked`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ COLUMNS = ["source", "target", "weight"]
 def read_edge_list(path: Path) -> Data:
     """One directed edge a row: source, target and perhaps a weight; a header (source,target[,weight]) may lead.
 
+    Numbers in columns of any other name in the header are features of the edge, `edge_attr` in the order of the file.
     Integer names are numbered in ascending order, so that 0..N-1 stay what they are; other names as they appear.
     """
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -38,7 +40,7 @@ def read_edge_list(path: Path) -> Data:
         raise GnnlabError(f"the header {shown(','.join(rows.iloc[0]))} is not understood")
     else:
         rows = rows.set_axis(COLUMNS[: rows.shape[1]], axis=1)
-    if not set(rows) <= set(COLUMNS) or rows.empty:
+    if "target" not in rows or rows.columns.hasnans or not rows.columns.is_unique or rows.empty:
         raise GnnlabError(f"{len(rows)} edges of the columns {shown(','.join(rows))}")
     names = pd.concat([rows["source"], rows["target"]])
     if (names.isna() | (names == "") | names.str.fullmatch("-[0-9]+")).any():
@@ -47,8 +49,15 @@ def read_edge_list(path: Path) -> Data:
     codes, nodes = pd.factorize(names.astype("int64") if numbered else names, sort=numbered)
     data = Data(edge_index=torch.from_numpy(codes.astype(np.int64).reshape(2, -1)), num_nodes=len(nodes))
     if "weight" in rows:
-        data.edge_weight = torch.tensor(pd.to_numeric(rows["weight"]).to_numpy(dtype=np.float64))
+        data.edge_weight = _numbers(rows[["weight"]]).view(-1)
+    if features := [name for name in rows if name not in COLUMNS]:
+        data.edge_attr = _numbers(rows[features])
     return data
+
+
+def _numbers(columns: pd.DataFrame) -> torch.Tensor:
+    """(rows, columns) float64."""
+    return torch.from_numpy(columns.apply(pd.to_numeric).to_numpy(dtype=np.float64))
 
 
 def read_graphml(path: Path) -> Data:
@@ -78,15 +87,16 @@ def read_graphml(path: Path) -> Data:
 
 
 def read_npz(path: Path) -> Data:
-    """Adjacency `adj_*` and features `attr_*` as the four arrays of a CSR matrix, and `labels` (N,) or (N, C).
+    """Adjacency `adj_*` and features `attr_*` as the four arrays of a CSR matrix, `labels` (N,) or (N, C), and
+    `edge_attr` (E,) or (E, D) in the order of `adj_indices`.
 
-    `adj[i, j]` is an edge from i to j; values other than 1 become `edge_weight`. Features and labels may be left out.
+    `adj[i, j]` is an edge from i to j; values other than 1 become `edge_weight`. All but the adjacency may be left out.
     (PyG's own reader makes features binary, edges undirected, and drops weights and self-loops without a word.)
     """
     with np.load(path, allow_pickle=False) as archive:
         adjacency = _csr(archive, "adj")
         features = _csr(archive, "attr") if "attr_data" in archive else None
-        labels = archive.get("labels")
+        labels, edge_attr = archive.get("labels"), archive.get("edge_attr")
     nodes, columns = adjacency.shape
     if nodes != columns or (labels is not None and len(labels) != nodes):
         raise GnnlabError(f"adjacency of {nodes} x {columns}, labels of shape {np.shape(labels)}")
@@ -94,10 +104,20 @@ def read_npz(path: Path) -> Data:
     data = Data(edge_index=torch.from_numpy(np.stack([source, adjacency.indices])), num_nodes=nodes)
     if (adjacency.data != 1).any():
         data.edge_weight = torch.from_numpy(adjacency.data)
+    if edge_attr is not None:
+        data.edge_attr = torch.from_numpy(edge_attr)
     if features is not None:
         data.x = torch.from_numpy(features.toarray())
     if labels is not None:
         data.y = _labels(labels)
+    return data
+
+
+def read_pt(path: Path) -> Data:
+    """What `torch.save(data, path)` wrote of a PyG `Data`, with all of its fields."""
+    data = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(data, Data):
+        raise GnnlabError(f"it holds {shown(data)}")
     return data
 
 
@@ -114,8 +134,15 @@ def _labels(values: np.ndarray) -> torch.Tensor:
 
 
 READERS: dict[str, tuple[Callable[[Path], Data], str]] = {
-    ".npz": (read_npz, "plain arrays adj_data, adj_indices, adj_indptr, adj_shape; perhaps attr_... alike, and labels"),
+    ".pt": (read_pt, "one torch_geometric Data, as torch.save(data, path) writes it, without classes of your own"),
+    ".npz": (
+        read_npz,
+        "plain arrays adj_data, adj_indices, adj_indptr, adj_shape; perhaps attr_... alike, labels, edge_attr",
+    ),
     ".graphml": (read_graphml, "GraphML with the same numbers at each node, a weight at each edge or at none"),
-    ".csv": (read_edge_list, "rows of source,target[,weight], with that header (src,dst or from,to) or none"),
-    ".tsv": (read_edge_list, "rows of source, target and perhaps weight, apart by tabs, with that header or none"),
+    ".csv": (
+        read_edge_list,
+        "rows of source,target[,weight], with that header (src,dst or from,to) or none; more with one",
+    ),
+    ".tsv": (read_edge_list, "the same, apart by tabs"),
 }

@@ -7,7 +7,7 @@
 | `karate` | Zachary's karate club: 34 nodes, 156 edges |
 | `planetoid:Cora`, `lrgb:Peptides-func[7]`, `pyg:Class:Name` | data sets that PyG downloads (`pyg_datasets`) |
 | `random:nodes=1000,edges=10000,degrees=powerlaw,seed=0` | made up, with an exact number of edges (`random_graphs`) |
-| a path to `.npz`, `.graphml`, `.csv`, `.tsv` | a graph of one's own (`graph_files`) |
+| a path to `.pt`, `.npz`, `.graphml`, `.csv`, `.tsv` | a graph of one's own (`graph_files`) |
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def checked(data: Data, source: str) -> Data:
     - `x` float32 (N, F), finite. A graph without features gets PyG's `LocalDegreeProfile` (F = 5: the degree of a
       node, and minimum, maximum, mean and standard deviation of its neighbours' degrees; Cai & Wang 2018).
     - `edge_index` int64 (2, E), contiguous, N > 0 and E > 0, every index in 0..N-1.
-    - `edge_weight` float32 (E,), finite, where there is one.
+    - `edge_weight` float32 (E,) and `edge_attr` (E, D), finite, where there are such; integers stay integers.
 
     Other fields pass through. The tensors of the argument are shared, never written to.
     Raises `GnnlabError` in one line that begins with `source`.
@@ -161,13 +161,18 @@ def checked(data: Data, source: str) -> Data:
         data.edge_index = data.edge_index.to(torch.int64).contiguous()
         if data.get("edge_weight") is not None:
             data.edge_weight = data.edge_weight.to(torch.float32).reshape(data.num_edges)
+        if (attr := data.get("edge_attr")) is not None:
+            if len(attr) != data.num_edges:
+                raise GnnlabError(f"edge_attr must have {data.num_edges} rows, one for each edge, got {len(attr)}")
+            attr = attr.to(torch.float32) if attr.is_floating_point() else attr
+            data.edge_attr = attr.view(-1, 1) if attr.dim() == 1 else attr
         if data.x is None:
             data.num_nodes = nodes
             data = LocalDegreeProfile()(data)
         if len(data.x) != nodes or data.x.numel() == 0:
             raise GnnlabError(f"x must have shape ({nodes}, F) with F > 0, got {tuple(data.x.shape)}")
         data.x = data.x.to_dense().to(torch.float32).reshape(nodes, -1).contiguous()
-        for field in ("x", "edge_weight"):
+        for field in ("x", "edge_weight", "edge_attr"):
             if not data.get(field, data.x).isfinite().all():
                 raise GnnlabError(f"{field} holds nan, infinity or numbers beyond float32")
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # what PyG or torch refuses

@@ -10,6 +10,7 @@ import pytest
 import torch
 from refusals import refusal
 from scipy.sparse import csr_array
+from torch_geometric.data import Data, HeteroData
 
 from gnnlab.workloads import graphs
 
@@ -63,6 +64,9 @@ def test_npz_without_features_gets_the_degree_profile(tmp_path):
         ({"adj_data": np.array([1, 1, np.inf, 1])}, "edge_weight holds nan, infinity"),
         ({"attr_shape": np.array([2, 2]), "attr_indptr": np.array([0, 2, 3])}, "x must have shape (3, F)"),
         ({"labels": np.array([0, 1])}, "labels of shape (2,)"),
+        ({"edge_attr": np.ones((3, 2))}, "edge_attr must have 4 rows, one for each edge, got 3"),
+        ({"edge_attr": np.array([1, np.nan, 1, 1])}, "edge_attr holds nan"),
+        ({"edge_attr": np.array(["a", "b", "c", "d"])}, "numpy.str_"),
         ({"adj_indptr": None}, "adj_indptr"),
         ({"adj_data": np.zeros(0), "adj_indices": np.zeros(0, int), "adj_indptr": np.zeros(4, int)}, "no edges"),
     ],
@@ -108,12 +112,41 @@ def test_edge_lists_may_have_weights_tabs_and_repeated_edges(tmp_path):
         "0,1,2\n1,0,nan\n",
         "source,target,weight\n0,1,1\n1,0,\n",
         "0,1,2,3\n",
-        "source,target,time\n0,1,5\n",
+        "source,target,time\n0,1,noon\n",
+        "source,target,time\n0,1,\n",
+        "source,target,time,time\n0,1,2,3\n",
         "from_node,to_node\n0,1\n1,2\n",
     ],
 )
 def test_an_edge_list_that_is_none_is_refused(text, tmp_path):
     refused(tmp_path / "broken.csv", text)
+
+
+def test_edges_have_features_in_csv_npz_and_pt(tmp_path):
+    (tmp_path / "edges.csv").write_text("length,source,target,weight,time\n0.5,0,1,2,7\n1.5,1,0,3,8\n")
+    data = graphs.load(tmp_path / "edges.csv")
+    assert data.edge_attr.tolist() == [[0.5, 7], [1.5, 8]] and data.edge_attr.dtype == torch.float32
+    assert data.edge_weight.tolist() == [2, 3]
+    torch.save(data, tmp_path / "saved.pt")
+    again = graphs.load(tmp_path / "saved.pt")
+    assert again.name == "saved" and torch.equal(again.edge_attr, data.edge_attr) and torch.equal(again.x, data.x)
+    attr = np.arange(4.0)
+    assert graphs.load(write_npz(tmp_path / "mine.npz", edge_attr=attr)).edge_attr.tolist() == [[0], [1], [2], [3]]
+
+
+def test_a_pt_file_keeps_all_fields_and_holds_nothing_but_a_graph(tmp_path):
+    made = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.tensor([3, 4]), pos=torch.rand(2, 3))
+    torch.save(made, path := tmp_path / "mine.pt")
+    data = graphs.load(path)
+    assert torch.equal(data.pos, made.pos) and data.edge_attr.tolist() == [[3], [4]] and data.x.shape == (2, 5)
+    torch.save(HeteroData(), path)
+    assert "it holds HeteroData" in refused(path)
+    torch.save({"x": torch.ones(2, 1)}, path)
+    assert "it holds {'x'" in refused(path) and "torch.save(data, path)" in refused(path)
+    made.own = Path("a class that torch does not load")
+    torch.save(made, path)
+    assert "Weights only load failed" in refused(path)
+    assert "needed: one torch_geometric Data" in refused(path, "no pickle at all")
 
 
 def write_graphml(path: Path, graph: nx.Graph) -> Path:
