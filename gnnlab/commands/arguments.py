@@ -333,6 +333,7 @@ def serve(arguments) -> int:
     takes("file", metavar="CLAIM.py", help="defines before, after, inputs and claim"),
     takes("--processes", type=_count, default=5, metavar="N", help="fresh processes to race in (%(default)s)"),
     takes("--budget", type=_seconds, default=2.0, metavar="S", help="seconds of sampling in each (%(default)g)"),
+    takes("--inputs", metavar="module:function", help="a function that returns the inputs, in place of the file's"),
     JSON,
 )
 def check(arguments) -> int:

@@ -24,7 +24,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
     """Race what the file claims, judge it, print it; the exit code is that of the worst part."""
     path = Path(arguments.file)
     warn_if_busy()
-    options = {"processes": arguments.processes, "budget_s": arguments.budget}
+    options = {"processes": arguments.processes, "budget_s": arguments.budget, "inputs": arguments.inputs}
     measured = claim_file.measure(path, **options, tell=lambda line: print(line, file=sys.stderr))
     parts = [(part, _judged(part, measured)) for part in read_claim(measured.claim)]
     show(json.dumps(as_json(path, parts, measured), indent=2) if arguments.json else markdown(path, parts, measured))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch_geometric.data.data import BaseData
 
 from gnnlab.errors import GnnlabError, ParityError, one_line, shown
 from gnnlab.profiling import estimates
@@ -31,6 +32,7 @@ from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.races import RTOL_FLOAT32, call_of, race_forms
 from gnnlab.worker import Worker
+from gnnlab.workloads import models
 
 TIMEOUT_S = 600  # of one process: compiling is slow
 SEED = 0  # of torch when the file runs, so that each process has the same weights
@@ -79,8 +81,9 @@ class CheckedClaim:
         return float((self.speed.high / self.speed.low) ** (0.5 * (1.96 + 0.84) / 1.96))
 
 
-def read(path: Path) -> ClaimFile:
-    """Run the file, with its folder first on the module path, and take what it defines.
+def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
+    """Run the file, with its folder first on the module path, and take what it defines; the inputs from the function
+    `module:function` where it is named.
 
     Raises:
         GnnlabError: there is no such file, it raises, or what it defines is not what a claim needs.
@@ -88,11 +91,14 @@ def read(path: Path) -> ClaimFile:
     if path.suffix != ".py" or not path.is_file():
         what = "its name does not end in .py" if path.is_file() else "there is no such file"
         raise GnnlabError(f"{path}: {what}; a Python file is needed that defines {', '.join(_NEEDED)}")
+    given = None if inputs_spec is None else models.given_inputs(inputs_spec, SEED)
     torch.manual_seed(SEED)
     sys.path.insert(0, str(path.resolve().parent))
     try:
         made = runpy.run_path(str(path))
-        inputs = made["inputs"]() if callable(made.get("inputs")) else made.get("inputs")
+        made["inputs"] = inputs = made.get("inputs") if given is None else given
+        if callable(inputs) and not isinstance(inputs, BaseData):  # which can be called, too
+            inputs = inputs()
     except (Exception, SystemExit) as error:  # the user's code, which may raise anything
         raise GnnlabError(f"{path} fails: {one_line(error)}") from error
     finally:
@@ -120,9 +126,11 @@ def measure(
     *,
     processes: int = 5,
     budget_s: float = 2.0,
+    inputs: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> CheckedClaim:
     """Race the forms of a file in fresh processes, `budget_s` seconds of sampling in each; `tell` gets a line of each.
+    `inputs`: a `module:function` that gives the inputs in place of the file.
 
     Raises:
         GnnlabError: `read` refuses the file, a form fails, hangs or ends its process, or results differ.
@@ -130,7 +138,7 @@ def measure(
     found = []
     for number in range(processes):
         with Worker() as worker:
-            arguments = {"path": str(path), "budget_s": budget_s}
+            arguments = {"path": str(path), "budget_s": budget_s, "inputs": inputs}
             answer = worker.call(f"{__name__}:race_in_worker", arguments, timeout_s=TIMEOUT_S + budget_s)
         if answer.status != "done":
             raise GnnlabError(f"{path}: {answer.reason}" if answer.lost else answer.reason)
@@ -149,9 +157,9 @@ def measure(
     )
 
 
-def race_in_worker(path: str, budget_s: float) -> dict[str, Any]:
+def race_in_worker(path: str, budget_s: float, inputs: str | None = None) -> dict[str, Any]:
     """One process's race, for JSON: times in ms of each round, the relative error, bytes held by a call of each."""
-    given = read(Path(path))
+    given = read(Path(path), inputs)
     forms = {"before": given.before, "after": given.after}
     raced = race_forms(forms, given.inputs, mode=given.mode, tolerance=given.tolerance, budget_s=budget_s)
     if raced["after"].times_ms is None:

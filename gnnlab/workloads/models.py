@@ -94,8 +94,7 @@ def build(
     given = isinstance(graph_spec, str) and graph_spec.startswith(INPUTS)
     if given and not callable(model_spec) and model_spec in BUILT_IN:
         raise GnnlabError(f"{model_spec} takes a graph; inputs of a function are for a model of your own")
-    with _seeded(seed):
-        graph = given_inputs(graph_spec.removeprefix(INPUTS)) if given else graphs.load(graph_spec)
+    graph = given_inputs(graph_spec.removeprefix(INPUTS), seed) if given else graphs.load(graph_spec)
     options = {name: value for name, value in options.items() if value is not None}
     with _seeded(seed):
         if not callable(model_spec) and model_spec in BUILT_IN:
@@ -184,20 +183,20 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
     return name, model, batch
 
 
-def given_inputs(spec: str) -> Any:
+def given_inputs(spec: str, seed: int = 0) -> Any:
     """What the function `module:function` returns: what a forward takes, as a tuple, a mapping of its arguments, one
-    tensor, or any data object of PyG (`Data`, `HeteroData`, a `Batch` of molecules).
+    tensor, or any data object of PyG (`Data`, `HeteroData`, a `Batch` of molecules). It is called with `seed`.
 
     Raises `GnnlabError`, in one line: there is no such function, it raises, or it returns something else.
     """
-    with user_code.importable():
+    with user_code.importable(), _seeded(seed):
         inputs = user_code.call(spec, user_code.load(spec))
     if not isinstance(inputs, tuple | list | dict | torch.Tensor | BaseData):
         raise GnnlabError(
             f"{spec} must return what forward takes, as a tuple, a dict by the names of its arguments, a tensor, a "
             f"Data or a HeteroData; it returned {shown(inputs)}"
         )
-    return inputs
+    return tuple(inputs) if isinstance(inputs, list) else inputs
 
 
 def _by_names(model: nn.Module, batch: Any, given: Any) -> BaseData:
@@ -281,7 +280,7 @@ def _try(spec: str, model: nn.Module, batch: Any) -> None:
             model.eval()
             if isinstance(batch, dict):
                 model(**batch)
-            elif isinstance(batch, tuple | list):
+            elif isinstance(batch, tuple):
                 model(*batch)
             else:
                 model(batch)

@@ -128,6 +128,21 @@ def test_the_forms_of_an_example_agree(path):
 @pytest.mark.parametrize(
     ("words", "id"), [("10-15 %", "gat.compile"), ("5-10 %", "gat.expand"), ("10-15 %", "fm.vectorized")]
 )
+def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypatch):
+    path = written(tmp_path, HOLDS.replace("before(x)", "before(x, y=0)"))
+    (tmp_path / "more_inputs.py").write_text(
+        "import torch\nfrom torch_geometric.data import Data\n"
+        "def pair(): return torch.ones(3), torch.rand(1)\ndef data(): return Data(x=torch.ones(2, 1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    first, again = (claim_file.read(path, "more_inputs:pair").inputs for _ in range(2))
+    assert first[0].shape == (3,) and first[1].equal(again[1])
+    (whole,) = claim_file.read(path, "more_inputs:data").inputs
+    assert whole.num_nodes == 2
+    with pytest.raises(GnnlabError, match="module more_inputs has no factory 'none'"):
+        claim_file.read(path, "more_inputs:none")
+
+
 def test_words_of_a_seed_claim_what_the_catalogue_does(words, id):
     claimed = claims.catalogue()[id].claimed
     assert read_claim(words)[0].claimed == pytest.approx(claimed, rel=0.005)

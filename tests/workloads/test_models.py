@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads.graph_transformer import FIELDS, GraphTransformer
-from gnnlab.workloads.models import BUILT_IN, build
+from gnnlab.workloads.models import BUILT_IN, build, build_each
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 MINE = """
@@ -295,7 +295,7 @@ def test_options_that_a_factory_does_not_know_are_refused(mine):
     ("factory", "function", "kind", "sizes"),
     [
         ("Conv", "as_tuple", tuple, (3, 2)),
-        ("Conv", "as_list", list, (3, 2)),
+        ("Conv", "as_list", tuple, (3, 2)),
         ("FromInputs", "as_dict", dict, (3, 2)),
         ("FromInputs", "as_data", dict, (3, 2)),
         ("Whole", "as_data", Data, (3, 2)),
@@ -333,3 +333,14 @@ def test_inputs_are_the_same_in_each_call_and_leave_random_states_alone(mine):
 )
 def test_inputs_that_do_not_fit_are_refused_in_one_line(mine, model, inputs, told):
     assert re.search(told, refused(model, f"inputs:{inputs}"))
+
+
+def test_of_several_models_those_that_fail_cost_the_others_nothing(mine):
+    workloads, failed = build_each(["mine:Conv", "mine:raises", "mine:Pooled"], "karate", ["mine:as_data"])
+    assert [w.name for w in workloads] == ["mine:Conv", "mine:Pooled"] and workloads[0].spec == "inputs:mine:as_data"
+    assert failed == [("mine:raises", "mine:as_data", "mine:raises raised KeyError: 'no such\\nthing'")]
+    one_each, _ = build_each(["mine:Conv", "mine:Two"], "karate", ["mine:as_tuple", "mine:hetero"])
+    assert [w.graph_name for w in one_each] == ["mine:as_tuple", "mine:hetero"]
+    assert build_each(["mine:Fields"], "karate")[0][0].spec == "karate"
+    assert "2 inputs for 3 models" in refusal(build_each, ["mine:Conv"] * 3, "karate", ["mine:as_data"] * 2)
+    assert "no such" in refusal(build_each, ["mine:raises"], "karate")
