@@ -18,7 +18,7 @@ from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery, parameters
 from gnnlab.lab.outputs import copy_for_exploring, for_exploring, only_run
-from gnnlab.prediction import bandwidth, tables
+from gnnlab.prediction import bandwidth, copies, tables
 from gnnlab.units import registry
 
 from .tables import warn_if_busy
@@ -82,11 +82,18 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
     """The report of what was measured, then S4's two tables; copies are measured as far as they are not known."""
     cells = campaign.analyze(folder / "stages")
     print((folder / "stages" / checkpoints.REPORT).read_text(encoding="utf-8"), end="", flush=True)
+    names = [name for name in given.units if name in set(table.measured(cells)["unit"])]
+    if names and all(map(copies.sums_only, names)):
+        _say(
+            f"analyze: {', '.join(names)} has only blocks that sum over neighbours and copies nothing by itself: no "
+            "tables of stages; name another unit beside it, such as torch:CPU"
+        )
+        return
     found = bandwidth.measure(
         folder / "tables",
         stages=folder / "stages",
         models=folder / "exported_models",
-        names=[name for name in given.units if name in set(table.measured(cells)["unit"])],
+        names=names,
         off_grid=0,
         again=0,
         **{name: given.tables[name] for name in ("points", "processors", "budget_s", "timeout_s", "seed")},

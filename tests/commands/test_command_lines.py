@@ -114,3 +114,13 @@ def test_stages_to_analyze_that_nobody_measured_are_one_line(capsys, monkeypatch
     monkeypatch.chdir(root)
     assert cli.main(["stages", "--analyze"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_unit_of_sums_alone_gives_no_tables_and_says_what_to_do(capsys, monkeypatch, tmp_path):
+    root = discovery.root()
+    monkeypatch.setattr(discovery, "output_folder", lambda *_: tmp_path)
+    monkeypatch.chdir(root)
+    given = ["--sizes", "50/200", "--units", "fast:CPU", "--blocks", "1-5"]
+    assert cli.main(["stages", "--measure", "--analyze", *given]) == 0
+    said = capsys.readouterr().err
+    assert "fast:CPU has only blocks that sum over neighbours" in said and "such as torch:CPU" in said
