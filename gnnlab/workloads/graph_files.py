@@ -40,7 +40,7 @@ def read_edge_list(path: Path) -> Data:
         raise GnnlabError(f"the header {shown(','.join(rows.iloc[0]))} is not understood")
     else:
         rows = rows.set_axis(COLUMNS[: rows.shape[1]], axis=1)
-    if "target" not in rows or rows.columns.hasnans or not rows.columns.is_unique or rows.empty:
+    if "target" not in rows or not rows.columns.is_unique or rows.empty:
         raise GnnlabError(f"{len(rows)} edges of the columns {shown(','.join(rows))}")
     names = pd.concat([rows["source"], rows["target"]])
     if (names.isna() | (names == "") | names.str.fullmatch("-[0-9]+")).any():

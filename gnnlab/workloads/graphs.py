@@ -138,7 +138,7 @@ def checked(data: Data, source: str) -> Data:
     - `x` float32 (N, F), finite. A graph without features gets PyG's `LocalDegreeProfile` (F = 5: the degree of a
       node, and minimum, maximum, mean and standard deviation of its neighbours' degrees; Cai & Wang 2018).
     - `edge_index` int64 (2, E), contiguous, N > 0 and E > 0, every index in 0..N-1.
-    - `edge_weight` float32 (E,) and `edge_attr` (E, D), finite, where there are such; integers stay integers.
+    - `edge_weight` float32 (E,) and `edge_attr` (E, ...), finite, where there are such; features may be integers.
 
     Other fields pass through. The tensors of the argument are shared, never written to.
     Raises `GnnlabError` in one line that begins with `source`.
@@ -164,8 +164,7 @@ def checked(data: Data, source: str) -> Data:
         if (attr := data.get("edge_attr")) is not None:
             if len(attr) != data.num_edges:
                 raise GnnlabError(f"edge_attr must have {data.num_edges} rows, one for each edge, got {len(attr)}")
-            attr = attr.to(torch.float32) if attr.is_floating_point() else attr
-            data.edge_attr = attr.view(-1, 1) if attr.dim() == 1 else attr
+            data.edge_attr = (attr.to(torch.float32) if attr.is_floating_point() else attr).contiguous()
         if data.x is None:
             data.num_nodes = nodes
             data = LocalDegreeProfile()(data)

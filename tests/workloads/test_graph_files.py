@@ -130,15 +130,15 @@ def test_edges_have_features_in_csv_npz_and_pt(tmp_path):
     torch.save(data, tmp_path / "saved.pt")
     again = graphs.load(tmp_path / "saved.pt")
     assert again.name == "saved" and torch.equal(again.edge_attr, data.edge_attr) and torch.equal(again.x, data.x)
-    attr = np.arange(4.0)
-    assert graphs.load(write_npz(tmp_path / "mine.npz", edge_attr=attr)).edge_attr.tolist() == [[0], [1], [2], [3]]
+    attr = np.arange(8.0).reshape(4, 2)
+    assert np.array_equal(graphs.load(write_npz(tmp_path / "mine.npz", edge_attr=attr)).edge_attr, attr)
 
 
 def test_a_pt_file_keeps_all_fields_and_holds_nothing_but_a_graph(tmp_path):
     made = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.tensor([3, 4]), pos=torch.rand(2, 3))
     torch.save(made, path := tmp_path / "mine.pt")
     data = graphs.load(path)
-    assert torch.equal(data.pos, made.pos) and data.edge_attr.tolist() == [[3], [4]] and data.x.shape == (2, 5)
+    assert torch.equal(data.pos, made.pos) and data.edge_attr.tolist() == [3, 4] and data.x.shape == (2, 5)
     torch.save(HeteroData(), path)
     assert "it holds HeteroData" in refused(path)
     torch.save({"x": torch.ones(2, 1)}, path)
