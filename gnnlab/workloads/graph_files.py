@@ -7,6 +7,8 @@ reads it, and by `graphs.checked`.
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +18,15 @@ import pandas as pd
 import torch
 from scipy.sparse import csr_array
 from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from gnnlab.errors import GnnlabError, shown
 
 NAMES = {"src": "source", "from": "source", "dst": "target", "to": "target"}  # of columns, beside our own
 COLUMNS = ["source", "target", "weight"]
+# parts of PyG's data objects that it does not name as safe to load, beside the objects themselves
+OF_PYG = [DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
 
 
 def read_edge_list(path: Path) -> Data:
@@ -57,7 +63,7 @@ def read_edge_list(path: Path) -> Data:
 
 def _numbers(columns: pd.DataFrame) -> torch.Tensor:
     """(rows, columns) float64."""
-    return torch.from_numpy(columns.apply(pd.to_numeric).to_numpy(dtype=np.float64))
+    return torch.tensor(columns.apply(pd.to_numeric).to_numpy(dtype=np.float64))
 
 
 def read_graphml(path: Path) -> Data:
@@ -115,7 +121,12 @@ def read_npz(path: Path) -> Data:
 
 def read_pt(path: Path) -> Data:
     """What `torch.save(data, path)` wrote of a PyG `Data`, with all of its fields."""
-    data = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        with torch.serialization.safe_globals(OF_PYG):
+            data = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        name = re.search(r"GLOBAL (\S+)", str(error))
+        raise GnnlabError(f"it holds {name[1]}" if name else "it holds no saved object") from error
     if not isinstance(data, Data):
         raise GnnlabError(f"it holds {shown(data)}")
     return data

@@ -125,9 +125,6 @@ def test_the_forms_of_an_example_agree(path):
     assert found["parity_error"] <= 1e-5 and len(found["before"]) == len(found["after"]) >= 12
 
 
-@pytest.mark.parametrize(
-    ("words", "id"), [("10-15 %", "gat.compile"), ("5-10 %", "gat.expand"), ("10-15 %", "fm.vectorized")]
-)
 def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypatch):
     path = written(tmp_path, HOLDS.replace("before(x)", "before(x, y=0)"))
     (tmp_path / "more_inputs.py").write_text(
@@ -143,6 +140,9 @@ def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypa
         claim_file.read(path, "more_inputs:none")
 
 
+@pytest.mark.parametrize(
+    ("words", "id"), [("10-15 %", "gat.compile"), ("5-10 %", "gat.expand"), ("10-15 %", "fm.vectorized")]
+)
 def test_words_of_a_seed_claim_what_the_catalogue_does(words, id):
     claimed = claims.catalogue()[id].claimed
     assert read_claim(words)[0].claimed == pytest.approx(claimed, rel=0.005)
