@@ -76,7 +76,7 @@ def _cells(tried: Tried) -> tuple[str, ...]:
 
 def _gain_text(gain: Estimate) -> str:
     """The gain with its interval; of one whose ends are far apart its middle says nothing."""
-    if gain.low is not None and gain.high > FAR_APART * max(gain.low, 1e-12):
+    if gain.low is not None and gain.low < 1 < gain.high and gain.high > FAR_APART * max(gain.low, 1e-12):
         return "too noisy to tell"
     return written.gain_text(gain)
 
@@ -92,7 +92,7 @@ def sentences(report: Optimized) -> list[str]:
         f"Not applied, as it changes results: {tried.name}, {_gain_text(tried.gain)} times as fast, with errors of "
         f"{tried.error:.1e} of the largest output."
         for tried in report.tried
-        if tried.error is not None and tried.gain
+        if tried.error is not None and tried.gain and tried.gain.value > 1
     ]
     if late := [*(tried.name for tried in report.tried if tried.why == STOPPED), *report.late]:
         lines.append(f"The budget had no time for {', '.join(late)}; a larger --budget may.")

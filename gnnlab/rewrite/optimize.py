@@ -48,7 +48,7 @@ _FIRST_SHARE_S = 20  # for the first step, of a budget that has as much
 _GRACE_S = 5.0  # for a call that begins when its time is nearly over
 _LEAST_SHARE_S = 2.0  # for a step
 _LEAST_S, _MOST_S = 0.3, 2.0  # of sampling in a race
-_TURNS, _TURN_S = (8, 24), 0.1  # of a pair of processes, at least and at most; how long a form takes in one
+_TURNS, _TURN_S = (6, 24), 0.1  # of a pair of processes, at least and at most; how long a form takes in one
 _SOME = 1.1  # a gain that would be seen as one
 clock = time.monotonic
 
@@ -151,6 +151,7 @@ class _Search:
         self.of, self.workers, self.others, self.tell = of, workers, others, tell
         self.began, self.ends = began, began + budget_s
         self.step_ends = max(self.ends, began + FIRST_LIMIT_S)
+        self.start_s = 0.0  # what it took to load the model and to prove the first step
         self.plan: Plan = ()
         self.tried: list[Tried] = []
         self.late: list[str] = []
@@ -169,7 +170,7 @@ class _Search:
         for place, name in enumerate(applicable):
             left_s = self.ends - clock()
             share_s = left_s / (len(applicable) - place)
-            if place and share_s < _LEAST_SHARE_S + (name == ALLOCATOR) * self.load_s:
+            if place and share_s < _LEAST_SHARE_S + (name == ALLOCATOR) * self.start_s:
                 self.late.append(name)
                 continue
             self.step_ends = clock() + (share_s if place else max(left_s, FIRST_LIMIT_S))
@@ -197,9 +198,8 @@ class _Search:
                     "give a larger budget, or a smaller graph if it does not hang"
                 ) from None
             raise GnnlabError(f"{spec}: {failed}" if failed.answer.lost else str(failed)) from None
-        self.facts, self.held_mib = seen["facts"], seen["held_mib"]
+        self.facts, self.held_mib = seen["facts"] | {"busy": machine.busy(machine.at_work())}, seen["held_mib"]
         self.applicable, self.inapplicable = seen["applicable"], seen["inapplicable"]
-        self.load_s = clock() - self.began
 
     @contextmanager
     def loading(self, workers: Sequence[Worker]) -> Iterator[None]:
@@ -221,6 +221,7 @@ class _Search:
             attempt = self.call((self.others if name == ALLOCATOR else self.workers)[0], "attempt", plan=new)
         except _Failed as failed:
             return Tried(name, str(failed))
+        self.start_s = self.start_s or clock() - self.began
         if attempt["why"] is not None:
             return Tried(name, attempt["why"])
         why = "it fails in the race"
@@ -256,7 +257,8 @@ class _Search:
         """A race between two processes, of which one has changed its allocator; a turn of both is a round."""
         forms = {YOURS: (), CONTROL: (), name_of(old): old}
         rounds: list[list[float]] = []
-        while len(rounds) < _TURNS[0] or (len(rounds) < _TURNS[1] and clock() < self.step_ends):
+        ends = min(self.step_ends, self.ends)
+        while len(rounds) < _TURNS[0] or (len(rounds) < _TURNS[1] and clock() < ends):
             turn = self.call(self.workers[process], "turn", plans=list(forms.values()))
             rounds.append(turn + self.call(self.others[process], "turn", plans=[new]))
         return dict(zip([*forms, name_of(new)], map(list, zip(*rounds, strict=True)), strict=True))
@@ -342,7 +344,6 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
         "versions": machine.versions(),
         "processor": machine.processor(),
         "cores": machine.cores(),
-        "busy": machine.busy(machine.at_work()),
     }
     return {
         "facts": facts,
@@ -387,7 +388,7 @@ def turn(of: Of, plans: Sequence[Sequence[str]]) -> list[float]:
     found = []
     for run in [_timed(*of, tuple(plan)) for plan in plans]:
         (first_ms,) = timing.sample(run, runs=1)
-        runs = min(max(int(1e3 * _TURN_S / first_ms), 3), 100)
+        runs = min(max(int(1e3 * _TURN_S / first_ms), 1), 100)
         found.append(float(np.median(timing.sample(run, runs=runs))))
     return found
 

@@ -94,12 +94,14 @@ def check(user: UserModel) -> None:
             user.model.train(train)
             before = {name: (tensor, tensor._version) for name, tensor in _state(user).items()}
             first, after = _outputs(user), _state(user)
-            for name, (tensor, version) in before.items():
-                if not train and (after.get(name) is not tensor or tensor._version != version):
-                    raise GnnlabError(
-                        f"{user.spec}: its forward changes {name} in eval mode, so that no two calls compute the same; "
-                        "write to a copy"
-                    )
+            changed = [
+                name for name, (t, version) in before.items() if after.get(name) is not t or t._version != version
+            ]
+            if changed and not train:
+                raise GnnlabError(
+                    f"{user.spec}: its forward changes {changed[0]} in eval mode, so that no two calls compute the "
+                    "same; write to a copy"
+                )
             if (apart := relative_error(first, _outputs(user))) > RANDOM:
                 mode = "training mode, with dropout at 0" if train else "eval mode"
                 raise GnnlabError(
@@ -110,23 +112,21 @@ def check(user: UserModel) -> None:
 
 def _state(user: UserModel) -> dict[str, Tensor]:
     """Weights, buffers and tensors that go in, by names for a reader."""
-    held = dict(user.model.named_parameters()) | dict(user.model.named_buffers())
+    held = [*user.model.named_parameters(), *user.model.named_buffers()]
     fields = user.batch if isinstance(user.batch, Mapping) else user.data.to_dict()
     inputs = {f"its argument {name}": value for name, value in fields.items() if isinstance(value, Tensor)}
-    return {f"its weight {name}": value for name, value in held.items()} | inputs
+    return {f"its weight {name}": value for name, value in held} | inputs
 
 
 def _outputs(user: UserModel) -> list[Tensor]:
     """Copies of the tensors that the model returns."""
     leaves = [leaf for leaf in pytree.tree_leaves(call(user.model, user.batch)) if leaf is not None]
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            raise GnnlabError(
-                f"{user.spec}: its forward returns {type(leaf).__name__} {shown(leaf)}; a tensor, or tuples, lists and "
-                "dicts of tensors are needed"
-            )
-    if not leaves:
-        raise GnnlabError(f"{user.spec}: its forward returns no tensor; nothing can be compared")
+    foreign = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+    if foreign or not leaves:
+        what = f"{type(foreign[0]).__name__} {shown(foreign[0])}" if foreign else "no tensor"
+        raise GnnlabError(
+            f"{user.spec}: its forward returns {what}; a tensor, or tuples, lists and dicts of tensors are needed"
+        )
     if not all(leaf.isfinite().all() for leaf in leaves):
         raise GnnlabError(
             f"{user.spec}: its output holds NaN or infinity, which agrees with anything; look at that first"
@@ -217,10 +217,9 @@ def reference(user: UserModel) -> dict[str, Case]:
             continue
         try:
             batch = user.batch if graph is user.data else models.bind(user.model, graph, user.spec)
-            error = partial(_against, exact(batch))
-            cases[name] = Case(
-                batch, Reference(partial(values, user.model, batch, user.train), user.spec, error, warm=True)
-            )
+            own, truth = partial(values, user.model, batch, user.train), exact(batch)
+            error = lambda own, got, name, truth=truth: difference(own, got, truth)  # noqa: E731
+            cases[name] = Case(batch, Reference(own, user.spec, error, warm=True))
         except Exception as problem:  # of the user's model, on a graph that is none of theirs
             cases[name] = Case(None, why=one_line(problem))
     return cases
@@ -270,10 +269,6 @@ def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
     return {f"gradient of {name}": g for name, g in zip(named, found, strict=True) if g is not None}
 
 
-def _against(exact: Values, own: Values, got: Values, name: str) -> Off:
-    return difference(own, got, exact)
-
-
 class Off(float):
     """A relative error, and `of` which tensor."""
 
@@ -285,21 +280,17 @@ def difference(own: Values, got: Values, exact: Values | None = None) -> Off:
     worst = Off(0.0)
     largest = max((np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in own.values()), default=0.0)
     for name, array in own.items():
-        if name not in got or got[name].shape != array.shape:
-            error, name = float("inf"), f"{name} ({'missing' if name not in got else 'of another shape'})"
-        else:
-            error = _error(array, (exact or own).get(name, array), got[name], float(largest))
+        alike = name in got and got[name].shape == array.shape
+        error = _error(array, (exact or own).get(name, array), got[name], largest) if alike else float("inf")
         if not error <= worst:
             worst = Off(error)
-            worst.of = name
+            worst.of = name if alike else f"{name} ({'of another shape' if name in got else 'missing'})"
     return worst
 
 
 def _error(own: np.ndarray, exact: np.ndarray, got: np.ndarray, largest: float) -> float:
     own, got, exact = (array.astype(np.float64) for array in (own, got, exact))
-    if not (np.isfinite(own) == np.isfinite(got)).all():
-        return float("inf")
-    finite = np.isfinite(own) & np.isfinite(exact)
+    finite = np.isfinite(own) & np.isfinite(exact) & np.isfinite(got)
     if not np.array_equal(own[~finite], got[~finite], equal_nan=True):
         return float("inf")
     own, got, exact = own[finite], got[finite], exact[finite]
