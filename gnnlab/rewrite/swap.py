@@ -209,15 +209,15 @@ def _beyond_rounding(model: nn.Module, fast: nn.Module, batch: Any) -> float:
     """The difference by the rule of `proof`: float64 is the truth, and the model's own float32 says how far off from it
     a right result may be. Infinite where the model does not run in float64."""
 
-    def outputs(one: nn.Module, given: Any, kind: str = "") -> dict[str, Any]:
+    def outputs(one: nn.Module, given: Any) -> dict[str, Any]:
         with torch.no_grad():
-            return {f"{kind}output {at}": out.numpy() for at, out in enumerate(tensors_in(call(one, given)))}
+            return {f"output {at}": out.double().numpy() for at, out in enumerate(tensors_in(call(one, given)))}
 
     try:
-        exact = outputs(copied(model).double(), _double(batch), "exact ")
+        exact = outputs(copied(model).double(), _double(batch))
     except Exception:  # a forward that makes float32 tensors of its own
         return math.inf
-    return proof.difference(outputs(model, batch) | exact, outputs(fast, batch))[0]
+    return proof.difference(outputs(model, batch), outputs(fast, batch), exact)
 
 
 def _double(batch: Any) -> Any:

@@ -9,6 +9,7 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, NNConv, SAGEConv
 
 import gnnlab
 from gnnlab.errors import GnnlabError
+from gnnlab.profiling.races import relative_error
 from gnnlab.rewrite import swap as swap_module
 from gnnlab.rewrite.fast_layer import DIRECT, SUM, TILES
 from gnnlab.rewrite.swap import UNDECIDED, TiledAttention, swap
@@ -193,6 +194,22 @@ def test_a_model_that_gives_two_results_is_named_as_the_reason():
 
     report = swap(Restless(), example())
     assert report.replaced == () and "your model itself gave two results" in str(report)
+
+
+def test_where_float32_disagrees_float64_and_the_rounding_of_the_model_itself_decide():
+    class Coarse(nn.Module):
+        def forward(self, x):
+            return x if x.dtype is torch.float64 else x.bfloat16().float()
+
+    class Off(nn.Module):
+        def forward(self, x):
+            return x * 1.1
+
+    x = torch.linspace(-1, 1, 101)
+    assert relative_error(Coarse()(x), x) > 1e-5
+    assert swap_module._beyond_rounding(Coarse(), nn.Identity(), (x,)) <= 1e-5
+    assert swap_module._beyond_rounding(Coarse(), Off(), (x,)) > 1e-5
+    assert swap_module._beyond_rounding(nn.Identity(), Coarse(), (x,)) > 1e-5
 
 
 def test_the_zeros_of_bags_of_words_are_left_out_from_the_second_call_on():
