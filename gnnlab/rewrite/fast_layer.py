@@ -91,6 +91,7 @@ class _Known:
 
 def make_fast(layer: MessagePassing, graphs: GraphCache) -> None:
     """Give this layer its fast class; the `graphs` that were prepared are shared with other layers."""
+    _without_own_propagate(layer)
     layer._fast = State(layer, graphs)
     layer._number = operators.numbered(layer)
     layer.__class__ = fast_class(type(layer))
@@ -134,6 +135,13 @@ def as_it_was(layer: MessagePassing) -> MessagePassing:
     return layer
 
 
+def _without_own_propagate(layer: MessagePassing) -> None:
+    """PyG's setters of `explain` and `decomposed_layers` leave the propagate of its class in the layer itself."""
+    own = getattr(vars(layer).get("propagate"), "__func__", None)
+    if own is not None and own is getattr(type(layer), "_jinja_propagate", None):
+        del layer.propagate
+
+
 def _setattr(kind: type[MessagePassing]) -> Any:
     """A change of what the constructor takes, as `layer.flow = ...`, has the forms tried again."""
     bases = kind.__mro__[: kind.__mro__.index(MessagePassing) + 1]
@@ -143,8 +151,7 @@ def _setattr(kind: type[MessagePassing]) -> Any:
         before = getattr(self, name, None) if name in options else None
         kind.__setattr__(self, name, value)
         if name in options and type(value) in (bool, int, float, str) and value != before:
-            if not self._explain and self._decomposed_layers == 1:  # PyG has put its own there
-                vars(self).pop("propagate", None)
+            _without_own_propagate(self)
             self._fast = State(self, self._fast.graphs)
 
     return set_attribute
