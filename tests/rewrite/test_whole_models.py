@@ -14,8 +14,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 
 # layers that stay as PyG computes them; of a model that is not named here, none does
 AS_PYG_COMPUTES = {
-    "edge_cnn": 2, "pna": 2, "le_conv": 2, "film": 2, "res_gated": 2, "super_gat": 2, "deeper_gcn": 4, "edge_conv": 2,
-    "own_mean_of_network": 2, "molecules_gine": 3, "molecules_gps": 3, "molecules_nn_conv": 3, "attentive_fp": 1,
+    "edge_cnn": 2, "le_conv": 2, "super_gat": 2, "own_mean_of_network": 2, "molecules_nn_conv": 3, "attentive_fp": 1,
     "schnet": 3,
 }  # fmt: skip
 NEWER = {"polynormer": "Polynormer", "sgformer": "SGFormer"}  # models that older releases of PyG lack
@@ -63,6 +62,8 @@ def floats_of(name):
 def test_a_model_gives_what_it_gave_and_its_layers_are_fast(name):
     if name in NEWER and not hasattr(models, NEWER[name]):
         pytest.skip(f"this release of PyG has no {NEWER[name]}")
+    if name == "hetero_sage" and not hasattr(torch.fx._symbolic_trace, "Union"):
+        pytest.importorskip("torch_geometric", "2.7.0", reason="to_hetero of older releases fails with this torch")
     torch.manual_seed(0)
     reference, given = ZOO[name][0]().double(), inputs(name, SCALE)
     results(reference.train(), given)  # swapped after training, as users do
