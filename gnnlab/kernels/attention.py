@@ -142,23 +142,8 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
     _require_heads(scores, values, neighbours, "scores")
     if keep is not None:
         _require_heads(keep, values, neighbours, "keep")
-    return _Attend.apply(scores, values, keep, neighbours)
-
-
-def softmaxed(scores: Tensor, neighbours: Neighbours) -> Tensor:
-    """`segment_softmax` without autograd and checks, of scores (E, ...)."""
-    if _needs_no_shift(scores):
-        weights = scores.exp()
-    else:
-        weights = (scores - segment_max(scores, neighbours).index_select(0, neighbours.row)).exp_()
-    return weights.div_(segment_sum(weights, neighbours).index_select(0, neighbours.row))
-
-
-def softmaxed_back(grad: Tensor, weights: Tensor, neighbours: Neighbours) -> Tensor:
-    """The gradient of the scores from that of their softmax, which is overwritten."""
-    grad.mul_(weights)
-    expected = segment_sum(grad, neighbours).index_select(0, neighbours.row)
-    return grad.addcmul_(weights, expected, value=-1)
+    weight = _Softmax.apply(scores, neighbours)
+    return _HeadSum.apply(values, weight if keep is None else weight * keep, neighbours)
 
 
 def _needs_no_shift(scores: Tensor) -> bool:
@@ -222,7 +207,11 @@ class _AdditiveScores(torch.autograd.Function):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
-        weights = softmaxed(scores, neighbours)
+        if _needs_no_shift(scores):
+            weights = scores.exp()
+        else:
+            weights = (scores - segment_max(scores, neighbours).index_select(0, neighbours.row)).exp_()
+        weights.div_(segment_sum(weights, neighbours).index_select(0, neighbours.row))
         ctx.neighbours = neighbours
         ctx.save_for_backward(weights)
         return weights
@@ -230,8 +219,10 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        return softmaxed_back(grad.clone(), weights, ctx.neighbours), None
+        (weights,), neighbours = ctx.saved_tensors, ctx.neighbours
+        grad = grad * weights
+        expected = segment_sum(grad, neighbours).index_select(0, neighbours.row)
+        return grad.addcmul_(weights, expected, value=-1), None
 
 
 class _HeadProducts(torch.autograd.Function):
@@ -265,28 +256,6 @@ class _HeadSum(torch.autograd.Function):
         grad_values = _sent_back(grad, weight, values, ctx.neighbours) if ctx.needs_input_grad[0] else None
         grad_weight = products(grad, values, ctx.neighbours) if ctx.needs_input_grad[1] else None
         return grad_values, grad_weight, None
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, scores: Tensor, values: Tensor, keep: Tensor | None, neighbours: Neighbours) -> Tensor:
-        weights = softmaxed(scores, neighbours)
-        ctx.neighbours = neighbours
-        ctx.save_for_backward(values, keep, weights)
-        return sums_by_head(values, neighbours, weights if keep is None else weights * keep)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (values, keep, weights), neighbours = ctx.saved_tensors, ctx.neighbours
-        grad_scores = grad_values = None
-        if ctx.needs_input_grad[0]:
-            grad_scores = products(grad, values, neighbours)
-            grad_scores = grad_scores if keep is None else grad_scores.mul_(keep)
-            grad_scores = softmaxed_back(grad_scores, weights, neighbours)
-        if ctx.needs_input_grad[1]:
-            grad_values = _sent_back(grad, weights if keep is None else weights * keep, values, neighbours)
-        return grad_scores, grad_values, None, None
 
 
 def _sent_back(grad: Tensor, weight: Tensor, values: Tensor, neighbours: Neighbours) -> Tensor:

@@ -68,10 +68,8 @@ class Watch:
     def __init__(self, module: nn.Module):
         self._modules = list(module.modules())
         self._tables = [t for m in self._modules for t in (m._parameters, m._buffers, m._modules)]
-        self._copies = [dict(table) for table in self._tables]
-        slots = [(table, name, value) for table in self._tables for name, value in table.items()]
-        self._tensors = [value for _, _, value in slots if isinstance(value, Tensor)]
-        self._scalars = [slot for slot in slots if isinstance(slot[2], Tensor) and slot[2].numel() <= 1]
+        self._slots = [(table, name, value) for table in self._tables for name, value in table.items()]
+        self._tensors = [value for _, _, value in self._slots if isinstance(value, Tensor)]
         # tensors of inference mode have no version, sparse ones no address
         self.reliable = not any(t.is_inference() or t.layout != torch.strided for t in self._tensors)
         if self.reliable:
@@ -80,7 +78,12 @@ class Watch:
 
     def unchanged(self) -> bool:
         """False as soon as a change is seen; always False where none could be (tensors of inference mode, sparse)."""
-        return self.reliable and self._same_objects() and self._state() == self._before
+        return (
+            self.reliable
+            and sum(map(len, self._tables)) == len(self._slots)
+            and all(table.get(name) is value for table, name, value in self._slots)
+            and self._state() == self._before
+        )
 
     def _state(self) -> tuple:
         return (
@@ -88,13 +91,3 @@ class Watch:
             [tensor.data_ptr() for tensor in self._tensors],
             [module.training for module in self._modules],
         )
-
-    def _same_objects(self) -> bool:
-        # == of dicts asks `is` first, and two tensors of several elements that are not the same object raise; a fifth
-        # of the time of a loop
-        try:
-            if self._tables != self._copies:
-                return False
-        except (RuntimeError, TypeError):
-            return False
-        return not self._scalars or all(table[name] is value for table, name, value in self._scalars)

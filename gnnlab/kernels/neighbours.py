@@ -44,7 +44,7 @@ class Neighbours:
     """
 
     def __init__(self, rowptr: Tensor, col: Tensor, order: Tensor | Callable[[], Tensor], num_sources: int) -> None:
-        """`order` may be a function that gives it: not every graph is asked."""
+        """`order` may be a function that gives it, as few graphs are asked for it."""
         self.rowptr, self.col, self._order = rowptr, col, order
         self._sizes(rowptr.shape[0] - 1, num_sources, col)
 
@@ -114,7 +114,7 @@ class Neighbours:
     @_derived
     def transposed(self) -> Neighbours:
         """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
-        colptr, row, order = group(self.col, self.row, self.num_sources, self.dtype)
+        colptr, row, order = group(self.col, self.row, self.num_sources, self.places)
         return Neighbours(colptr, row, order, self.num_nodes)
 
     @property
@@ -131,21 +131,21 @@ class Neighbours:
     def looped(self) -> Neighbours:
         """The graph in which every node has exactly one self-loop, whatever it had: the edges given without loops, then
         a loop for each node, as `GATConv(add_self_loops=True)` has them."""
-        (source, target), num_loops = self.edges, int(self.loops.sum())
-        kind = index_type(self.num_nodes + 1, self.num_edges + self.num_nodes)
+        stays = ~self.loops
+        num_stays, kind = int(stays.sum()), index_type(self.num_nodes + 1, self.num_edges + self.num_nodes)
         nodes = torch.arange(self.num_nodes, dtype=kind, device=self.device)
-        if num_loops:  # into a row behind the last, which is cut off
-            target = target.masked_fill(self.loops, self.num_nodes)
-        source, target = (torch.cat([ends.to(kind), nodes]) for ends in (source, target))
-        rowptr, col, order = group(target, source, self.num_nodes + 1, kind)
-        edges = slice(self.num_edges + self.num_nodes - num_loops)
 
-        def closed_up() -> Tensor:
-            """The order, in which loops that are left out do not count."""
-            before = torch.cat([self.loops, self.loops.new_zeros(self.num_nodes)]).cumsum(0, dtype=kind)
-            return order[edges] - before.index_select(0, order[edges])
+        def grouped(given: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+            """(rowptr, numbers of the edges given and of those added, by target)."""
+            target = self.edges[1].to(kind).masked_fill(self.loops, self.num_nodes)  # a row that is cut off again
+            target, numbers = torch.cat([target, nodes]), torch.cat([given.to(kind), own])
+            rowptr, numbers, _ = group(target, numbers, self.num_nodes + 1)
+            return rowptr[:-1], numbers[: num_stays + self.num_nodes]
 
-        return Neighbours(rowptr[:-1], col[edges], closed_up if num_loops else order, self.num_nodes)
+        def order() -> Tensor:
+            return grouped(stays.cumsum(0, dtype=kind) - stays.to(kind), nodes + num_stays)[1]
+
+        return Neighbours(*grouped(self.edges[0], nodes), order, self.num_nodes)
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
@@ -157,16 +157,12 @@ class Neighbours:
         return self if heads == 1 else self.once((heads, shared), lambda: _heads(self, heads, shared))
 
     @_derived
-    def counts(self) -> Tensor:
-        """How many edges go from j to i, float64 (targets, sources): dense, for small graphs."""
+    def log_counts(self) -> Tensor:
+        """log of how many edges go from j to i, float64 (targets, sources): what a softmax over all nodes adds to its
+        scores; 0 for targets without edges."""
         pairs = self.row.long() * self.num_sources + self.col
         counts = torch.bincount(pairs, minlength=self.num_nodes * self.num_sources)
-        return counts.double().view(self.num_nodes, self.num_sources)
-
-    @_derived
-    def log_counts(self) -> Tensor:
-        """log of `counts`, what a softmax over all nodes adds to its scores; 0 for targets without edges."""
-        return self.counts.log().masked_fill(self.isolated, 0)
+        return counts.double().view(self.num_nodes, self.num_sources).log().masked_fill(self.isolated, 0)
 
     @_derived
     def isolated(self) -> Tensor:
@@ -189,7 +185,7 @@ class Neighbours:
         if weight.dim() == 0 or weight.shape[0] != self.num_edges:
             raise GnnlabError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
         if weight.requires_grad:  # what is learned changes from step to step
-            return _Sort.apply(weight, self)
+            return Moved.apply(weight, self.order, self.place)
         return self._weights.get((weight,), "sorted", lambda: weight.detach().index_select(0, self.order))
 
     def require(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
@@ -237,23 +233,27 @@ class _Unsorted(Neighbours):
         self._sizes(num_nodes, num_sources, edges)
 
     @_derived
-    def _sorted(self) -> tuple[Tensor, Tensor, Tensor]:
-        return group(self.edges[1], self.edges[0], self.num_nodes, self.dtype)
+    def _sorted(self) -> tuple[Tensor, ...]:
+        return group(self.edges[1], self.edges[0], self.num_nodes)
 
-    rowptr, col, order = (_derived(lambda self, part=part: self._sorted[part]) for part in range(3))
+    @_derived
+    def order(self) -> Tensor:
+        return group(self.edges[1], self.places, self.num_nodes)[1]
+
+    rowptr, col = (_derived(lambda self, part=part: self._sorted[part]) for part in range(2))
 
 
-class _Sort(torch.autograd.Function):
-    """Values of edges in the order of `col`, and their gradients back: a permutation, so nothing is added."""
+class Moved(torch.autograd.Function):
+    """values[there] of edges, where `there` (E,) is a permutation and `back` its inverse: gradients go back by that."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, neighbours: Neighbours) -> Tensor:
-        ctx.neighbours = neighbours
-        return values.index_select(0, neighbours.order)
+    def forward(ctx, values: Tensor, there: Tensor, back: Tensor) -> Tensor:
+        ctx.back = back
+        return values.index_select(0, there)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.index_select(0, ctx.neighbours.place), None
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.back), None, None
 
 
 class GraphCache:
@@ -283,7 +283,7 @@ class GraphCache:
     def _by_contents(self, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
         key = (_sample(edge_index), num_nodes, num_sources, edge_index.device)
         found = self._graphs.pop(key, None)
-        if found is None or not torch.equal(found.edges, edge_index.to(found.dtype)):
+        if found is None or not (found.edges == edge_index).all():
             found = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
         self._graphs[key] = found
         while len(self._graphs) > self.size:

@@ -19,24 +19,28 @@ def index_type(num_nodes: int, num_edges: int) -> torch.dtype:
     return torch.int32 if max(num_nodes, num_edges) < _INT32 else torch.int64
 
 
-def group(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """(rowptr (num_nodes + 1), `other` grouped by `node`, order), all of type `kind`.
+def group(
+    node: Tensor, other: Tensor, num_nodes: int, values: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(rowptr (num_nodes + 1), `other`, `values`), both grouped by `node`; the first two in the type of `node`.
 
-    `node` and `other` (E,): the two ends of each edge; edge `order[k]` of those given stands at place k. Edges of one
-    node keep their order. Every number of `node` must be within 0 .. num_nodes - 1: that is not checked.
+    `node` and `other` (E,): the two ends of each edge, of one type; `values` (E,), of any. Edges of one node keep their
+    order. Numbers must be 0 or more, and those of `node` below num_nodes: that is not checked.
     """
     if node.device.type != "cpu":
-        return _group_by_sort(node, other, num_nodes, kind)
-    edges = node.shape[0]
-    node, other, order = (part.numpy() for part in (node.to(kind), other.to(kind), torch.arange(edges, dtype=kind)))
-    matrix = coo_array((other, (node, order)), shape=(num_nodes, edges))  # an edge a column
-    matrix.has_canonical_format = True  # no column twice, so there is nothing to add
+        return _group_by_sort(node, other, num_nodes, values)
+    data = torch.empty(node.shape, dtype=torch.int8) if values is None else values  # scipy wants some
+    shape = num_nodes, torch.iinfo(node.dtype).max
+    matrix = coo_array((data.numpy(), (node.numpy(), other.numpy())), shape=shape)
+    matrix.has_canonical_format = True  # edges that come twice stay: nothing is added
     grouped = matrix.tocsr()
-    return tuple(torch.from_numpy(part).to(kind) for part in (grouped.indptr, grouped.data, grouped.indices))
+    rowptr, other = (torch.from_numpy(part).to(node.dtype) for part in (grouped.indptr, grouped.indices))
+    return rowptr, other, None if values is None else torch.from_numpy(grouped.data)
 
 
-def _group_by_sort(node: Tensor, other: Tensor, num_nodes: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    node, order = node.sort(stable=True)
-    nodes = torch.arange(num_nodes + 1, device=node.device, dtype=node.dtype)
-    rowptr = torch.searchsorted(node.contiguous(), nodes)
-    return rowptr.to(kind), other.index_select(0, order).to(kind), order.to(kind)
+def _group_by_sort(
+    node: Tensor, other: Tensor, num_nodes: int, values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    kind, (node, order) = node.dtype, node.sort(stable=True)
+    rowptr = torch.searchsorted(node, torch.arange(num_nodes + 1, device=node.device, dtype=kind))
+    return rowptr.to(kind), other.index_select(0, order), None if values is None else values.index_select(0, order)

@@ -30,7 +30,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from gnnlab.kernels.aggregation import weighted_sum_sorted
 from gnnlab.kernels.attention import head_sum, segment_softmax
 from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.neighbours import GraphCache, Neighbours
+from gnnlab.kernels.neighbours import GraphCache, Moved, Neighbours
 from gnnlab.kernels.sums import Largest, NeighbourSum
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
@@ -148,7 +148,7 @@ class Ends:
 
 def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
     """Values of edges (E, ...) in the order of `graph.col`; gradients go back."""
-    return values if Ends.of(graph).in_order else _Moved.apply(values, graph.order, graph.place)
+    return values if Ends.of(graph).in_order else Moved.apply(values, graph.order, graph.place)
 
 
 class _Call:
@@ -266,19 +266,6 @@ class _Row(Tensor):
         return out
 
 
-class _Moved(torch.autograd.Function):
-    """Values of edges brought into another order; gradients back."""
-
-    @staticmethod
-    def forward(ctx, values: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        ctx.back = back
-        return values.index_select(0, there)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(0, ctx.back), None, None
-
-
 def _tensors(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for name, value in arguments.items():
         for one in value if isinstance(value, (tuple, list)) else (value,):
@@ -303,7 +290,7 @@ def softmax(
     if graph is None or dim != 0 or src.dim() not in (1, 2) or torch.compiler.is_compiling():
         return utils.softmax(src, index, ptr, num_nodes, dim)
     shares = segment_softmax(sorted_values(src, graph), graph)
-    return shares if Ends.of(graph).in_order else _Moved.apply(shares, graph.place, graph.order)
+    return shares if Ends.of(graph).in_order else Moved.apply(shares, graph.place, graph.order)
 
 
 _REMEMBERED = TensorCache(64)

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnlab.errors import GnnlabError
 from gnnlab.kernels import sorting
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
 
@@ -13,13 +14,16 @@ def test_edges_are_grouped_as_a_stable_sort_groups_them(nodes, pairs, narrow):
     kind = torch.int32 if narrow else torch.int64
     pairs = [(a % nodes, b % nodes) for a, b in pairs] if nodes else []
     source, target = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
-    rowptr, col, order = sorting.group(target, source, nodes, kind)
+    source, target = source.to(kind), target.to(kind)
+    values = torch.rand(len(pairs))
+    rowptr, col, grouped = sorting.group(target, source, nodes, values)
     expected = target.argsort(stable=True)
-    assert {rowptr.dtype, col.dtype, order.dtype} == {kind}
-    assert torch.equal(order.long(), expected) and torch.equal(col.long(), source[expected])
+    assert rowptr.dtype is col.dtype is kind
+    assert torch.equal(col, source[expected]) and torch.equal(grouped, values[expected])
     assert torch.equal(rowptr.diff().long(), torch.bincount(target, minlength=nodes))
-    for ours, plain in zip((rowptr, col, order), sorting._group_by_sort(target, source, nodes, kind), strict=True):
+    for ours, plain in zip((rowptr, col, grouped), sorting._group_by_sort(target, source, nodes, values), strict=True):
         assert torch.equal(ours, plain)
+    assert sorting.group(target, source, nodes)[2] is None
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -40,3 +44,5 @@ def test_a_cache_tells_graphs_apart_that_share_the_edges_it_samples():
     first, second = cache.get(edge_index, 3), cache.get(other, 3)
     assert torch.equal(first.edge_index, edge_index) and torch.equal(second.edge_index, other)
     assert cache.get(other.int(), 3) is second
+    with pytest.raises(GnnlabError, match=f"names source {2**32}"):  # 0 if it were cut to 32 bits
+        cache.get(edge_index.index_fill(1, torch.tensor([1]), 2**32), 3)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.kernels.symptom_encoder import RewrittenSymptomGAT
 from gnnlab.profiling.races import relative_error, require_equal
+from gnnlab.workloads.rewritten_symptom_gat import RewrittenSymptomGAT
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GATConv
 
-from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.workloads.symptom_gat import SymptomGAT
 
 
@@ -32,8 +31,10 @@ class RewrittenSymptomGAT(nn.Module):
     def __init__(self, model: SymptomGAT) -> None:
         super().__init__()
         self.model = model
-        graph = Neighbours.prepare(model.edge_index, model.num_nodes).looped
-        log_counts = graph.cast("log_counts", model.node_embeddings.weight.dtype)  # (N, N), -inf without an edge
+        (source, target), nodes = model.edge_index, model.num_nodes
+        ones = torch.ones(source.shape, dtype=model.node_embeddings.weight.dtype, device=source.device)
+        counts = ones.new_zeros(nodes, nodes).index_put_((target, source), ones, accumulate=True)
+        log_counts = counts.fill_diagonal_(1).log()  # (N, N), -inf without an edge; GATConv gives each node one loop
         self.register_buffer("log_counts", log_counts, persistent=False)
         self.eval()
 
