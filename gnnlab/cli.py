@@ -146,7 +146,6 @@ def run(arguments) -> int:
       gnnlab run 01 -p graphs '[my_graph.npz]' -p models '[my_models:make_gat]'
       gnnlab run --params ~/my-params --force      parameters of your own, whatever has changed
     """
-    _load_jupyter_fast()
     from .lab import runner
 
     options = {"force": arguments.force, "runs": arguments.runs, "overrides": [tuple(p) for p in arguments.overrides]}
@@ -161,7 +160,6 @@ def report(arguments) -> int:
       gnnlab report
       gnnlab report --params full
     """
-    _load_jupyter_fast()
     from .lab import report, runner
 
     print(report.build_site(runner.output_folder(arguments.params)))
@@ -270,10 +268,3 @@ def params(arguments) -> int:
         rows = [(p.name, p.type, json.dumps(p.default, ensure_ascii=False), p.meaning, p.allowed) for p in every]
         show(table(notebook.name, columns, rows, whole=("name", "type")))
     return OK
-
-
-def _load_jupyter_fast() -> None:
-    """Spare this process a parser of internationalized web addresses: jsonschema, which validates notebooks, loads it
-    where it is installed, for seconds, and does without it where it is not. No notebook holds such addresses.
-    """
-    sys.modules.setdefault("rfc3987_syntax", None)

@@ -35,7 +35,9 @@ def repository(tmp_path, monkeypatch):
     cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
     for folder in ("notebooks", "params/quick", "params/full", "outputs/quick"):
         (tmp_path / folder).mkdir(parents=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "notebooks/01_first.ipynb")
+    python = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": python})
+    nbformat.write(made, tmp_path / "notebooks/01_first.ipynb")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
@@ -66,7 +68,7 @@ def test_help_loads_nothing_heavy(arguments):
 
 
 def test_notebooks_are_read_and_validated_without_what_loads_for_seconds():
-    code = "import sys; from gnnlab import cli; cli._load_jupyter_fast(); import nbformat; "
+    code = "import sys; import gnnlab.lab; import nbformat; "
     code += "nbformat.validate(nbformat.v4.new_notebook()); sys.exit('lark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 

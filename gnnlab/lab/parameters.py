@@ -1,4 +1,4 @@
-"""The parameters of a notebook: its cell tagged `parameters` is the schema, and every value is held against it.
+"""The parameters of a notebook: its cell tagged `parameters` is the schema, and every value is checked against it.
 
 A line of that cell declares one parameter:
 
@@ -6,30 +6,29 @@ A line of that cell declares one parameter:
     local: str = "gin"       # local message passing; gin|gat|gcn
     rates: list[float] = []  # learning rates to try; 0..1
 
-Types are `int`, `float`, `str`, `bool`, `list[int]`, `list[float]`, `list[str]`. In the comment `lo..hi` or `lo..` is a
-range and `a|b|c` are the choices; for lists they hold for each element. The cell is read, never executed. (papermill's
-own `inspect_notebook` leaves out lines whose text holds what looks like a comment.)
+`papermill.inspect_notebook` reads name, type, default and comment. In the comment `lo..hi` or `lo..` is a range and
+`a|b|c` are the choices; for lists they hold for each element. The cell is never executed. papermill reads one line
+a parameter, without "=" or "#" in its default.
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import json
+import logging
 import re
-import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from ruamel.yaml import YAML, YAMLError
 
 from gnnlab.errors import GnnlabError, meant, one_line, shown
 
-TYPES = ("int", "float", "str", "bool", "list[int]", "list[float]", "list[str]")
+TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 FORM = "`name: type = literal  # meaning, unit; choices or range`"
 _NOUNS = {"int": "whole number", "float": "number", "str": "text", "bool": "truth value"}
 _RANGE = re.compile(r"\(?(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)?\)?\.?")
@@ -74,28 +73,19 @@ class Parameter:
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        if self.element == "bool":
-            words = {"true": True, "false": False}
-            kind: Any = Annotated[bool, Field(strict=True), BeforeValidator(lambda v: words.get(str(v).lower(), v))]
-        elif self.element == "str":
-            kind = Annotated[str, Field(strict=True), AfterValidator(lambda text: text.encode().decode())]
-        else:
-            limits = {name: end for name, end in (("ge", self.low), ("le", self.high)) if end is not None}
-            if self.element == "int":
-                kind = Annotated[int, Field(**{"ge": -(2**63), "le": 2**63 - 1, **limits})]
-            else:
-                kind = Annotated[float, Field(allow_inf_nan=False, **limits)]
-            kind = Annotated[kind, BeforeValidator(_no_truth)]
+        limits = {name: end for name, end in (("ge", self.low), ("le", self.high)) if end is not None}
+        if self.element == "int":
+            limits = {"ge": -(2**63), "le": 2**63 - 1, **limits}
+        elif self.element == "float":
+            limits["allow_inf_nan"] = False
+        kind: Any = Annotated[TYPES[self.element], Field(strict=self.element in ("bool", "str"), **limits)]
+        if limits:
+            kind = Annotated[kind, BeforeValidator(_number)]
         if self.choices:
-            kind = Annotated[kind, AfterValidator(self._chosen)]
+            kind = Literal[self.choices]
         if self.is_list:
             kind = Annotated[list[kind], Field(min_length=int(bool(self.default)))]
         return TypeAdapter(kind)
-
-    def _chosen(self, value: Any) -> Any:
-        if value not in self.choices:
-            raise ValueError(value)
-        return value
 
     def understood(self, value: Any) -> Any:
         """A value as its type has it, within range and choices: "1e-3" is a number where one is wanted, 8.0 a whole
@@ -111,7 +101,7 @@ class Parameter:
             raise GnnlabError(f"{self.name}: got {shown(wrong)}; allowed is {self.allowed}{hint}") from None
 
 
-def _no_truth(value: Any) -> Any:
+def _number(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a truth value is no number")
     return value
@@ -124,57 +114,50 @@ def declared(notebook_path: Path) -> dict[str, Parameter]:
     """The parameters that a notebook declares, by name, in its order.
 
     Raises `GnnlabError` when the file is no notebook, has not exactly one cell tagged `parameters`, or when a line
-    of that cell is not a declaration (the message names the line).
+    of that cell is not a declaration (the message shows the line).
     """
+    from papermill import inspect_notebook
+
     path = Path(notebook_path)
-    text = _read(path)
     try:
-        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        cells = [cell for cell in json.loads(_read(path))["cells"] if cell["cell_type"] == "code"]
         tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
-    if len(tagged) != 1:
-        raise GnnlabError(f"{path.name} has {len(tagged)} code cells tagged 'parameters'; it must have one")
+        if len(tagged) != 1:
+            raise GnnlabError(f"{path.name} has {len(tagged)} code cells tagged 'parameters'; it must have one")
+        logging.getLogger("papermill").setLevel(logging.ERROR)  # of lines that it leaves out, which are told below
+        found = inspect_notebook(literal_path(path))
+    except GnnlabError:
+        raise
+    except Exception:  # papermill and nbformat raise many kinds
+        raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON) with a kernel of Python") from None
+    lines = [line for line in map(str.strip, tagged[0].splitlines()) if line and not line.startswith("#")]
+    left_out = [line for line in lines if re.split(r"\W", line)[0] not in found]
     try:
-        return read_cell(tagged[0])
+        if left_out or len(lines) > len(found):
+            raise GnnlabError(f"{shown((left_out or lines)[-1])} is not of the form {FORM}, each name once")
+        return {name: _declaration(**about) for name, about in found.items()}
     except GnnlabError as error:
-        raise GnnlabError(f"{path.name}, cell 'parameters', {error}") from None
+        raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
 
 
-def read_cell(source: str) -> dict[str, Parameter]:
-    """The parameters that a cell declares. Raises `GnnlabError`, which names the line."""
+def literal_path(path: Path) -> str:
+    """A path for papermill, which reads braces in it as fields to fill in."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def _declaration(name: str, inferred_type_name: str, default: str, help: str) -> Parameter:
+    """A parameter from what papermill says of it; ranges and choices are words of its comment."""
+    kind = inferred_type_name.strip()
+    if kind.removeprefix("list[").removesuffix("]") not in TYPES or kind == "list[bool]":
+        allowed = [*TYPES, "list[int]", "list[float]", "list[str]"]
+        raise GnnlabError(f"{name} has the type {kind!r}; allowed are {', '.join(allowed)}")
     try:
-        nodes = ast.parse(source).body
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None) or 1
-        raise GnnlabError(f"line {line}: not Python; only lines of the form {FORM}") from None
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    found: dict[str, Parameter] = {}
-    for node in nodes:
-        try:
-            parameter = _declaration(node, comments.get(node.end_lineno, ""))
-            if parameter.name in found:
-                raise GnnlabError(f"{parameter.name} is declared twice")
-        except GnnlabError as error:
-            raise GnnlabError(f"line {node.lineno}: {error}") from None
-        found[parameter.name] = parameter
-    return found
-
-
-def _declaration(node: ast.stmt, comment: str) -> Parameter:
-    if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None):
-        raise GnnlabError(f"not of the form {FORM}")
-    name, type_ = node.target.id, ast.unparse(node.annotation)
-    if type_ not in TYPES:
-        raise GnnlabError(f"{name} has the type {type_!r}; allowed are {', '.join(TYPES)}")
-    try:
-        default = ast.literal_eval(node.value)
+        value = ast.literal_eval(default)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise GnnlabError(f"{name} has a default that is not a literal") from None
-    bare = Parameter("a range or choice in its comment", type_.removeprefix("list[").removesuffix("]"), None, "")
+        raise GnnlabError(f"{name} has a default that is not a literal without '#': {shown(default)}") from None
+    bare = Parameter(f"a range or choice in the comment of {name}", kind.removeprefix("list[").removesuffix("]"), 0, "")
     limits: dict[str, Any] = {}
-    for word in re.split(r"[\s,;]+", comment):
+    for word in re.split(r"[\s,;]+", help):
         if match := _RANGE.fullmatch(word):
             low, high = (None if end is None else bare.understood(end) for end in match.groups())
             limits = {"low": low, "high": high}
@@ -182,12 +165,12 @@ def _declaration(node: ast.stmt, comment: str) -> Parameter:
             limits = {"choices": tuple(bare.understood(choice) for choice in match[1].split("|"))}
         else:
             continue
-        comment = comment.replace(word, "", 1)
-    meaning = re.sub(r"\s+", " ", comment).strip(" ,;")
+        help = help.replace(word, "", 1)
+    meaning = re.sub(r"\s+", " ", help).strip(" ,;")
     if not meaning:
         raise GnnlabError(f"{name} has no comment that says what it means")
-    checked = Parameter(name, type_, default, meaning, **limits).understood(default)
-    return Parameter(name, type_, checked, meaning, **limits)
+    checked = Parameter(name, kind, value, meaning, **limits).understood(value)
+    return Parameter(name, kind, checked, meaning, **limits)
 
 
 # ---- what is given --------------------------------------------------------------------------------------------------
@@ -211,70 +194,51 @@ def unknown(name: Any, declared: Mapping[str, Any]) -> str:
 
 
 def _from_yaml(text: str) -> Any:
-    """What YAML says, every value as text: its parameter's type says what it means."""
+    """What YAML 1.2 says: 1e-3 is a number, `yes` a text, a key that stands twice is an error."""
     try:
-        return yaml.load(text, yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+        return YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         raise GnnlabError(f"{line}not YAML ({getattr(error, 'problem', None) or one_line(error)})") from None
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a parameter file: `name: value` lines in UTF-8, values as text. An empty file gives no parameter.
-
-    Raises `GnnlabError`.
-    """
+    """Read a parameter file: `name: value` lines in UTF-8. An empty file gives no parameter. Raises `GnnlabError`."""
     path = Path(path)
-    text = _read(path)
     try:
-        found = _from_yaml(text)
+        values = _from_yaml(_read(path))
     except GnnlabError as error:
-        raise GnnlabError(f"{path}: {error}; a parameter file holds `name: value` lines") from None
-    if found and not isinstance(found, dict):
+        raise GnnlabError(f"{path}: {error}; a parameter file holds `name: value` lines in UTF-8") from None
+    if values and not isinstance(values, dict):
         raise GnnlabError(f"{path}: there are no `name: value` lines in it")
-    return found or {}
+    return values or {}
 
 
 def parse(text: str, parameter: Parameter) -> Any:
     """The value that was written for a parameter on a command line; `check` still has to hold it against the schema."""
+    if parameter.type == "str":
+        return text
     try:
-        value = _from_yaml(text)
+        return _from_yaml(text)
     except GnnlabError as error:
-        if parameter.type == "str":
-            return text
         raise GnnlabError(f"{parameter.name}: got {shown(text)} ({error}); allowed is {parameter.allowed}") from None
-    return text if parameter.type == "str" and not isinstance(value, str) else value
 
 
 def from_namespace(namespace: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[str, Any]:
     """The parameters of a running notebook, from its `globals()` after the parameter cells; held against the schema.
 
-    papermill alone only warns of unknown names; they are found in the source of the cell that it injected (the kernel
-    keeps executed sources in `In`). Raises `GnnlabError` as `check` does.
+    papermill alone only warns of unknown names; here they are refused, from the cell that it injected (the kernel keeps
+    executed sources in `In`). Raises `GnnlabError` as `check` does.
     """
-    for name in _injected(namespace):
-        if name not in declared:
-            raise GnnlabError(unknown(name, declared))
+    for source in namespace.get("In", []):
+        if source.startswith("# Parameters\n"):
+            for name in set(re.findall(r"^(\w+) = ", source, re.MULTILINE)) - declared.keys():
+                raise GnnlabError(unknown(name, declared))
     missing = [name for name in declared if name not in namespace]
     if missing:
         raise GnnlabError(f"{missing[0]} has no value; run the cell tagged 'parameters' first")
     return check({name: namespace[name] for name in declared}, declared)
-
-
-def _injected(namespace: Mapping[str, Any]) -> Iterator[str]:
-    """The names that the cells assign which papermill put into a notebook."""
-    sources = namespace.get("In", [])
-    for text in sources if isinstance(sources, Sequence) else ():
-        if not (isinstance(text, str) and text.lstrip().startswith("# Parameters")):
-            continue
-        try:
-            body = ast.parse(text).body
-        except (SyntaxError, ValueError):  # a magic or an unfinished cell: nothing that papermill writes
-            continue
-        for node in body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def _read(path: Path) -> str:

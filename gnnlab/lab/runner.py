@@ -1,4 +1,4 @@
-"""Runs notebooks through papermill: in dependency order, with strict parameters, and only those that have to run.
+"""Runs notebooks: in dependency order, with strict parameters, and only those that have to run.
 
     outcomes = run(["01"], "quick")
     outcomes = run(["02"], "full", runs=5)      # five times, each in a kernel of its own; the runs are samples
@@ -21,9 +21,8 @@ from rich.text import Text
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
-from gnnlab.progress import progress
 
-from . import discovery, outputs, parameters, provenance, results
+from . import discovery, execution, outputs, parameters, provenance, results
 from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
 from .table import duration
@@ -220,22 +219,15 @@ class _Job:
 
         With `more` it is one run more, else it supersedes all that are there.
         """
-        from . import execution  # Jupyter, heavy
-
         if busy := machine.warning():
             self.say(busy)
         name, started, values = notebook.name, datetime.now(UTC), self.values(notebook)
         told = {given: values[given] for given in {"output_dir": None, **self.given[name]}}  # others are its defaults
         staged = outputs.stage(self.folder, name)
-        if not self.console.is_terminal:
+        bar = name.ljust(self.width) if self.console.is_terminal else None
+        if bar is None:
             self.say(f"{name.ljust(self.width)}  running  {about}")
-        with progress(name.ljust(self.width), file=self.console.file) as step:
-            step(about, done=0)
-
-            def moved(at: execution.Progress) -> None:
-                step(at.heading, done=at.done, total=at.total)
-
-            ended = execution.execute(notebook, told, here=self.here, staged=staged, on_progress=moved)
+        ended = execution.execute(notebook, told, here=self.here, staged=staged, bar=bar)
         if ended.result is not None:
             record = outputs.record(ended.result, now, ended.seconds)
             outputs.commit(staged, self.folder, name, record, more=more)

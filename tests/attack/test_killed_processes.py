@@ -62,7 +62,8 @@ def repository(root):
     ]
     for folder in ("notebooks", "params/quick"):
         (root / folder).mkdir(parents=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"gnnlab": {}}), root / "notebooks/01_first.ipynb")
+    metadata = {"gnnlab": {}, "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), root / "notebooks/01_first.ipynb")
     (root / "params/quick/01_first.yaml").write_text("width: 9\n")
     return root
 

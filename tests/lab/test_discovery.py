@@ -20,7 +20,9 @@ def repository(tmp_path):
 def notebook(repository, name, source=CELL, **about):
     cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
     path = repository / "notebooks" / f"{name}.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"gnnlab": about} if about else {}), path)
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    metadata |= {"gnnlab": about} if about else {}
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=metadata), path)
     return path
 
 

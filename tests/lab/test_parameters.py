@@ -1,7 +1,10 @@
 """The strict check of parameters: a clear line for the reader, or values that fit; never anything else."""
 
+import functools
 import json
 import math
+import tempfile
+from pathlib import Path
 
 import nbformat
 import papermill
@@ -14,6 +17,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.lab import parameters
 from gnnlab.lab.parameters import Parameter
 
+PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
 CELL = """\
 # what to profile
 graph: str = "digits"            # a built-in name, a PyG dataset or a path
@@ -27,19 +31,25 @@ nodes: list[int] = [100, 500]    # graph sizes, nodes; 1..
 rates: list[float] = []          # learning rates to try, 0..1.
 kinds: list[str] = ["lap"]       # encodings, lap|rwse|none
 heads: int = 4                   # attention heads; 1|2|4|8
-output_dir: str = "outputs/x#y"  # where results go
+output_dir: str = "outputs/x y"  # where results go
 """
 
 
 def notebook(path, source=CELL, tags=("parameters",)):
     cells = [nbformat.v4.new_code_cell("a = 1"), nbformat.v4.new_code_cell(source, metadata={"tags": list(tags)})]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": PYTHON}), path)
     return path
 
 
-@pytest.fixture(scope="module")
-def declared(tmp_path_factory):
-    return parameters.declared(notebook(tmp_path_factory.mktemp("declared") / "01_x.ipynb"))
+@functools.cache
+def declared_by_cell():
+    with tempfile.TemporaryDirectory() as folder:
+        return parameters.declared(notebook(Path(folder) / "01_x.ipynb"))
+
+
+@pytest.fixture
+def declared():
+    return declared_by_cell()
 
 
 # ---- the declaration
@@ -56,14 +66,14 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(declared):
     assert declared["rates"].default == [] and declared["rates"].high == 1.0
     assert declared["heads"].choices == (1, 2, 4, 8)
     assert declared["seed"].default == -1
-    assert declared["output_dir"].default == "outputs/x#y"
+    assert declared["output_dir"].default == "outputs/x y"
 
 
 @pytest.mark.parametrize(
     ("line", "part"),
     [
         ("x: int = open('f').read()  # m", "not a literal"),
-        ("x = 5  # m", "not of the form"),
+        ("x = 5  # m", "type 'None'"),
         ("x: dict = {}  # m", "type 'dict'"),
         ("x: int = 5", "no comment"),
         ("x: int = 5  # m; 6..9", "from 6 to 9"),
@@ -72,14 +82,15 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(declared):
         ("x: int = 2.5  # m", "a whole number"),
         ("x: float = True  # m", "a number"),
         ("x: list[int] = 5  # m", "a list of whole numbers"),
-        ("x: int = 5  # m\nx: int = 6  # m", "line 2: x is declared twice"),
-        ("%matplotlib inline", "not Python"),
+        ("x: int = 5  # m\nx: int = 6  # m", "each name once"),
+        ("%matplotlib inline", "not of the form"),
+        ("x: str = 'a=b'  # m", "not of the form"),
+        ("x: str = 'a#b'  # m", "not a literal without '#'"),
     ],
 )
-def test_a_mistake_in_a_declaration_names_its_line(tmp_path, line, part):
+def test_a_mistake_in_a_declaration_is_refused_with_what_is_wrong(tmp_path, line, part):
     message = refused(parameters.declared, notebook(tmp_path / "01_x.ipynb", line))
-    assert "01_x.ipynb" in message and "line" in message
-    assert part in message
+    assert "01_x.ipynb" in message and part in message
 
 
 def test_a_declaration_is_read_and_not_executed(tmp_path):
@@ -171,7 +182,7 @@ def fits(value, parameter):
 
 @given(st.data())
 def test_any_value_is_understood_or_refused_and_never_passed_on(data):
-    declared = parameters.read_cell(CELL)
+    declared = declared_by_cell()
     given_ = data.draw(st.dictionaries(st.sampled_from(list(declared)), VALUES, max_size=3))
     try:
         values = parameters.check(given_, declared)
@@ -191,6 +202,7 @@ def test_any_value_is_understood_or_refused_and_never_passed_on(data):
         (b"- 1", "no `name: value` lines"),
         (b"a: [1", "not YAML"),
         (b"\xff\x00", "not UTF-8"),
+        (b"a: 1\na: 2", "duplicate key"),
     ],
 )
 def test_a_bad_parameter_file_is_named(tmp_path, content, part):
@@ -204,16 +216,16 @@ def test_a_bad_parameter_file_is_named(tmp_path, content, part):
     [
         ("", {}),
         ("---\n", {}),
-        ("\ufeffhidden: 128\r\nrates: [1e-3, 0.5]\r\n", {"hidden": "128", "rates": ["1e-3", "0.5"]}),
-        ("a: [1, 2]\nb:\n  - x\n  - y", {"a": ["1", "2"], "b": ["x", "y"]}),
-        ("a: '1'\nb: true\nc: 1:30\nd: yes", {"a": "1", "b": "true", "c": "1:30", "d": "yes"}),
+        ("\ufeffhidden: 128\r\nrates: [1e-3, 0.5]\r\n", {"hidden": 128, "rates": [0.001, 0.5]}),
+        ("a: [1, 2]\nb:\n  - x\n  - y", {"a": [1, 2], "b": ["x", "y"]}),
+        ("a: '1'\nb: true\nc: 1:30\nd: yes\ne: 010", {"a": "1", "b": True, "c": "1:30", "d": "yes", "e": 10}),
         (
             "a: random:nodes=10,edges=5\nb: C:\\graphs\\x.npz",
             {"a": "random:nodes=10,edges=5", "b": "C:\\graphs\\x.npz"},
         ),
     ],
 )
-def test_a_parameter_file_gives_texts_that_its_parameters_understand(tmp_path, text, expected):
+def test_a_parameter_file_is_read_as_yaml_1_2(tmp_path, text, expected):
     (tmp_path / "a.yaml").write_bytes(text.encode())
     assert parameters.load_yaml(tmp_path / "a.yaml") == expected
 
@@ -225,7 +237,7 @@ def test_a_parameter_file_gives_texts_that_its_parameters_understand(tmp_path, t
         ("nodes", "[1, 2]", [1, 2]),
         ("graph", "a: b", "a: b"),
         ("graph", "5", "5"),
-        ("graph", "'quoted'", "quoted"),
+        ("graph", "'quoted'", "'quoted'"),
         ("graph", "", ""),
         ("compiled", "true", True),
         ("rate", "1e-3", 1e-3),
@@ -266,7 +278,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 
 @given(TEXTS, st.lists(st.floats(0, 1), max_size=3), st.booleans())
 def test_papermill_hands_every_checked_value_on_unchanged(text, rates, flag):
-    declared = parameters.read_cell(CELL)
+    declared = declared_by_cell()
     values = parameters.check({"graph": text, "rates": rates, "compiled": flag}, declared)
     injected = papermill.translators.translate_parameters("python3", "python", values, "Parameters")
     assert parameters.from_namespace(executed(declared, injected), declared) == values

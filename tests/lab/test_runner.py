@@ -64,7 +64,7 @@ def write_notebook(path, last=("passed",), **about):
         nbformat.v4.new_markdown_cell("## The answer\nin words"),
         code(ACTION),
     ]
-    metadata = {"gnnlab": about, "kernelspec": {"name": "julia", "display_name": "J", "language": "julia"}}
+    metadata = {"gnnlab": about, "kernelspec": {"name": "mine", "display_name": "M", "language": "python"}}
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
 
@@ -123,7 +123,7 @@ def ran(tmp_path_factory):
     broken.parent.mkdir(parents=True)
     broken.write_text('{"argv": ["/no/such/python", "{connection_file}"], "display_name": "P", "language": "python"}')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_PATH", str(broken.parents[2]))
+        patch.setenv("JUPYTER_DATA_DIR", str(broken.parents[2]))
         steady(patch)
         return repository, *start(repository)
 
@@ -248,7 +248,7 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     ("mode", "reason"),
     [
         ("refuse", "unknown parameter 'widht' (did you mean width?)"),
-        ("die", "the kernel died in cell [4], under 'The answer' (exit code 3)"),
+        ("die", "the kernel died in cell [4], under 'The answer'"),
         ("silent", "it ended without writing 01_first.json; its last cell has to finish the session"),
         ("damage", "01_first.json is not a result file of this version"),
     ],
@@ -371,7 +371,7 @@ def without_kernels(monkeypatch):
     """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is a reason."""
     made = types.SimpleNamespace(pid=10**7, fail=None)
 
-    def run_cells(notebook, parameters, at, *, here, staged):
+    def run_cells(notebook, parameters, *, here, staged, bar):
         shutil.copy(notebook.path, staged)
         if made.fail:
             return Status.FAILED, made.fail

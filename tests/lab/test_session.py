@@ -31,7 +31,9 @@ def lab(tmp_path, monkeypatch):
     (tmp_path / "params/quick").mkdir(parents=True)
     cell = new_code_cell('size: int = 3  # nodes; 1..10\noutput_dir: str = "outputs/quick"  # folder')
     cell.metadata["tags"] = ["parameters"]
-    nbformat.write(new_notebook(cells=[cell]), tmp_path / "notebooks" / "01_profile_bottlenecks.ipynb")
+    python = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = new_notebook(cells=[cell], metadata={"kernelspec": python})
+    nbformat.write(made, tmp_path / "notebooks" / "01_profile_bottlenecks.ipynb")
     monkeypatch.chdir(tmp_path)
     for module in (session, study):
         monkeypatch.setattr(module, "display", lambda *_, **__: None)
