@@ -17,7 +17,7 @@ from gnnlab.campaign import campaign, checkpoints, sizes, table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery, parameters
-from gnnlab.lab.outputs import copy_for_exploring, for_exploring, only_run
+from gnnlab.lab.runs import for_exploring, only_run
 from gnnlab.prediction import bandwidth, copies, tables
 from gnnlab.units import registry
 
@@ -58,7 +58,7 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
         warn_if_busy()
     found = campaign.measure(
         folder / "stages",
-        models=folder / "exported_models",
+        models=given.models,
         sizes=given.sizes,
         blocks=given.blocks,
         names=given.units,
@@ -92,7 +92,7 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
     found = bandwidth.measure(
         folder / "tables",
         stages=folder / "stages",
-        models=folder / "exported_models",
+        models=given.models,
         names=names,
         off_grid=0,
         again=0,
@@ -111,7 +111,8 @@ _STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
 
 def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     """Parameters from params/SET, notebook 05 over 04, command-line options over both (06's go to `tables`), and the
-    results folder: outputs/lab with a copy of what a run left if options were given, else outputs/SET.
+    results folder: outputs/lab if options were given, else outputs/SET. `models` are the exported ones, of this
+    folder or, where it has none, of outputs/SET.
     """
     root = discovery.root()
     every = discovery.notebooks(root)
@@ -127,9 +128,12 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
     values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
     folder = discovery.output_folder(set_, in_set.values(), root)
-    if any(named.values()) and (own := for_exploring(root, folder)) != folder:  # what a run left stays as it is
-        copy_for_exploring(folder, own, CAMPAIGN[0])
-        folder = own
+    of_runs = folder
+    if any(named.values()):  # what a run left stays as it is
+        folder = for_exploring(root, folder)
+    exported = folder / "exported_models"
+    own = arguments.all or arguments.export or exported.exists()
+    values["models"] = exported if own else of_runs / "exported_models"
     values["sizes"] = sizes.read(values["sizes"], root)
     return SimpleNamespace(**values), folder
 

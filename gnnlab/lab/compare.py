@@ -102,7 +102,7 @@ Name = tuple[Any, ...]  # notebook, and what tells a row from every other
 def compare(run_a: Path, run_b: Path) -> RunComparison:
     """Compare two result folders, or two result files. Raises `GnnlabError` when one holds no readable result."""
     (found_a, problems_a), (found_b, problems_b) = _results(Path(run_a)), _results(Path(run_b))
-    if Path(run_a).is_file() and Path(run_b).is_file():  # two files are meant for each other, whatever their names
+    if _is_one_run(Path(run_a)) and _is_one_run(Path(run_b)):  # meant for each other, whatever their names
         found_b = dict(zip(found_a, found_b.values(), strict=True))
     rows_a, rows_b = _rows(found_a, found_b), _rows(found_b, found_a)
     differences = list(dict.fromkeys(_differences(found_a, found_b)))
@@ -119,13 +119,19 @@ def compare(run_a: Path, run_b: Path) -> RunComparison:
     )
 
 
+def _is_one_run(run: Path) -> bool:
+    return run.is_file() or (run / results.RESULT).is_file()
+
+
 def _results(run: Path) -> tuple[Runs, list[str]]:
     """The runs of each notebook, and a line for each that could not be read."""
+    if (run / results.RESULT).is_file():
+        run = run / results.RESULT
     if run.is_file():
         result = results.read(run)
         return {result.notebook: [result]}, []
     if not run.is_dir():
-        raise GnnlabError(f"there is no folder or result file {run}; give a folder as outputs/quick, or NN_name.json")
+        raise GnnlabError(f"there is no folder or result file {run}; give one as outputs/quick, or the folder of a run")
     found, problems = results.runs_of(run)
     if not found:
         raise GnnlabError(problems[0] if problems else f"{run} holds no results; run the notebooks first: gnnlab run")

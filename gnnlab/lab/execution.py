@@ -1,6 +1,6 @@
 """One notebook, executed by papermill in a child process under one time limit for all its cells.
 
-    ended = execute(notebook, parameters, here=root, staged=folder)
+    ended = execute(notebook, parameters, here=root, place=folder)
 
 The child ends with this process, however that ends; its kernel and what that started end with the child.
 """
@@ -23,7 +23,7 @@ import nbformat
 from gnnlab import errors, files
 from gnnlab.errors import GnnlabError
 
-from . import notebook_process, outputs, results
+from . import notebook_process, results, runs
 from .discovery import Notebook
 from .notebook_process import end_tree
 from .parameters import literal_path
@@ -50,16 +50,16 @@ class Ended:
 
 
 def execute(
-    notebook: Notebook, parameters: Mapping[str, Any], *, here: Path, staged: Path, bar: str | None = None
+    notebook: Notebook, parameters: Mapping[str, Any], *, here: Path, place: Path, bar: str | None = None
 ) -> Ended:
-    """Execute `notebook` with `parameters` in the working directory `here`; what it makes waits in `staged`.
+    """Execute `notebook` with `parameters` in the working directory `here`; what it makes goes to the folder `place`.
 
     `bar`: the title of papermill's progress bar on standard error, None for none. A failure, a timeout or a dead kernel
     is a result; only Ctrl-C (`KeyboardInterrupt`) passes through, after the child has ended.
     """
     start = time.monotonic()
-    status, reason = run_cells(notebook, parameters, here=here, staged=staged, bar=bar)
-    result, path = None, staged / f"{notebook.name}.json"
+    status, reason = run_cells(notebook, parameters, here=here, place=place, bar=bar)
+    result, path = None, place / results.RESULT
     if status is Status.PASSED and not path.exists():
         status, reason = Status.FAILED, f"it ended without writing {path.name}; its last cell has to finish the session"
     elif status is Status.PASSED:
@@ -74,15 +74,15 @@ def execute(
 
 
 def run_cells(
-    notebook: Notebook, parameters: Mapping[str, Any], *, here: Path, staged: Path, bar: str | None
+    notebook: Notebook, parameters: Mapping[str, Any], *, here: Path, place: Path, bar: str | None
 ) -> tuple[Status, str | None]:
-    """Execute the cells; the notebook in `staged` grows cell by cell. Passed, failed or timeout, and why."""
-    written, minutes = staged / notebook.path.name, notebook.timeout_minutes
+    """Execute the cells; the notebook in `place` grows cell by cell. Passed, failed or timeout, and why."""
+    written, minutes = place / results.NOTEBOOK, notebook.timeout_minutes
     asked = {"input_path": literal_path(notebook.path), "output_path": literal_path(written), "cwd": str(here)}
     asked |= {"parameters": dict(parameters), "progress_bar": {"desc": bar, "leave": False} if bar else False}
     child = subprocess.Popen(
         [sys.executable, "-m", notebook_process.__name__],
-        env={**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", outputs.STAGED: str(staged)},
+        env={**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", runs.PLACE: str(place)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if bar else subprocess.DEVNULL,
@@ -98,12 +98,12 @@ def run_cells(
         child.communicate()
     if child.returncode == 0:
         return Status.PASSED, None
-    place, error = _stopped(written)
+    stop, error = _stopped(written)
     if error is not None:
-        return Status.FAILED, _failure(error, place)
+        return Status.FAILED, _failure(error, stop)
     kind, _, text = answer.decode(errors="replace").strip().partition(": ")
     if kind == "DeadKernelError":
-        return Status.FAILED, f"the kernel died in {place}"
+        return Status.FAILED, f"the kernel died in {stop}"
     if text.startswith("Kernel"):  # before any cell: it did not respond, or died at once
         return Status.FAILED, f"no kernel started ({text}); {NO_KERNEL}"
     return Status.FAILED, f"could not be executed ({kind or f'exit code {child.returncode}'}: {text})"

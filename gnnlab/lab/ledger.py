@@ -83,7 +83,7 @@ class Ledger:
 
 
 def judge(folder: Path) -> Ledger:
-    """The ledger of the result files in `folder` and of their further runs (`runs/`)."""
+    """The ledger of the runs in `folder`."""
     runs, problems = results.runs_of(folder)
     rows = {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
     known = catalogue()

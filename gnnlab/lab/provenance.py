@@ -166,7 +166,7 @@ def fingerprint(
         "parameters": dict(parameters),
         "code": {**shared["code"], CELLS: files.digest(tagged)},
         "inputs": {
-            **{path.name: _digest(path) for path in needs},
+            **{path.parent.parent.name: _digest(path) for path in needs},
             **{
                 path.relative_to(here).as_posix() if here in path.parents else str(path): _digest(path)
                 for value in parameters.values()

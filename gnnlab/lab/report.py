@@ -1,8 +1,9 @@
 """The site of an output folder: a report for each notebook, and a front page with the ledger first.
 
-JSON is the truth, HTML is rendered from it and from the executed notebooks: `NN_name.json` + `NN_name.ipynb` ->
-`NN_name.html`, and all of them -> `claims.json` + `index.html`. A page holds its pictures, loads nothing from the
-network, and its content policy lets no script run but the one that the page comes with.
+JSON is the truth, HTML is rendered from it and from the executed notebooks: `NN_name/RUN/result.json` +
+`notebook.ipynb` -> `NN_name.html`, and all of them -> `claims.json` + `index.html`. A page
+holds its pictures, loads nothing from the network, and its content policy lets no script run but the one that the page
+comes with.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class NotebookEntry:
     """A notebook on the front page: its last good result, the run that failed since, and what could not be read."""
 
     stem: str  # "01_profile_bottlenecks"
+    path: Path | None = None  # the result file
     result: ResultFile | None = None
     failure: ResultFile | None = None
     problems: list[str] = field(default_factory=list)
@@ -75,8 +77,8 @@ def environment_card(environment: Mapping[str, Any]) -> str:
     return _templates().get_template("environment_card.html.j2").render(rows=provenance.in_rows(environment))
 
 
-def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Judged] = ()) -> Path:
-    """Write the report of one executed notebook beside it, whole or not at all; returns the path of the HTML.
+def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()) -> None:
+    """Write the report of a run to `path`, whole or not at all, from its result file and the notebook beside that.
 
     `judged` are the rows of the ledger that rest on it.
 
@@ -84,7 +86,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
     """
     from . import notebook_html
 
-    executed_ipynb, result = Path(executed_ipynb), results.read(result_json)
+    executed_ipynb, result = result_json.with_name(results.NOTEBOOK), results.read(result_json)
     notebook = notebook_html.read(executed_ipynb)
     ended = result.status in (Status.PASSED, Status.SKIPPED)  # else the runner wrote both
     if ended and notebook_html.run_of(notebook) != result.run:
@@ -102,7 +104,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
     declared = _declared(executed_ipynb)
     html = _page(
         "report.html.j2",
-        title=notebook_html.title(notebook) or _spoken(executed_ipynb.stem),
+        title=notebook_html.title(notebook) or _spoken(result.notebook),
         result=result,
         status=STATUSES[result.status],
         cells=cells,
@@ -112,9 +114,7 @@ def render_notebook(executed_ipynb: Path, result_json: Path, judged: Sequence[Ju
         noise=advice.noise(result, table),
         opening=_opening(executed_ipynb, result, table),
     )
-    path = executed_ipynb.with_suffix(".html")
     files.write_atomically(path, lambda file: file.write(html))
-    return path
 
 
 def _opening(notebook: Path, result: ResultFile, table: Table) -> Opening:
@@ -133,16 +133,17 @@ def build_site(out_dir: Path) -> Path:
         raise GnnlabError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
     judged = ledger.judge(out_dir)
     files.write_json(out_dir / ledger.RECORD, judged.to_dict())
-    stems = {path.name.removesuffix(".json").removesuffix(".failed") for path in out_dir.glob("[0-9][0-9]_*.json")}
+    stems = {path.parent.parent.name for path in results.paths(out_dir)}
     entries = [NotebookEntry(stem, title=_spoken(stem)) for stem in sorted(stems)]
     for entry in entries:
         of_notebook = [row for row in judged.rows if row.notebook == entry.number]
-        entry.result, entry.page = _rendered(out_dir, entry.stem, entry, of_notebook)
-        entry.failure, entry.failure_page = _rendered(out_dir, f"{entry.stem}.failed", entry, [])
+        entry.path, failed = results.newest(out_dir, entry.stem)
+        entry.result, entry.page = _rendered(entry.path, out_dir / f"{entry.stem}.html", entry, of_notebook)
+        entry.failure, entry.failure_page = _rendered(failed, out_dir / f"{entry.stem}.failed.html", entry, [])
         told = [_in_folder(out_dir, line) for line in judged.problems if entry.stem in line]  # of further runs, too
         entry.problems = list(dict.fromkeys([*entry.problems, *told]))
         if entry.result and entry.page:
-            entry.opening = _opening(out_dir / f"{entry.stem}.ipynb", entry.result, Table(entry.result.rows))
+            entry.opening = _opening(entry.path.with_name(results.NOTEBOOK), entry.result, Table(entry.result.rows))
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
 
     def line(record: Judged) -> ledger_view.LedgerLine:
@@ -162,7 +163,7 @@ def build_site(out_dir: Path) -> Path:
         entries=entries,
         headlines=[(kind, line(record)) for kind, record in advice.headlines(judged.rows)],
         own=[(entry, entry.opening) for entry in entries if entry.opening and entry.opening.own],
-        thumbnails={e.stem: _thumbnail(out_dir, e.result) for e in entries if e.result},
+        thumbnails={e.stem: _thumbnail(e.path.parent, e.result) for e in entries if e.result},
         environment=newest.environment if newest else None,
         machine=provenance.in_a_phrase(newest.environment) if newest else None,
         machines=sorted({provenance.in_a_phrase(e.result.environment) for e in entries if e.result}),
@@ -180,23 +181,21 @@ def _counts(rows: Sequence[ledger_view.LedgerLine]) -> list[tuple[Badge, int]]:
 
 
 def _rendered(
-    out_dir: Path, name: str, entry: NotebookEntry, judged: Sequence[Judged]
+    path: Path | None, page: Path, entry: NotebookEntry, judged: Sequence[Judged]
 ) -> tuple[ResultFile | None, str | None]:
-    """The result `name`.json and the name of its page, rendered when it is older than what it is made from."""
+    """The result at `path` and the name of its page, rendered when it is older than the newest run of the notebook."""
     from . import notebook_html
 
-    result_path, notebook_path, page = (out_dir / f"{name}{suffix}" for suffix in (".json", ".ipynb", ".html"))
-    if not result_path.exists():
+    if path is None:
+        page.unlink(missing_ok=True)
         return None, None
-    result = None
+    result = results.read(path)
     try:
-        result = results.read(result_path)
-        entry.title = notebook_html.title(notebook_html.read(notebook_path)) or entry.title
-        sources = [result_path, notebook_path, *results.further_runs(out_dir, name)]
-        if not page.exists() or page.stat().st_mtime < max(path.stat().st_mtime for path in sources):
-            render_notebook(notebook_path, result_path, judged)
+        entry.title = notebook_html.title(notebook_html.read(path.with_name(results.NOTEBOOK))) or entry.title
+        if not page.exists() or page.stat().st_mtime < path.parent.parent.stat().st_mtime:  # when a run was put there
+            render_notebook(path, page, judged)
     except GnnlabError as error:
-        entry.problems.append(_in_folder(out_dir, str(error)))
+        entry.problems.append(_in_folder(page.parent, str(error)))
         return result, None
     return result, page.name
 
@@ -215,13 +214,13 @@ def _figure_link(record: Judged, entries: list[NotebookEntry]) -> str | None:
     return f"{entry.page}#fig-{record.study}" if drawn else entry.page
 
 
-def _thumbnail(out_dir: Path, result: ResultFile) -> tuple[FigureRecord, str] | None:
+def _thumbnail(run: Path, result: ResultFile) -> tuple[FigureRecord, str] | None:
     """The key figure of a result (else its first) and its PNG as a data address; None where there is no such file."""
     figure = next((f for f in result.figures if f.key), result.figures[0] if result.figures else None)
     if figure is None:
         return None
-    path = (out_dir / figure.png).resolve()
-    if path.suffix != ".png" or not path.is_relative_to(out_dir.resolve()) or not path.is_file():
+    path = (run / figure.png).resolve()
+    if path.suffix != ".png" or not path.is_relative_to(run.resolve()) or not path.is_file():
         return None
     return figure, "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
@@ -237,7 +236,7 @@ def _declared(notebook: Path) -> Mapping[str, Any]:
 
 
 def _spoken(stem: str) -> str:
-    return stem.removesuffix(".failed")[3:].replace("_", " ").capitalize()
+    return stem[3:].replace("_", " ").capitalize()
 
 
 def _page(template: str, **content: Any) -> str:

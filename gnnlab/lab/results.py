@@ -1,7 +1,7 @@
-"""What a notebook leaves behind: the result file `NN_name.json` with the rows of its table, their samples beside it.
+"""What a run of a notebook leaves in its folder: `result.json` with the rows of its table, their samples beside it.
 
 The JSON is the truth of a run; ledger, reports and comparisons are computed from it. Its JSON Schema is published in
-`docs/result-file.schema.json`. Further runs of a notebook lie in `runs/`, one result file each.
+`docs/result-file.schema.json`. All runs of a notebook lie in `NN_name/`, a folder each (`gnnlab.lab.runs`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gnnlab.files import write_json
 from .table import Row, Strict, Table
 
 SCHEMA_VERSION = 2
-RUNS = "runs"
+RESULT, SAMPLES, NOTEBOOK = "result.json", "samples.parquet", "notebook.ipynb"  # in the folder of a run
 END = "gnnlab_end"  # in the metadata of an output: later cells were not run
 RUN = "gnnlab_run"  # in the metadata of an output of an executed notebook: the `run` of its result file
 
@@ -45,7 +45,7 @@ class FigureRecord(Strict):
 
 
 class ResultFile(Strict):
-    """`NN_name.json`: everything one run of one notebook found. `run` tells it from every other run.
+    """`result.json`: everything one run of one notebook found. `run` tells it from every other run.
 
     Fields of other versions are left out when it is read.
     """
@@ -59,9 +59,10 @@ class ResultFile(Strict):
     status: Status
     reason: str | None = None  # why skipped, failed or timed out
     parameters: dict[str, Any]
+    fingerprint: dict[str, dict[str, Any]] = Field(default_factory=dict)  # from what it was made; {} where not known
     environment: dict[str, Any]
     rows: list[Row] = Field(default_factory=list)
-    samples_sha256: str | None = None  # of NN_name.samples.parquet
+    samples_sha256: str | None = None  # of samples.parquet
     figures: list[FigureRecord] = Field(default_factory=list)
     purposes: dict[str, str] = Field(default_factory=dict)  # of studies whose forms are a choice: what for
     started: str  # ISO 8601, UTC
@@ -70,7 +71,7 @@ class ResultFile(Strict):
 
 def samples_path(path: Path) -> Path:
     """Where the samples of the result file at `path` lie."""
-    return Path(path).with_suffix(".samples.parquet")
+    return Path(path).with_name(SAMPLES)
 
 
 def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
@@ -87,7 +88,7 @@ def read(path: Path) -> ResultFile:
     try:
         return ResultFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise GnnlabError(f"no result file {path}; run the notebook first: gnnlab run {path.name[:2]}") from None
+        raise GnnlabError(f"no result file {path}; run the notebook first: gnnlab run") from None
     except ValidationError as error:
         where, what = first_wrong(error)
         raise GnnlabError(
@@ -106,41 +107,50 @@ def table_of(path: Path, result: ResultFile) -> Table:
 Loaded = tuple[ResultFile, Table]
 
 
-def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, list[Loaded]], list[str]]:
-    """Every run of each notebook in a folder of results, the latest first, and a line for each that is of no use.
+def paths(folder: Path, notebook: str = "[0-9][0-9]_*") -> list[Path]:
+    """The result files of all runs of a notebook, the newest first: the names of their folders are moments."""
+    return sorted(Path(folder).glob(f"{notebook}/*/{RESULT}"), key=lambda path: path.parent.name, reverse=True)
 
-    Further runs count with the same parameters, commit, versions and devices only.
+
+def newest(folder: Path, notebook: str) -> tuple[Path | None, Path | None]:
+    """The result file of the newest run that passed or skipped itself, and that of the newest that failed since."""
+    failed = None
+    for path in paths(folder, notebook):
+        try:
+            if read(path).status in (Status.PASSED, Status.SKIPPED):
+                return path, failed
+            failed = failed or path
+        except GnnlabError:
+            continue  # `runs_of` says so
+    return None, failed
+
+
+def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, list[Loaded]], list[str]]:
+    """The runs of each notebook that count, the newest first, and a line for each that cannot be read.
+
+    Earlier runs count where they were made from the same as the newest one: parameters, code, inputs, versions,
+    machine. Those that failed do not count.
     """
     found: dict[str, list[Loaded]] = {}
     problems: list[str] = []
-    for path in sorted(Path(folder).glob(f"{notebook}.json")):
-        if path.name.endswith(".failed.json"):
-            continue
-        runs: dict[str, Loaded] = {}
-        for file in [path, *further_runs(folder, path.stem)]:
-            try:
-                result = read(file)
-                if runs and _made_from(result) != _made_from(next(iter(runs.values()))[0]):
-                    problems.append(f"{file} has other parameters, code, versions or devices; it is not pooled")
-                    continue
-                runs.setdefault(result.run, (result, table_of(file, result)))
-            except GnnlabError as error:
-                problems.append(str(error))
-        if runs:
-            found[path.stem] = list(runs.values())
-    return found, problems
+    for path in paths(folder, notebook):
+        try:
+            result = read(path)
+            runs = found.get(path.parent.parent.name, [])
+            known = {earlier.run for earlier, _ in runs}
+            same = not runs or _made_from(result) == _made_from(runs[0][0])
+            if result.status in (Status.PASSED, Status.SKIPPED) and same and result.run not in known:
+                found[path.parent.parent.name] = [*runs, (result, table_of(path, result))]
+        except GnnlabError as error:
+            problems.append(str(error))
+    return dict(sorted(found.items())), problems
 
 
 def _made_from(result: ResultFile) -> tuple[Any, ...]:
     """What two runs must have in common to be samples of one thing."""
     known = result.environment
-    return result.parameters, *(known.get(name) for name in ("commit", "dirty", "versions", "devices"))
-
-
-def further_runs(folder: Path, notebook: str) -> list[Path]:
-    """The result files of earlier runs of a notebook with the same parameters, code and machine."""
-    found = (Path(folder) / RUNS).glob(f"{notebook}.[0-9]*.json")
-    return sorted(path for path in found if path.name[len(notebook) + 1 : -len(".json")].isdigit())
+    same = (known.get(name) for name in ("commit", "dirty", "versions", "devices"))
+    return result.fingerprint, result.parameters, *same
 
 
 def schema() -> dict[str, Any]:

@@ -3,8 +3,8 @@
     outcomes = run(["01"], "quick")
     outcomes = run(["02"], "full", runs=5)      # five times, each in a kernel of its own; the runs are samples
 
-What ran and passed lies whole in `outputs/<set>`; a failure, a timeout, Ctrl-C or a kill leaves earlier results as they
-were. papermill alone gives the same notebook: the runner adds convenience, never a meaning.
+A run that passed is put in place whole (`runs.put`); a failure, a timeout, Ctrl-C or a kill leaves earlier results as
+they were. papermill alone gives the same notebook: the runner adds convenience, never a meaning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rich.text import Text
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
 
-from . import discovery, execution, outputs, parameters, provenance, results
+from . import discovery, execution, parameters, provenance, results
+from . import runs as folders
 from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
 from .table import duration
@@ -56,8 +57,8 @@ def run(
 
     Every parameter file is checked before anything executes or is written: `GnnlabError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
-    `force`. Each is run until there are `runs` runs of it, each in a kernel of its own; those before the
-    latest lie in `runs/`. `overrides` are (name, text) pairs as from a command line. Files and modules that parameters
+    `force`. Each is run until there are `runs` runs of it, each in a kernel of its own; all
+    count. `overrides` are (name, text) pairs as from a command line. Files and modules that parameters
     name are looked for in the current folder; with a `root` in that. Ctrl-C keeps what is done and passes through.
     """
     base = root.resolve() if root else discovery.root()
@@ -67,8 +68,10 @@ def run(
     given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
     here = base if root else Path.cwd()
     folder = discovery.output_folder(set_, given.values(), base)
-    with outputs.only_run(folder):
-        recorded, damage = outputs.read_runs(folder)
+    with folders.only_run(folder):
+        from .report import build_site  # nbconvert, heavy
+
+        page = None
         job = _Job(
             root=base,
             here=here,
@@ -76,22 +79,19 @@ def run(
             folder=folder,
             given=given,
             every=every,
-            runs=recorded,
             shared=provenance.surroundings(),
             console=console or Console(),
             width=max(len(notebook.name) for notebook in chosen),
         )
-        if damage:
-            job.say(damage)
         try:
             for notebook in chosen:
                 job.settle(notebook, runs, force)
+                if job.outcomes[notebook.name].ran:
+                    page = build_site(folder)  # what is done can be read while the others run
         except KeyboardInterrupt:
             job.say(f"stopped; {len(job.outcomes)} of {len(chosen)} notebooks are done; run again to go on")
             raise
-        from .report import build_site  # nbconvert, heavy
-
-        page = build_site(folder)
+        page = page or build_site(folder)
         job.say(f"report: {page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page}")
     return list(job.outcomes.values())
 
@@ -123,7 +123,6 @@ class _Job:
     folder: Path
     given: Mapping[str, dict[str, Any] | None]
     every: Mapping[str, Notebook]
-    runs: outputs.Runs
     shared: provenance.Fingerprint
     console: Console
     width: int  # of the longest name, so that the columns align
@@ -135,23 +134,18 @@ class _Job:
         if reason := self.cannot_run(notebook):
             self.ended(NotebookRun(name, Status.SKIPPED, reason, 0.0, None, ran=False))
             return
-        now, before = self.fingerprint(notebook), self.runs.runs.get(name)
-        again = "runs again: its last run did not pass" if (self.folder / f"{name}.failed.json").exists() else ""
-        why, done = "", 0  # why it runs anew; how many runs are there and hold
+        now, (path, failed) = self.fingerprint(notebook), results.newest(self.folder, name)
+        changed = folders.why_again(path, results.read(path), now) if path else None
+        done = 0 if path is None or changed else len(results.runs_of(self.folder, name)[0].get(name, []))
         if force:
-            why = "forced"
-        elif before is None:
-            why = again or "first run"
-        elif changed := outputs.why_again(name, self.folder, before, now):
-            why = f"runs again: {changed}"
+            self.run_on(notebook, now, done, done + wanted, "forced")
+        elif failed:
+            self.run_on(notebook, now, done, max(wanted, done + 1), "runs again: its last run did not pass")
+        elif done >= wanted or (done and results.read(path).status is Status.SKIPPED):
+            self.ended(self.unchanged(name, path, done))
         else:
-            done = len(results.runs_of(self.folder, name)[0].get(name, []))
-        if done >= wanted or (done and before.status == Status.SKIPPED):
-            if not again:
-                self.ended(self.unchanged(name, before, done))
-                return
-            done, why = (done if done > 1 else 0), again  # a single run is replaced
-        self.run_on(notebook, now, done, max(wanted, done + 1), why)
+            why = f"runs again: {changed}" if changed else "" if path else "first run"
+            self.run_on(notebook, now, done, wanted, why)
 
     def cannot_run(self, notebook: Notebook) -> str | None:
         """Why a notebook cannot run: no parameter file, or a need without results."""
@@ -162,7 +156,7 @@ class _Job:
             if need in self.outcomes:
                 if self.outcomes[need].status is not Status.PASSED:
                     return f"it needs {need}, which is {self.outcomes[need].status}"
-            elif not _has_passed(self.folder / f"{need}.json"):
+            elif not self.has_passed(need):
                 wanted = self.set.name if self.set.folder.parent == self.root / "params" else self.set.folder
                 elsewhere = (self.given[notebook.name] or {}).get("output_dir")
                 into = f" -p output_dir {elsewhere}" if elsewhere else ""
@@ -170,7 +164,7 @@ class _Job:
         return None
 
     def fingerprint(self, notebook: Notebook) -> provenance.Fingerprint:
-        needs = [self.folder / f"{self.every[number].name}.json" for number in notebook.needs]
+        needs = [results.newest(self.folder, self.every[number].name)[0] for number in notebook.needs]
         values = self.values(notebook)
         return provenance.fingerprint(notebook.path, values, needs, self.shared, here=self.here, folder=self.folder)
 
@@ -181,11 +175,16 @@ class _Job:
         given = {"output_dir": folder.as_posix(), **self.given[notebook.name]}
         return parameters.check(given, notebook.declared)
 
-    def unchanged(self, name: str, before: outputs.Run, done: int) -> NotebookRun:
-        reason = f"{done} runs, " * (done > 1) + f"unchanged since {before.when}: {ALL_PARTS}"
+    def has_passed(self, name: str) -> bool:
+        path, _ = results.newest(self.folder, name)
+        return path is not None and results.read(path).status is Status.PASSED
+
+    def unchanged(self, name: str, path: Path, done: int) -> NotebookRun:
+        before = results.read(path)
+        when = f"{datetime.fromisoformat(before.started).astimezone():%Y-%m-%d %H:%M}"
+        reason = f"{done} runs, " * (done > 1) + f"unchanged since {when}: {ALL_PARTS}"
         reason = f"{before.reason} ({reason})" if before.reason else reason
-        path = self.folder / f"{name}.ipynb"
-        return NotebookRun(name, Status(before.status), reason, before.seconds, path, ran=False)
+        return NotebookRun(name, before.status, reason, before.seconds, path.with_name(results.NOTEBOOK), ran=False)
 
     def run_on(self, notebook: Notebook, now: provenance.Fingerprint, done: int, last: int, why: str) -> None:
         """Run a notebook until there are `last` runs, of which `done` are there.
@@ -200,12 +199,13 @@ class _Job:
             changed = None
             if number > done + 1:
                 self.shared = provenance.surroundings()
-                changed = outputs.why_again(name, self.folder, self.runs.runs[name], self.fingerprint(notebook))
+                path, _ = results.newest(self.folder, name)
+                changed = folders.why_again(path, results.read(path), self.fingerprint(notebook))
             if changed:
                 reason = f"not started, {changed}; run again"
-                outcome = NotebookRun(name, Status.FAILED, reason, 0.0, self.folder / f"{name}.ipynb")
+                outcome = NotebookRun(name, Status.FAILED, reason, 0.0, None)
             else:
-                outcome = self.run_once(notebook, now, about, more=number > 1)
+                outcome = self.run_once(notebook, now, about)
             if outcome.status is not Status.PASSED and number > 1:
                 stands = f"{number - 1} {'runs stand' if number > 2 else 'run stands'}"
                 outcome = replace(outcome, reason=f"{place}: {outcome.reason}; {stands}")
@@ -214,38 +214,32 @@ class _Job:
                 return
             why = ""
 
-    def run_once(self, notebook: Notebook, now: provenance.Fingerprint, about: str, *, more: bool) -> NotebookRun:
-        """Run a notebook, and record what it was made from when its results stand.
-
-        With `more` it is one run more, else it supersedes all that are there.
-        """
+    def run_once(self, notebook: Notebook, now: provenance.Fingerprint, about: str) -> NotebookRun:
+        """Run a notebook, and put its run in place, with from what it was made, or with the reason of its failure."""
         if busy := machine.warning():
             self.say(busy)
         name, started, values = notebook.name, datetime.now(UTC), self.values(notebook)
         told = {given: values[given] for given in {"output_dir": None, **self.given[name]}}  # others are its defaults
-        staged = outputs.stage(self.folder, name)
+        place = folders.begin(self.folder, name)
         bar = name.ljust(self.width) if self.console.is_terminal else None
         if bar is None:
             self.say(f"{name.ljust(self.width)}  running  {about}")
-        ended = execution.execute(notebook, told, here=self.here, staged=staged, bar=bar)
-        if ended.result is not None:
-            record = outputs.record(ended.result, now, ended.seconds)
-            outputs.commit(staged, self.folder, name, record, more=more)
-            self.runs, _ = outputs.read_runs(self.folder)
-            path = self.folder / f"{name}.ipynb"
-        else:
-            failed = ResultFile(
-                run=uuid.uuid4().hex,
-                notebook=name,
-                params_set=self.set.name,
-                status=ended.status,
-                reason=ended.reason,
-                parameters=values,
-                environment=provenance.system(),
-                started=started.isoformat(timespec="seconds"),
-                seconds=ended.seconds,
-            )
-            path = outputs.fail(staged, self.folder, name, failed)
+        ended = execution.execute(notebook, told, here=self.here, place=place, bar=bar)
+        result = ended.result or ResultFile(
+            run=uuid.uuid4().hex,
+            notebook=name,
+            params_set=self.set.name,
+            status=ended.status,
+            reason=ended.reason,
+            parameters=values,
+            environment=provenance.system(),
+            started=started.isoformat(timespec="seconds"),
+            seconds=ended.seconds,
+        )
+        results.write(place / results.RESULT, result.model_copy(update={"fingerprint": now}))
+        notebook_there = (place / results.NOTEBOOK).exists()
+        place = folders.put(place, self.folder, name)
+        path = place / results.NOTEBOOK if notebook_there else None
         return NotebookRun(name, ended.status, ended.reason, ended.seconds, path)
 
     # ---- the lines that a run prints --------------------------------------------------------------------------------
@@ -266,10 +260,3 @@ class _Job:
 
 
 COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red", Status.TIMEOUT: "red"}
-
-
-def _has_passed(path: Path) -> bool:
-    try:
-        return results.read(path).status is Status.PASSED
-    except GnnlabError:
-        return False

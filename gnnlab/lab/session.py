@@ -4,16 +4,17 @@
     gat = lab.race("gat_layer", {"PyG": conv, "gnnlab": fast}, over={"58/776": {"x": x, "edge_index": edges}})
     gat.plot()
     lab.verdicts()
-    lab.finish()                                       # outputs/quick/02_optimize_gnn.json
+    lab.finish()                                  # a folder in outputs/quick/02_optimize_gnn
 
-Every number becomes a row of one table (`gnnlab.lab.table`). All stays in memory until `finish`, which writes the file
-whole or not at all. Under `gnnlab run`, rows are saved after each cell with status failed; `finish` replaces them.
+Every number becomes a row of one table (`gnnlab.lab.table`). All stays in memory until `finish`, which writes it
+whole or not at all.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import time
 import uuid
@@ -35,7 +36,7 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.progress import by_hand, progress
 
-from . import advice, discovery, ledger, ledger_view, outputs, parameters, plot_style, provenance, report, results
+from . import advice, discovery, ledger, ledger_view, parameters, plot_style, provenance, report, results, runs
 from . import table as tables
 from .results import END, RUN, FigureRecord, ResultFile, Status
 from .study import Study, headed
@@ -44,7 +45,6 @@ from .table import Interval, Origin, Table
 warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)")  # torch says it once a process, to every reader
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler writes to the terminal otherwise
 
-UNFINISHED = "it ended without `lab.finish()`, which belongs in its last cell"
 KEY = "case"  # name of the key of a race whose cells have plain names
 
 
@@ -67,7 +67,7 @@ class Lab:
         pd.set_option("display.float_format", tables.number)  # three digits, thousands separated
         self.notebook = notebook
         self._of_runs = base / values["output_dir"]
-        self.folder = outputs.for_exploring(base, self._of_runs) if by_hand() else self._of_runs
+        self.folder = runs.for_exploring(base, self._of_runs) if by_hand() else self._of_runs
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
         self.run = uuid.uuid4().hex
@@ -76,9 +76,7 @@ class Lab:
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
         self._own: tempfile.TemporaryDirectory | None = None
-        self._finished = False
-        if outputs.STAGED in os.environ and (shell := get_ipython()):
-            shell.events.register("post_run_cell", self._keep)
+        runs.claim(self.folder)
         display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
         if by_hand() and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
@@ -87,18 +85,17 @@ class Lab:
             self.say(f"{told}, and nothing in `{_shown(self._of_runs, base)}` is changed.")
 
     @property
-    def path(self) -> Path:
-        """Where the result file will be."""
-        return self.folder / f"{self.notebook}.json"
-
-    @property
     def _place(self) -> Path:
-        """Where results wait until they replace the earlier ones: the runner's, or a folder that ends with this one."""
-        if told := os.environ.get(outputs.STAGED):
+        """The folder that this run fills: the runner's, or one that ends with this session."""
+        if told := os.environ.get(runs.PLACE):
             return Path(told)
-        if self._own is None or not Path(self._own.name).exists():
-            self._own = outputs.stage_by_hand(self.folder)
+        if self._own is None:
+            self._own = tempfile.TemporaryDirectory(dir=self.folder, prefix=".run-", ignore_cleanup_errors=True)
         return Path(self._own.name)
+
+    def left(self, name: str) -> Path:
+        """A folder that earlier notebooks left, as "stages": of the reader's own runs, else of `gnnlab run`."""
+        return next((f / name for f in (self.folder, self._of_runs) if (f / name).exists()), self.folder / name)
 
     # ---- measuring and recording ------------------------------------------------------------------------------------
 
@@ -296,19 +293,15 @@ class Lab:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
-        """Write the result file; returns its path. Raises `GnnlabError` when the disk refuses."""
-        place = self._place
-        results.write(place / self.path.name, self._result(status, reason), self.table)
-        self._finished = True
-        if outputs.STAGED not in os.environ:  # else the runner does, when all cells have run
-            with files.locked(self.folder, "writes results to"):
-                outputs.commit(place, self.folder, self.notebook)
-        return self.path
-
-    def _keep(self, _: Any = None) -> None:
-        """After a cell: write what there is, for the runner to find should the kernel die or a later cell fail."""
-        if len(self.table) and not self._finished:
-            results.write(self._place / self.path.name, self._result(Status.FAILED, UNFINISHED), self.table)
+        """Write what this run found, and put it in place; returns the result file. Raises `GnnlabError` when the disk
+        refuses."""
+        path = self._place / results.RESULT
+        results.write(path, self._result(status, reason), self.table)
+        if runs.PLACE in os.environ:  # the runner does it, when all cells have run
+            return path
+        with files.locked(self.folder, "writes results to"):  # later cells may add to what is there
+            fresh = shutil.copytree(self._place, runs.begin(self.folder, self.notebook), dirs_exist_ok=True)
+            return runs.put(fresh, self.folder, self.notebook) / results.RESULT
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
         return ResultFile(
@@ -318,6 +311,7 @@ class Lab:
             status=status,
             reason=reason,
             parameters=vars(self.parameters),
+            fingerprint={"run": {"id": self.run}},  # is no sample of another run; `gnnlab run` writes its own
             environment=self.environment | {"finished": provenance.state()},
             figures=self.figures,
             purposes=self.purposes,
@@ -355,20 +349,14 @@ class Lab:
     def need(self, notebook: str) -> ResultFile:
         """The result of another notebook; where it is missing, one line says which to run first.
 
-        By hand, what is not there yet is copied from the folder of the run, with the files that later notebooks read.
+        By hand, what is not there yet is that of `gnnlab run`.
         """
-        found = _results_of(self.folder, notebook)
-        if not found and self.folder != self._of_runs and _results_of(self._of_runs, notebook):
-            copied = outputs.copy_for_exploring(self._of_runs, self.folder, notebook)
-            self.say(f"Copied from `{self._of_runs.name}`: {', '.join(copied)}.")
-            found = _results_of(self.folder, notebook)
-        if not found:
-            raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
-        return results.read(found[0])
-
-
-def _results_of(folder: Path, notebook: str) -> list[Path]:
-    return [path for path in folder.glob(f"{notebook}_*.json") if not path.name.endswith(".failed.json")]
+        for folder in (self.folder, self._of_runs):
+            for place in folder.glob(f"{notebook}_*/"):
+                path, _ = results.newest(folder, place.name)
+                if path is not None:
+                    return results.read(path)
+        raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
 
 
 def _shown(folder: Path, base: Path) -> str:

@@ -51,7 +51,7 @@ rows = table.Table()
 rows.put(table.row(study="attack", form="width", value=width, n=1, unit="count", better="neither", origin="measured",
                    statistic="single", interval="none", device="CPU", runtime="python", precision="none", threads=1),
          [width])
-results.write(Path(os.environ["GNNLAB_STAGED"], "01_first.json"), result, rows)"""
+results.write(Path(os.environ["GNNLAB_RUN"], "result.json"), result, rows)"""
 
 
 def repository(root):
@@ -94,10 +94,9 @@ def run(root, *overrides, wanted=0):
 
 def width_of(folder):
     """What the result there says, with its own samples; None where there is none. Pages are whole or not there."""
-    from gnnlab.lab import outputs, results
+    from gnnlab.lab import results
 
-    outputs.recover(folder)  # as whoever comes next does
-    path = folder / "01_first.json"
+    path = results.newest(folder, "01_first")[0]
     result = results.read(path)
     samples = results.table_of(path, result).samples_of(result.rows[0]).tolist()
     pages = [page.read_text(encoding="utf-8").rstrip().endswith("</html>") for page in folder.rglob("*.html")]

@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from test_notebooks import NOTEBOOKS, ROOT, SMALL
 
-from gnnlab.lab import outputs, parameters, results
+from gnnlab.lab import parameters, results, runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG_MS = 900_000  # until the cells of 01 have run
@@ -108,13 +108,13 @@ def run_all(page: Page) -> None:
 
 def written(folder: Path, after: float) -> results.ResultFile:
     """The result that cells run by hand leave, once it is newer than `after` (seconds since the epoch)."""
-    path = folder / outputs.LAB / f"{FIRST}.json"
     until = time.monotonic() + LONG_MS / 1000
     while time.monotonic() < until:
-        if path.exists() and path.stat().st_mtime > after:
+        path = results.newest(folder / runs.LAB, FIRST)[0]
+        if path and path.stat().st_mtime > after:
             return results.read(path)
         time.sleep(1)
-    raise AssertionError(f"no new {path}")
+    raise AssertionError(f"no new run of {FIRST}")
 
 
 @pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
@@ -132,7 +132,7 @@ def test_01_runs_to_its_end_and_leaves_the_results_of_runs_alone(browser: Browse
     idle(page)
     assert result.status == "passed" and result.rows and result.parameters["graphs"] == SMALL["01"]["graphs"]
     assert page.locator(".jp-OutputArea-output", has_text="Traceback").count() == 0
-    assert not (folder / "outputs" / "quick" / f"{FIRST}.json").exists()
+    assert results.paths(folder / "outputs" / "quick") == []
     page.context.close()
 
 
@@ -162,15 +162,14 @@ def test_a_changed_parameter_is_used_and_a_bad_one_stops_the_first_cell(
 def test_a_restart_in_the_middle_keeps_the_earlier_result_and_the_next_run_ends(
     browser: Browser, address: str, folder: Path
 ) -> None:
-    kept = folder / outputs.LAB / f"{FIRST}.json"
-    earlier = kept.read_bytes() if kept.exists() else None
+    earlier = results.paths(folder / runs.LAB)
     page = open_notebook(browser, address, FIRST)
     run_all(page)
     page.locator(".jp-Notebook img").first.wait_for(timeout=LONG_MS)  # the first figure: some cells have run
     menu(page, "Kernel", "Restart Kernel…")
     page.locator(".jp-Dialog .jp-mod-accept").click()
     idle(page)
-    assert (kept.read_bytes() if kept.exists() else None) == earlier
+    assert results.paths(folder / runs.LAB) == earlier
     before = time.time()
     run_all(page)
     assert written(folder, before).status == "passed"

@@ -178,14 +178,12 @@ def test_fused_blocks_alone_have_a_report_and_no_tables(params, tmp_path, capsys
     ],
 )
 def test_what_a_run_left_stays_where_sizes_units_or_blocks_are_ones_own(own, folder, monkeypatch):
-    asked, copied = [], []
-    monkeypatch.setattr(stages_command, "copy_for_exploring", lambda *where: copied.append(where))
+    asked = []
     monkeypatch.setattr(stages_command, "only_run", lambda folder: contextlib.nullcontext(asked.append(folder)))
     monkeypatch.setitem(stages_command._STEPS, "measure", lambda given, folder: asked.append(folder))
     assert cli.main(["stages", "--measure", *own]) == cli.OK
     root = discovery.root()
     assert asked == [root / folder] * 2
-    assert copied == ([(root / "outputs/quick", root / "outputs/lab", "04")] if own else [])
 
 
 def test_all_runs_the_three_steps_in_order(params, monkeypatch):

@@ -60,6 +60,5 @@ def test_a_scheduler_that_does_not_answer_is_one_line(monkeypatch, tmp_path, cap
     monkeypatch.setattr("gnnlab.campaign.cluster.CONNECT_S", 0.2)
     options = ["--sizes", "30/90", "--units", CPU, "--cluster", "tcp://127.0.0.1:9"]
     monkeypatch.setattr("gnnlab.commands.stages.for_exploring", lambda *_: tmp_path)
-    monkeypatch.setattr("gnnlab.commands.stages.copy_for_exploring", lambda *_: None)
     assert cli.main(["stages", "--measure", *options]) == cli.BAD_INPUT
     assert "no Dask scheduler answers at 'tcp://127.0.0.1:9'" in capsys.readouterr().err

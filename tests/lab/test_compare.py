@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_folders
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from gnnlab.commands.tables import of_comparison
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import compare, results
+from gnnlab.lab import compare
 from gnnlab.lab.results import ResultFile
 from gnnlab.lab.table import Row, Table, row
 
@@ -45,8 +46,8 @@ def count(value: float, **changes: Any) -> Row:
     return time(value, **exact | {"better": "neither"} | changes)
 
 
-def write(folder: Path, *rows: Row, name: str = "01_profile_bottlenecks", at: str = "{}", **changes: Any) -> Path:
-    """Write a result file; `at` says where, as "runs/{}.1"."""
+def write(folder: Path, *rows: Row, name: str = "01_profile_bottlenecks", at: str = "1", **changes: Any) -> Path:
+    """Write a run; of several the last `at` is the newest."""
     content = {
         "run": str(folder / at),
         "notebook": name,
@@ -57,8 +58,7 @@ def write(folder: Path, *rows: Row, name: str = "01_profile_bottlenecks", at: st
         "started": "2026-11-20T16:40:00+00:00",
         "seconds": 41.2,
     }
-    path = folder / f"{at.format(name)}.json"
-    results.write(path, ResultFile.model_validate(content | changes), Table(rows))
+    run_folders.put(folder, ResultFile.model_validate(content | changes), Table(rows), at)
     return folder
 
 
@@ -156,7 +156,7 @@ def test_swapping_the_sides_inverts_ratio_and_interval(a: float, b: float, sprea
 
 def several(folder: Path, *values: float, make: Any = time) -> Path:
     for number, value in enumerate(values):
-        write(folder, make(value, 0.01) if make is time else make(value), at=f"runs/{{}}.{number}" if number else "{}")
+        write(folder, make(value, 0.01) if make is time else make(value), at=str(number))
     return folder
 
 
@@ -213,11 +213,12 @@ def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) 
 def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp_path: Path) -> None:
     a = write(tmp_path / "a", time(1, 0.1))
     b = write(tmp_path / "b", time(1, 0.1))
-    (b / "02_optimize_gnn.json").write_text("{")
-    (b / "03_x.failed.json").write_text("{")
+    write(b, time(2, 0.1), at="2", status="failed")
+    (b / "02_optimize_gnn/1").mkdir(parents=True)
+    (b / "02_optimize_gnn/1/result.json").write_text("{")
     found = compare.compare(a, b)
     assert len(found.changes) == 1 and len(found.problems) == 1
-    assert "02_optimize_gnn.json is not a result file" in found.problems[0]
+    assert "02_optimize_gnn/1/result.json is not a result file" in found.problems[0]
 
 
 def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
@@ -227,8 +228,8 @@ def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(GnnlabError, match="holds no results"):
         compare.compare(tmp_path, good)
     damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    (damaged / "01_x.json").write_text("{")
+    (damaged / "01_x/1").mkdir(parents=True)
+    (damaged / "01_x/1/result.json").write_text("{")
     with pytest.raises(GnnlabError, match="is not a result file"):
         compare.compare(damaged, good)
 

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import run_folders
 from rich.console import Console
 from table_rows import TORCH, counted, put, raced
 
@@ -12,7 +13,7 @@ from gnnlab import files
 from gnnlab.commands.tables import of_ledger
 from gnnlab.errors import Untestable
 from gnnlab.files import write_json
-from gnnlab.lab import claims, ledger, results
+from gnnlab.lab import claims, ledger
 from gnnlab.lab.claims import Claim, Verdict
 from gnnlab.lab.table import Table, row
 from gnnlab.profiling.estimates import CONTROL
@@ -125,7 +126,7 @@ def test_what_differs_between_runs_is_in_the_interval_and_their_number_in_the_ro
 def folder(tmp_path, result_file):
     """A folder with one result of notebook 02, and its `claims.json`."""
     table = raced({"all together": 1.43, "compile": 1.0}, cells=(1, 8, 16, 32, 64), study="symptom_ladder")
-    results.write(tmp_path / "02_optimize_gnn.json", result_file(notebook="02_optimize_gnn"), table)
+    run_folders.put(tmp_path, result_file(notebook="02_optimize_gnn"), table)
     (tmp_path / ledger.RECORD).write_text(json.dumps(ledger.judge(tmp_path).to_dict()), encoding="utf-8")
     return tmp_path
 
@@ -178,10 +179,10 @@ def stored(tmp_path, result_file, monkeypatch):
         Claim(**{"notebook": "01", "metric": "ratio", "statement": "[red]faster[/red]"} | row) for row in CATALOGUE
     ]
     monkeypatch.setattr(ledger, "catalogue", lambda: {claim.id: claim for claim in entries})
-    for place, run in {"01_a": "b", "runs/01_a.1": "a"}.items():
+    for run in ("a", "b"):
         rows = raced({"gnnlab": 2.0}, study="gat_layer", rounds=20, noise=0.01, seed=ord(run))
         rows.put(*counted("calls", arange=7))
-        results.write(tmp_path / f"{place}.json", result_file(notebook="01_a", run=run), rows)
+        run_folders.put(tmp_path, result_file(notebook="01_a", run=run), rows, at=run)
     files.write_json(tmp_path / ledger.RECORD, ledger.judge(tmp_path).to_dict())
     return tmp_path
 
@@ -210,7 +211,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts(stored):
 
 
 def test_what_could_not_be_read_is_said(stored):
-    (stored / "runs/01_a.1.json").write_text("{")
+    (stored / "01_a/a/result.json").write_text("{")
     assert "01_a.1.json is not a result file of this version" in printed(ledger.judge(stored))
 
 
@@ -242,14 +243,14 @@ def change(path, where, by=1.001):
 
 @pytest.mark.parametrize("field", ["value", "ratio"])
 def test_a_digit_that_was_changed_in_a_row_is_named(stored, field):
-    change(stored / "01_a.json", ["rows", 2, field])
+    change(stored / "01_a/b/result.json", ["rows", 2, field])
     follows, lines = ledger.recompute(stored)
     assert not follows and any("gat_layer, a: gnnlab" in line for line in lines)
 
 
 def test_a_count_that_was_changed_is_named_with_the_verdict_that_rests_on_it(stored):
     for field in ("value", "low", "high"):
-        change(stored / "01_a.json", ["rows", 3, field], by=2)
+        change(stored / "01_a/b/result.json", ["rows", 3, field], by=2)
     follows, lines = ledger.recompute(stored)
     assert not follows and any(line.startswith("gat.calls: stored reproduced 7") for line in lines)
 

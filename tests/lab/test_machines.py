@@ -78,7 +78,7 @@ def test_a_reference_run_is_made_of_a_folder_of_results(tmp_path):
     result("01_profile_bottlenecks", folder)
     with pytest.raises(GnnlabError, match="uncommitted changes"):
         machines.publish(folder, tmp_path)
-    result("01_profile_bottlenecks", folder, environment=ENVIRONMENT | {"dirty": False})
+    result("01_profile_bottlenecks", folder, "2", environment=ENVIRONMENT | {"dirty": False})
     page = machines.publish(folder, tmp_path)
     assert page.parent == tmp_path / machines.FOLDER / "amd-epyc-9r14"
     written = page.with_suffix(".json").read_text() + page.read_text()

@@ -7,11 +7,12 @@ import sys
 
 import nbformat
 import pytest
+import run_folders
 from table_rows import raced
 
 import gnnlab
 from gnnlab import machine
-from gnnlab.lab import outputs, provenance, results
+from gnnlab.lab import provenance, results, runs
 
 SHARED = {"code": {"lab/a.py": "1"}, "versions": {"torch": "2.13"}, "machine": {"cores": 2}}
 
@@ -21,11 +22,10 @@ def made(tmp_path, result_file):
     """A repository with a notebook, a user's files, and the results of a run."""
     folder = tmp_path / "outputs/quick"
     figure = {"name": "a", "title": "t", "alt": "x", "png": "figures/a.png", "svg": "figures/a.svg"}
-    results.write(folder / "01_a.json", result_file(notebook="01_a", figures=[figure]), raced({}))
-    for name in ("figures/a.png", "figures/a.svg", "01_a.ipynb"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("made")
-    (tmp_path / "need.json").write_text("{}")
+    run_folders.put(folder, result_file(notebook="01_a", figures=[figure]), raced({}))
+    for path in (folder / "01_a/1/figures/a.png", folder / "01_a/1/notebook.ipynb", tmp_path / "00_need/1/result.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("made")
     (tmp_path / "graph.npz").write_text("graph")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/models.py").write_text("def make(): ...")
@@ -41,14 +41,16 @@ def write_notebook(root, code="x = 1", prose="words"):
 def fingerprint(root, shared=SHARED, **parameters):
     values = {"width": 8, "graph": "graph.npz", "model": "mine.models:make", "kinds": ["lap"]} | parameters
     folder = root / "outputs/quick"
-    return provenance.fingerprint(root / "01_a.ipynb", values, [root / "need.json"], shared, here=root, folder=folder)
+    return provenance.fingerprint(
+        root / "01_a.ipynb", values, [root / "00_need/1/result.json"], shared, here=root, folder=folder
+    )
 
 
 def why(root, before, now):
     folder = root / "outputs/quick"
-    run = outputs.record(results.read(folder / "01_a.json"), before, 1.0)
-    run = outputs.Run.model_validate_json(run.model_dump_json())  # as it comes from the disk
-    return outputs.why_again("01_a", folder, run, now)
+    path = folder / "01_a/1/result.json"
+    results.write(path, results.read(path).model_copy(update={"fingerprint": before}))
+    return runs.why_again(path, results.read(path), now)
 
 
 def test_what_is_as_it_was_holds_whatever_is_said_of_it(made):
@@ -64,7 +66,7 @@ CHANGES = {
     "code changed (lab/a.py)": lambda root: {"shared": SHARED | {"code": {"lab/a.py": "2"}}},
     "inputs changed (graph.npz)": lambda root: (root / "graph.npz").write_text("other") and {},
     "inputs changed (mine/models.py)": lambda root: (root / "mine/models.py").write_text("other") and {},
-    "inputs changed (need.json)": lambda root: (root / "need.json").write_text("[]") and {},
+    "inputs changed (00_need)": lambda root: (root / "00_need/1/result.json").write_text("[]") and {},
     "versions changed (torch)": lambda root: {"shared": SHARED | {"versions": {"torch": "2.14"}}},
     "machine changed (accelerators)": lambda root: {"shared": SHARED | {"machine": {"cores": 2, "accelerators": []}}},
     "code changed (0.py, 1.py and 4 more)": lambda root: {
@@ -82,42 +84,26 @@ def test_each_change_is_seen_and_named(made, clause):
     assert why(made, before, fingerprint(made, **changed)) == clause
 
 
-@pytest.mark.parametrize("lost", ["01_a.ipynb", "01_a.samples.parquet"])
+@pytest.mark.parametrize("lost", ["notebook.ipynb", "samples.parquet"])
 def test_an_output_that_is_missing_is_made_again(made, lost):
-    (made / "outputs/quick" / lost).unlink()
+    (made / "outputs/quick/01_a/1" / lost).unlink()
     assert why(made, fingerprint(made), fingerprint(made)) == f"{lost} is missing"
 
 
-def test_a_result_of_another_run_is_made_again(made, result_file):
-    folder, now = made / "outputs/quick", fingerprint(made)
-    run = outputs.record(results.read(folder / "01_a.json"), now, 1.0)
-    results.write(folder / "01_a.json", result_file(notebook="01_a", run="by papermill"))
-    assert outputs.why_again("01_a", folder, run, now) == "01_a.json is of another run"
-    (folder / "01_a.json").unlink()
-    assert outputs.why_again("01_a", folder, run, now) == "01_a.json is missing or cannot be read"
+def test_a_result_that_gnnlab_run_did_not_make_is_made_again(made):
+    assert why(made, {"run": {"id": "a"}}, fingerprint(made)) == "its last run was not by gnnlab run"
 
 
 def test_files_among_the_results_are_no_inputs(made):
-    parameters = {"graph": "outputs/quick/01_a.json", "model": "no.such:module"}
-    assert list(fingerprint(made, **parameters)["inputs"]) == ["need.json"]
+    parameters = {"graph": "outputs/quick/01_a/1/result.json", "model": "no.such:module"}
+    assert list(fingerprint(made, **parameters)["inputs"]) == ["00_need"]
 
 
 @pytest.mark.parametrize(
     "value", ["", ".", "x" * 5000, "~nobody/x", "a:b", "digits", "C:\\x", "random:nodes=5,edges=2"]
 )
 def test_a_value_that_names_no_file_is_no_input(made, value):
-    assert list(fingerprint(made, graph=value, model="")["inputs"]) == ["need.json"]
-
-
-# ---- the record
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\x00", b'{"schema_version": 2}', b'{"runs": {"01": {}}}'])
-def test_a_record_that_cannot_be_used_is_said_in_one_line(tmp_path, content):
-    (tmp_path / "runs.json").write_bytes(content)
-    runs, message = outputs.read_runs(tmp_path)
-    assert runs == outputs.Runs() and "is damaged or of another version of gnnlab" in message
-    assert len(message.splitlines()) == 1
+    assert list(fingerprint(made, graph=value, model="")["inputs"]) == ["00_need"]
 
 
 # ---- what surrounds a run

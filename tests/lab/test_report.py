@@ -33,12 +33,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_page_is_made_of_a_result_and_a_notebook_of_different_runs(tmp_path: Path) -> None:
-    record, picture = small_site.figure(tmp_path, "operators")
-    nbformat.write(small_site.executed(picture, "operators", record.alt), tmp_path / "01_profile_bottlenecks.ipynb")
-    result("01_profile_bottlenecks", tmp_path, figures=[record], run="1" * 32)
+    record, picture = small_site.figure(tmp_path / "01_profile_bottlenecks/1", "operators")
+    run = result("01_profile_bottlenecks", tmp_path, figures=[record], run="1" * 32)
+    nbformat.write(small_site.executed(picture, "operators", record.alt), run / results.NOTEBOOK)
     report.build_site(tmp_path)
     assert not (tmp_path / "01_profile_bottlenecks.html").exists()
-    assert "01_profile_bottlenecks.ipynb is not the notebook of the run" in read(tmp_path, "index.html")
+    assert "01_profile_bottlenecks/1/notebook.ipynb is not the notebook of the run" in read(tmp_path, "index.html")
 
 
 def read(folder: Path, name: str) -> str:
@@ -151,8 +151,8 @@ def test_a_failed_run_is_told_with_its_reason_beside_the_older_result(finished: 
 
 def test_a_damaged_result_costs_one_line_and_nothing_else(finished: Path) -> None:
     html = read(finished, "index.html")
-    assert html.count("03_fm_amp_training.json is not a result file of this version") == 1
-    assert "no notebook 04_stage_export.ipynb" in html and "run 03 first" in html
+    assert html.count("03_fm_amp_training/1/result.json is not a result file of this version") == 1
+    assert "no notebook 04_stage_export/1/notebook.ipynb" in html and "run 03 first" in html
     assert str(finished) not in html
 
 
@@ -164,23 +164,23 @@ def test_the_ledger_is_also_written_as_data(finished: Path) -> None:
 def test_only_stale_reports_are_rendered_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = []
     real = report.render_notebook
-    monkeypatch.setattr(report, "render_notebook", lambda n, r, *j: rendered.append(n.name) or real(n, r, *j))
+    monkeypatch.setattr(report, "render_notebook", lambda r, page, *j: rendered.append(page.name) or real(r, page, *j))
     report.build_site(finished)
     assert rendered == []
-    touched = finished / "01_profile_bottlenecks.json"
+    touched = finished / "01_profile_bottlenecks"  # as when a run is put there
     later = (finished / "01_profile_bottlenecks.html").stat().st_mtime + 5
     os.utime(touched, (later, later))
     report.build_site(finished)
-    assert rendered == ["01_profile_bottlenecks.ipynb"]
+    assert rendered == ["01_profile_bottlenecks.html"]
 
 
 def test_an_unreadable_notebook_is_one_line(tmp_path: Path) -> None:
-    result("01_profile_bottlenecks", tmp_path)
-    (tmp_path / "01_profile_bottlenecks.ipynb").write_bytes(b"\xff\xfe{")
+    run = result("01_profile_bottlenecks", tmp_path)
+    (run / results.NOTEBOOK).write_bytes(b"\xff\xfe{")
     html = report.build_site(tmp_path).read_text(encoding="utf-8")
-    assert html.count("01_profile_bottlenecks.ipynb is not a readable notebook") == 1
+    assert html.count("01_profile_bottlenecks/1/notebook.ipynb is not a readable notebook") == 1
     with pytest.raises(GnnlabError, match="not a readable notebook"):
-        report.render_notebook(tmp_path / "01_profile_bottlenecks.ipynb", tmp_path / "01_profile_bottlenecks.json")
+        report.render_notebook(run / results.RESULT, tmp_path / "a.html")
 
 
 def test_an_empty_folder_says_that_nothing_was_measured_and_a_missing_one_is_an_error(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import run_folders
 from pydantic import ValidationError
 from refusals import refused
 from table_rows import TORCH, counted, put
@@ -27,7 +27,7 @@ def table(study="gat_layer"):
 
 
 def test_rows_and_samples_read_back_as_they_were_written(tmp_path, result_file):
-    path = tmp_path / "01_a.json"
+    path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())
     result = results.read(path)
     assert result.rows == list(table()) and result.samples_sha256
@@ -46,26 +46,27 @@ def test_a_row_without_a_field_is_refused(result_file, name):
 
 @pytest.mark.parametrize("fields", [{"value": 3.5}, {"value": math.nan}, {"status": "failed"}, {"speed": 1}])
 def test_a_row_that_contradicts_itself_is_refused_in_a_file_too(tmp_path, result_file, fields):
-    path = tmp_path / "01_a.json"
+    path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())
     content = json.loads(path.read_text())
     content["rows"][0] |= fields
     path.write_text(json.dumps(content))
-    with refused(r"01_a\.json is not a result file of this version: rows\.0"):
+    with refused(r"01_a/1/result\.json is not a result file of this version: rows\.0"):
         results.read(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', '{"schema_version": 99}', "\x00\xff"])
 def test_a_damaged_file_is_refused_in_one_line_that_names_it(tmp_path, text):
-    path = tmp_path / "01_a.json"
+    path = tmp_path / "01_a/1/result.json"
+    path.parent.mkdir(parents=True)
     path.write_text(text, encoding="latin-1")
-    with refused(r"01_a\.json"):
+    with refused(r"01_a/1/result\.json"):
         results.read(path)
 
 
 def test_a_missing_file_says_which_notebook_to_run(tmp_path):
-    with pytest.raises(GnnlabError, match="gnnlab run 04"):
-        results.read(tmp_path / "04_stage_export.json")
+    with pytest.raises(GnnlabError, match="gnnlab run"):
+        results.read(tmp_path / "04_stage_export/1/result.json")
 
 
 def damage(path):
@@ -76,10 +77,10 @@ def damage(path):
 
 @pytest.mark.parametrize("change", [damage, Path.unlink])
 def test_samples_of_another_result_or_none_are_refused_in_one_line(tmp_path, result_file, change):
-    path = tmp_path / "01_a.json"
+    path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())
     change(results.samples_path(path))
-    with refused(r"01_a\.samples\.parquet"):
+    with refused(r"01_a/1/samples\.parquet"):
         results.table_of(path, results.read(path))
 
 
@@ -88,9 +89,9 @@ def test_samples_of_another_result_or_none_are_refused_in_one_line(tmp_path, res
 
 @pytest.fixture
 def folder(tmp_path, result_file):
-    """Three runs of a notebook, the latest "c"."""
-    for place, run in {"01_a": "c", "runs/01_a.1": "a", "runs/01_a.2": "b"}.items():
-        results.write(tmp_path / f"{place}.json", result_file(run=run, notebook="01_a"), table())
+    """Three runs of a notebook, the newest "c"."""
+    for run in "abc":
+        run_folders.put(tmp_path, result_file(run=run, notebook="01_a"), table(), at=run)
     return tmp_path
 
 
@@ -99,33 +100,35 @@ def runs(folder):
     return [result.run for result, _ in found["01_a"]], problems
 
 
-def test_runs_of_a_notebook_are_found_the_latest_first_each_with_its_samples(folder):
-    assert runs(folder) == (["c", "a", "b"], [])
+def test_runs_of_a_notebook_are_found_the_newest_first_each_with_its_samples(folder):
+    assert runs(folder) == (["c", "b", "a"], [])
     found, _ = results.runs_of(folder)
     assert all(rows.samples_of(next(iter(rows))) is not None for _, rows in found["01_a"])
 
 
-def test_a_run_counts_once_and_one_with_other_parameters_not_at_all(folder, result_file):
-    for kind in ("json", "samples.parquet"):
-        shutil.copy(folder / f"01_a.{kind}", folder / f"runs/01_a.3.{kind}")
-    results.write(folder / "runs/01_a.4.json", result_file(run="d", notebook="01_a", parameters={"size": 9}), table())
-    kept, problems = runs(folder)
-    assert kept == ["c", "a", "b"] and len(problems) == 1 and "is not pooled" in problems[0]
+@pytest.mark.parametrize("changed", [{"parameters": {"size": 9}}, {"fingerprint": {"code": {"a.py": "2"}}}])
+def test_a_run_counts_once_and_those_made_from_something_else_not_at_all(folder, result_file, changed):
+    run_folders.put(folder, result_file(run="b", notebook="01_a"), table(), at="bb")
+    run_folders.put(folder, result_file(run="d", notebook="01_a", **changed), table(), at="aa")
+    assert runs(folder) == (["c", "b", "a"], [])
 
 
 def test_a_run_that_cannot_be_read_is_a_line_and_the_others_count(folder):
-    damage(folder / "runs/01_a.1.samples.parquet")
-    (folder / "runs/01_a.2.json").write_text("{")
+    damage(folder / "01_a/b/samples.parquet")
+    (folder / "01_a/a/result.json").write_text("{")
     found, problems = runs(folder)
     assert found == ["c"] and len(problems) == 2
-    assert "01_a.1.samples.parquet" in problems[0] and "01_a.2.json" in problems[1]
+    assert "01_a/b/samples.parquet" in problems[0] and "01_a/a/result.json" in problems[1]
 
 
-def test_failed_runs_and_other_files_are_no_runs(folder):
-    (folder / "01_a.failed.json").write_text("{")
-    (folder / "runs/01_a.json").write_text("{")
+def test_the_newest_run_that_passed_is_the_result_and_one_that_failed_since_stands_beside_it(folder, result_file):
+    failed = run_folders.put(folder, result_file(notebook="01_a", status="failed", reason="late"), at="d")
     (folder / "claims.json").write_text("{")
-    assert runs(folder) == (["c", "a", "b"], [])
+    assert results.newest(folder, "01_a") == (folder / "01_a/c/result.json", failed)
+    assert runs(folder) == (["c", "b", "a"], [])
+    passed = run_folders.put(folder, result_file(run="e", notebook="01_a"), at="e")
+    assert results.newest(folder, "01_a") == (passed, None)
+    assert results.newest(folder, "02_b") == (None, None)
 
 
 def test_the_published_schema_is_that_of_the_code():

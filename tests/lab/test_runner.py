@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+import run_folders
 from rich.console import Console
 
 from gnnlab import files
@@ -37,7 +38,7 @@ def finish(status="passed", reason=None):
     result = results.ResultFile(run=uuid.uuid4().hex, notebook=NAME, status=status, reason=reason, **fields)
     rows = table.Table()
     rows.put(table.row(study="kernel", value=os.getpid(), **ROW), [os.getpid()])
-    results.write(Path(os.environ["GNNLAB_STAGED"], NAME + ".json"), result, rows)
+    results.write(Path(os.environ["GNNLAB_RUN"], "result.json"), result, rows)
 ROW = dict(form="pid", n=1, unit="count", better="neither", origin="measured", statistic="single", interval="none")
 ROW |= dict(device="CPU", runtime="python", precision="none", threads=1)
 """
@@ -48,7 +49,7 @@ match mode:
     case "refuse": parameters.check({"widht": 1}, {"width": None})
     case "die": os._exit(3)
     case "slow": time.sleep(600)
-    case "damage": Path(os.environ["GNNLAB_STAGED"], NAME + ".json").write_text("{}")
+    case "damage": Path(os.environ["GNNLAB_RUN"], "result.json").write_text("{}")
     case "pass": finish(*LAST)"""
 
 
@@ -134,10 +135,22 @@ def repository(ran, tmp_path):
     return shutil.copytree(ran[0], tmp_path / "repository")
 
 
+def good(repository, name="01_first"):
+    """The folder of the newest run that passed."""
+    return run_folders.newest(repository / "outputs/quick", name).parent
+
+
+def failed(repository, name="01_first"):
+    """The folder of the newest run that failed, where none has passed since."""
+    return results.newest(repository / "outputs/quick", name)[1].parent
+
+
 def contents(folder):
     files_ = (path for path in folder.rglob("*") if path.is_file() and path.name != files.LOCK)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_}
 
+
+RUN = ("notebook.ipynb", "result.json", "samples.parquet")
 
 # ---- the first run
 
@@ -146,19 +159,19 @@ def test_what_passes_or_skips_itself_leaves_results(ran):
     repository, outcomes, _ = ran
     folder = repository / "outputs/quick"
     assert [outcome.status for outcome in outcomes.values()] == ["passed", "skipped", "skipped"]
-    assert outcomes["01"].ran and outcomes["01"].out_path == folder / "01_first.ipynb"
+    assert outcomes["01"].ran and outcomes["01"].out_path == good(repository) / "notebook.ipynb"
     assert outcomes["02"].reason == "no GPU here"
     assert outcomes["03"].reason == "it needs 02_second, which is skipped" and not outcomes["03"].ran
-    left = {f"{name}.{kind}" for name in ("01_first", "02_second") for kind in ("ipynb", "json", "samples.parquet")}
-    assert set(contents(folder)) == left | {"kernel.pid", "runs.json"}
+    left = {good(repository, name).relative_to(folder) / kind for name in ("01_first", "02_second") for kind in RUN}
+    assert set(contents(folder)) == {path.as_posix() for path in left} | {"kernel.pid", ".gnnlab"}
     assert runner.exit_code(outcomes.values()) == 0
 
 
 def test_the_kernel_is_of_this_interpreter_and_its_parameters_are_understood(ran):
-    notebook = nbformat.read(ran[0] / "outputs/quick/01_first.ipynb", as_version=4)
+    notebook = nbformat.read(good(ran[0]) / "notebook.ipynb", as_version=4)
     streams = [output.text for cell in notebook.cells for output in cell.get("outputs", [])]
     assert streams == [f"one\n{sys.executable}\n", "aside\n"]
-    assert results.read(ran[0] / "outputs/quick/01_first.json").parameters == {"width": 10}
+    assert results.read(good(ran[0]) / "result.json").parameters == {"width": 10}
 
 
 def test_a_log_gets_one_line_at_the_start_and_one_at_the_end(ran):
@@ -198,10 +211,10 @@ def test_what_changed_runs_again_and_is_named(repository, attempted, monkeypatch
 
 
 def test_what_needs_a_changed_result_runs_again(repository, attempted):
-    path = repository / "outputs/quick/01_first.json"
+    path = good(repository) / "result.json"
     results.write(path, results.read(path).model_copy(update={"seconds": 99.0}))
     _, printed = start(repository, "02")
-    assert "02_second  running  runs again: inputs changed (01_first.json)" in printed
+    assert "02_second  running  runs again: inputs changed (01_first)" in printed
 
 
 def test_what_needs_a_failed_notebook_is_skipped(repository, attempted):
@@ -214,7 +227,9 @@ def test_force_runs_what_is_unchanged_and_braces_in_a_path_are_only_braces(repos
     overrides = [("output_dir", "outputs/a{b}")]
     outcomes, printed = start(repository, "1", force=True, overrides=overrides)
     assert outcomes["01"].status == "passed" and "running  forced" in printed
-    assert outcomes["01"].out_path == repository / "outputs/a{b}/01_first.ipynb"
+    assert outcomes["01"].out_path == run_folders.newest(repository / "outputs/a{b}", "01_first").with_name(
+        "notebook.ipynb"
+    )
 
 
 # ---- failures
@@ -222,7 +237,6 @@ def test_force_runs_what_is_unchanged_and_braces_in_a_path_are_only_braces(repos
 
 def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes(repository):
     folder = repository / "outputs/quick"
-    (folder / "01_first.html").write_text("earlier")
     before = contents(folder)
     outcomes, printed = start(repository, "01", overrides=[("mode", "raise")])
 
@@ -230,18 +244,16 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [4], under 'The answer')"
     assert f"01_first  failed   {table.duration(outcomes['01'].seconds)}  KeyError" in printed
     after = contents(folder)
-    failed = results.read(folder / "01_first.failed.json")
-    assert failed.status == "failed" and failed.reason == outcomes["01"].reason and failed.parameters["mode"] == "raise"
-    assert outcomes["01"].out_path == folder / "01_first.failed.ipynb"
-    assert {name: after[name] for name in before if name != "kernel.pid"} == {
-        name: content for name, content in before.items() if name != "kernel.pid"
-    }
-    kept = {f"01_first.failed.{kind}" for kind in ("json", "samples.parquet", "ipynb")}
-    assert set(after) - set(before) == kept and len(failed.rows) == 1
+    place = failed(repository)
+    why = results.read(place / "result.json")
+    assert why.status == "failed" and why.reason == outcomes["01"].reason and why.parameters["mode"] == "raise"
+    assert outcomes["01"].out_path == place / "notebook.ipynb" and outcomes["01"].out_path.exists()
+    assert all(after[name] == before[name] for name in before if name != "kernel.pid")
+    assert len(results.runs_of(folder)[0]["01_first"]) == 1
 
     outcomes, printed = start(repository, "01")
     assert outcomes["01"].status == "passed" and "runs again: its last run did not pass" in printed
-    assert not list(folder.glob("*.failed.*"))
+    assert results.newest(folder, "01_first")[1] is None
 
 
 @pytest.mark.parametrize(
@@ -249,38 +261,16 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     [
         ("refuse", "unknown parameter 'widht' (did you mean width?)"),
         ("die", "the kernel died in cell [4], under 'The answer'"),
-        ("silent", "it ended without writing 01_first.json; its last cell has to finish the session"),
-        ("damage", "01_first.json is not a result file of this version"),
+        ("silent", "it ended without writing result.json; its last cell has to finish the session"),
+        ("damage", "result.json is not a result file of this version"),
     ],
 )
 def test_every_failure_has_a_reason_of_one_line(repository, mode, reason):
-    before = (repository / "outputs/quick/01_first.json").read_bytes()
+    before = (good(repository) / "result.json").read_bytes()
     outcome = start(repository, "01", overrides=[("mode", mode)])[0]["01"]
     assert outcome.status == "failed" and reason in outcome.reason and "\n" not in outcome.reason
-    assert (repository / "outputs/quick/01_first.json").read_bytes() == before
-    assert results.read(repository / "outputs/quick/01_first.failed.json").reason == outcome.reason
-
-
-SESSION = """\
-from gnnlab import Lab
-lab = Lab("01_first", globals())
-lab.samples("forward", "mine", [1.0, 2.0], unit="ms")"""
-
-
-@pytest.mark.parametrize("end", ["raise KeyError('late')", "import os; os._exit(3)"])
-def test_what_was_measured_before_a_failure_is_kept_as_of_a_failed_run(tmp_path, end):
-    repository = make_repository(tmp_path)
-    notebook = nbformat.read(repository / "notebooks/01_first.ipynb", as_version=4)
-    notebook.cells[2:] = map(code, [SESSION, "lab.samples('late', 'mine', [3.0], unit='ms')", end])
-    nbformat.write(notebook, repository / "notebooks/01_first.ipynb")
-    outcome = start(repository, "01")[0]["01"]
-    folder, path = repository / "outputs/quick", repository / "outputs/quick/01_first.failed.json"
-    failed = results.read(path)
-    assert failed.status == outcome.status == "failed" and failed.reason == outcome.reason
-    assert [row.study for row in failed.rows] == ["forward", "late"]
-    measured = results.table_of(path, failed)
-    assert list(measured.samples_of(measured.select("forward")[0])) == [1.0, 2.0]
-    assert not (folder / "01_first.json").exists() and results.runs_of(folder) == ({}, [])
+    assert (good(repository) / "result.json").read_bytes() == before
+    assert results.read(failed(repository) / "result.json").reason == outcome.reason
 
 
 def test_a_notebook_has_one_time_limit_for_all_its_cells(repository):
@@ -288,8 +278,8 @@ def test_a_notebook_has_one_time_limit_for_all_its_cells(repository):
     outcome = start(repository, "01", overrides=[("mode", "slow")])[0]["01"]
     assert outcome.status == "timeout" and outcome.seconds < 60
     assert outcome.reason.startswith("not done after 3 seconds; stopped in cell [")
-    assert results.read(repository / "outputs/quick/01_first.failed.json").status == "timeout"
-    assert results.read(repository / "outputs/quick/01_first.json").status == "passed"
+    assert results.read(failed(repository) / "result.json").status == "timeout"
+    assert results.read(good(repository) / "result.json").status == "passed"
 
 
 @pytest.fixture
@@ -330,8 +320,8 @@ def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, 
     outcomes, _ = start(repository, "03")  # takes over what a dead run held
     assert outcomes["03"].status == "skipped"
     after = contents(folder)
-    made = {".01_first.new/01_first.ipynb", "kernel.pid"}
-    assert after == {name: before[name] for name in before if name not in made} | {"kernel.pid": after["kernel.pid"]}
+    made = {".01_first.new/notebook.ipynb", "kernel.pid"}
+    assert {k: v for k, v in after.items() if k not in made} == {k: v for k, v in before.items() if k not in made}
 
 
 # ---- several runs
@@ -342,13 +332,6 @@ def pooled(repository):
     found, problems = results.runs_of(repository / "outputs/quick")
     assert not problems
     return sorted(rows.samples_of(next(iter(rows)))[0] for _, rows in found["01_first"])
-
-
-def further(repository):
-    return sorted(path.name for path in (repository / "outputs/quick/runs").glob("*"))
-
-
-KEPT = [f"01_first.{k}.{kind}" for k in (1, 2) for kind in ("json", "samples.parquet")]
 
 
 @pytest.fixture(scope="module")
@@ -371,16 +354,16 @@ def without_kernels(monkeypatch):
     """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is a reason."""
     made = types.SimpleNamespace(pid=10**7, fail=None)
 
-    def run_cells(notebook, parameters, *, here, staged, bar):
-        shutil.copy(notebook.path, staged)
+    def run_cells(notebook, parameters, *, here, place, bar):
+        shutil.copy(notebook.path, place / results.NOTEBOOK)
         if made.fail:
             return Status.FAILED, made.fail
         made.pid += 1
-        path = here / parameters["output_dir"] / f"{notebook.name}.json"
+        path = run_folders.newest(here / parameters["output_dir"], notebook.name)
         result, rows = results.read(path), results.table_of(path, results.read(path))
         changed = next(iter(rows)).model_copy(update={"value": made.pid})
         rows.put(changed, [made.pid])
-        results.write(staged / path.name, result.model_copy(update={"run": f"run {made.pid}"}), rows)
+        results.write(place / path.name, result.model_copy(update={"run": f"run {made.pid}"}), rows)
         return Status.PASSED, None
 
     monkeypatch.setattr(execution, "run_cells", run_cells)
@@ -389,7 +372,6 @@ def without_kernels(monkeypatch):
 
 def test_runs_that_are_missing_are_made_each_in_a_kernel_of_its_own(ran_thrice):
     repository, printed = ran_thrice
-    assert further(repository) == KEPT
     assert len(set(pooled(repository))) == 3
     assert [re.sub(r"[\d.]+ s", "T", line) for line in printed.splitlines()[:-1]] == [
         "01_first  running  run 2 of 3",
@@ -407,10 +389,10 @@ def test_runs_that_are_there_are_not_made_again(three, attempted):
     assert attempted == [] and contents(three) == before
 
 
-def test_what_runs_anew_supersedes_its_further_runs_and_no_other_file(three, without_kernels):
-    (three / "outputs/quick/runs/notes.txt").write_text("mine")
-    assert start(three, "01", force=True)[0]["01"].status == "passed"
-    assert further(three) == ["notes.txt"]
+def test_a_forced_run_is_one_more_and_one_of_other_parameters_stands_alone(three, without_kernels):
+    assert start(three, "01", force=True)[0]["01"].status == "passed" and len(pooled(three)) == 4
+    assert start(three, "01", overrides=[("width", "11")])[0]["01"].status == "passed"
+    assert len(pooled(three)) == 1
 
 
 def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(three, without_kernels):
@@ -423,7 +405,7 @@ def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(t
     outcomes, printed = start(three, "01", runs=4)
     assert outcomes["01"].status == "passed" and "running  run 4 of 4" in printed
     assert pooled(three) == [*before, 10**7 + 1]
-    assert not list((three / "outputs/quick").glob("*.failed.*"))
+    assert results.newest(three / "outputs/quick", "01_first")[1] is None
 
 
 def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
@@ -460,7 +442,7 @@ def test_a_need_without_results_is_named_and_a_notebook_without_a_parameter_file
     [
         ([], {"overrides": [("widht", "4")]}, "did you mean width?"),
         (["9"], {}, "there is no notebook '9'"),
-        ([], {"overrides": [("output_dir", "notebooks")]}, "is not empty and holds no results"),
+        ([], {"overrides": [("output_dir", "notebooks")]}, "is not empty and is no outputs folder"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, part):
@@ -497,7 +479,7 @@ def test_what_parameters_name_is_looked_for_where_the_user_is(repository, tmp_pa
     monkeypatch.setattr(execution, "execute", pretend)
     monkeypatch.setattr(provenance, "fingerprint", remembered)
     runner.run(["01"], force=True, console=Console(file=io.StringIO()))
-    assert looked == [Path.cwd()] * 2 and (repository / "outputs/quick/01_first.failed.json").exists()
+    assert looked == [Path.cwd()] * 2 and failed(repository).exists()
 
 
 def test_the_folder_of_results_is_found_or_its_run_is_named(repository, monkeypatch):

@@ -1,6 +1,5 @@
 """A notebook's session checks its parameters, records rows, and writes one result file."""
 
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -10,6 +9,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+import run_folders
 import torch
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_notebook
@@ -17,7 +17,7 @@ from torch import nn
 
 from gnnlab import Lab
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.lab import ledger, outputs, results, session, study
+from gnnlab.lab import ledger, results, session, study
 from gnnlab.lab.results import Status
 from gnnlab.profiling.context import under
 
@@ -58,15 +58,16 @@ def test_everything_recorded_is_in_the_file_with_its_samples(lab):
     lab.samples("forward", "mine", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], unit="ms", notes=["noisy"])
     lab.count("symptom_size", {"parameters": 169_856})
     lab.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.", key=True)
-    assert not lab.path.exists()  # before the end nothing is
-    result = results.read(lab.finish())
+    assert results.newest(lab.folder, lab.notebook) == (None, None)  # before the end nothing is
+    path = lab.finish()
+    result = results.read(path)
     assert result.status == "passed" and result.params_set == "quick" and result.parameters["size"] == 4
     forward, counted = result.rows
     assert (forward.value, forward.n, forward.origin, forward.better) == (3.5, 6, "measured", "lower")
     assert forward.notes == ["noisy"] and forward.device.startswith("CPU ") and forward.runtime.startswith("torch ")
     assert (counted.value, counted.interval, counted.origin) == (169_856, "exact", "counted")
-    assert results.table_of(lab.path, result).samples_of(forward).tolist() == [1, 2, 3, 4, 5, 6]
-    assert result.figures[0].title == "A finding" and (lab.folder / result.figures[0].png).exists()
+    assert results.table_of(path, result).samples_of(forward).tolist() == [1, 2, 3, 4, 5, 6]
+    assert result.figures[0].title == "A finding" and (path.parent / result.figures[0].png).exists()
     assert result.environment["versions"]["torch"] and "finished" in result.environment
 
 
@@ -78,37 +79,39 @@ def by_hand(monkeypatch, **given):
 
 @pytest.mark.parametrize("given", [{}, {"In": ["# Parameters\nsize = 4"]}])
 def test_who_runs_cells_by_hand_writes_to_a_folder_of_their_own(lab, monkeypatch, given):
-    before = lab.finish().read_bytes()
+    kept = lab.finish()
+    before = kept.read_bytes()
     (lab.folder / "stages").mkdir()
-    (lab.folder / "stages/journal.jsonl").write_text("measured by a run")
     said = []
     monkeypatch.setattr(session, "display", lambda *shown, **_: said.extend(shown))
     mine = by_hand(monkeypatch, **given)
     assert mine.folder == lab.folder.parent / "lab"
     assert "`outputs/lab`, and nothing in `outputs/quick` is changed" in said[-1].data
-    assert mine.need("01").run == lab.run and "Copied from `quick`: stages, 01_profile" in said[-1].data
-    (mine.folder / "stages/journal.jsonl").write_text("and explored")
+    assert mine.need("01").run == lab.run and mine.left("stages") == lab.folder / "stages"
     mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
-    assert results.read(mine.finish()).figures and (mine.folder / "figures/01_times.png").exists()
+    (mine.folder / "stages").mkdir()
+    for _ in range(2):  # the last cell may be run again
+        path = mine.finish()
+        (figure,) = results.read(path).figures
+        assert (path.parent / figure.png).exists() and path.is_relative_to(mine.folder)
     assert mine.need("01").run == mine.run and lab.need("01").run == lab.run
-    assert lab.path.read_bytes() == before and not (lab.folder / "figures").exists()
-    assert (lab.folder / "stages/journal.jsonl").read_text() == "measured by a run"
+    assert mine.left("stages") == mine.folder / "stages"
+    assert kept.read_bytes() == before and results.paths(lab.folder) == [kept]
 
 
-def test_a_folder_that_someone_names_for_exploring_is_taken_unless_it_holds_a_run(lab, monkeypatch, tmp_path):
+def test_a_folder_that_someone_names_for_exploring_is_taken_unless_it_holds_a_run(
+    lab, monkeypatch, tmp_path, result_file
+):
     assert by_hand(monkeypatch, output_dir="outputs/mine").folder == tmp_path / "outputs/mine"
-    with outputs.only_run(tmp_path / "outputs/mine"):
-        pass
+    run_folders.put(tmp_path / "outputs/mine", result_file(notebook="02_b"))
     assert by_hand(monkeypatch, output_dir="outputs/mine").folder == tmp_path / "outputs/lab"
 
 
-def test_papermill_alone_replaces_results_but_leaves_further_runs_and_respects_the_lock(lab):
-    lab.finish()
-    (lab.folder / "runs").mkdir()
-    for kind in ("json", "samples.parquet"):
-        shutil.copy(lab.folder / f"01_profile_bottlenecks.{kind}", lab.folder / f"runs/01_profile_bottlenecks.1.{kind}")
-    lab.finish()
-    assert len(list((lab.folder / "runs").iterdir())) == 2
+def test_papermill_alone_adds_a_run_of_its_own_and_respects_the_lock(lab, result_file):
+    earlier = run_folders.put(lab.folder, result_file(), at="1")
+    path = lab.finish()
+    assert results.newest(lab.folder, lab.notebook) == (path, None) and earlier.exists()
+    assert len(results.runs_of(lab.folder)[0][lab.notebook]) == 1
     code = f"from pathlib import Path\nfrom gnnlab import files\nwith files.locked(Path({str(lab.folder)!r}), 'runs'):"
     code += "\n print(1, flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -120,9 +123,16 @@ def test_papermill_alone_replaces_results_but_leaves_further_runs_and_respects_t
 
 
 def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):
-    monkeypatch.setenv("GNNLAB_STAGED", str(tmp_path / "waits"))
-    lab.finish()
-    assert (tmp_path / "waits/01_profile_bottlenecks.json").exists() and not lab.path.exists()
+    monkeypatch.setenv("GNNLAB_RUN", str(tmp_path / "waits"))
+    assert lab.finish() == tmp_path / "waits/result.json" and lab.finish().exists()
+    assert results.paths(lab.folder) == []
+
+
+def test_a_folder_with_files_of_someone_is_refused_before_anything_is_computed(lab, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("mine")
+    with pytest.raises(GnnlabError, match="is no outputs folder of this gnnlab"):
+        Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "mine"})
 
 
 def test_what_is_recorded_again_replaces_the_first(lab):
@@ -228,9 +238,9 @@ def test_skipping_writes_the_reason_and_empties_later_cells(lab, monkeypatch):
 
     monkeypatch.setattr(session, "get_ipython", Shell)
     lab.require_device("cpu")
-    assert not lab.path.exists()
+    assert results.paths(lab.folder) == []
     lab.skip("no CUDA device here")
-    result = results.read(lab.path)
+    result = results.read(results.paths(lab.folder)[0])
     assert (result.status, result.reason) == (Status.SKIPPED, "no CUDA device here")
     assert Shell.input_transformers_post[-1](["measure()\n"]) == ["pass\n"]
 

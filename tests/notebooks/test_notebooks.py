@@ -13,6 +13,7 @@ from pathlib import Path
 
 import papermill
 import pytest
+import run_folders
 
 from gnnlab.lab import claims, discovery, ledger, parameters, results
 
@@ -142,14 +143,13 @@ def nbval(notebook):
 
 def run(notebook, folder):
     """Run a notebook, after those that it needs; the one that has run is not run again."""
-    written = folder / "out" / f"{notebook.stem}.json"
-    if not written.exists():
+    if not results.paths(folder / "out", notebook.stem):
         found = discovery.notebooks(ROOT)
         for number in found[notebook.stem[:2]].needs:
             run(found[number].path, folder)
         done = nbval(prepared(notebook, folder))
         assert done.returncode == 0, done.stdout[-4000:]
-    return results.read(written)
+    return results.read(run_folders.newest(folder / "out", notebook.stem))
 
 
 @pytest.mark.timeout(900)
@@ -181,7 +181,7 @@ def test_every_row_of_a_notebook_says_what_it_is_and_follows_from_its_samples(no
         assert (row["interval"] == "exact") <= (row["origin"] != "measured"), row
         if row["origin"] == "measured" and row["interval"] == "95 % confidence":
             assert row["n"] >= 2, row
-    table = results.table_of(folder / "out" / f"{notebook.stem}.json", result)
+    table = results.table_of(run_folders.newest(folder / "out", notebook.stem), result)
     assert [line for row in table for line in ledger.differences(row, table)] == []
 
 
@@ -189,7 +189,7 @@ def test_every_row_of_a_notebook_says_what_it_is_and_follows_from_its_samples(no
 @pytest.mark.parametrize("notebook", RUN)
 def test_every_claim_of_a_notebook_is_judged_from_its_rows(notebook, folder):
     result = run(notebook, folder)
-    table = results.table_of(folder / "out" / f"{notebook.stem}.json", result)
+    table = results.table_of(run_folders.newest(folder / "out", notebook.stem), result)
     judged = {row.id: row for row in ledger.judge_runs([(result, table)])}
     known = {id: claim for id, claim in claims.catalogue().items() if claim.notebook == notebook.stem[:2]}
     assert set(judged) == set(known)
@@ -257,6 +257,6 @@ def test_without_its_device_the_notebook_is_skipped_with_the_reason(tmp_path):
         progress_bar=False,
         cwd=str(ROOT),
     )
-    result = results.read(tmp_path / "out" / "01_profile_bottlenecks.json")
+    result = results.read(run_folders.newest(tmp_path / "out", notebook.stem))
     assert result.status == "skipped" and "no CUDA device here" in result.reason
     assert result.rows == []

@@ -49,8 +49,8 @@ def ran(folder, unit):
         values |= SMALL[path.stem[:2]] | {"output_dir": str(folder / "out")}
         (set_ / path.name).write_text(yaml.safe_dump(values))
     code = cli.main(["run", "--params", str(set_)])
-    files = sorted((folder / "out").glob("0*.json"))
-    return code, {path.stem[:2]: (path, results.read(path)) for path in files}
+    found = {path.parent.parent.name[:2]: path for path in results.paths(folder / "out")}
+    return code, {number: (path, results.read(path)) for number, path in sorted(found.items())}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+import run_folders
 from nbformat import v4
 
 from gnnlab.lab import claims, plot_style, plots, report, results
@@ -116,7 +117,8 @@ def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
     return v4.new_notebook(cells=[first, parameters, injected, card, second, drawing, last, raw])
 
 
-def result(number_name: str, folder: Path, **changes: object) -> ResultFile:
+def result(number_name: str, folder: Path, at: str = "1", **changes: object) -> Path:
+    """Write a run; its folder."""
     content = {
         "run": "0" * 32,
         "notebook": number_name,
@@ -128,22 +130,24 @@ def result(number_name: str, folder: Path, **changes: object) -> ResultFile:
         "seconds": 41.2,
     }
     written = ResultFile.model_validate(content | changes)
-    suffix = ".failed" if written.status in ("failed", "timeout") else ""
-    results.write(folder / f"{number_name}{suffix}.json", written)
-    return written
+    return run_folders.put(folder, written, at=at).parent
 
 
 def write(folder: Path) -> None:
     """The site in `folder`: 01 passed, 02 passed once and then failed, 03 damaged, 04 skipped without a notebook."""
-    record, picture = figure(folder, "operators")
-    rungs, picture_2 = figure(folder, "rungs", key=False)
-    nbformat.write(executed(picture, "operators", record.alt), folder / "01_profile_bottlenecks.ipynb")
-    nbformat.write(executed(picture_2, "rungs", rungs.alt), folder / "02_optimize_gnn.ipynb")
-    nbformat.write(executed(picture_2, "rungs", rungs.alt), folder / "02_optimize_gnn.failed.ipynb")
-    result("01_profile_bottlenecks", folder, figures=[record])
-    result("02_optimize_gnn", folder, figures=[rungs])
-    result("02_optimize_gnn", folder, status="failed", reason=f"cell 3: {HOSTILE[0]}", seconds=3)
-    (folder / "03_fm_amp_training.json").write_text("{not json")
+    first, second, later = (
+        folder / place for place in ("01_profile_bottlenecks/1", "02_optimize_gnn/1", "02_optimize_gnn/2")
+    )
+    record, picture = figure(first, "operators")
+    rungs, picture_2 = figure(second, "rungs", key=False)
+    result(first.parent.name, folder, figures=[record])
+    result(second.parent.name, folder, figures=[rungs])
+    result(later.parent.name, folder, later.name, status="failed", reason=f"cell 3: {HOSTILE[0]}", seconds=3)
+    nbformat.write(executed(picture, "operators", record.alt), first / results.NOTEBOOK)
+    for place in (second, later):
+        nbformat.write(executed(picture_2, "rungs", rungs.alt), place / results.NOTEBOOK)
+    (folder / "03_fm_amp_training/1").mkdir(parents=True)
+    (folder / "03_fm_amp_training/1" / results.RESULT).write_text("{not json")
     result("04_stage_export", folder, status="skipped", reason="run 03 first: gnnlab run 03 --params quick", seconds=1)
     known = {row.id for row in records()}
     missing = [claim for id, claim in claims.catalogue().items() if id not in known]
