@@ -35,6 +35,9 @@ ENVIRONMENT = {
 PARAMETERS_CELL = 'output_dir: str = "outputs/quick"  # where results go\nruns: int = 5  # timed runs; 1..100'
 
 
+PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
+
 def judged(id: str, value: float | None, interval: tuple[float, float] | None, n: int, why: str) -> Judged:
     """A row of the ledger, its verdict by the interval."""
     claim = claims.catalogue()[id]
@@ -114,7 +117,8 @@ def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
     ]
     raw = v4.new_raw_cell(HOSTILE[2])
     first, second, last = (v4.new_markdown_cell(text) for text in texts)
-    return v4.new_notebook(cells=[first, parameters, injected, card, second, drawing, last, raw])
+    cells = [first, parameters, injected, card, second, drawing, last, raw]
+    return v4.new_notebook(cells=cells, metadata={"kernelspec": PYTHON})
 
 
 def result(number_name: str, folder: Path, at: str = "1", **changes: object) -> Path:
