@@ -115,7 +115,7 @@ NOTEBOOKS = takes("notebooks", nargs="*", metavar="NN", help="numbers of noteboo
 @command(
     NOTEBOOKS,
     PARAMS,
-    takes("--force", action="store_true", help="run what is unchanged, too"),
+    takes("--force", action="store_true", help="one run more of what is unchanged, too"),
     takes(
         "--runs",
         type=number(int, 1, 100, "whole number from 1 to 100"),

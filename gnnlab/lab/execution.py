@@ -123,16 +123,18 @@ def _stopped(written: Path) -> tuple[str, Mapping[str, Any] | None]:
     if len(cells) < len(notebook.cells):
         notebook.cells = cells
         files.write_atomically(written, lambda file: nbformat.write(notebook, file))
-    number, heading = 0, ""
+    number, heading, place = 0, "", "cell [0]"
     for cell in cells:
         if cell.cell_type == "markdown" and (headings := _HEADING.findall(cell.source)):
             heading = headings[-1]
         if cell.cell_type == "code" and cell.source.strip():
+            if cell.metadata.get("papermill", {}).get("status") == "pending":  # a cell whose kernel died is "completed"
+                break
             number += 1
-            wrong = [output for output in cell.outputs if output.output_type == "error"]
-            if wrong or cell.metadata.get("papermill", {}).get("status") != "completed":
-                return f"cell [{number}]" + (f", under {heading!r}" if heading else ""), next(iter(wrong), None)
-    return f"cell [{number}]", None
+            place = f"cell [{number}]" + (f", under {heading!r}" if heading else "")
+            if wrong := [output for output in cell.outputs if output.output_type == "error"]:
+                return place, wrong[0]
+    return place, None
 
 
 def _failure(error: Mapping[str, Any], place: str) -> str:
