@@ -5,7 +5,7 @@ import types
 import nbformat
 import pytest
 
-from gnnlab.lab import execution
+from gnnlab.lab import execution, results
 from gnnlab.lab.discovery import Notebook
 from gnnlab.lab.results import Status
 
@@ -16,10 +16,10 @@ def ending(monkeypatch, folder, outputs, answer):
     """A child that leaves an executed notebook whose last cell put out this, says `answer` and ends with code 1."""
     cells = [nbformat.v4.new_code_cell("1", metadata={"papermill": {"status": "completed"}})]
     cells += [MARK, nbformat.v4.new_markdown_cell("## Scaling"), nbformat.v4.new_code_cell("2", outputs=outputs)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "in.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / results.NOTEBOOK)
     child = types.SimpleNamespace(pid=2**31 - 1, returncode=1, communicate=lambda *_, **__: (answer.encode(), None))
     monkeypatch.setattr(execution.subprocess, "Popen", lambda *_, **__: child)
-    return execution.execute(Notebook(folder / "in.ipynb"), {}, here=folder, staged=folder)
+    return execution.execute(Notebook(folder / "in.ipynb"), {}, here=folder, place=folder)
 
 
 def raised(ename, evalue):
@@ -47,5 +47,5 @@ def test_each_end_has_a_reason_of_one_line_and_the_red_lines_of_papermill_go(
     ended = ending(monkeypatch, tmp_path, outputs, answer)
     assert ended.status is Status.FAILED
     assert reason in ended.reason and len(ended.reason.splitlines()) == 1
-    cells = nbformat.read(tmp_path / "in.ipynb", as_version=4).cells
+    cells = nbformat.read(tmp_path / results.NOTEBOOK, as_version=4).cells
     assert [cell.source for cell in cells] == ["1", "## Scaling", "2"]
