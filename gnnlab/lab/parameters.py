@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML, YAMLError
 
 from gnnlab.errors import GnnlabError, meant, one_line, shown
@@ -82,10 +82,15 @@ class Parameter:
         if limits:
             kind = Annotated[kind, BeforeValidator(_number)]
         if self.choices:
-            kind = Literal[self.choices]
+            kind = Annotated[kind, AfterValidator(self._chosen)]
         if self.is_list:
             kind = Annotated[list[kind], Field(min_length=int(bool(self.default)))]
         return TypeAdapter(kind)
+
+    def _chosen(self, value: Any) -> Any:
+        if value not in self.choices:
+            raise ValueError(value)
+        return value
 
     def understood(self, value: Any) -> Any:
         """A value as its type has it, within range and choices: "1e-3" is a number where one is wanted, 8.0 a whole

@@ -77,7 +77,7 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(declared):
         ("x: dict = {}  # m", "type 'dict'"),
         ("x: int = 5", "no comment"),
         ("x: int = 5  # m; 6..9", "from 6 to 9"),
-        ("x: int = 5  # m; 0.5..9", "a range or choice in its comment"),
+        ("x: int = 5  # m; 0.5..9", "a range or choice in the comment of x: got '0.5'"),
         ("x: str = 'a'  # m; b|c", "one of b, c"),
         ("x: int = 2.5  # m", "a whole number"),
         ("x: float = True  # m", "a number"),
