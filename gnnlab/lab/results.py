@@ -126,8 +126,9 @@ def newest(folder: Path, notebook: str) -> tuple[Path | None, Path | None]:
 
 
 def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, list[Loaded]], list[str]]:
-    """The runs of each notebook that count, the newest first, and a line for each that cannot be read.
+    """The runs of each notebook that count, and a line for each that cannot be read.
 
+    The newest comes first, then the earlier ones in their order.
     Earlier runs count where they were made from the same as the newest one: parameters, code, inputs, versions,
     machine. Those that failed do not count.
     """
@@ -143,7 +144,7 @@ def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, lis
                 found[path.parent.parent.name] = [*runs, (result, table_of(path, result))]
         except GnnlabError as error:
             problems.append(str(error))
-    return dict(sorted(found.items())), problems
+    return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(found.items())}, problems
 
 
 def _made_from(result: ResultFile) -> tuple[Any, ...]:

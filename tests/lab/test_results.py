@@ -101,7 +101,7 @@ def runs(folder):
 
 
 def test_runs_of_a_notebook_are_found_the_newest_first_each_with_its_samples(folder):
-    assert runs(folder) == (["c", "b", "a"], [])
+    assert runs(folder) == (["c", "a", "b"], [])
     found, _ = results.runs_of(folder)
     assert all(rows.samples_of(next(iter(rows))) is not None for _, rows in found["01_a"])
 
@@ -110,7 +110,7 @@ def test_runs_of_a_notebook_are_found_the_newest_first_each_with_its_samples(fol
 def test_a_run_counts_once_and_those_made_from_something_else_not_at_all(folder, result_file, changed):
     run_folders.put(folder, result_file(run="b", notebook="01_a"), table(), at="bb")
     run_folders.put(folder, result_file(run="d", notebook="01_a", **changed), table(), at="aa")
-    assert runs(folder) == (["c", "b", "a"], [])
+    assert runs(folder) == (["c", "a", "b"], [])
 
 
 def test_a_run_that_cannot_be_read_is_a_line_and_the_others_count(folder):
@@ -125,7 +125,7 @@ def test_the_newest_run_that_passed_is_the_result_and_one_that_failed_since_stan
     failed = run_folders.put(folder, result_file(notebook="01_a", status="failed", reason="late"), at="d")
     (folder / "claims.json").write_text("{")
     assert results.newest(folder, "01_a") == (folder / "01_a/c/result.json", failed)
-    assert runs(folder) == (["c", "b", "a"], [])
+    assert runs(folder) == (["c", "a", "b"], [])
     passed = run_folders.put(folder, result_file(run="e", notebook="01_a"), at="e")
     assert results.newest(folder, "01_a") == (passed, None)
     assert results.newest(folder, "02_b") == (None, None)
