@@ -66,11 +66,11 @@ def test_a_room_imports_only_what_the_house_allows(room):
 def test_every_imported_package_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
-    declared = {re.match(r"[\w-]+", d)[0].lower().replace("_", "-") for d in named}
+    declared = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", d)[0]).lower() for d in named}
     owners = packages_distributions()
     for path in PACKAGE.rglob("*.py"):
         for name in {n.split(".")[0] for n in imports(path)} - {"gnnlab", "__future__"} - sys.stdlib_module_names:
-            distributions = {d.lower().replace("_", "-") for d in owners.get(name, [name])}
+            distributions = {re.sub(r"[-_.]+", "-", d).lower() for d in owners.get(name, [name])}
             assert distributions & declared, f"{path.relative_to(ROOT)} imports {name}, which pyproject.toml lacks"
 
 

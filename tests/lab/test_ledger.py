@@ -212,7 +212,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts(stored):
 
 def test_what_could_not_be_read_is_said(stored):
     (stored / "01_a/a/result.json").write_text("{")
-    assert "01_a.1.json is not a result file of this version" in printed(ledger.judge(stored))
+    assert "01_a/a/result.json is not a result file of this version" in printed(ledger.judge(stored))
 
 
 def test_the_json_holds_claims_goals_and_what_was_not_measured(stored):

@@ -156,5 +156,6 @@ def write(folder: Path) -> None:
     known = {row.id for row in records()}
     missing = [claim for id, claim in claims.catalogue().items() if id not in known]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report.ledger, "judge", lambda _: Ledger(records(), missing))
+        problems = results.runs_of(folder)[1]
+        patch.setattr(report.ledger, "judge", lambda _: Ledger(records(), missing, problems))
         report.build_site(folder)
