@@ -94,13 +94,10 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
             f"{executed_ipynb} is not the notebook of the run that wrote {result_json}: there is no page of the two; "
             f"run it again: gnnlab run {result.notebook[:2]} --force"
         )
-    place = result_json.parent.relative_to(path.parent)  # links lead from the page
-    figures = {
-        figure.name: figure.model_copy(
-            update={kind: (place / getattr(figure, kind)).as_posix() for kind in ("png", "svg")}
-        )
-        for figure in result.figures
-    }
+    place, figures = result_json.parent.relative_to(path.parent), {}
+    for figure in result.figures:  # links lead from the page
+        links = {kind: (place / getattr(figure, kind)).as_posix() for kind in ("png", "svg")}
+        figures[figure.name] = figure.model_copy(update=links)
     cells = notebook_html.render(notebook, figures)
     rows = [
         ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None)
