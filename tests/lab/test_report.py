@@ -100,7 +100,7 @@ def test_a_figure_keeps_its_alternative_text_and_can_be_linked_to(finished: Path
     image = next(attributes for tag, attributes in found[place:] if tag == "img")
     assert image["alt"] == "Bars of the share of CPU time by operator: mm 31 %, scatter_add 22 %."
     assert image["src"].startswith("data:image/png;base64,iVBOR")
-    assert ("a", {"href": "figures/operators.svg"}) in found
+    assert ("a", {"href": "01_profile_bottlenecks/1/figures/operators.svg"}) in found
 
 
 def test_code_is_folded_and_injected_parameters_and_tagged_outputs_are_left_out(finished: Path) -> None:
