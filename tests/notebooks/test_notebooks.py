@@ -158,7 +158,7 @@ def test_a_notebook_runs_and_keeps_what_must_not_change(notebook, folder):
     result = run(notebook, folder)
     assert result.status == "passed" and result.rows and result.figures
     for figure in result.figures:
-        assert (folder / "out" / figure.png).stat().st_size > 1000
+        assert (run_folders.newest(folder / "out", notebook.stem).parent / figure.png).stat().st_size > 1000
         assert figure.alt and figure.title
 
 
@@ -167,7 +167,7 @@ def test_a_notebook_runs_and_keeps_what_must_not_change(notebook, folder):
 def test_every_row_of_a_notebook_says_what_it_is_and_follows_from_its_samples(notebook, folder):
     """Read as JSON, not through the model that wrote it."""
     result = run(notebook, folder)
-    rows = json.loads((folder / "out" / f"{notebook.stem}.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads(run_folders.newest(folder / "out", notebook.stem).read_text(encoding="utf-8"))["rows"]
     for row in rows:
         assert row["origin"] and row["better"] in ("lower", "higher", "neither") and row["unit"], row
         assert re.match(r"(CPU|CUDA|GPU|NPU)\b", row["device"]) or row["origin"] in ("simulated", "counted"), row
