@@ -58,7 +58,7 @@ def _gradients(run: Callable[[list[Tensor]], Tensor], tensors: Sequence[Tensor],
     def compute() -> tuple[Tensor, ...]:
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_() for t in tensors]
-            return torch.autograd.grad(run(leaves), leaves, grad)
+            return torch.autograd.grad(run(leaves), leaves, grad, materialize_grads=True)
 
     return _THREAD.submit(compute).result()
 

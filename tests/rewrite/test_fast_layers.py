@@ -383,6 +383,21 @@ def test_torch_compile_keeps_a_direct_form_whole_in_eval_then_in_training_and_on
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+def test_a_weight_for_edges_that_have_no_features_gets_a_gradient_of_zeros_in_a_trace():
+    reference = pyg.GATConv(IN, 4, heads=2, edge_dim=3).double()
+    layer = swapped(reference)
+    x = torch.randn(13, IN, dtype=torch.double, requires_grad=True)
+    called = x, edges_of("many edges")
+    layer(*called)
+    assert layer._fast.mechanism == DIRECT, layer._fast.why
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found, expected = results(compiled, [x], called), results(reference, [x], called)
+    assert any(one is None for one in expected)
+    assert_same([torch.zeros(()) if other is None and not one.any() else one
+                 for one, other in zip(found, expected, strict=True)],
+                [torch.zeros(()) if other is None else other for other in expected])  # fmt: skip
+
+
 def test_neighbour_sum_is_index_add_by_hand_compiled_or_not():
     inputs, (x, edge_index, weight) = own_call()
     expected = torch.zeros(13, IN, dtype=torch.double).index_add(0, edge_index[1], weight[:, None] * x[edge_index[0]])
