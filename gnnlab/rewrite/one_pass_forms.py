@@ -34,7 +34,7 @@ Pass = Callable[[nn.Module, Sequence[Tensor], Neighbours], Tensor]  # of a layer
 
 
 @dataclass(frozen=True)
-class Edges:
+class GivenEdges:
     """A graph, and the features of its edges as they were given, (E, D), if there are any.
 
     `attend(layer, tensors, rows)` -> (N, rows, F): what the layer's pass makes of tensors that came of x, weights and
@@ -64,8 +64,8 @@ def compilation() -> list[str]:
     return [f"compiled passes over edges: {done.seconds:.1f} s, {where}"]
 
 
-def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
-    return Edges(graph, values)
+def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> GivenEdges:
+    return GivenEdges(graph, values)
 
 
 def _kind(layer: nn.Module) -> type[nn.Module]:
@@ -74,7 +74,7 @@ def _kind(layer: nn.Module) -> type[nn.Module]:
 
 def _degree(given: Any, x: Tensor) -> Tensor:
     """Edges that end at each node, (N, 1), in a trace, too."""
-    if isinstance(given, Edges):
+    if isinstance(given, GivenEdges):
         return given.degree(x)
     return utils.degree(given.edge_index[1], x.shape[0], x.dtype).unsqueeze(1)
 
@@ -124,7 +124,7 @@ def _gine(layer: pyg.GINEConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
-    if not isinstance(given, Edges) and isinstance(getattr(layer.aggr_module, "t", None), nn.Parameter):
+    if not isinstance(given, GivenEdges) and isinstance(getattr(layer.aggr_module, "t", None), nn.Parameter):
         return layer._original.forward(layer, x, given.edge_index, given.values)  # its gradient has no operator
     y, edge = layer.lin_src(x) if hasattr(layer, "lin_src") else x, given.values
     if edge is None:
@@ -237,7 +237,7 @@ def _scaled(scaler: nn.Module, out: Tensor, degree: Tensor) -> Tensor:
 
 def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target."""
-    if not isinstance(given, Edges):
+    if not isinstance(given, GivenEdges):
         return layer._original.forward(layer, x, given.edge_index)
     first, *others = layer.nn
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
