@@ -213,7 +213,7 @@ def only_full(notebook, quick):
     """What the lists of the parameters of full runs name beyond those of quick ones."""
     full = parameters.load_yaml(ROOT / "params" / "full" / f"{notebook}.yaml")
     lists = [(values, quick.get(name, values)) for name, values in full.items() if isinstance(values, list)]
-    return {value for values, fewer in lists for value in values if value not in map(str, fewer)}
+    return {str(value) for values, fewer in lists for value in values if str(value) not in map(str, fewer)}
 
 
 def test_a_rule_that_names_a_form_which_no_notebook_writes_is_noticed():
