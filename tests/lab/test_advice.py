@@ -1,15 +1,17 @@
 """What a report and the front page say first follows from planted rows."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from small_site import judged
 from table_rows import TORCH
 
-from gnnlab.lab import advice
+from gnnlab.lab import advice, parameters
 from gnnlab.lab import table as tables
 from gnnlab.lab.table import Table
 
+ROOT = Path(__file__).parents[2]
 MS = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median", "interval": "95 % confidence"}
 
 
@@ -100,3 +102,9 @@ def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them
     }
     assert advice.yours({"models": ["a:b"], "graph": "g", "size": 3}, declared) == []
     assert advice.yours({"models": ["a:b", "my:own"], "graph": "mine.npz"}, declared) == ["models", "graph"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("params/quick/*.yaml")), ids=lambda p: p.stem)
+def test_the_quick_set_names_nothing_of_a_readers_own(path):
+    declared = parameters.declared(ROOT / "notebooks" / f"{path.stem}.ipynb")
+    assert advice.yours(parameters.load_yaml(path), declared) == []
