@@ -114,6 +114,7 @@ def test_without_numba_these_layers_stay_those_of_pyg(monkeypatch):
 
 
 def test_a_compiled_model_keeps_the_pass_whole():
+    torch._dynamo.reset()
     for name in ("GINE", "PNA", "ResGated", "EdgeConv"):
         make, width = CASES[name]
         reference = make()
