@@ -199,11 +199,10 @@ def _message(row, e, relu, k, into):
         return row
     edge, zero = e[k], row.dtype.type(0)
     for f in range(row.shape[0]):
-        v = row[f] + edge[f]
         if relu is None:
-            into[f] = v
+            into[f] = row[f] + edge[f]
         else:
-            into[f] = zero if v <= zero else v
+            into[f] = np.maximum(row[f] + edge[f], zero)
     return into
 
 
@@ -233,11 +232,11 @@ def _moments(y, e, relu, total, squares, least, largest, ptr, col, ids, block, b
             if least is not None:
                 here = least[i]
                 for f in range(row.shape[0]):
-                    here[f] = row[f] if (row[f] < here[f]) | (row[f] != row[f]) else here[f]
+                    here[f] = np.minimum(here[f], row[f])
             if largest is not None:
                 here = largest[i]
                 for f in range(row.shape[0]):
-                    here[f] = row[f] if (row[f] > here[f]) | (row[f] != row[f]) else here[f]
+                    here[f] = np.maximum(here[f], row[f])
 
 
 @_Kernel
@@ -302,8 +301,7 @@ def _softened(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks)
         for k in range(ptr[i], ptr[i + 1]):
             row = _message(y[col[k]], e, relu, ids[k], into)
             for f in range(row.shape[0]):
-                v = t * row[f]
-                top[f] = v if (v > top[f]) | (v != v) else top[f]
+                top[f] = np.maximum(top[f], t * row[f])
         for k in range(ptr[i], ptr[i + 1]):
             row = _message(y[col[k]], e, relu, ids[k], into)
             for f in range(row.shape[0]):
@@ -397,8 +395,7 @@ def _modulated(x, target, out, ptr, col, block, blocks):
         for k in range(ptr[i], ptr[i + 1]):
             row = x[col[k]]
             for f in range(width):
-                v = own[f] * row[f] + own[width + f]
-                here[f] += zero if v <= zero else v
+                here[f] += np.maximum(own[f] * row[f] + own[width + f], zero)
 
 
 @_Kernel
