@@ -10,9 +10,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import gnnlab.commands
+import gnnlab
 from gnnlab import cli
-from gnnlab.commands import tables
+from gnnlab.commands import claims, profile, tables, units
+from gnnlab.commands import compare as compare_command
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import compare, discovery, ledger, runner
 from gnnlab.lab.results import Status
@@ -73,7 +74,7 @@ def test_notebooks_are_read_and_validated_without_what_loads_for_seconds():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "report", "claims", "compare", "params", "profile"])
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_help_with_examples(capsys, command):
     code, out, _ = said(capsys, command, "--help")
     assert code == 0 and f"examples:\n  gnnlab {command}" in out
@@ -181,7 +182,7 @@ def judged(monkeypatch):
     shown = types.SimpleNamespace(text="", problems=[])
     found = lambda folder: types.SimpleNamespace(name=folder.name, to_json=lambda: f"JSON of {folder.name}")  # noqa: E731
     monkeypatch.setattr(ledger, "judge", found)
-    monkeypatch.setattr(tables, "of_ledger", lambda judged: shown.text or f"tables of {judged.name}")
+    monkeypatch.setattr(claims, "of_ledger", lambda judged: shown.text or f"tables of {judged.name}")
     monkeypatch.setattr(ledger, "recompute", lambda folder: (not shown.problems, shown.problems or ["all"]))
     return shown
 
@@ -211,7 +212,7 @@ def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, m
     found = types.SimpleNamespace(to_json=lambda: "JSON")
     compared = []
     monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
-    monkeypatch.setattr(tables, "of_comparison", lambda comparison: "table")
+    monkeypatch.setattr(compare_command, "of_comparison", lambda comparison: "table")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
     assert said(capsys, "compare", "elsewhere", "quick", "--json") == (0, "JSON\n", "")
@@ -241,9 +242,7 @@ def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
 
 def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
     given = []
-    command = types.SimpleNamespace(run=lambda a, show: given.append(a) or 0)
-    monkeypatch.setitem(sys.modules, "gnnlab.commands.profile", command)
-    monkeypatch.setattr(gnnlab.commands, "profile", command, raising=False)
+    monkeypatch.setattr(profile, "run", lambda arguments: given.append(arguments) or 0)
     sizes = ["--hidden_dim", "512", "--num-layers", "12", "--ffn-dim", "64", "--num_heads", "2"]
     named = ["--model", "m:f", "--dataset", "karate", "--profile", "runtime", "flops", "--json"]
     assert cli.main(["profile", *sizes, *named]) == 0
@@ -294,10 +293,10 @@ def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, error, part):
 
 
 def said_where_units_raise(error, capsys, monkeypatch):
-    def run(arguments, show):
+    def run(arguments):
         raise error
 
-    monkeypatch.setitem(sys.modules, "gnnlab.commands.units", types.SimpleNamespace(run=run))
+    monkeypatch.setattr(units, "run", run)
     return said(capsys, "units")
 
 

@@ -41,7 +41,7 @@ def test_every_example_is_used_and_what_is_used_is_there():
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_is_understood_and_its_parameters_are_those_of_the_notebook(line):
     found = cli._parser().parse_args(shlex.split(line.partition(" < ")[0])[1:])
-    if found.command.__name__ == "run":
+    if hasattr(found, "notebooks"):
         (notebook,) = discovery.select(discovery.notebooks(ROOT), found.notebooks)
         assert {name for name, _ in found.overrides} <= set(parameters.declared(notebook.path))
 

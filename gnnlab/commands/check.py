@@ -1,44 +1,72 @@
-"""`gnnlab check`: a claim of one's own, raced and judged as those of the ledger are."""
+"""Judge a claim of your own: a form before, a form after, raced in several processes.
+
+The file defines before and after (functions or modules), inputs (by the names of arguments, or a tuple) and a
+claim in words: "1.5x", "at least 10 %", "20 % faster", "same speed, half the memory". Exit code 0: reproduced
+or exceeded; 1: refuted or weaker; 3: inconclusive; 2: bad input, or the two compute different results.
+
+examples:
+  gnnlab check examples/claims/expand.py
+  gnnlab check my_claim.py --processes 10 > check.md     Markdown for a pull request
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gnnlab.lab.claims import Claim, Rule, Verdict, verdict
-from gnnlab.lab.table import estimate_text, number
-from gnnlab.profiling.estimates import Estimate
-from gnnlab.rewrite import claim_file
-from gnnlab.rewrite.claim_file import CheckedClaim, ClaimPart, read_claim
+from .arguments import add_json, count, seconds
+from .tables import show, warn_if_busy
 
-from .tables import warn_if_busy
+if TYPE_CHECKING:
+    from gnnlab.lab.claims import Verdict
+    from gnnlab.profiling.estimates import Estimate
+    from gnnlab.rewrite.claim_file import CheckedClaim, ClaimPart
 
 OK, REFUTED, INCONCLUSIVE = 0, 1, 3
 
 
-def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="CLAIM.py", help="defines before, after, inputs and claim")
+    parser.add_argument(
+        "--processes", type=count, default=5, metavar="N", help="fresh processes to race in (%(default)s)"
+    )
+    parser.add_argument(
+        "--budget", type=seconds, default=2.0, metavar="S", help="seconds of sampling in each (%(default)g)"
+    )
+    parser.add_argument(
+        "--inputs", metavar="module:function", help="a function that returns the inputs, in place of the file's"
+    )
+    add_json(parser)
+
+
+def run(arguments: Namespace) -> int:
     """Race what the file claims, judge it, print it; the exit code is that of the worst part."""
+    from gnnlab.rewrite import claim_file
+
     path = Path(arguments.file)
     warn_if_busy()
     options = {"processes": arguments.processes, "budget_s": arguments.budget, "inputs": arguments.inputs}
     measured = claim_file.measure(path, **options, tell=lambda line: print(line, file=sys.stderr))
-    parts = [(part, _judged(part, measured)) for part in read_claim(measured.claim)]
+    parts = [(part, _judged(part, measured)) for part in claim_file.read_claim(measured.claim)]
     show(json.dumps(as_json(path, parts, measured), indent=2) if arguments.json else markdown(path, parts, measured))
     return exit_code([judged for _, judged in parts])
 
 
 def exit_code(verdicts: list[Verdict]) -> int:
     """0 where all are reproduced or exceeded, 1 where one is refuted or weaker, else 3."""
+    from gnnlab.lab.claims import Verdict
+
     if any(v in (Verdict.REFUTED, Verdict.WEAKER) for v in verdicts):
         return REFUTED
     return OK if all(v in (Verdict.REPRODUCED, Verdict.EXCEEDED) for v in verdicts) else INCONCLUSIVE
 
 
 def _judged(part: ClaimPart, measured: CheckedClaim) -> Verdict:
+    from gnnlab.lab.claims import Claim, Rule, verdict
+
     fields = {"id": part.text, "statement": part.text, "claimed": part.claimed, "margin": part.margin}
     fields |= {"notebook": "09", "of": Rule(study="check"), "source": "file"}
     claim = Claim(**fields, metric="memory_ratio" if part.memory else "ratio")
@@ -73,6 +101,8 @@ def _numbers(found: Estimate) -> dict[str, Any]:
 
 def markdown(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: CheckedClaim) -> str:
     """For a terminal, and for a comment on a pull request."""
+    from gnnlab.lab.table import estimate_text, number
+
     said = [f"{part.text}: {judged.value}, {estimate_text(_ratio(part, measured))}x" for part, judged in parts]
     lines = [f"**{path.name}**: {'; '.join(said)}", ""]
     lines += ["| claim | read as | measured, 95 % interval | verdict |", "|---|---|---|---|"]

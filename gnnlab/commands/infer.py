@@ -1,41 +1,61 @@
-"""`gnnlab infer`: on which node should the next task run? States as JSON lines in, decisions as JSON lines out."""
+"""Choose the node for the next task: states of edge networks in, decisions out, as JSON lines.
+
+A line in: {"nodes": [{"node_id": ..., "cpu_util": ..., ...}, ...], "links": [[id, id], ...]}.
+A line out: its number and the chosen node. A line that is no such state is answered by an error line,
+the others are answered all the same, and the exit code is 1.
+
+examples:
+  gnnlab infer --model-type hybrid --device cpu < states.jsonl
+  gnnlab infer --model-type dqn --device cpu --quantize < states.jsonl
+  gnnlab infer --batch states.jsonl > decisions.jsonl
+  gnnlab infer --benchmark
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.inference.decisions import SCORES_WITHIN
-from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.inference.predictor import Decision, Predictor, guide_decide
-from gnnlab.lab.table import estimate_text
-from gnnlab.profiling import estimates
-from gnnlab.profiling.races import Raced, race_forms
-from gnnlab.workloads import edge_allocator, edge_networks
-from gnnlab.workloads.edge_networks import State
 
-from .tables import table
+from .tables import show, table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.table import Table
+
+    from gnnlab.inference.predictor import Decision, Predictor
+    from gnnlab.profiling.races import Raced
+    from gnnlab.workloads.edge_networks import State
 
 BENCHMARK_NODES, BENCHMARK_STATES, BENCHMARK_BATCH = 10, 500, 100  # networks as small as S2's benchmark has
 BUDGET_S = 4.0
 OK, FAILED = 0, 1
 
 
-def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
-    """Answer the states of a file or of standard input, or measure; 1 where a line could not be answered.
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-type", choices=("dqn", "ppo", "hybrid"), default="hybrid", help="the model (%(default)s)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu (%(default)s)")
+    parser.add_argument("--quantize", action="store_true", help="weights and activations in int8, on the CPU")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--batch", nargs="?", const="-", metavar="FILE", help="answer all lines of FILE, or of the input, together"
+    )
+    group.add_argument("--benchmark", action="store_true", help="measure this predictor against the original path")
 
-    `show` prints a table of rich.
-    """
+
+def run(arguments: Namespace) -> int:
+    """Answer the states of a file or of standard input, or measure; 1 where a line could not be answered."""
+    from gnnlab.inference.predictor import Predictor
+
     how = ("int8", "eager") if arguments.quantize else ()
     predictor = Predictor(arguments.model_type, arguments.device, *how)
     print(f"gnnlab: device {predictor.why_device}", file=sys.stderr)
@@ -43,8 +63,8 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
         show(_table(benchmark(arguments.model_type, predictor)))
         return OK
     if arguments.batch:
-        given = sys.stdin.buffer if arguments.batch == "-" else Path(arguments.batch).read_bytes().splitlines()
-        answers = answer_together(predictor, given)
+        lines = sys.stdin.buffer if arguments.batch == "-" else Path(arguments.batch).read_bytes().splitlines()
+        answers = answer_together(predictor, lines)
     else:
         answers = answer_each(predictor, sys.stdin.buffer)
     failed = False
@@ -70,6 +90,14 @@ def answer_together(predictor: Predictor, lines: Iterable[bytes]) -> Iterator[di
 def benchmark(model_type: str, predictor: Predictor) -> dict[str, tuple[Raced, float]]:
     """S2's benchmark: for each form its race against the original path over `BENCHMARK_BATCH` states, and the share of
     `BENCHMARK_STATES` decisions that are those of the original."""
+    import numpy as np
+
+    from gnnlab.inference.decisions import SCORES_WITHIN
+    from gnnlab.inference.prediction_cache import PredictionCache
+    from gnnlab.inference.predictor import Predictor, guide_decide
+    from gnnlab.profiling.races import race_forms
+    from gnnlab.workloads import edge_allocator, edge_networks
+
     states = edge_networks.random_states(BENCHMARK_STATES, (BENCHMARK_NODES, BENCHMARK_NODES), seed=1)
     original = partial(guide_decide, edge_allocator.load(model_type))
     cached = Predictor(model_type, "cpu", cache=PredictionCache(1000, 3600))
@@ -89,10 +117,15 @@ def benchmark(model_type: str, predictor: Predictor) -> dict[str, tuple[Raced, f
 
 
 def _scores(decide: Callable[[list[State]], list[Decision]], states: list[State]) -> np.ndarray:
+    import numpy as np
+
     return np.array([decision.score for decision in decide(states)])
 
 
 def _table(forms: dict[str, tuple[Raced, float]]) -> Table:
+    from gnnlab.lab.table import estimate_text
+    from gnnlab.profiling import estimates
+
     cells = []
     for form, (raced, same) in forms.items():
         if raced.times_ms is None:

@@ -1,28 +1,52 @@
-"""`gnnlab optimize`: what makes a model of one's own faster, measured and proven, as a table and as a module."""
+"""Find what makes your model faster, measure it, prove it equal, and write the fast model.
+
+Fast layers come first, then constant output, inference mode, threads, torch.compile, mallopt (freed memory is
+kept). Each step is added to those that were kept, compared on your graph and on others (isolated nodes, repeated
+edges, self-loops, no edges, other sizes), raced in several processes, and stays if it makes the model faster.
+bfloat16, which changes results, is measured, listed, and not applied.
+
+examples:
+  gnnlab optimize my_models:make --graph digits
+  gnnlab optimize my_models:make --graph planetoid:Cora --train --out fast_model.py
+  gnnlab optimize my_models:make --graph my_graph.npz --budget 300 --processes 5 --json
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rich.table import Table
+from . import tables
+from .arguments import add_json, add_model, count
+from .tables import show
 
-from gnnlab.commands import tables
-from gnnlab.profiling.estimates import Estimate
-from gnnlab.rewrite import written
-from gnnlab.rewrite.optimize import OPEN, STOPPED, Optimized, Tried, optimize
-from gnnlab.rewrite.steps import FAST_LAYERS
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gnnlab.profiling.estimates import Estimate
+    from gnnlab.rewrite.optimize import Optimized, Tried
 
 FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says nothing
 
 
-def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
-    """Optimize what the parsed options name; `show` prints. Progress goes to standard error."""
+def add_arguments(parser: ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--train", action="store_true", help="forward and backward pass, and gradients in the proof")
+    parser.add_argument("--out", metavar="FILE", help="write the fast model as a module")
+    parser.add_argument("--budget", type=count, default=90, metavar="S", help="seconds for all of it (%(default)s)")
+    parser.add_argument("--processes", type=count, default=3, metavar="N", help="processes that race (%(default)s)")
+    add_json(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Optimize what the parsed options name. Progress goes to standard error."""
+    from gnnlab.rewrite import written
+    from gnnlab.rewrite.optimize import optimize
+
     out = Path(arguments.out) if arguments.out else None
     if out:
         written.check(arguments.model, out)
@@ -76,6 +100,8 @@ def _cells(tried: Tried) -> tuple[str, ...]:
 
 def _gain_text(gain: Estimate) -> str:
     """The gain with its interval; of one whose ends are far apart its middle says nothing."""
+    from gnnlab.rewrite import written
+
     if gain.low is not None and gain.low < 1 < gain.high and gain.high > FAR_APART * max(gain.low, 1e-12):
         return "too noisy to tell"
     return written.gain_text(gain)
@@ -83,6 +109,10 @@ def _gain_text(gain: Estimate) -> str:
 
 def sentences(report: Optimized) -> list[str]:
     """The result, for a reader."""
+    from gnnlab.rewrite import written
+    from gnnlab.rewrite.optimize import STOPPED
+    from gnnlab.rewrite.steps import FAST_LAYERS
+
     lines = list(written.result(report)) if report.plan else [_nothing(report)]
     if report.facts["busy"]:
         lines.append(
@@ -105,6 +135,8 @@ def sentences(report: Optimized) -> list[str]:
 
 def _nothing(report: Optimized) -> str:
     """That no step was kept, and which may yet make it faster."""
+    from gnnlab.rewrite.optimize import OPEN
+
     may = "; ".join(f"{tried.name}, {_gain_text(tried.gain)}" for tried in report.tried if tried.why == OPEN)
     if may:
         return f"No gain is beyond the noise. Open, for a larger --budget or more --processes: {may}."

@@ -1,36 +1,74 @@
-"""`gnnlab plan`: which plan for a graph of some size, and why; or for a graph at hand, and carried out."""
+"""Choose which processing unit runs which stages of a layer, and carry it out.
+
+The layer is the lab's own, not a model of yours: of --graph it takes the size and the edges.
+Needs the tables of notebook 06; notebook 07 executes plans.
+
+examples:
+  gnnlab plan --nodes 4000 --edges 9000
+  gnnlab plan --graph digits --execute
+  gnnlab plan --graph my_graph.npz --execute --parts 8       cut by METIS, its parts streamed
+  gnnlab plan --nodes 1000 --edges 9000 --plan "1-5 on fast:CPU, 6-7 on openvino:CPU"
+  gnnlab plan --nodes 1000 --edges 5000 --lookup lookup_table.json --bandwidth bandwidth_table.json
+"""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import runner
-from gnnlab.planning import table_costs
-from gnnlab.planning.costs import Shares
-from gnnlab.planning.execution import carry_out
-from gnnlab.planning.partition import Graph, by_ranges
-from gnnlab.planning.planning import Ranking, planner_of
-from gnnlab.planning.plans import Plan, parse
-from gnnlab.planning.read_costs import ReadCosts, read_costs
-from gnnlab.planning.unit_workers import UnitWorkers
-from gnnlab.workloads import graphs
 
-from .tables import table
+from .arguments import add_params, count
+from .tables import show, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gnnlab.planning.costs import Shares
+    from gnnlab.planning.partition import Graph
+    from gnnlab.planning.planning import Ranking
+    from gnnlab.planning.plans import Plan
+    from gnnlab.planning.read_costs import ReadCosts
 
 TABLES, MODELS = "tables", "exported_models"
 LISTED = 6  # of the best plans that are printed
 TIME_OF = {"throughput": "from graph to graph", "latency": "for a graph alone"}
-Show = Callable[[object], None]
 
 
-def run(arguments: Namespace, show: Show) -> int:
-    """Print the plan with its reasons; with --execute also what came of it. `show` prints."""
+def add_arguments(parser: ArgumentParser) -> None:
+    add_params(parser)
+    parser.add_argument("--nodes", type=count, metavar="N", help="nodes of the graph")
+    parser.add_argument("--edges", type=count, metavar="E", help="edges of the graph")
+    parser.add_argument("--graph", metavar="GRAPH", help="a graph: a name, random:..., or a file")
+    parser.add_argument("--execute", action="store_true", help="run the layer on the graph by the plan")
+    parser.add_argument("--parts", type=count, default=1, metavar="N", help="cut the graph into parts (%(default)s)")
+    parser.add_argument("--plan", metavar="PLAN", help="in words or as [[units, stages, ratios], ...]; default: best")
+    parser.add_argument("--units", nargs="+", metavar="UNIT", help="units to plan with (default: this CPU's runtimes)")
+    parser.add_argument(
+        "--lookup", metavar="FILE", help="a lookup table in S4's format, of any machine, instead of notebook 06's"
+    )
+    parser.add_argument("--bandwidth", metavar="FILE", help="the bandwidth table that belongs to it")
+    parser.add_argument(
+        "--objective",
+        choices=tuple(TIME_OF),
+        default="throughput",
+        help="a stream of graphs, or one graph alone (%(default)s)",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Print the plan with its reasons; with --execute also what came of it."""
+    from gnnlab.lab import runner
+    from gnnlab.planning import table_costs
+    from gnnlab.planning.execution import carry_out
+    from gnnlab.planning.partition import Graph
+    from gnnlab.planning.planning import planner_of
+    from gnnlab.planning.plans import parse
+    from gnnlab.planning.unit_workers import UnitWorkers
+    from gnnlab.workloads import graphs
+
     graph, (nodes, edges) = None, (arguments.nodes, arguments.edges)
     if (arguments.graph is None) == (nodes is None or edges is None) or (arguments.graph and (nodes or edges)):
         raise GnnlabError("which graph? give --nodes and --edges, or --graph, not both")
@@ -72,11 +110,15 @@ def run(arguments: Namespace, show: Show) -> int:
 
 def _shares(graph: Graph) -> Shares:
     """How a graph at hand falls into parts."""
+    from gnnlab.planning.partition import by_ranges
+
     return lambda ratios: [part.share for part in by_ranges(graph.edge_index, graph.size[0], ratios)]
 
 
 def _read(arguments: Namespace) -> ReadCosts | None:
     """The costs of two files in S4's format, where they are given."""
+    from gnnlab.planning.read_costs import read_costs
+
     if arguments.lookup is None and arguments.bandwidth is None:
         return None
     if arguments.lookup is None or arguments.bandwidth is None:
@@ -114,6 +156,8 @@ def _why(chosen: Plan, ranking: Ranking, objective: str) -> str:
 
 def _compared(chosen: Plan, ranking: Ranking) -> Table:
     """The best plans, the chosen one, the best one-unit plan."""
+    from gnnlab.planning.plans import parse
+
     cells = []
     for row in ranking.table(list(dict.fromkeys([chosen, *ranking.top(LISTED)]))).to_dict("records"):
         plan = parse(row["plan"])

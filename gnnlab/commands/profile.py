@@ -1,40 +1,40 @@
-"""`gnnlab profile`: the profiling framework on one model, as a table to read or as the JSON of S1."""
+"""Profile one model on one graph: time, memory, FLOPs, scaling, operators.
+
+Each section is printed when it is done; all of them share the budget. The graph transformer has the sizes that
+notebook 01 starts from, unless others are given.
+
+Built-in models are symptom_gat and graph_transformer; a model of your own is module:factory, where
+factory(data) returns a torch module. A graph is a built-in name (symptoms, digits, karate), a PyG dataset
+(planetoid:Cora), random:nodes=1000,edges=5000, or a file (.npz, GraphML, edge-list CSV).
+
+examples:
+  gnnlab profile --model graph_transformer --profile runtime memory flops scaling
+  gnnlab profile --model graph_transformer --hidden_dim 512 --num_layers 12 --num_nodes 1000
+  gnnlab profile --model my_models:make_gat --graph my_graph.npz --profile runtime operators
+  gnnlab profile --model symptom_gat --graph symptoms --json profile.json
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import torch
-from rich.console import Group
-from rich.text import Text
-
-from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling import scaling
-from gnnlab.profiling.context import ProfilingContext
-from gnnlab.profiling.flops import FLOPsEstimator
-from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
-from gnnlab.profiling.operators import profile_operators
-from gnnlab.profiling.roofline import count
-from gnnlab.profiling.runtime import RuntimeProfiler
-from gnnlab.profiling.timing import stopwatch
-from gnnlab.progress import progress
-from gnnlab.rewrite import proof
-from gnnlab.user_code import guarded
-from gnnlab.workloads import models
-from gnnlab.workloads.graph_transformer import GraphTransformer
-from gnnlab.workloads.models import Workload
 
-from .tables import table, warn_if_busy
+from .arguments import add_inputs, count, seconds
+from .tables import show, table, warn_if_busy
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Group
+
+    from gnnlab.workloads.models import Workload
 
 MIB = 2**20
 _SIZES = {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "ffn_dim": 64}  # those that notebook 01 starts from
@@ -42,8 +42,47 @@ _NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]  # these, too
 _AVERAGE_DEGREE = 5
 
 
-def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", default="graph_transformer", help="a built-in name or module:factory (%(default)s)")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--graph", "--dataset", default="digits", help="the graph (%(default)s)")
+    group.add_argument("--num_nodes", "--num-nodes", type=count, metavar="N", help="nodes of a random graph")
+    add_inputs(group)
+    parser.add_argument(
+        "--profile",
+        nargs="+",
+        choices=tuple(_PARTS),
+        default=["runtime", "memory", "flops"],
+        metavar="WHAT",
+        help=f"any of {', '.join(_PARTS)} (runtime memory flops)",
+    )
+    for name, meaning in (
+        ("hidden_dim", "channels of a hidden layer"),
+        ("num_layers", "layers"),
+        ("num_heads", "attention heads"),
+        ("ffn_dim", "channels inside the feed-forward network"),
+        ("batch_size", "rows of a batch, where the model has one"),
+        ("num_runs", "runs (default: until the interval is within 2 %%)"),
+    ):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=count, metavar="N", help=meaning)
+    parser.add_argument(
+        "--budget", type=seconds, default=60.0, metavar="S", help="seconds for all sections (%(default)g)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, or to the terminal without one"
+    )
+
+
+def run(arguments: Namespace) -> int:
     """Profile what the options ask for: each section shown when it is done, or JSON to the terminal or a file."""
+    from gnnlab import files
+    from gnnlab.profiling.context import ProfilingContext
+    from gnnlab.profiling.timing import stopwatch
+    from gnnlab.progress import progress
+    from gnnlab.rewrite import proof
+    from gnnlab.user_code import guarded
+
     tables = arguments.json is None
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
     workload = _workload(arguments)
@@ -83,6 +122,10 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
 
 
 def _workload(arguments: Namespace) -> Workload:
+    import torch
+
+    from gnnlab.workloads import models
+
     if arguments.device not in ("cpu", "cuda"):
         raise GnnlabError(f"--device {arguments.device}: cpu and cuda are understood")
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -110,6 +153,8 @@ def _sizes(arguments: Namespace) -> dict[str, int]:
 
 
 def _hardware() -> dict[str, Any]:
+    import torch
+
     cuda = torch.cuda.is_available()
     properties = torch.cuda.get_device_properties(0) if cuda else None
     return {
@@ -133,6 +178,8 @@ def _model_info(workload: Workload) -> dict[str, Any]:
 
 
 def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
+    from gnnlab.profiling.runtime import RuntimeProfiler
+
     budget_s = share_s / 4  # three phases, and what is beside their samples
     profiler = RuntimeProfiler(workload.model, num_runs=arguments.num_runs, budget_s=budget_s)
     return {phase: found.to_dict() for phase, found in profiler.profile_all(workload.batch).items()}
@@ -140,6 +187,8 @@ def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> dict[s
 
 def _memory(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
     """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
+    from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
+
     parts = get_memory_breakdown(workload.model, workload.batch)
     stats = MemoryProfiler(workload.model).profile_forward(workload.batch)
     resident = {name: parts[name] for name in ("parameters", "buffers", "input")}
@@ -159,6 +208,9 @@ def _memory(workload: Workload, arguments: Namespace, share_s: float) -> dict[st
 
 def _flops(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
+    from gnnlab.profiling.flops import FLOPsEstimator
+    from gnnlab.profiling.roofline import count
+
     found = count(workload.model, workload.batch)
     by_operator = found.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False) / 1e9
     report: dict[str, Any] = {
@@ -178,6 +230,10 @@ def _flops(workload: Workload, arguments: Namespace, share_s: float) -> dict[str
 
 def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
     """From the sizes of notebook 01; models that are built on a graph are built anew on each size."""
+    from gnnlab.profiling import scaling
+    from gnnlab.workloads import models
+    from gnnlab.workloads.graph_transformer import GraphTransformer
+
     points = len(_NODES) + (len(_LAYERS) + 3 if workload.name == "graph_transformer" else 0)
     end = time.monotonic() + share_s
     timed = {"budget_s": share_s / (2 * points), "in_time": lambda: time.monotonic() < end}
@@ -202,6 +258,9 @@ def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> dict[s
 
 
 def _operators(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
+    from gnnlab.profiling.operators import profile_operators
+    from gnnlab.profiling.timing import stopwatch
+
     with stopwatch() as first:
         profile_operators(workload.model, workload.batch, runs=2)
     runs = int(min(max(2 * (share_s - first.s) / first.s, 6), 20))  # six make an interval
@@ -223,6 +282,9 @@ def _header(report: dict[str, Any]) -> str:
 
 def _shown(part: str, found: dict[str, Any]) -> Group:
     """A section as a table, names in its first column and numbers in the others, and what to know of them."""
+    from rich.console import Group
+    from rich.text import Text
+
     frame, captions = _frame(part, found).rename(columns={"ci": "95 % interval"}), []
     if part == "flops":
         covered = 100 * found["coverage_of_bytes"]
@@ -246,6 +308,8 @@ _TITLES = {
 
 def _frame(part: str, found: dict[str, Any]) -> pd.DataFrame:
     """What of a section is shown, by name."""
+    import pandas as pd
+
     if part == "runtime":
         return pd.DataFrame(found).T[["median", "ci", "mean", "std", "p90", "num_runs"]]
     if part == "memory":
@@ -266,6 +330,8 @@ def _frame(part: str, found: dict[str, Any]) -> pd.DataFrame:
 
 
 def _cell(value: Any) -> str:
+    import pandas as pd
+
     if isinstance(value, list | tuple):
         return " to ".join(map(_cell, value))
     return "" if pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else str(value)

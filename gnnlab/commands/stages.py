@@ -1,33 +1,62 @@
-"""`gnnlab stages`: the stage campaign from the shell, to the same folders and by the same calls as notebooks 04 to 06.
+"""Export one GNN layer stage by stage and measure the stages on every processing unit.
 
-It ends as S4's script does, with `lookup_table.json` and `bandwidth_table.json`. `gnnlab units` says what they can
-run on here, why not, and what to install.
+The same as notebooks 04 and 05, into the same folders: exported_models and stages of outputs/SET; with sizes,
+units or blocks of your own into outputs/lab, so that what gnnlab run left stays. --analyze ends with S4's
+lookup_table.json and bandwidth_table.json in tables beside them, for which it measures copies. A campaign that
+was stopped, or killed, goes on where it was. Delete its folder stages to measure all anew.
+
+examples:
+  gnnlab stages --all
+  gnnlab stages --all --params npu      the whole of S4 where there is an NPU
+  gnnlab stages --all --sizes 1000/10000 my_sizes.json graph:digits --units openvino:CPU torch:CPU
+  gnnlab stages --measure --blocks 1-5 6 7      a fused block and two stages
+  gnnlab stages --measure --cluster tcp://10.0.0.1:8786      on machines that hold the devices
 """
 
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gnnlab.campaign import campaign, checkpoints, sizes, table
-from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery, parameters
-from gnnlab.lab.runs import for_exploring, only_run
-from gnnlab.prediction import bandwidth, copies, tables
-from gnnlab.units import registry
 
+from .arguments import add_params
 from .tables import warn_if_busy
 
 CAMPAIGN, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
 
 
-def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+def add_arguments(parser: ArgumentParser) -> None:
+    add_params(parser)
+    parser.add_argument("--export", action="store_true", help="export the models that are missing or stale")
+    parser.add_argument("--measure", action="store_true", help="measure what is not known yet")
+    parser.add_argument(
+        "--analyze", action="store_true", help="merge the checkpoints, print the report, write both tables"
+    )
+    parser.add_argument("--all", action="store_true", help="all three")
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="nodes/edges, study, a JSON file, or graph:NAME")
+    parser.add_argument(
+        "--units", nargs="+", metavar="UNIT", help="units, as openvino:CPU or module:factory (default: all)"
+    )
+    parser.add_argument(
+        "--blocks", nargs="+", metavar="BLOCK", help="3, 1-5, stages (each by itself), all (fused, too)"
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="of a Dask scheduler whose workers measure; each declares its processor, as in `dask worker ADDRESS "
+        '--nthreads 1 --resources "NPU=1"` (needs gnnlab[cluster], and a folder of models that all see)',
+    )
+
+
+def run(arguments: Namespace) -> int:
     """Export, measure and analyze, as far as the options ask for; prints a line for each step, then the report."""
+    from gnnlab.lab.runs import only_run
+    from gnnlab.units import registry
+
     steps = [name for name in ("export", "measure", "analyze") if arguments.all or getattr(arguments, name)]
     if not steps:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
@@ -40,6 +69,7 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
 
 
 def _export(given: SimpleNamespace, folder: Path) -> None:
+    from gnnlab.campaign.cell_inputs import layer_of
     from gnnlab.export.export import export_all
 
     layer = layer_of(given.layer, given.features)
@@ -54,6 +84,8 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
 
 
 def _measure(given: SimpleNamespace, folder: Path) -> None:
+    from gnnlab.campaign import campaign, table
+
     if given.cluster is None:
         warn_if_busy()
     found = campaign.measure(
@@ -80,6 +112,9 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
 
 def _analyze(given: SimpleNamespace, folder: Path) -> None:
     """The report of what was measured, then S4's two tables; copies are measured as far as they are not known."""
+    from gnnlab.campaign import campaign, checkpoints, table
+    from gnnlab.prediction import bandwidth, copies, tables
+
     cells = campaign.analyze(folder / "stages")
     print((folder / "stages" / checkpoints.REPORT).read_text(encoding="utf-8"), end="", flush=True)
     names = [name for name in given.units if name in set(table.measured(cells)["unit"])]
@@ -114,6 +149,10 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     results folder: outputs/lab if options were given, else outputs/SET. `models` are the exported ones, of this
     folder or, where it has none, of outputs/SET.
     """
+    from gnnlab.campaign import sizes
+    from gnnlab.lab import discovery, parameters
+    from gnnlab.lab.runs import for_exploring
+
     root = discovery.root()
     every = discovery.notebooks(root)
     chosen = discovery.select(every, (*CAMPAIGN, TABLES))

@@ -1,30 +1,39 @@
-"""`gnnlab swap`: the faster layers of a model of one's own, and what they bring, without a search."""
+"""Show which layers of your model have a faster form, and what they bring.
+
+The same as `gnnlab.swap(model, inputs)` in Python: each layer is tried beside its fast form, outputs and all
+gradients, and replaced where it is equal and, on these inputs, faster. The report says what was replaced, what was
+not and why, and time and memory of a forward pass before and after. It takes seconds; `gnnlab optimize` looks for
+more, proves the whole model and writes it.
+
+examples:
+  gnnlab swap my_models:make --graph my_graph.npz
+  gnnlab swap my_models:make --inputs my_models:molecules --train
+"""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
-import torch
-
-from gnnlab.lab.table import estimate_text
-from gnnlab.profiling import estimates
-from gnnlab.profiling.context import ProfilingContext
-from gnnlab.profiling.estimates import CONTROL
-from gnnlab.profiling.memory import profile_memory_usage
-from gnnlab.profiling.races import call_of, race_forms
-from gnnlab.rewrite.swap import swap
-from gnnlab.user_code import guarded
-from gnnlab.workloads import models
-
-from .tables import warn_if_busy
+from .arguments import add_model
+from .tables import show, warn_if_busy
 
 TRAINING_S = 2.0  # of sampling
 
 
-def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
+def add_arguments(parser: ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--train", action="store_true", help="also measure a forward and backward pass")
+
+
+def run(arguments: Namespace) -> int:
     """Print the report of `swap`, with `--train` also what a training step gains."""
+    import torch
+
+    from gnnlab.rewrite.swap import swap
+    from gnnlab.user_code import guarded
+    from gnnlab.workloads import models
+
     workload = models.build(arguments.model, arguments.graph)
     warn_if_busy()
     report = swap(workload.model, workload.batch)
@@ -37,12 +46,18 @@ def run(arguments: Namespace, show: Callable[[Any], None]) -> int:
 
 def _training(before: Any, after: Any, batch: Any) -> str:
     """Time and memory of a forward and backward pass, dropout at 0, and how far the gradients differ."""
+    from gnnlab.lab.table import estimate_text
+    from gnnlab.profiling import estimates
+    from gnnlab.profiling.context import ProfilingContext
+    from gnnlab.profiling.memory import profile_memory_usage
+    from gnnlab.profiling.races import call_of, race_forms
+
     with ProfilingContext(before, disable_dropout=True), ProfilingContext(after, disable_dropout=True):
         raced = race_forms({"before": before, "after": after}, batch, mode="training", budget_s=TRAINING_S)
         before_ms, after_ms = raced["before"].times_ms, raced["after"].times_ms
         if after_ms is None:
             return f"training: {raced['after'].reason}"
-        gain = estimates.ratio(before_ms, after_ms, raced[CONTROL].times_ms)
+        gain = estimates.ratio(before_ms, after_ms, raced[estimates.CONTROL].times_ms)
         peaks = [
             profile_memory_usage(call_of(form, batch, "training"), device="cpu").rise_mb for form in (before, after)
         ]

@@ -7,7 +7,6 @@ from synthetic_costs import Line, Predicted
 
 from gnnlab import cli
 from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.commands import plan as plan_command
 from gnnlab.lab import runner
 from gnnlab.planning import table_costs
 from gnnlab.planning.table_costs import TableCosts
@@ -32,7 +31,7 @@ def plan(workers, monkeypatch, tmp_path, capsys):
     costs = TableCosts(layer, Predicted(UNITS, layer), Line(), UNITS)
     monkeypatch.setattr(runner.discovery, "output_folder", lambda *_: tmp_path)
     monkeypatch.setattr(table_costs, "load_costs", lambda folder, units=(): costs)
-    monkeypatch.setattr(plan_command, "UnitWorkers", lambda: nullcontext(workers))
+    monkeypatch.setattr("gnnlab.planning.unit_workers.UnitWorkers", lambda: nullcontext(workers))
 
     def run(*arguments):
         code = cli.main(["plan", *arguments])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gnnlab.commands.tables import of_comparison
+from gnnlab.commands.compare import of_comparison
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import compare
 from gnnlab.lab.results import ResultFile

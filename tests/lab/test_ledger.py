@@ -10,7 +10,7 @@ from rich.console import Console
 from table_rows import TORCH, counted, put, raced
 
 from gnnlab import files
-from gnnlab.commands.tables import of_ledger
+from gnnlab.commands.claims import of_ledger
 from gnnlab.errors import Untestable
 from gnnlab.files import write_json
 from gnnlab.lab import claims, ledger

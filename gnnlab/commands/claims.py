@@ -1,0 +1,122 @@
+"""Print the ledger: what was claimed, what was measured here, the verdict.
+
+Claims of the documents and goals of the lab stand apart. All is computed from the result files of the
+folder and of its further runs (gnnlab run --runs).
+
+examples:
+  gnnlab claims
+  gnnlab claims --params full --json > ledger.json
+  gnnlab claims ~/yesterday/quick --recompute   from the stored samples, on any machine
+  gnnlab claims outputs/full --publish          to docs/reference-runs, in a folder named as the processor
+  gnnlab claims --machines                      claim by machine: where they agree
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gnnlab.errors import GnnlabError
+
+from .arguments import add_params, results_at
+from .tables import STYLES, show, table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from gnnlab.lab.ledger import Judged, Ledger
+
+OK, FAILED = 0, 1
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="a folder of results (default: that of --params)")
+    add_params(parser)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--json", action="store_true", help="as JSON")
+    group.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compute rows, intervals and verdicts again from the stored samples; exit code 1 where one differs",
+    )
+    group.add_argument("--publish", action="store_true", help="write the ledger as the reference run of this machine")
+    group.add_argument("--machines", action="store_true", help="the reference runs of all machines, side by side")
+    parser.add_argument(
+        "--write", action="store_true", help="with --machines: into README.md and docs/reference-runs/README.md"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """1 where a number does not follow from its samples, else 0."""
+    from gnnlab.lab import discovery, ledger, machines
+
+    root = discovery.root()
+    if arguments.write and not arguments.machines:
+        raise GnnlabError("--write goes with --machines; --publish writes the reference run of one machine")
+    if arguments.machines:
+        if arguments.write:
+            show("\n".join(f"wrote {path}" for path in machines.write(root)))
+        else:
+            published = machines.read(root)
+            show("\n".join(machines.side_by_side(published, machines.compared(published))))
+        return OK
+    folder = results_at(arguments.folder or arguments.params, named=arguments.folder is None)
+    if arguments.recompute:
+        follows, lines = ledger.recompute(folder)
+        show("\n".join(lines))
+        return OK if follows else FAILED
+    if arguments.publish:
+        place = machines.publish(folder, root)
+        show(f"wrote {place}; gnnlab claims --machines --write puts it into the tables")
+        return OK
+    judged = ledger.judge(folder)
+    show(judged.to_json() if arguments.json else of_ledger(judged))
+    return OK
+
+
+def of_ledger(judged: Ledger) -> Group:
+    """Two tables, each with its counts below, then what has no result and what could not be read."""
+    from rich.console import Group
+    from rich.text import Text
+
+    goals, claims = ([row for row in judged.rows if row.is_goal is goal] for goal in (True, False))
+    parts = [part for title, rows in (("Claims", claims), ("Goals", goals)) if rows for part in _verdicts(title, rows)]
+    missing = Counter(claim.notebook for claim in judged.missing)
+    lines = [f"notebook {number} has no result here: {_number(n, 'row')}" for number, n in sorted(missing.items())]
+    return Group(*parts, *(Text(line) for line in [*lines, *judged.problems]))
+
+
+def _verdicts(title: str, rows: Sequence[Judged]) -> list[Any]:
+    from rich.text import Text
+
+    from gnnlab.lab.claims import Verdict
+    from gnnlab.lab.ledger_view import line
+
+    cells = []
+    for shown in map(line, rows):
+        record, badge = shown.record, shown.badge
+        counts = ("", "") if record.value is None else (f"{record.n:,}", record.runs)
+        verdict = Text(f"{badge.symbol} {badge.word}", style=STYLES.get(badge.css, ""))
+        cells.append(
+            (
+                f"{record.id}\n{record.statement}",
+                shown.claimed,
+                shown.measured,
+                shown.interval,
+                *counts,
+                verdict,
+                record.why,
+            )
+        )
+    wanted = ("goal", "wanted") if title == "Goals" else ("claim", "claimed")
+    columns = (*wanted, "measured", "95 % interval", "n", "runs", "verdict", "why")
+    verdicts = Counter(row.verdict for row in rows)
+    counts = ", ".join(f"{verdict.value} {verdicts[verdict]}" for verdict in Verdict if verdicts[verdict])
+    total = Text(f"{_number(len(rows), title.lower()[:-1])}: {counts}\n")
+    return [table(title, columns, cells, right=("n", "runs")), total]
+
+
+def _number(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"

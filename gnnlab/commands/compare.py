@@ -1,0 +1,77 @@
+"""Compare two runs: the change of every row with its interval.
+
+A and B are folders of results, single result files, or names of parameter sets. Several runs of a
+notebook are pooled. It says when machine, versions, parameters or commit differ.
+
+examples:
+  gnnlab compare outputs/quick ~/yesterday/quick
+  gnnlab compare quick full --json
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from .arguments import add_json, results_at
+from .tables import STYLES, show, table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from gnnlab.lab.compare import Change, RunComparison
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="the run to compare with")
+    parser.add_argument("b", metavar="B", help="the run to compare")
+    add_json(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Print the comparison as a table or as JSON."""
+    from gnnlab.lab import compare
+
+    comparison = compare.compare(results_at(arguments.a), results_at(arguments.b))
+    show(comparison.to_json() if arguments.json else of_comparison(comparison))
+    return 0
+
+
+def of_comparison(comparison: RunComparison) -> Group:
+    """What was not the same, a line for each row, how many changed, and what only one side has."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", ""]
+    if comparison.differences:
+        lines += ["Not the same in A | B:", *(f"  {line}" for line in comparison.differences), ""]
+    else:
+        lines += ["Machine, versions, parameters and commit are the same.", ""]
+    counts = Counter(change.word.partition(":")[0] for change in comparison.changes)
+    tail = [", ".join(f"{word} {n}" for word, n in counts.most_common())] if counts else []
+    tail += [f"only in A: {name}" for name in comparison.only_a] + [f"only in B: {name}" for name in comparison.only_b]
+    tail += [f"left out: {problem}" for problem in comparison.problems]
+    columns, numbers = ("row", "A", "B", "B / A", "interval", ""), ("A", "B", "B / A", "interval")
+    shown = table("B over A, with 95 % intervals", columns, map(_changed, comparison.changes), right=numbers)
+    body = shown if comparison.changes else Text("No row is in both.")
+    return Group(Text("\n".join(lines)), body, Text("\n".join([*tail, comparison.caution])))
+
+
+def _changed(change: Change) -> tuple[Any, ...]:
+    from rich.text import Text
+
+    from gnnlab.lab.table import format_value
+
+    unit = "" if change.unit in ("count", "ratio", "x") or change.scale is None else f" {change.unit}"
+    digits = "+.3g" if change.scale == "difference" else ".3g"
+    exact = change.ci is None or change.ci[0] == change.ci[1]
+    word = f"{change.word} ({change.note})" if change.note else change.word
+    return (
+        change.label,
+        format_value(change.a) + unit,
+        format_value(change.b) + unit,
+        "" if change.change is None else f"{change.change:{digits}}",
+        "" if exact else f"{change.ci[0]:{digits}} to {change.ci[1]:{digits}}",
+        Text(word, style=STYLES.get(change.word, "")),
+    )
