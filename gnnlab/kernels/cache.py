@@ -24,17 +24,17 @@ class TensorCache:
 
     def get(self, tensors: Sequence[Tensor], key: Hashable, compute: Callable[[], Any]) -> Any:
         """What `compute()` gave for these tensors and `key`; computed where it is not known."""
-        if any(tensor.is_inference() for tensor in tensors):
-            with torch.inference_mode(False):
-                return compute()
-        whole, states = (key, *map(id, tensors)), list(map(state_of, tensors))
-        entry = self._entries.get(whole)
-        if entry is not None and entry[1] == states and all(r() is t for r, t in zip(entry[0], tensors, strict=True)):
-            self._entries.move_to_end(whole)
+        whole, entries = (key, *[id(tensor) for tensor in tensors]), self._entries
+        entry = entries.get(whole)
+        if entry is not None and _same(entry[0], entry[1], tensors):
+            entries.move_to_end(whole)
             return entry[2]
+        fixed = not any(tensor.is_inference() for tensor in tensors)
+        states = [state_of(tensor) for tensor in tensors] if fixed else []
         with torch.inference_mode(False):  # what is cached must serve training, too
             value = compute()
-        entries = self._entries
+        if not fixed:
+            return value
         references = [weakref.ref(tensor, lambda _: entries.pop(whole, None)) for tensor in tensors]
         entries[whole] = references, states, value
         while len(entries) > self.size:
@@ -49,6 +49,13 @@ class TensorCache:
 
     def __reduce__(self) -> tuple:
         return TensorCache, (self.size,)
+
+
+def _same(references: list[weakref.ref], states: list[tuple], tensors: Sequence[Tensor]) -> bool:
+    for reference, state, tensor in zip(references, states, tensors, strict=True):
+        if reference() is not tensor or state != state_of(tensor):
+            return False
+    return True
 
 
 def state_of(tensor: Tensor) -> tuple:

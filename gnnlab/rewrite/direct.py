@@ -31,6 +31,7 @@ LINEAR = (nn.Linear, pyg.Linear)
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
 # many, 1.2 at 22, behind at 1
 WIDE_INPUT = 4
+DENSE_NUMBERS = 1 << 16  # of all pairs of nodes and channels, up to which GATv2 makes them
 _IDENTITY = nn.Identity()
 
 
@@ -155,7 +156,7 @@ def _neighbours_and_node(
         summed = total(times(x, weight))
         return _plus(summed if root is None else summed.add_(times(x, root)), bias)
     summed = total(x)
-    targets = None if root is None or torch.compiler.is_compiling() else total.targets
+    targets = None if root is None else total.targets
     if targets is not None:  # many nodes have no edges: they are left out of the product
         return F.linear(x, root, bias).index_add(0, targets, F.linear(summed.index_select(0, targets), weight))
     summed = F.linear(summed, weight, bias)
@@ -196,8 +197,7 @@ def _after_first(mlp: nn.Module, out: Tensor) -> Tensor:
 
 
 def _with_own(summed: Tensor, x: Tensor, eps: Tensor) -> Tensor:
-    plain = not torch.compiler.is_compiling() and not eps.requires_grad and eps.item() == 0
-    return summed.add_(x) if plain else summed + (1 + eps) * x
+    return summed.addcmul_(x, 1 + eps)
 
 
 def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
@@ -272,15 +272,15 @@ def _gat_attend(layer: pyg.GATConv, tensors: Sequence[Tensor], edges: Edges) -> 
     scores of both ends (N, 2 H), vectors (H, D) for the features of edges."""
     (values, both, *of_edges), graph = tensors, edges.graph
     source, target = both.split(layer.heads, dim=1)
-    keep = _dropout_mask(layer, both, graph)
+    if _is_dense(layer, edges):
+        pairs = target.t().unsqueeze(2) + source.t().unsqueeze(1)
+        return _attended_densely(F.leaky_relu(pairs, layer.negative_slope), values, graph)
     if edges.features is None:
-        if keep is None and is_dense(graph):
-            return _attended_densely(layer, values, source, target, graph)
         scores = attention.pair_scores(source, target, graph, layer.negative_slope)
     else:
         scores = attention.pair_scores(source, target, graph) + F.linear(edges.features, of_edges[0])
         scores = F.leaky_relu(scores, layer.negative_slope)
-    return attention.attend(scores, values, graph, keep)
+    return attention.attend(scores, values, graph, _dropout_mask(layer, scores, graph))
 
 
 def _folded(vectors: Tensor, weight: Tensor) -> Tensor:
@@ -289,14 +289,18 @@ def _folded(vectors: Tensor, weight: Tensor) -> Tensor:
     return (vectors.transpose(0, 1) @ weight.view(heads, width, -1)).transpose(0, 1).reshape(-1, weight.shape[1])
 
 
-def _attended_densely(layer: nn.Module, values: Tensor, source: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
-    """The same over all pairs of nodes, masked; an edge that comes k times adds log k to its score."""
-    scores = F.leaky_relu(target.unsqueeze(2) + source.t().contiguous(), layer.negative_slope)  # (N, H, N)
-    alpha = (scores + graph.cast("log_counts", scores.dtype).unsqueeze(1)).softmax(dim=-1)
-    alpha = alpha.masked_fill(graph.isolated.unsqueeze(2), 0)
-    if values.shape[1] == 1:
-        return (alpha.flatten(0, 1) @ values.squeeze(1)).view(alpha.shape[0], alpha.shape[1], -1)
-    return (alpha.transpose(0, 1) @ values.transpose(0, 1)).transpose(0, 1)
+def _is_dense(layer: nn.Module, edges: Edges) -> bool:
+    """Is the graph small, so that attention over all pairs of nodes, masked, takes a few calls and less time?"""
+    return edges.features is None and not (layer.dropout and layer.training) and is_dense(edges.graph)
+
+
+def _attended_densely(scores: Tensor, values: Tensor, graph: Neighbours) -> Tensor:
+    """`scores` (H, N, N) of all pairs (target, source), `values` (N, H or 1, C) -> (N, H, C); an edge that comes k
+    times adds log k to its score."""
+    alpha = (scores + graph.cast("log_counts", scores.dtype)).softmax(dim=-1)
+    if graph.once("some isolated", lambda: bool(graph.isolated.any())):
+        alpha = alpha.masked_fill(graph.isolated, 0)
+    return (alpha @ values.transpose(0, 1)).transpose(0, 1)
 
 
 def _projected(layer: pyg.GATConv, pooled: Tensor) -> Tensor:
@@ -318,6 +322,9 @@ def _gatv2(layer: pyg.GATv2Conv, x: Tensor, edges: Edges) -> Tensor:
 def _gatv2_attend(layer: pyg.GATv2Conv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Sums of softmax(vector . LeakyReLU(source[j] + target[i] + W e)) * source[j]."""
     source, target, vector, *weight = tensors
+    if _is_dense(layer, edges) and source.shape[0] * source.numel() <= DENSE_NUMBERS:
+        pairs = F.leaky_relu(target.unsqueeze(1) + source, layer.negative_slope)  # (N, N, H, C)
+        return _attended_densely((pairs * vector).sum(-1).permute(2, 0, 1), source, edges.graph)
     edge = None if edges.features is None else F.linear(edges.features, weight[0]).view(-1, *vector.shape)
     scores = attention.additive_scores(source, target, vector, edges.graph, layer.negative_slope, edge)
     return attention.attend(scores, source, edges.graph, _dropout_mask(layer, scores, edges.graph))
@@ -346,6 +353,8 @@ def _transformer_attend(layer: pyg.TransformerConv, tensors: Sequence[Tensor], e
     """
     (value, query, key, *weight), graph = tensors, edges.graph
     scale = layer.out_channels**-0.5
+    if _is_dense(layer, edges):
+        return _attended_densely(query.transpose(0, 1) @ key.permute(1, 2, 0) * scale, value, graph)
     scores = attention.head_products(query, key, graph)
     if edges.features is None:
         scores = scores * scale

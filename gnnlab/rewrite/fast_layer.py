@@ -13,13 +13,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnlab.errors import GnnlabError, one_line
+from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.rewrite import direct, one_pass_forms, operators, trial
 from gnnlab.rewrite.propagate import HOOKS, Ends, covered, plain, rebound, sizes, sources_of, summed
@@ -28,71 +29,42 @@ direct.FORMS.update(one_pass_forms.FORMS)
 # made by PyG from templates and the signatures of the others when the first layer of a class is
 GENERATED = {"propagate", "edge_updater", "collect", "edge_collect", "_orig_propagate", "_jinja_propagate",
              "_orig_edge_updater", "_jinja_edge_updater"}  # fmt: skip
+PLAIN = (Tensor, nn.Parameter)
 DIRECT, SUM, TILES, NONE = "direct form", "one sum", "tiles", "as PyG computes it"
 
 
 class State:
     """What a fast layer knows beside its parameters.
 
-    `direct`: is its direct form equal? `argument`: over which argument of `propagate` one sum is equal, "" where over
-    none; both None before the first call. `why`: what the trials found. `enabled`: False where the clock saw no gain.
+    `direct`: is its direct form equal, by the kind of call (`_kind`); None where an option of the layer rules it out.
+    `argument`: over which argument of `propagate` one sum is equal, "" where over none; None before the first call.
+    `why`: what the trials found wrong, by door. `trials`: what was found of any layer of the model.
     """
 
-    def __init__(self, layer: MessagePassing, graphs: GraphCache) -> None:
-        self.graphs = graphs
+    def __init__(self, layer: MessagePassing, graphs: GraphCache, trials: dict) -> None:
         reason = direct.why_not(layer)
-        self.direct: bool | None = None if not reason else False
+        self.graphs, self.trials = graphs, trials
+        self.direct: dict[int | None, bool] | None = None if reason else {}
         self.argument: str | None = None
-        self.why = {"direct": reason} if reason else {}
-        self.enabled = True
+        self.why = {} if direct.form_of(type(layer)) is None else {DIRECT: reason}
         self.hooks = [layer.__dict__[name] for name in HOOKS]
-        self.known: _Known | None = None
+        self.prepared = TensorCache(4)
 
     @property
     def mechanism(self) -> str | None:
         """One of DIRECT, SUM, NONE; None before the first call."""
-        if not self.enabled:
-            return NONE
-        if self.direct:
+        if self.direct and any(self.direct.values()):
             return DIRECT
         return None if self.argument is None else SUM if self.argument else NONE
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"known": None}
+        return self.__dict__ | {"trials": {}}
 
 
-class _Known:
-    """The prepared graph of the last call, known by its tensors."""
-
-    __slots__ = ("address", "dtype", "edge_index", "edges", "graph", "nodes", "values", "values_version", "version")
-
-    def __init__(self, x: Tensor, edge_index: Tensor, values: Tensor | None, graph: Any) -> None:
-        self.edge_index, self.version = weakref.ref(edge_index), edge_index._version
-        self.address, self.edges = edge_index.data_ptr(), edge_index.shape[1]
-        self.nodes, self.dtype, self.graph = x.shape[0], x.dtype, graph
-        self.values = None if values is None else weakref.ref(values)
-        self.values_version = None if values is None else (values._version, values.data_ptr())
-
-    def same(self, x: Tensor, edge_index: Tensor, values: Tensor | None) -> bool:
-        if self.edge_index() is not edge_index or self.version != edge_index._version:
-            return False
-        if self.address != edge_index.data_ptr() or self.edges != edge_index.shape[1]:
-            return False
-        if x.dim() != 2 or x.shape[0] != self.nodes or x.dtype is not self.dtype or not x.is_cpu:
-            return False
-        if values is None or self.values is None:
-            return values is None and self.values is None
-        return (
-            self.values() is values
-            and self.values_version == (values._version, values.data_ptr())
-            and not values.requires_grad
-        )
-
-
-def make_fast(layer: MessagePassing, graphs: GraphCache) -> None:
-    """Give this layer its fast class; the `graphs` that were prepared are shared with other layers."""
+def make_fast(layer: MessagePassing, graphs: GraphCache, trials: dict) -> None:
+    """Give this layer its fast class; `graphs` that were prepared and `trials` are shared with other layers."""
     _without_own_propagate(layer)
-    layer._fast = State(layer, graphs)
+    layer._fast = State(layer, graphs, trials)
     layer._number = operators.numbered(layer)
     layer.__class__ = fast_class(type(layer))
 
@@ -152,7 +124,7 @@ def _setattr(kind: type[MessagePassing]) -> Any:
         kind.__setattr__(self, name, value)
         if name in options and type(value) in (bool, int, float, str) and value != before:
             _without_own_propagate(self)
-            self._fast = State(self, self._fast.graphs)
+            self._fast = State(self, self._fast.graphs, self._fast.trials)
 
     return set_attribute
 
@@ -179,78 +151,91 @@ def _forward(kind: type[MessagePassing], code: Any) -> Any:
             if given:
                 return code(self, x, edge_index, *more, **named)
         if torch.compiler.is_compiling():
-            if state.direct and state.enabled and _traceable(self, form, x, edge_index, values):
-                return form.run(self, x, operators.Traced(self, edge_index, values))
-            return kind.forward(self, x, edge_index, *more, **named)
-        if state.direct is False or not state.enabled or not _usual(self, state, form):
+            out = _traced(self, form, x, edge_index, values)
+            return kind.forward(self, x, edge_index, *more, **named) if out is None else out
+        if state.direct is None or not _usual(self, state, form, x, edge_index):
             return code(self, x, edge_index, *more, **named)
-        known = state.known
-        if known is not None and isinstance(x, Tensor) and known.same(x, edge_index, values):
-            return form.run(self, x, known.graph)
-        graph = _prepared(self, state, form, x, edge_index, values)
+        tensors = (edge_index,) if values is None else (edge_index, values)
+        if values is not None and type(values) not in PLAIN:
+            return code(self, x, edge_index, *more, **named)
+        prepare = functools.partial(_prepared, self, form, x, edge_index, values)
+        if values is not None and values.requires_grad:
+            graph = prepare()
+        else:
+            graph = state.prepared.get(tensors, (x.shape[0], x.dtype), prepare)
         return code(self, x, edge_index, *more, **named) if graph is None else form.run(self, x, graph)
 
     return forward
 
 
-def _usual(layer: MessagePassing, state: State, form: direct.Form) -> bool:
-    """Is nothing hooked in, explained, traced or cast?"""
+def _usual(layer: MessagePassing, state: State, form: direct.Form, x: Any, edge_index: Any) -> bool:
+    """Are these plain tensors of one graph on the CPU, and is nothing hooked in, explained, traced or cast?"""
+    if type(x) not in PLAIN or type(edge_index) not in PLAIN or x.dim() != 2 or not x.is_cpu:
+        return False
     if any(state.hooks) or layer._explain or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
         return False
-    return all(map(direct.plain_linear, direct.linears_of(layer, form)))
+    return edge_index.layout is torch.strided and all(map(direct.plain_linear, direct.linears_of(layer, form)))
 
 
-def _traceable(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, values: Any) -> bool:
-    """Does the form cover this call in a trace? Nothing is drawn at random there."""
-    if (
-        not isinstance(x, Tensor)
-        or x.dim() != 2
-        or not isinstance(edge_index, Tensor)
-        or edge_index.layout != torch.strided
-    ):
-        return False
-    if values is not None and (values.requires_grad or not form.takes(values, x, edge_index)):
-        return False
-    return x.device.type == "cpu" and not (layer.training and getattr(layer, "dropout", 0))
+def _kind(values: Tensor | None) -> int | None:
+    """Of a call: a form takes only those that it was tried with."""
+    return None if values is None else values.dim()
 
 
-def _prepared(layer, state: State, form: direct.Form, x, edge_index, values) -> Any:
+def _prepared(layer: MessagePassing, form: direct.Form, x: Tensor, edge_index: Tensor, values: Tensor | None) -> Any:
     """What the form takes for the graph of this call; None where it does not cover the call."""
-    tensors = isinstance(x, Tensor) and type(x) in (Tensor, nn.Parameter) and x.dim() == 2 and x.is_cpu
-    if not tensors or x.dtype not in (torch.float32, torch.float64) or not plain(edge_index):
+    if x.dtype not in (torch.float32, torch.float64) or not plain(edge_index):
         return None
     if edge_index.shape[1] == 0 or x.shape[0] == 0 or any(p.dtype is not x.dtype for p in layer.parameters()):
         return None
     if values is not None and not form.takes(values, x, edge_index):
         return None
-    if state.direct is None and not _try_direct(layer, x, edge_index, values, form):
+    state, kind = layer._fast, _kind(values)
+    if kind not in state.direct:
+        state.direct[kind] = _try_direct(layer, form, x, edge_index, values)
+    if not state.direct[kind]:
         return None
-    graph = state.graphs.get(edge_index, x.shape[0])
-    fixed = values is None or not (values.requires_grad or values.is_inference())
-    if not fixed:
-        return form.prepare(layer, graph, values, x.dtype)
-    with torch.inference_mode(False):  # what is cached must serve training, too
-        prepared = form.prepare(layer, graph, values, x.dtype)
-    if not edge_index.is_inference():
-        state.known = _Known(x, edge_index, values, prepared)
-    return prepared
+    return form.prepare(layer, state.graphs.get(edge_index, x.shape[0]), values, x.dtype)
 
 
-def _try_direct(layer: MessagePassing, x: Tensor, edge_index: Tensor, values: Tensor | None, form: direct.Form) -> bool:
+def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, values: Any) -> Tensor | None:
+    """The form within a trace; None where it does not cover the call. Nothing is drawn at random there."""
+    if not (isinstance(x, Tensor) and isinstance(edge_index, Tensor)) or edge_index.layout is not torch.strided:
+        return None
+    if x.dim() != 2 or x.device.type != "cpu" or (layer.training and getattr(layer, "dropout", 0)):
+        return None
+    if values is not None and (values.requires_grad or not form.takes(values, x, edge_index)):
+        return None
+    if not (layer._fast.direct or {}).get(_kind(values)):
+        return None
+    return form.run(layer, x, operators.Traced(layer, edge_index, values))
+
+
+def _try_direct(layer: MessagePassing, form: direct.Form, x: Tensor, edge_index: Tensor, values: Tensor | None) -> bool:
     given = {"x": x, "edge_index": edge_index} | ({} if values is None else {form.values: values})
     arguments = trial.Arguments(given, x.shape[0], x.shape[0], edge_index.shape[1], nodes_first=("x",))
 
     def fast(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
-        copied._fast.direct, copied._fast.argument, copied._fast.enabled = True, "", True
+        copied._fast.direct, copied._fast.argument = {_kind(given.get(form.values)): True}, ""
         return copied(**given)
 
-    error, what = trial.difference(
-        layer, _as_original(lambda one, given: one(**given)), [fast] * trial.CALLS, arguments
-    )
+    def traced(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
+        out = _traced(copied, form, given["x"], given["edge_index"], given.get(form.values))
+        return copied(**given) if out is None else out
+
+    own = _as_original(lambda one, given: one(**given))
+    return _tried(layer, DIRECT, own, [*[fast] * trial.CALLS, traced], arguments)
+
+
+def _tried(layer: MessagePassing, door: str, own, forms: list, given: trial.Arguments, of: str = "") -> bool:
+    """Are the forms equal to the layer's own? Tried once for all layers of the model that are alike."""
     state = layer._fast
-    state.direct = error <= trial.ALLOWED
-    state.why["direct"] = "equal in the trial" if state.direct else what
-    return state.direct
+    key = door, of, trial.options(layer), given.kinds()
+    if key not in state.trials:
+        state.trials[key] = trial.difference(layer, own, forms, given)
+    error, what = state.trials[key]
+    state.why[door] = "" if error <= trial.ALLOWED else what
+    return error <= trial.ALLOWED
 
 
 def _as_original(run: trial.Run) -> trial.Run:
@@ -267,7 +252,7 @@ def _as_original(run: trial.Run) -> trial.Run:
 def _propagate(kind: type[MessagePassing]) -> Any:
     def propagate(self, edge_index, size=None, **given):
         state = self._fast
-        if state.argument == "" or not state.enabled or not covered(self, edge_index):
+        if state.argument == "" or not covered(self, edge_index):
             return kind.propagate(self, edge_index, size=size, **given)
         if state.argument is None:
             state.argument = _try_sums(self, kind, edge_index, size, given)
@@ -283,23 +268,24 @@ def _try_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Ten
     """The argument over which one sum gives what `propagate` does, "" where there is none."""
     both, why = sizes(layer, size, given), layer._fast.why
     if both is None:
-        why["sum"] = "its nodes stand in a dimension of their own"
+        why[SUM] = "its nodes stand in a dimension of their own"
         return ""
     arguments = trial.Arguments(given | {"edge_index": edge_index, "size": size}, *both, edge_index.shape[1])
     own = _as_original(lambda one, given: kind.propagate(one, **given))
-    why["sum"] = "its message reads no source node"
+    why[SUM] = "its message reads no source node"
     for name in sources_of(layer, given):
 
         def fast(copied: MessagePassing, given: dict[str, Any], name: str = name) -> Tensor:
             rest = {key: value for key, value in given.items() if key not in ("edge_index", "size")}
-            out = summed(copied, copied._fast.graphs, name, given["edge_index"], given["size"], rest)
+            try:
+                out = summed(copied, copied._fast.graphs, name, given["edge_index"], given["size"], rest)
+            except Exception as error:  # of the layer's own code
+                raise GnnlabError(f"with rows of ones for {name}_j: {one_line(error)}") from error
             if out is None:
-                raise ValueError(f"its message is no weight times {name}_j")
+                raise GnnlabError(f"its message is no weight times {name}_j")
             return out
 
-        error, what = trial.difference(layer, own, [fast] * trial.CALLS, arguments)
-        why["sum"] = "equal in the trial" if error <= trial.ALLOWED else what
-        if error <= trial.ALLOWED:
+        if _tried(layer, SUM, own, [fast] * trial.CALLS, arguments, of=name):
             return name
     return ""
 
@@ -310,7 +296,7 @@ def _edge_updater(kind: type[MessagePassing]) -> Any:
     def edge_updater(self, edge_index, size=None, **given):
         state = self._fast
         known = [v for v in given.values() if isinstance(v, (tuple, list)) and len(v) == 2 and isinstance(v[0], Tensor)]
-        if not state.enabled or not known or not covered(self, edge_index):
+        if not known or not covered(self, edge_index):
             return kind.edge_updater(self, edge_index, size=size, **given)
         source, target = known[0]
         sources = source.shape[0]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from gnnlab.kernels.attention import head_sum, segment_softmax
 from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache, Moved, Neighbours
 from gnnlab.kernels.sums import Largest, NeighbourSum
+from gnnlab.profiling.dispatch import tensors_in
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
@@ -163,7 +164,7 @@ class _Call:
 
     def total(self, rows: Tensor) -> Tensor | None:
         """The sum over `rows`, (num_nodes, ...); None where the message is no weighted row."""
-        others = [value for name, value in _tensors(self.arguments) if name != self.name]
+        others = list(tensors_in({name: value for name, value in self.arguments.items() if name != self.name}))
         fixed = not any(value.requires_grad or value.is_inference() for value in others)
         if fixed and _needs_arguments_alone(type(self.layer).message):
             key = type(self.layer), self.how, self.x.dtype, self.x.dim() == 3 and self.x.shape[1], self.static
@@ -264,13 +265,6 @@ class _Row(Tensor):
         if parent is not None and isinstance(out, _Row):
             out.width, out.joined = parent.width, parent.joined
         return out
-
-
-def _tensors(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    for name, value in arguments.items():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, Tensor):
-                yield name, one
 
 
 @functools.cache

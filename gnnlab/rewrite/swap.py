@@ -35,7 +35,7 @@ from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.memory import hold
 from gnnlab.profiling.races import RTOL_FLOAT32, Reference
 from gnnlab.rewrite import one_pass_forms, proof
-from gnnlab.rewrite.fast_layer import NONE, TILES, make_fast, original_class
+from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM, TILES, make_fast, original_class
 from gnnlab.rewrite.trial import copied
 from gnnlab.workloads import models
 
@@ -109,7 +109,11 @@ class SwapReport:
         return self._refused + tuple((path, _class(layer), _why(layer)) for path, layer in tried)
 
     def __str__(self) -> str:
-        lines = [f"replaced {path or 'the model'} ({kind}): {how}" for path, kind, how in self.replaced]
+        lines = []
+        for path, kind, how in self.replaced:
+            why = getattr(self.model.get_submodule(path), "_fast", None)
+            why = why.why.get(DIRECT) if why and how == SUM else ""
+            lines.append(f"replaced {path or 'the model'} ({kind}): {how}" + (f" ({DIRECT}: {why})" if why else ""))
         lines += [f"kept {path or 'the model'} ({kind}): {why}" for path, kind, why in self.kept]
         if not self.replaced:
             return "\n".join([*lines, "nothing to replace" if lines else "nothing to replace: no layers of PyG"])
@@ -149,10 +153,10 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
         fast = copied(model)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         raise GnnlabError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
-    graphs = GraphCache()
+    graphs, trials = GraphCache(), {}
     for layer in map(fast.get_submodule, todo):
         if isinstance(layer, MessagePassing):
-            make_fast(layer, graphs)
+            make_fast(layer, graphs, trials)
         elif type(layer) is nn.MultiheadAttention:
             layer.__class__ = TiledAttention
     if example is None:
@@ -331,9 +335,9 @@ def _mechanism(layer: nn.Module) -> str | None:
 
 
 def _why(layer: nn.Module) -> str:
-    """What the trials found, in a line."""
-    found = {door: why for door, why in layer._fast.why.items() if why not in ("no direct form", "equal in the trial")}
-    return "; ".join(found.values()) or "its own aggregation: no sum, mean or maximum over neighbours"
+    """What the trials found wrong, in a line."""
+    why = "; ".join(f"{door}: {what}" for door, what in layer._fast.why.items() if what)
+    return why or "its own aggregation: no sum, mean or maximum over neighbours"
 
 
 def _class(layer: nn.Module) -> str:

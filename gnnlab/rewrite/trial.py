@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn.conv import MessagePassing
 
-from gnnlab.errors import one_line
+from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels import sparse
 
 ALLOWED = 1e-9  # relative difference in float64
@@ -66,10 +67,26 @@ class Arguments:
             made["size"] = (new["sources"], new["targets"])
         return made
 
+    def kinds(self) -> tuple:
+        """What is drawn, but for the numbers: equal where a trial with either says the same."""
+
+        def one(name: str, value: Any) -> Any:
+            if isinstance(value, (tuple, list)):
+                return tuple(one(name, v) for v in value)
+            if not isinstance(value, Tensor):
+                return _plain(value)
+            kind = self._kind(name, value)
+            return kind, value.dtype, value.dim(), value.shape[1:], None if kind else id(value)
+
+        return self.square, tuple((name, one(name, value)) for name, value in self.given.items())
+
+    def _kind(self, name: str, value: Tensor) -> str | None:
+        kinds = ("sources", "targets") if name in self.nodes_first else ("edges", "sources", "targets")
+        return next((k for k in kinds if value.dim() > 0 and value.shape[0] == self.sizes[k]), None)
+
     def _tensor(self, name: str, value: Tensor, new: dict, fixed: bool, generator: torch.Generator) -> Tensor:
         value = value.detach().clone()
-        kinds = ("sources", "targets") if name in self.nodes_first else ("edges", "sources", "targets")
-        kind = next((k for k in kinds if value.dim() > 0 and value.shape[0] == self.sizes[k]), None)
+        kind = self._kind(name, value)
         if kind is None and value.dim() == 3 and value.shape[1] == self.sizes["sources"]:  # a static graph (B, N, F)
             shape = value.shape[0], new["sources"], value.shape[2]
             return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(not fixed)
@@ -98,6 +115,29 @@ def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) ->
     if square:
         drawn[:, 5:9] = torch.arange(4)
     return drawn
+
+
+def options(layer: nn.Module) -> tuple:
+    """What a form of a layer may depend on beside the numbers in its parameters: equal for layers that are alike."""
+    found = []
+    for path, module in layer.named_modules():
+        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_LAYER}
+        small = {name: buffer.tolist() for name, buffer in module._buffers.items()
+                 if buffer is not None and buffer.numel() == 1}  # fmt: skip
+        shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in module._parameters.items() if p is not None]
+        plain = [(name, _plain(value)) for name, value in own.items()]
+        found.append((path, type(module), module.training, *plain, *shapes, str(small)))
+    return tuple(found)
+
+
+_OF_EVERY_LAYER = {"_fast", "_number", "_parameters", "_buffers", "_modules", "inspector"} | {
+    name for name, value in vars(MessagePassing()).items() if isinstance(value, (dict, set))
+}
+
+
+def _plain(value: Any) -> Any:
+    """A value that says what it is; of others, which one."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else id(value)
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -144,7 +184,7 @@ def _one(layer: nn.Module, own: Run, forms: Sequence[Run], given: dict[str, Any]
         try:
             values = _values(layer, form, given)
         except Exception as error:  # whatever the form or the layer's own code raises
-            return math.inf, f"it fails: {one_line(error)}"
+            return math.inf, str(error) if isinstance(error, GnnlabError) else f"it fails: {one_line(error)}"
         names = expected.keys() | values.keys()
         error = max(_off(name, expected.get(name), values.get(name), least) for name in names)
         if error[0] > ALLOWED:

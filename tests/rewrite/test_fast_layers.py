@@ -17,7 +17,8 @@ from torch_geometric.nn.conv import MessagePassing
 from zoo_cases import CASES, GRAPHS, IN, arguments, build, edges_of, results
 
 import gnnlab
-from gnnlab.rewrite import direct, fast_layer
+from gnnlab.kernels import sparse
+from gnnlab.rewrite import direct, fast_layer, operators, trial
 from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM
 from gnnlab.rewrite.swap import swap
 
@@ -132,22 +133,50 @@ def test_dropout_of_edges_in_their_order_draws_what_pyg_draws(make):
     assert not torch.equal(layer(x, edge_index), found[1])
 
 
-# what a layer becomes in its first call; whatever is not named here stays as PyG computes it
-EXPECTED = {
-    "GCN plain": DIRECT, "GIN": DIRECT, "GIN narrow": DIRECT, "SAGE mean": DIRECT, "SAGE sum": DIRECT, "GAT": DIRECT,
-    "GAT with edges": DIRECT, "GATv2": DIRECT, "Transformer": DIRECT, "Transformer with edges": DIRECT,
-    "APPNP": SUM, "Cheb": SUM, "ClusterGCN": SUM, "GCN": SUM, "GCN2": SUM, "GatedGraph": SUM, "Graph": SUM, "LG": SUM,
-    "MF": SUM, "PDN": SUM, "SAGE bipartite": SUM, "SAGE max": SUM, "SG": SUM, "SSG": SUM, "TAG": SUM, "WL": SUM,
-    "GINE": DIRECT, "PNA": DIRECT, "GEN": DIRECT, "ResGated": DIRECT, "GCN max": NONE, "EG": NONE,
-}  # fmt: skip
+# what a layer becomes in its first call, with values of edges that want gradients; every other one of CASES is one sum
+EXPECTED = dict.fromkeys(CASES, SUM) | dict.fromkeys(
+    ["GCN plain", "GIN", "GIN narrow", "SAGE mean", "SAGE sum", "GAT", "GAT residual", "GAT with edges",
+     "GAT with edges, no loops, mean", "GATv2", "GATv2 one head, shared", "Transformer", "Transformer mean",
+     "Transformer with edges", "GPS", "DirGNN", "AntiSymmetric", "GEN", "GINE", "PNA", "ResGated"], DIRECT
+)  # fmt: skip
+EXPECTED |= dict.fromkeys(["EG", "GCN max", "Graph several", "SAGE several"], NONE)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", CASES)
 def test_a_layer_takes_the_form_that_its_trial_found_equal(name):
-    layer = swapped(build(name))
+    model = swapped(build(name))
     nodes, _ = GRAPHS["many edges"]
-    results(layer, *arguments(name, edges_of("many edges"), nodes))
-    assert (layer._fast.mechanism or NONE) == EXPECTED[name], layer._fast.why
+    results(model, *arguments(name, edges_of("many edges"), nodes))
+    for layer in model.modules():
+        if hasattr(layer, "_fast"):
+            assert (layer._fast.mechanism or NONE) == EXPECTED[name], layer._fast.why
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("GCN max", "direct form: aggr='max'; one sum: its message is no weight times x_j in eval"),
+        ("ResGated", "one sum: with rows of ones for v_j: RuntimeError: mat1 and mat2 shapes"),
+    ],
+)
+def test_a_layer_that_stays_says_why_in_plain_words(name, why):
+    report = swap(build(name))
+    results(report.model, *arguments(name, edges_of("many edges"), 13))
+    assert report.kept[0][2].startswith(why), report
+
+
+@pytest.fixture
+def with_form(monkeypatch):
+    """GCN with another direct form."""
+
+    def swapped_with(run):
+        form = dataclasses.replace(direct.FORMS[pyg.GCNConv], run=run)
+        monkeypatch.setitem(direct.FORMS, pyg.GCNConv, form)
+        fast_layer.fast_class.cache_clear()
+        return swapped(build("GCN plain"))
+
+    yield swapped_with
+    fast_layer.fast_class.cache_clear()
 
 
 class Weighted(MessagePassing):
@@ -240,22 +269,63 @@ def test_weights_that_are_drawn_in_each_call_are_not_cached():
     assert layer._fast.mechanism == SUM and not torch.equal(first, second)
 
 
-def test_a_form_that_is_wrong_in_training_alone_is_not_taken(monkeypatch):
-    right = direct.FORMS[pyg.GCNConv]
+RIGHT = direct.FORMS[pyg.GCNConv].run
 
-    def wrong(layer, x, total):
-        out = right.run(layer, x, total)
-        return out * 1.001 if layer.training else out
 
-    monkeypatch.setitem(direct.FORMS, pyg.GCNConv, dataclasses.replace(right, run=wrong))
-    fast_layer.fast_class.cache_clear()
-    try:
-        layer, reference = swapped(build("GCN plain")), build("GCN plain")
-        inputs, called = arguments("GCN plain", edges_of("many edges"), 13)
-        assert_same(results(layer.train(), inputs, called), results(reference.train(), inputs, called))
-        assert layer._fast.direct is False and "differs by 1.0e-03 in training" in layer._fast.why["direct"]
-    finally:
-        fast_layer.fast_class.cache_clear()
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        (lambda layer, x, total: RIGHT(layer, x, total) * (1.001 if layer.training else 1), "1.0e-03 in training"),
+        (lambda layer, x, total: RIGHT(layer, x, total) * (1.001 if is_dense_matrix(total) else 1), "1.0e-03 in eval"),
+        (lambda layer, x, total: RIGHT(layer, x, total) * (1 if x.requires_grad else 1.001), "1.0e-03 in eval"),
+        (lambda layer, x, total: RIGHT(layer, x, total) * (1.001 if is_traced(total) else 1), "1.0e-03 in eval"),
+        (lambda layer, x, total: RIGHT(layer, x, total) * (1 if sparse.features_of(x) is None else 1.001), "1.0e-03"),
+        (lambda layer, x, total: RIGHT(layer, x.detach(), total), "the gradient of argument x is missing in eval"),
+        (lambda layer, x, total: RIGHT(layer, x, total.nothing), "it fails: AttributeError: "),
+    ],
+    ids=["training", "small graphs", "fixed inputs", "torch.compile", "zeros", "a gradient", "it raises"],
+)
+def test_a_form_that_is_wrong_in_one_case_alone_is_not_taken(form, why, with_form):
+    layer, reference = with_form(form), build("GCN plain")
+    inputs, called = arguments("GCN plain", edges_of("many edges"), 13)
+    assert_same(results(layer.train(), inputs, called), results(reference.train(), inputs, called))
+    assert layer._fast.direct == {None: False} and why in layer._fast.why[DIRECT], layer._fast.why
+
+
+def is_dense_matrix(total):
+    return getattr(total, "matrix", None) is not None
+
+
+def is_traced(total):
+    return isinstance(total, operators.Traced)
+
+
+def test_layers_that_are_alike_are_tried_once(monkeypatch):
+    calls, difference = [], trial.difference
+    monkeypatch.setattr(trial, "difference", lambda layer, *more: calls.append(layer) or difference(layer, *more))
+    layers = [pyg.GCNConv(4, 4), pyg.GCNConv(4, 4), pyg.GCNConv(4, 4, bias=False), pyg.GCNConv(4, 4, improved=True)]
+    model = swapped(pyg.Sequential("x, edge_index", [(layer, "x, edge_index -> x") for layer in layers]))
+    model(torch.randn(13, 4), edges_of("many edges"))
+    assert calls == [model[0], model[2], model[3]] and all(layer._fast.mechanism == DIRECT for layer in model)
+
+
+@pytest.mark.parametrize("name", ["GCN plain", "SAGE mean", "GIN", "GAT", "GATv2", "Transformer with edges"])
+def test_a_call_that_does_not_fit_fails_and_is_not_computed(name):
+    layer, reference = swapped(build(name)), build(name)
+    _, (x, edge_index, *more) = arguments(name, edges_of("many edges"), 13)
+    x = (x * (x.abs() > 2)).detach()
+    for _ in range(3):
+        layer(x, edge_index, *more)
+    beyond, below = edge_index.clone(), edge_index.clone()
+    beyond[0, 3], below[1, 3] = 13, -1
+    wrong = [(x[:, :5], edge_index, *more), (torch.cat([x, x], 1), edge_index, *more), (x, beyond, *more),
+             (x, below, *more), (x[:8], edge_index, *more), *([(x, edge_index)] if more else [])]  # fmt: skip
+    for call in wrong:
+        with pytest.raises(Exception):  # noqa: B017 - whatever PyG raises
+            reference(*call)
+        for _ in range(3):
+            with pytest.raises((RuntimeError, IndexError, ValueError, AssertionError)):
+                layer(*call)
 
 
 def test_the_trial_draws_nothing_from_the_users_generator():

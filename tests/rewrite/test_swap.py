@@ -144,7 +144,7 @@ def test_the_clock_asks_both_forms_forward_and_in_training(monkeypatch):
     ("model", "expected"),
     [
         (nn.Linear(3, 3), "nothing to replace: no layers of PyG"),
-        (GCNConv(6, 3, flow="target_to_source"), "kept the model (GCNConv): its flow"),
+        (GCNConv(6, 3, flow="target_to_source"), "kept the model (GCNConv): direct form: its flow"),
         (NNConv(6, 3, nn.Linear(6, 18)), "kept the model (NNConv): "),
     ],
 )
