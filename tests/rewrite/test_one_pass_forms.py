@@ -99,7 +99,7 @@ def test_each_form_is_taken_and_gives_what_pyg_gives(name):
     ],
 )
 def test_options_that_no_pass_serves_are_said(make, why):
-    assert why in swap(make()).model._fast.why["direct"]
+    assert why in swap(make()).model._fast.why[DIRECT]
 
 
 def test_without_numba_these_layers_stay_those_of_pyg(monkeypatch):
@@ -145,7 +145,7 @@ def test_a_broken_pass_is_refused(monkeypatch):
     layer = swap(CASES["GINE"][0]().double()).model
     layer(*called(EDGE)[1])
     assert layer._fast.mechanism == NONE
-    assert "differs" in layer._fast.why["direct"]
+    assert "differs" in layer._fast.why[DIRECT]
 
 
 def test_a_copy_of_a_fast_layer_is_fast():
