@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels import sparse
 
+NOT_COMPARED = {"_fast", "_number", "_parameters", "_buffers", "_modules", "inspector"}  # of two layers
+NUMBERS = 64  # in a tensor, up to which they are compared
 ALLOWED = 1e-9  # relative difference in float64
 SMALL = 1e-4  # of the largest gradient
 CALLS = 3  # of a form: it prepares, it has seen the graph, it uses what is cached
@@ -76,9 +77,11 @@ class Arguments:
             if not isinstance(value, Tensor):
                 return _plain(value)
             kind = self._kind(name, value)
-            return kind, value.dtype, value.dim(), value.shape[1:], None if kind else id(value)
+            return (kind, value.dtype, value.dim(), value.shape[1:]) if kind else _plain(value)
 
-        return self.square, tuple((name, one(name, value)) for name, value in self.given.items())
+        return self.square, tuple(
+            (name, one(name, value)) for name, value in self.given.items() if name != "edge_index"
+        )
 
     def _kind(self, name: str, value: Tensor) -> str | None:
         kinds = ("sources", "targets") if name in self.nodes_first else ("edges", "sources", "targets")
@@ -121,23 +124,23 @@ def options(layer: nn.Module) -> tuple:
     """What a form of a layer may depend on beside the numbers in its parameters: equal for layers that are alike."""
     found = []
     for path, module in layer.named_modules():
-        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_LAYER}
-        small = {name: buffer.tolist() for name, buffer in module._buffers.items()
-                 if buffer is not None and buffer.numel() == 1}  # fmt: skip
+        own = {name: value for name, value in vars(module).items() if name not in NOT_COMPARED} | module._buffers
         shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in module._parameters.items() if p is not None]
-        plain = [(name, _plain(value)) for name, value in own.items()]
-        found.append((path, type(module), module.training, *plain, *shapes, str(small)))
+        found.append((path, type(module), _plain(own), *shapes))
     return tuple(found)
 
 
-_OF_EVERY_LAYER = {"_fast", "_number", "_parameters", "_buffers", "_modules", "inspector"} | {
-    name for name, value in vars(MessagePassing()).items() if isinstance(value, (dict, set))
-}
-
-
 def _plain(value: Any) -> Any:
-    """A value that says what it is; of others, which one."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else id(value)
+    """What stands for a value in a comparison of layers; what cannot be compared is like nothing else."""
+    if isinstance(value, Tensor):
+        return (value.dtype, value.shape, *value.flatten().tolist()) if value.numel() <= NUMBERS else object()
+    if isinstance(value, dict):
+        return tuple((key, _plain(one)) for key, one in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value)
+    return (type(value), value) if isinstance(value, Hashable) else object()
 
 
 def copied(module: nn.Module) -> nn.Module:

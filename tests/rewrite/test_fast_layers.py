@@ -152,19 +152,6 @@ def test_a_layer_takes_the_form_that_its_trial_found_equal(name):
             assert (layer._fast.mechanism or NONE) == EXPECTED[name], layer._fast.why
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("GCN max", "direct form: aggr='max'; one sum: its message is no weight times x_j in eval"),
-        ("ResGated", "one sum: with rows of ones for v_j: RuntimeError: mat1 and mat2 shapes"),
-    ],
-)
-def test_a_layer_that_stays_says_why_in_plain_words(name, why):
-    report = swap(build(name))
-    results(report.model, *arguments(name, edges_of("many edges"), 13))
-    assert report.kept[0][2].startswith(why), report
-
-
 @pytest.fixture
 def with_form(monkeypatch):
     """GCN with another direct form."""
@@ -267,6 +254,25 @@ def test_weights_that_are_drawn_in_each_call_are_not_cached():
     (x, _), (_, edge_index, _) = own_call()
     first, second = layer(x, edge_index), layer(x, edge_index)
     assert layer._fast.mechanism == SUM and not torch.equal(first, second)
+
+
+class Mixed(Weighted):
+    def message(self, x_j, weight):
+        return self.scale * weight.view(-1, 1) * x_j @ torch.eye(IN).double()
+
+
+@pytest.mark.parametrize(
+    ("layer", "called", "why"),
+    [
+        (build("GCN max"), arguments("GCN max", edges_of("many edges"), 13)[1],
+         "direct form: aggr='max'; one sum: its message is no weight times x_j in eval"),
+        (Mixed().double(), own_call()[1], "one sum: with rows of ones for x_j: RuntimeError: mat1 and mat2 shapes"),
+    ],
+)  # fmt: skip
+def test_a_layer_that_stays_says_why_in_plain_words(layer, called, why):
+    report = swap(layer)
+    report.model(*called)
+    assert report.kept[0][2].startswith(why), report
 
 
 RIGHT = direct.FORMS[pyg.GCNConv].run
