@@ -43,7 +43,7 @@ LEAST_GAIN = 1.02  # geometric mean of forward and training, below which a layer
 MOST_LOSS = 0.97  # of either
 ROUNDS, SECONDS = 5, 0.05  # of the clock, for each layer and mode; one round always
 CLEAR = 2.0  # a gain that needs no second round
-LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed forward alone
+LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed once, and forward alone
 UNDECIDED = "tried at its first call"
 
 
@@ -186,11 +186,28 @@ def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refu
             return SwapReport(model, (*refused, ("", _class(model), why)))
         report = SwapReport(fast, refused, error)
         if report.replaced:
-            end = time.perf_counter() + SECONDS
-            while len(after.seconds) < ROUNDS and time.perf_counter() < end:  # in turns
-                before(), after()
+            _race(before, after)
+            if _whole_slower(before, after):  # a loss is looked at twice
+                _race(before, after)
+            why = _whole_slower(before, after)
+            if why:
+                return SwapReport(model, (*refused, ("", _class(model), why)))
             report.before, report.after = before.cost(), after.cost()
     return report
+
+
+def _race(before: _Timed, after: _Timed) -> None:
+    """Times both in turns."""
+    end, rounds = time.perf_counter() + SECONDS, 0
+    while rounds < ROUNDS and time.perf_counter() < end:
+        before(), after()
+        rounds += 1
+
+
+def _whole_slower(before: _Timed, after: _Timed) -> str:
+    """Why the clock keeps the whole model as it was; empty where fast layers, each ahead by itself, gain."""
+    gain = min(before.seconds) / min(after.seconds)
+    return f"with fast layers the whole model is slower here: {gain:.2f}x forward" if gain < MOST_LOSS else ""
 
 
 class _Timed:
@@ -268,13 +285,12 @@ def _reverted(fast: nn.Module, inputs: dict[str, tuple[tuple, dict]]) -> Iterato
 def _slower(layer: nn.Module, args: tuple, named: dict) -> str:
     """Why the clock keeps the layer as it was; empty where its fast form gains."""
     args, named = _detached((args, named))
-    forward = _ratio(layer, lambda: layer(*args, **named), torch.no_grad)
-    if forward is None:
-        return ""  # it takes long, and a sum of so many edges has never been slower
+    forward, seconds = _ratio(layer, lambda: layer(*args, **named), torch.no_grad)
     wanted = [t for t in tensors_in((args, named)) if t.requires_grad]
     wanted += [p for p in layer.parameters() if p.requires_grad]
-    training = _ratio(layer, lambda: _step(layer(*args, **named), wanted), torch.enable_grad) if wanted else None
-    training = training or forward
+    training = forward
+    if wanted and seconds <= LONG_SECONDS:
+        training, _ = _ratio(layer, lambda: _step(layer(*args, **named), wanted), torch.enable_grad)
     if (forward * training) ** 0.5 < LEAST_GAIN or min(forward, training) < MOST_LOSS:
         return f"its fast form is no faster here: {forward:.2f}x forward, {training:.2f}x in training"
     return ""
@@ -286,8 +302,8 @@ def _step(out: Any, wanted: list[Tensor]) -> None:
         torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
 
 
-def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> float | None:
-    """Time of the layer as it was over that of its fast form; None where it takes too long to compare."""
+def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> tuple[float, float]:
+    """(time of the layer as it was over that of its fast form, the seconds that it took as it was)."""
     with mode():
         run(), run()  # the fast form prepares what it keeps
         end, ratios = time.perf_counter() + SECONDS, []
@@ -295,12 +311,10 @@ def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> float | 
             fast = min(_seconds(run), _seconds(run))
             with _as_it_was(layer):
                 own = _seconds(run)
-            if own > LONG_SECONDS:
-                return None
             ratios.append(own / fast)
-            if ratios[0] >= CLEAR:
+            if ratios[0] >= CLEAR or own > LONG_SECONDS:
                 break
-    return statistics.median(ratios)
+    return statistics.median(ratios), own
 
 
 @contextmanager

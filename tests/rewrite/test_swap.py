@@ -45,6 +45,7 @@ class Mixed(nn.Module):
 def every_form_is_faster(monkeypatch):
     """What the clock of a busy machine says must not decide a test."""
     monkeypatch.setattr(swap_module, "_slower", lambda *_: "")
+    monkeypatch.setattr(swap_module, "_whole_slower", lambda *_: "")
 
 
 def example(nodes=50, edges=220):
@@ -122,22 +123,58 @@ def test_a_layer_whose_fast_form_is_no_faster_stays_as_it_was(monkeypatch):
     torch.testing.assert_close(report.model(*batch), model(*batch))
 
 
-def test_the_clock_asks_both_forms_forward_and_in_training(monkeypatch):
+@pytest.fixture
+def clocked(monkeypatch):
+    """A fast layer, what it is called with, and a clock: seconds of the fast form forward and in training, of PyG's."""
     monkeypatch.undo()
-    layer = swap(SAGEConv(6, 8)).model
-    x, edge_index = example()
-    layer(x, edge_index)
+    layer, given = swap(SAGEConv(6, 8)).model, example()
+    layer(*given)
 
-    def seconds(run):  # of the fast form: 1 forward, 2 in training; of PyG's: 3 forward, 1 in training
-        run()
-        fast, training = type(layer) is not SAGEConv, torch.is_grad_enabled()
-        return (2.0 if training else 1.0) if fast else (1.0 if training else 3.0)
+    def why(fast, own):
+        def seconds(run):
+            run()
+            return (own if type(layer) is SAGEConv else fast)[torch.is_grad_enabled()]
 
-    monkeypatch.setattr(swap_module, "LONG_SECONDS", 9)
-    monkeypatch.setattr(swap_module, "_seconds", seconds)
-    expected = "its fast form is no faster here: 3.00x forward, 0.50x in training"
-    assert swap_module._slower(layer, (x, edge_index), {}) == expected
-    assert type(layer) is not SAGEConv
+        monkeypatch.setattr(swap_module, "_seconds", seconds)
+        return swap_module._slower(layer, given, {})
+
+    return why
+
+
+@pytest.mark.parametrize(
+    ("fast", "own", "expected"),
+    [
+        ((0.1, 0.2), (0.3, 0.1), "its fast form is no faster here: 3.00x forward, 0.50x in training"),
+        (
+            (9.0, 9.0),
+            (8.1, 1.0),
+            "its fast form is no faster here: 0.90x forward, 0.90x in training",
+        ),  # once, it is long
+        ((5.0, 9.0), (9.0, 1.0), ""),
+        ((0.1, 0.1), (0.1, 0.2), ""),
+        ((0.1, 0.1), (0.1, 0.1), "its fast form is no faster here: 1.00x forward, 1.00x in training"),
+    ],
+)
+def test_the_clock_asks_both_forms_forward_and_unless_they_are_long_in_training(fast, own, expected, clocked):
+    assert clocked(fast, own) == expected
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(0.5, "the whole model is slower here: 0.50x forward"), (0.98, "")])
+def test_a_model_that_is_slower_as_a_whole_stays_as_it_was(gain, expected, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(swap_module, "_slower", lambda *_: "")
+    monkeypatch.setattr(swap_module, "SECONDS", 0.0)  # no more rounds
+    model, timed = Mixed().eval(), swap_module._Timed.__call__
+
+    def call(self):
+        out = timed(self)
+        self.seconds[-1] = gain if self.run.__wrapped__.args[0] is model else 1.0
+        return out
+
+    monkeypatch.setattr(swap_module._Timed, "__call__", call)
+    report = swap(model, example())
+    assert (report.model is model) == bool(expected) and (report.replaced == ()) == bool(expected)
+    assert expected in str(report)
 
 
 @pytest.mark.parametrize(
