@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
@@ -37,17 +39,6 @@ _WORDS = {  # (better, sign of the change) -> word
     ("neither", -1): "lower",
     ("neither", 1): "higher",
 }
-
-
-@dataclass(frozen=True)
-class Side:
-    """A row's value, or its ratio over the baseline, on one side: of one run, or pooled over `runs` of them."""
-
-    row: Row
-    of: str  # "median", ... or "ratio over PyG"
-    unit: str
-    estimate: Estimate
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -96,23 +87,21 @@ class RunComparison:
 
 
 Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
-Name = tuple[Any, ...]  # notebook, and what tells a row from every other
 
 
 def compare(run_a: Path, run_b: Path) -> RunComparison:
     """Compare two result folders, or two result files. Raises `GnnlabError` when one holds no readable result."""
-    (found_a, problems_a), (found_b, problems_b) = _results(Path(run_a)), _results(Path(run_b))
+    (runs_a, problems_a), (runs_b, problems_b) = _read(Path(run_a)), _read(Path(run_b))
     if _is_one_run(Path(run_a)) and _is_one_run(Path(run_b)):  # meant for each other, whatever their names
-        found_b = dict(zip(found_a, found_b.values(), strict=True))
-    rows_a, rows_b = _rows(found_a, found_b), _rows(found_b, found_a)
-    differences = list(dict.fromkeys(_differences(found_a, found_b)))
-    both = [(name[0], rows_a[name], rows_b[name]) for name in rows_a if name in rows_b]
-    changes = [change for sides in both for change in _changes(*sides, said=differences)]
+        runs_b = dict(zip(runs_a, runs_b.values(), strict=True))
+    rows_a, rows_b = _rows(runs_a, runs_b), _rows(runs_b, runs_a)
+    differences = list(dict.fromkeys(_differences(runs_a, runs_b)))
+    pairs = _figures(rows_a).merge(_figures(rows_b), on=["id", "figure"], suffixes=("_a", "_b"))
     return RunComparison(
         run_a=str(run_a),
         run_b=str(run_b),
         differences=differences,
-        changes=changes,
+        changes=[_change(pair, differences) for pair in pairs.itertuples()],
         only_a=_only(rows_a, rows_b),
         only_b=_only(rows_b, rows_a),
         problems=[*problems_a, *problems_b],
@@ -123,7 +112,7 @@ def _is_one_run(run: Path) -> bool:
     return run.is_file() or (run / results.RESULT).is_file()
 
 
-def _results(run: Path) -> tuple[Runs, list[str]]:
+def _read(run: Path) -> tuple[Runs, list[str]]:
     """The runs of each notebook, and a line for each that could not be read."""
     if (run / results.RESULT).is_file():
         run = run / results.RESULT
@@ -132,54 +121,76 @@ def _results(run: Path) -> tuple[Runs, list[str]]:
         return {result.notebook: [result]}, []
     if not run.is_dir():
         raise GnnlabError(f"there is no folder or result file {run}; give one as outputs/quick, or the folder of a run")
-    found, problems = results.runs_of(run)
-    if not found:
+    runs, problems = results.runs_of(run)
+    if not runs:
         raise GnnlabError(problems[0] if problems else f"{run} holds no results; run the notebooks first: gnnlab run")
-    return {name: [result for result, _ in runs] for name, runs in found.items()}, problems
+    return {name: [result for result, _ in of_notebook] for name, of_notebook in runs.items()}, problems
 
 
-def _rows(found: Runs, other: Runs) -> dict[Name, list[Row]]:
-    """Each row of the notebooks that both sides have, in every run that has it, those with a number first."""
-    rows: dict[Name, list[Row]] = {}
-    for notebook in (name for name in found if name in other):
-        for row in (row for result in found[notebook] for row in result.rows):
-            rows.setdefault((notebook, *row.id), []).append(row)
-    return {name: sorted(same, key=lambda row: row.status != "ok") for name, same in rows.items()}
+# ---- rows as frames -------------------------------------------------------------------------------------------------
 
 
-def _only(here: Mapping[Name, list[Row]], there: Mapping[Name, list[Row]]) -> list[str]:
-    """Rows with a number on one side alone, and why the other has none, where it says so."""
+def _rows(runs: Runs, other: Runs) -> pd.DataFrame:
+    """A line for each row in each run of the notebooks that both sides have: `id` across runs, `row`, `ok`."""
+    both = [name for name in runs if name in other]
+    rows = [(name, row) for name in both for result in runs[name] for row in result.rows]
+    ids = [(name, *row.id) for name, row in rows]
+    return pd.DataFrame({"id": ids, "row": [row for _, row in rows], "ok": [row.status == "ok" for _, row in rows]})
+
+
+def _figures(rows: pd.DataFrame) -> pd.DataFrame:
+    """The value of each row and, of a race, its ratio over the baseline, pooled over the runs that have one."""
     lines = []
-    for name, rows in here.items():
-        other = there.get(name, [None])[0]
-        if rows[0].status == "ok" and (other is None or other.status != "ok"):
-            why = f" (the other is {other.status}: {other.reason})" if other else ""
-            lines.append(f"{name[0][:2]} {rows[0].label}{why}")
+    for id, same in rows[rows["ok"].astype(bool)].groupby("id", sort=False)["row"]:
+        first, raced = same.iloc[0], [row for row in same if row.ratio is not None]
+        value = _pooled([row.estimate for row in same])
+        lines.append((id, "value", first, first.statistic, first.unit, value, len(same)))
+        if raced:
+            ratio = _pooled([row.gain for row in raced])
+            lines.append((id, "ratio", first, f"ratio over {raced[0].baseline}", "x", ratio, len(raced)))
+    return pd.DataFrame(lines, columns=["id", "figure", "row", "of", "unit", "estimate", "runs"])
+
+
+def _only(rows: pd.DataFrame, other: pd.DataFrame) -> list[str]:
+    """Rows with a number on one side alone, and why the other has none, where it says so."""
+    measured = rows[rows["ok"].astype(bool)].drop_duplicates("id")
+    best = other.sort_values("ok", ascending=False, kind="stable").drop_duplicates("id")
+    lines = []
+    for pair in measured.merge(best, on="id", how="left", suffixes=("", "_other"), indicator="side").itertuples():
+        why = "" if pair.side == "left_only" else f" (the other is {pair.row_other.status}: {pair.row_other.reason})"
+        if not pair.ok_other or why == "":
+            lines.append(f"{pair.id[0][:2]} {pair.row.label}{why}")
     return lines
 
 
 # ---- one row --------------------------------------------------------------------------------------------------------
 
 
-def _changes(notebook: str, rows_a: Sequence[Row], rows_b: Sequence[Row], said: Sequence[str] = ()) -> list[Change]:
-    """The change of a row's value and, in a race, of its ratio over the baseline; `said` is not said again."""
-    ok_a, ok_b = ([row for row in rows if row.status == "ok"] for rows in (rows_a, rows_b))
-    if not (ok_a and ok_b):
-        return []
-    a, b = ok_a[0], ok_b[0]
-    unlike = [f"A is {a.origin.value}, B is {b.origin.value}"] if a.origin is not b.origin else []
+def _change(pair: Any, differences: Sequence[str]) -> Change:
+    """The change of a figure from A to B; a condition among the `differences` of the runs is not repeated."""
+    row, a, b = pair.row_a, pair.estimate_a, pair.estimate_b
+    fields = {"notebook": pair.id[0], "study": row.study, "keys": row.keys, "form": row.form, "of": pair.of_a}
+    fields |= {"unit": pair.unit_a, "a": a.value, "b": b.value, "runs": (pair.runs_a, pair.runs_b)}
+    fields["note"] = _unlike(row, pair.row_b, differences)
+    for what, one, other in (("units", pair.unit_a, pair.unit_b), ("statistics", pair.of_a, pair.of_b)):
+        if one != other:
+            fields |= {"unit": f"{one} | {other}", "word": f"not comparable because {what} differ"}
+            return Change(**fields, scale=None, change=None, ci=None)
+    scale, change, ci = b_over_a(a, b)
+    better = "higher" if pair.figure == "ratio" else row.better if row.better == pair.row_b.better else "neither"
+    neutral = 1.0 if scale == "ratio" else 0.0
+    word = SAME if change == neutral or ci[0] <= neutral <= ci[1] else _WORDS[better, 1 if change > neutral else -1]
+    if unknown := _unknown("A", row, a, pair.figure) or _unknown("B", pair.row_b, b, pair.figure):
+        word, ci = f"unknown: {unknown}", None
+    return Change(**fields, scale=scale, change=change, ci=ci, word=word)
+
+
+def _unlike(a: Row, b: Row, differences: Sequence[str]) -> str:
+    """The conditions of two rows that differ, in words."""
+    lines = [f"A is {a.origin.value}, B is {b.origin.value}"] if a.origin is not b.origin else []
     pairs = {name: (getattr(a, name), getattr(b, name)) for name in ("device", "precision", "threads")}
-    unlike += [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
-    note = "; ".join(part for part in unlike if part not in said)
-    return [_change(notebook, *pair, note) for pair in zip(_figures(ok_a), _figures(ok_b), strict=False)]
-
-
-def _figures(rows: Sequence[Row]) -> list[Side]:
-    """Value, then ratio, pooled over runs."""
-    raced = [row for row in rows if row.ratio is not None]
-    ratios = [row.gain for row in raced]
-    values = [Side(rows[0], rows[0].statistic, rows[0].unit, _pooled([row.estimate for row in rows]), len(rows))]
-    return values + [Side(rows[0], f"ratio over {row.baseline}", "x", _pooled(ratios), len(raced)) for row in raced[:1]]
+    lines += [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
+    return "; ".join(line for line in lines if line not in differences)
 
 
 def _pooled(runs: Sequence[Estimate]) -> Estimate:
@@ -193,45 +204,27 @@ def _ends(estimate: Estimate) -> tuple[float, float, float]:
     return (estimate.value, *(estimate.interval or (estimate.value, estimate.value)))
 
 
-def _change(notebook: str, a: Side, b: Side, note: str) -> Change:
-    row = a.row
-    said = {"notebook": notebook, "study": row.study, "keys": row.keys, "form": row.form, "of": a.of, "unit": a.unit}
-    said |= {"a": a.estimate.value, "b": b.estimate.value, "runs": (a.runs, b.runs), "note": note}
-    for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
-        if one != other:
-            said |= {"unit": f"{one} | {other}", "word": f"not comparable because {what} differ"}
-            return Change(**said, scale=None, change=None, ci=None)
-    scale, change, ci = _apart(_ends(a.estimate), _ends(b.estimate))
-    unknown = _unknown("A", a) or _unknown("B", b)
-    better = "higher" if a.of.startswith("ratio over") else row.better if row.better == b.row.better else "neither"
-    neutral = 1.0 if scale == "ratio" else 0.0
-    word = SAME if change == neutral or ci[0] <= neutral <= ci[1] else _WORDS[better, 1 if change > neutral else -1]
-    if unknown:
-        word, ci = f"unknown: {unknown}", None
-    return Change(**said, scale=scale, change=change, ci=ci, word=word)
-
-
-def _apart(a: Sequence[float], b: Sequence[float]) -> tuple[str, float, tuple[float, float]]:
-    """B over A, or B less A where one reaches zero; each is (value, low, high).
+def b_over_a(a: Estimate, b: Estimate) -> tuple[str, float, tuple[float, float]]:
+    """("ratio", B / A, its interval), or ("difference", B - A, its interval) where one reaches zero.
 
     Half-widths of independent runs add as squares, by side: of a ratio, in logarithms.
     """
-    ratio = min(*a, *b) > 0
-    one, other = ([math.log(end) if ratio else end for end in ends] for ends in (a, b))
+    ratio = min(*_ends(a), *_ends(b)) > 0
+    one, other = ([math.log(end) if ratio else end for end in _ends(side)] for side in (a, b))
     below = math.hypot(max(0.0, other[0] - other[1]), max(0.0, one[2] - one[0]))
     above = math.hypot(max(0.0, other[2] - other[0]), max(0.0, one[0] - one[1]))
     low, high = other[0] - one[0] - below, other[0] - one[0] + above
-    return (
-        ("ratio", b[0] / a[0], (math.exp(low), math.exp(high))) if ratio else ("difference", b[0] - a[0], (low, high))
-    )
+    if ratio:
+        return "ratio", b.value / a.value, (math.exp(low), math.exp(high))
+    return "difference", b.value - a.value, (low, high)
 
 
-def _unknown(side: str, figure: Side) -> str | None:
-    """Why no change can be told from this side's interval."""
-    if figure.estimate.interval is None:
-        n = figure.estimate.n
+def _unknown(side: str, row: Row, estimate: Estimate, figure: str) -> str | None:
+    """Why no change can be seen in this side's interval."""
+    if estimate.interval is None:
+        n = estimate.n
         return f"{side} has {n} {'sample' if n == 1 else 'samples'}, too few for an interval"
-    if figure.of == figure.row.statistic and figure.row.interval is Interval.PREDICTION:
+    if figure == "value" and row.interval is Interval.PREDICTION:
         return f"{side} has an interval of single new values, not of its own"
     return None
 
@@ -239,21 +232,21 @@ def _unknown(side: str, figure: Side) -> str | None:
 # ---- conditions of the runs -----------------------------------------------------------------------------------------
 
 
-def _differences(found_a: Runs, found_b: Runs) -> Iterator[str]:
+def _differences(runs_a: Runs, runs_b: Runs) -> Iterator[str]:
     """Lines "what: A | B" for every condition that was not the same, notebook by notebook, by their latest runs."""
-    for name in sorted({*found_a, *found_b}):
-        if name not in found_a or name not in found_b:
-            yield f"{name}: only in {'B' if name in found_b else 'A'}"
+    for name in sorted({*runs_a, *runs_b}):
+        if name not in runs_a or name not in runs_b:
+            yield f"{name}: only in {'B' if name in runs_b else 'A'}"
             continue
-        a, b = found_a[name][0], found_b[name][0]
-        if len(found_a[name]) != len(found_b[name]):
-            yield f"{name} runs: {len(found_a[name])} | {len(found_b[name])}"
+        a, b = runs_a[name][0], runs_b[name][0]
+        if len(runs_a[name]) != len(runs_b[name]):
+            yield f"{name} runs: {len(runs_a[name])} | {len(runs_b[name])}"
         sides = {"": (_conditions(a), _conditions(b)), f"{name} parameter ": (a.parameters, b.parameters)}
-        for what, pair in sides.items():
-            for key in dict.fromkeys([*pair[0], *pair[1]]):
-                left, right = (side.get(key) for side in pair)
-                if key != "output_dir" and left != right:
-                    yield f"{what}{key}: " + " | ".join("not there" if v is None else str(v) for v in (left, right))
+        for what, (left, right) in sides.items():
+            for key in dict.fromkeys([*left, *right]):
+                if key != "output_dir" and left.get(key) != right.get(key):
+                    values = ("not there" if side.get(key) is None else str(side[key]) for side in (left, right))
+                    yield f"{what}{key}: {' | '.join(values)}"
 
 
 def _conditions(result: ResultFile) -> dict[str, Any]:
