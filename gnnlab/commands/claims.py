@@ -92,7 +92,7 @@ def _verdicts(title: str, rows: Sequence[Judged]) -> list[Any]:
     from rich.text import Text
 
     from gnnlab.lab.claims import Verdict
-    from gnnlab.lab.ledger_view import line
+    from gnnlab.lab.ledger import line
 
     cells = []
     for shown in map(line, rows):

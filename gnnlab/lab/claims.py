@@ -1,6 +1,6 @@
 """The catalogue of claims, what the rows of a run say of one by its rule, and the verdict that an interval gives on it.
 
-    found = evaluate(catalogue()["gat.compile"], table)      # found.estimate, with its interval; found.how, in words
+    evidence = evaluate(catalogue()["gat.compile"], table)   # evidence.estimate, with its interval; .how, in words
     verdict(catalogue()["gat.compile"], (0.99, 1.05))        # Verdict.REFUTED
 
 A verdict is a pure function of the claim and the 95 % interval, and a statement that is true of every point of that
@@ -217,8 +217,8 @@ def _effect(claimed: Range, low: float, high: float, *, lower_is_better: bool) -
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the rows of one run say of a claim: the figure, the rows that it rests on, and how it was had."""
+class Evidence:
+    """What the rows of one run say of a claim: the figure, its rows, and how it was computed."""
 
     estimate: Estimate
     rows: Sequence[Row]
@@ -226,7 +226,7 @@ class Found:
     holds: bool | None = None  # of counts: are all as claimed?
 
 
-def evaluate(claim: Claim, table: Table) -> Found:
+def evaluate(claim: Claim, table: Table) -> Evidence:
     """What `table` says of `claim` by its rule. Raises `Untestable` with what it would need."""
     rule = claim.of
     everywhere = table.select(rule.study, where=rule.where)
@@ -244,20 +244,20 @@ def evaluate(claim: Claim, table: Table) -> Found:
         one = chosen[0]
         sampled = one.n > 1 and one.interval is not Interval.EXACT
         how = f"{one.statistic} of {one.n} samples" if sampled else one.origin.value
-        return Found(one.estimate, chosen, how)
+        return Evidence(one.estimate, chosen, how)
     _enough(rule, chosen)
     cells = [row.estimate for row in chosen]
     if rule.stat == "geomean":
-        return Found(estimates.geometric_mean(cells), chosen, f"geometric mean over {_cells(chosen)}")
+        return Evidence(estimates.geometric_mean(cells), chosen, f"geometric mean over {_cells(chosen)}")
     if rule.stat == "median" and rule.cluster is None:
-        return Found(estimates.middle(cells), chosen, f"median over {_cells(chosen)}")
+        return Evidence(estimates.middle(cells), chosen, f"median over {_cells(chosen)}")
     values = [row.value for row in chosen]
     clusters = [row.keys[rule.cluster] if rule.cluster else i for i, row in enumerate(chosen)]
-    found = estimates.over_clusters(values, clusters, rule.stat, rule.within)
+    estimate = estimates.over_clusters(values, clusters, rule.stat, rule.within)
     what = f"share within {format_value(rule.within)}" if rule.stat == "share" and rule.within else rule.stat
     count = len(set(clusters))
     groups = f" in {count} cluster{'s' * (count != 1)} by {rule.cluster}" if rule.cluster else ""
-    return Found(found, chosen, f"{what} of {len(values)} rows{groups}")
+    return Evidence(estimate, chosen, f"{what} of {len(values)} rows{groups}")
 
 
 def _nothing(claim: Claim, table: Table) -> str:
@@ -286,7 +286,7 @@ def _enough(rule: Rule, cells: Sequence[Any]) -> None:
         raise Untestable(f"{len(cells)} of the {rule.cells} cells that are claimed were measured; params/full has all")
 
 
-def _counts(rule: Rule, rows: list[Row]) -> Found:
+def _counts(rule: Rule, rows: list[Row]) -> Evidence:
     by_form = {row.form: row for row in _usable(rule, rows)}
     lacking = [form for form in rule.equals if form not in by_form]
     if lacking:
@@ -295,7 +295,7 @@ def _counts(rule: Rule, rows: list[Row]) -> Found:
     first = next(iter(counted.values()))
     how = "counted: " + ", ".join(f"{form} {format_value(value)}" for form, value in counted.items())
     holds = all(counted[form] == value for form, value in rule.equals.items())
-    return Found(Estimate(first, first, first, 1), [by_form[form] for form in rule.equals], how, holds)
+    return Evidence(Estimate(first, first, first, 1), [by_form[form] for form in rule.equals], how, holds)
 
 
 def _cells(rows: Sequence[Row]) -> str:
@@ -326,7 +326,7 @@ def _not_slower(cells: Sequence[Estimate], within: float) -> Estimate:
     return Estimate(float(value), float(sure), float(possible), len(cells))
 
 
-def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> Found:
+def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> Evidence:
     """The form over its baseline in each cell, from the samples of each round.
 
     The form is one of `rows`; what it is compared with may have run on another device, as a GPU's with the CPU's.
@@ -336,7 +336,7 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in everywhere:
         cells.setdefault(tuple(sorted(row.keys.items())), {})[row.form] = row
-    found, chosen, picks, split = [], [], [], False
+    ratios, chosen, picks, split = [], [], [], False
     for cell in cells.values():
         ours = [cell[name] for name in forms if name in cell and cell[name].id in usable]
         if not ours:
@@ -344,20 +344,20 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
         against = _baselines(rule, peers, cell, ours)
         split |= len(ours) > 1 or len(against) > 1
         estimate, form, peer = cell_ratio(table, cell, ours, against, "mean" if rule.stat == "throughput" else "median")
-        found.append(estimate)
+        ratios.append(estimate)
         chosen.append(form)
         picks.append((form.form, peer.form))
-    if not found:
+    if not ratios:
         reasons = [row.reason for row in rows if row.form in forms and row.reason]
         missing = f"needs {' or '.join(forms)} in {rule.study}; params/full measures it"
         raise Untestable(reasons[0] if reasons else missing)
-    _enough(rule, found)
+    _enough(rule, ratios)
     if rule.stat == "not slower":
-        figure = _not_slower(found, _within_of(rule))
+        figure = _not_slower(ratios, _within_of(rule))
     else:
-        figure = (estimates.worst if rule.stat == "worst ratio" else estimates.geometric_mean)(found)
-    n = min(estimate.n for estimate in found)
-    return Found(figure, chosen, _compared(rule, chosen, picks, n, len(cells), split))
+        figure = (estimates.worst if rule.stat == "worst ratio" else estimates.geometric_mean)(ratios)
+    n = min(estimate.n for estimate in ratios)
+    return Evidence(figure, chosen, _compared(rule, chosen, picks, n, len(cells), split))
 
 
 def _baselines(rule: Rule, peers: list[str], cell: Mapping[str, Row], ours: Sequence[Row]) -> list[Row]:
@@ -390,19 +390,19 @@ def cell_ratio(
         form = min(forms, key=lambda row: float(np.median(times[row.form][::2])))
         peer = min(peers, key=lambda row: float(np.median(times[row.form][::2])))
         judged = slice(1, None, 2)
-    found = estimates.ratio(times[peer.form][judged], times[form.form][judged], of=of)
+    ratio = estimates.ratio(times[peer.form][judged], times[form.form][judged], of=of)
     control = cell.get(CONTROL)
     noise = None if control is None else table.samples_of(control)
-    if noise is None or found.low is None or form.form == CONTROL:
-        return found, form, peer
+    if noise is None or ratio.low is None or form.form == CONTROL:
+        return ratio, form, peer
     floor = estimates.noise_floor(table.samples_of(cell[control.baseline]), noise)
-    return Estimate(found.value, found.low / floor, found.high * floor, found.n), form, peer
+    return Estimate(ratio.value, ratio.low / floor, ratio.high * floor, ratio.n), form, peer
 
 
 def _compared(
     rule: Rule, chosen: Sequence[Row], picks: Sequence[tuple[str, str]], n: int, cells: int, split: bool
 ) -> str:
-    """How the figure of a race was had: what over what, in how many cells, chosen how, of how many rounds."""
+    """How the figure of a race was computed: what over what, in how many cells, chosen how, of how many rounds."""
     kind = _OF_A_RACE[rule.stat]
     kind += f" by more than {100 * _within_of(rule):.0f} %" * (rule.stat == "not slower" and _within_of(rule) > 0)
     forms, peers = (list(dict.fromkeys(names)) for names in zip(*picks, strict=True))

@@ -1,6 +1,7 @@
 """The ledger: each claim's rule evaluated over the rows of a run, pooled over runs, and judged.
 
     judge(Path("outputs/quick"))        # every claim of the catalogue, from the result files alone
+    line(judged.rows[0]).measured       # as a reader sees it: "1.42×"
 
 Nothing here measures: the same files give the same ledger on any machine (`gnnlab claims --recompute`).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
 from . import results
-from .claims import RATIOS, Claim, Found, Verdict, catalogue, cell_ratio, documents, evaluate, verdict
+from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, cell_ratio, documents, evaluate, verdict
 from .results import ResultFile
-from .table import Interval, Row, Strict, Table, error_text
+from .table import Interval, Row, Strict, Table, digits, error_text, format_range, shown_as
 
 RECORD = "claims.json"
 SAMPLING_NOTES = ("interval is", "noisy", "drift", "the hypervisor", "A/A")  # of a row: its interval says as much
@@ -86,10 +87,10 @@ def judge(folder: Path) -> Ledger:
     """The ledger of the runs in `folder`."""
     runs, problems = results.runs_of(folder)
     rows = {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
-    known = catalogue()
+    every = catalogue()
     return Ledger(
-        rows=[rows[id] for id in known if id in rows],
-        missing=[claim for id, claim in known.items() if id not in rows],
+        rows=[rows[id] for id in every if id in rows],
+        missing=[claim for id, claim in every.items() if id not in rows],
         problems=problems,
     )
 
@@ -108,63 +109,63 @@ def judge_runs(runs: Sequence[tuple[ResultFile, Table]]) -> list[Judged]:
 
 
 def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
-    if claim.of.logic:
-        try:
-            found = [_same_verdict(claim, tables)]
-        except Untestable as reason:
-            return _untestable(claim, str(reason))
-        return _row(claim, found[0].estimate, found, runs=len(tables))
-    found, reasons = [], []
+    try:
+        if claim.of.logic:
+            evidence = _same_verdict(claim, tables)
+            return _row(claim, evidence.estimate, [evidence], runs=len(tables))
+    except Untestable as reason:
+        return _untestable(claim, str(reason))
+    of_runs, reasons = [], []
     for table in tables:
         try:
-            found.append(evaluate(claim, table))
+            of_runs.append(evaluate(claim, table))
         except Untestable as reason:
             reasons.append(str(reason))
-    if not found:
+    if not of_runs:
         return _untestable(claim, reasons[0])
-    log = claim.metric in RATIOS and all(f.estimate.value > 0 for f in found)
-    log = log and all(f.estimate.low is None or f.estimate.low > 0 for f in found)
-    return _row(claim, estimates.pooled([f.estimate for f in found], log=log), found, runs=len(found))
+    figures = [one.estimate for one in of_runs]
+    log = claim.metric in RATIOS and all(one.value > 0 and (one.low is None or one.low > 0) for one in figures)
+    return _row(claim, estimates.pooled(figures, log=log), of_runs, runs=len(of_runs))
 
 
-def _row(claim: Claim, figure: Estimate, found: Sequence[Found], runs: int) -> Judged:
+def _row(claim: Claim, figure: Estimate, of_runs: Sequence[Evidence], runs: int) -> Judged:
     if claim.of.equals is not None:
-        judged = Verdict.REPRODUCED if all(f.holds for f in found) else Verdict.REFUTED
-        if claim.is_goal:
-            judged = Verdict.MET if judged is Verdict.REPRODUCED else Verdict.MISSED
+        holds = all(one.holds for one in of_runs)
+        words = (Verdict.MET, Verdict.MISSED) if claim.is_goal else (Verdict.REPRODUCED, Verdict.REFUTED)
+        word = words[0] if holds else words[1]
     else:
-        judged = verdict(claim, figure.interval)
+        word = verdict(claim, figure.interval)
     return Judged(
-        **_said(claim),
-        verdict=judged,
+        **_of_claim(claim),
+        verdict=word,
         value=figure.value,
         low=figure.low,
         high=figure.high,
         n=figure.n,
         runs=runs,
-        conditions=_conditions([row for f in found for row in f.rows]),
-        why=_why(found, runs, figure),
+        conditions=_conditions([row for one in of_runs for row in one.rows]),
+        why=_why(of_runs, runs, figure),
     )
 
 
 def _untestable(claim: Claim, reason: str) -> Judged:
     nothing = {"value": None, "low": None, "high": None, "n": 0, "runs": 0, "conditions": ""}
-    return Judged(**_said(claim), verdict=Verdict.UNTESTABLE, **nothing, why=reason)
+    return Judged(**_of_claim(claim), verdict=Verdict.UNTESTABLE, **nothing, why=reason)
 
 
-def _said(claim: Claim) -> dict[str, Any]:
-    named = {name: getattr(claim, name) for name in ("id", "source", "notebook", "statement", "metric", "unit")}
-    return {**named, "claimed": claim.bounds, "study": claim.of.study}
+def _of_claim(claim: Claim) -> dict[str, Any]:
+    names = ("id", "source", "notebook", "statement", "metric", "unit")
+    return {**{name: getattr(claim, name) for name in names}, "claimed": claim.bounds, "study": claim.of.study}
 
 
-def _why(found: Sequence[Found], runs: int, figure: Estimate) -> str:
-    """How the figure was had, in one line for every claim."""
-    rows = [row for f in found for row in f.rows]
-    parts = [found[0].how]
+def _why(of_runs: Sequence[Evidence], runs: int, figure: Estimate) -> str:
+    """How the figure was computed, in one line for every claim."""
+    rows = [row for one in of_runs for row in one.rows]
+    parts = [of_runs[0].how]
     errors = [row.parity_error for row in rows if row.parity_error is not None]
     if errors:
         parts.append(error_text(max(errors)))
-    parts += dict.fromkeys(n for row in found[0].rows for n in row.notes if not n.startswith(SAMPLING_NOTES))
+    parts += dict.fromkeys(n for row in of_runs[0].rows for n in row.notes if not n.startswith(SAMPLING_NOTES))
     exact = all(row.interval is Interval.EXACT for row in rows)
     if figure.interval is None:
         parts.append(f"{figure.n} {'sample has' if figure.n == 1 else 'samples have'} no 95 % interval")
@@ -186,7 +187,7 @@ def _conditions(rows: Sequence[Row]) -> str:
 # ---- claims with a logic of their own -------------------------------------------------------------------------------
 
 
-def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Found:
+def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Evidence:
     """The share of this notebook's rows whose verdict is the same in two runs, over all pairs of runs."""
     if len(tables) < 2:
         raise Untestable("needs two runs: gnnlab run 02 --runs 2")
@@ -199,11 +200,11 @@ def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Found:
         if not exact and any(j.verdict is not Verdict.UNTESTABLE for j in judged):
             shares.append(np.mean([a.verdict is b.verdict for a, b in itertools.combinations(judged, 2)]))
     pairs = math.comb(len(tables), 2)
-    found = estimates.over_clusters(shares, range(len(shares)), "mean")
-    ends = estimates.wilson_interval(found.value, len(shares))
-    low, high = min(ends[0], found.low or 0.0), max(ends[1], min(found.high or 1.0, 1.0))
+    mean = estimates.over_clusters(shares, range(len(shares)), "mean")
+    ends = estimates.wilson_interval(mean.value, len(shares))
+    low, high = min(ends[0], mean.low or 0.0), max(ends[1], min(mean.high or 1.0, 1.0))
     how = f"mean over {len(shares)} rows of the share of {pairs} pairs of runs that agree"
-    return Found(Estimate(found.value, low, high, len(shares)), [], how)
+    return Evidence(Estimate(mean.value, low, high, len(shares)), [], how)
 
 
 # ---- computed again, and shown --------------------------------------------------------------------------------------
@@ -228,8 +229,8 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
         if stored.get(id) != now.get(id):
             problems.append(f"{id}: stored {_short(stored.get(id))}, computed again {_short(now.get(id))}")
     sampled = sum(table.samples_of(row) is not None for _, row, table in rows)
-    told = f"rows computed again from their samples: {sampled} of {len(rows)}, the others have none"
-    return not problems, problems or [f"{told}; claims and goals judged again: {len(now)}; all is as stored"]
+    summary = f"rows computed again from their samples: {sampled} of {len(rows)}, the others have none"
+    return not problems, problems or [f"{summary}; claims and goals judged again: {len(now)}; all is as stored"]
 
 
 def differences(row: Row, table: Table) -> list[str]:
@@ -259,3 +260,90 @@ def _short(row: Mapping[str, Any] | None) -> str:
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
     pairs = zip(a, b, strict=True)
     return all(x is y or (None not in (x, y) and math.isclose(x, y, rel_tol=1e-9)) for x, y in pairs)
+
+
+# ---- for a reader ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Badge:
+    """Word, symbol and CSS class of a verdict or a status: colour alone never carries it."""
+
+    word: str
+    symbol: str
+    css: str
+
+
+VERDICTS = {
+    Verdict.REPRODUCED: Badge("reproduced", "✓", "good"),
+    Verdict.EXCEEDED: Badge("exceeded", "▲", "best"),
+    Verdict.WEAKER: Badge("weaker", "▽", "fair"),
+    Verdict.REFUTED: Badge("refuted", "✕", "bad"),
+    Verdict.INCONCLUSIVE: Badge("inconclusive", "≈", "open"),
+    Verdict.UNTESTABLE: Badge("untestable here", "○", "none"),
+    Verdict.MET: Badge("met", "✓", "good"),
+    Verdict.MISSED: Badge("missed", "✕", "bad"),
+    Verdict.OPEN: Badge("open", "≈", "open"),
+}
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One row of the ledger in a reader's words. `order` holds what its columns sort by, "" first."""
+
+    record: Judged
+    badge: Badge
+    claimed: str
+    measured: str
+    interval: str
+    href: str | None
+    note: str | None
+    order: dict[str, float | str]
+
+    @property
+    def promise(self) -> str:
+        """Who claims what, to end a sentence with; nothing of a goal."""
+        return "" if self.record.is_goal else f"; {self.record.of} claims {self.claimed}"
+
+
+def line(
+    record: Judged, link: Callable[[Judged], str | None] = lambda _: None, notes: Mapping[str, str] | None = None
+) -> LedgerLine:
+    """The row of `record`; `link` gives the address of its figure, `notes` a remark by notebook number."""
+    factor, suffix = _unit(record.unit)
+    measured = None if record.value is None else record.value * factor
+    ci = None if record.low is None else _scaled((record.low, record.high), factor)
+    exact = ci is None or ci[0] == ci[1]
+    return LedgerLine(
+        record=record,
+        badge=VERDICTS[record.verdict],
+        claimed=claimed_text(record),
+        measured="" if measured is None else digits(measured, *(ci or (None, None))) + suffix,
+        interval="" if exact or measured is None else f"{digits(ci[0], *ci)} to {digits(ci[1], *ci)}{suffix}",
+        href=link(record),
+        note=(notes or {}).get(record.notebook),
+        order={
+            "verdict": list(Verdict).index(record.verdict),
+            "claimed": next((end for end in record.claimed or () if end is not None), ""),
+            "measured": "" if record.value is None else record.value,
+            "n": record.n,
+        },
+    )
+
+
+def claimed_text(claim: Judged | Claim) -> str:
+    """The claimed range with its unit, or "some gain" where no number was named."""
+    factor, suffix = _unit(claim.unit)
+    bounds = claim.bounds if isinstance(claim, Claim) else claim.claimed
+    text = format_range(_scaled(bounds, factor))
+    return text if bounds is None else text + suffix
+
+
+def _unit(unit: str) -> tuple[float, str]:
+    """The factor of a unit, and what a reader sees behind the number."""
+    factor, shown = shown_as(unit)
+    return factor, {"x": "×", "count": "", "difference": ""}.get(shown, f" {shown}")
+
+
+def _scaled(pair: tuple[float | None, float | None] | None, factor: float) -> tuple[float | None, float | None] | None:
+    return None if pair is None else tuple(None if end is None else end * factor for end in pair)

@@ -18,10 +18,9 @@ from typing import Any
 from gnnlab import files
 from gnnlab.errors import GnnlabError
 
-from . import advice, ledger, ledger_view, model_tables, provenance, results
+from . import advice, ledger, model_tables, provenance, results
 from .claims import NO_GAIN_BELOW, RATIOS, catalogue
-from .ledger import Judged
-from .ledger_view import LedgerLine
+from .ledger import Judged, LedgerLine
 
 FOLDER = "docs/reference-runs"
 BEGIN, END = "<!-- begin: gnnlab claims --machines --write -->", "<!-- end -->"
@@ -132,11 +131,11 @@ def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
         "[How to read a verdict](../../../README.md#how-to-read-a-verdict).",
         "",
         *(f"{noise}\n" for noise in document["noise"]),
-        *(f"- {kind}: {_said(ledger_view.line(row))}" for kind, row in advice.headlines(rows)),
+        *(f"- {kind}: {_said(ledger.line(row))}" for kind, row in advice.headlines(rows)),
     ]
     parts = {"Claims of the documents": False, "Goals of the lab": True}
     for title, is_goal in parts.items():
-        of_kind = [ledger_view.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
+        of_kind = [ledger.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
         what = ("goal", "wanted") if is_goal else ("claim", "claimed")
         header = ("verdict", "of", *what, "measured", "95 % interval", "runs")
         cells = [
@@ -195,7 +194,7 @@ def compared(machines: Sequence[MachineLedger]) -> list[Compared]:
         rows = [one.rows.get(id) for one in machines]
         measured = [row for row in rows if row is not None and row.value is not None]
         most = max(measured, key=advice.surprise)
-        cells = tuple(row and ledger_view.line(row) for row in rows)
+        cells = tuple(row and ledger.line(row) for row in rows)
         found.append(Compared(most, cells, _word(machines, rows)))
     return sorted(found, key=lambda one: (one.claim.is_goal, -advice.surprise(one.claim)))
 
@@ -256,7 +255,7 @@ def _headlines(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> l
         seen = [(one.name, line) for one, line in zip(machines, row.cells, strict=True) if line and line.measured]
         values = [f"{line.measured}{f' ({line.interval})' if line.interval else ''} on {name}" for name, line in seen]
         says = row.word.capitalize() if " on " in row.word else kind.removesuffix(" here")
-        lines.append(f"- {says}: {claim.statement}: {', '.join(values)}{ledger_view.line(claim).promise}")
+        lines.append(f"- {says}: {claim.statement}: {', '.join(values)}{ledger.line(claim).promise}")
     return lines
 
 
@@ -267,7 +266,7 @@ def side_by_side(machines: Sequence[MachineLedger], rows: Iterable[Compared]) ->
     for row in rows:
         found = [_cell(line) for line in row.cells]
         what = (row.claim.of, row.claim.statement)
-        cells.append((*what, ledger_view.line(row.claim).claimed, *found, *([row.word] if len(machines) > 1 else [])))
+        cells.append((*what, ledger.line(row.claim).claimed, *found, *([row.word] if len(machines) > 1 else [])))
     return _table(header, cells)
 
 

@@ -23,9 +23,8 @@ import jinja2
 from gnnlab import files
 from gnnlab.errors import GnnlabError
 
-from . import advice, claims, ledger, ledger_view, provenance, results
-from .ledger import Judged
-from .ledger_view import Badge
+from . import advice, claims, ledger, provenance, results
+from .ledger import Badge, Judged
 from .results import FigureRecord, ResultFile, Status
 from .table import Table, duration
 
@@ -100,7 +99,7 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
         figures[figure.name] = figure.model_copy(update=links)
     cells = notebook_html.render(notebook, figures)
     rows = [
-        ledger_view.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None)
+        ledger.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None)
         for row in advice.by_surprise(judged)
     ]
     table = Table(result.rows if ended else ())  # a run that failed is no ground for advice
@@ -149,8 +148,8 @@ def build_site(out_dir: Path) -> Path:
             entry.opening = _opening(entry.path.with_name(results.NOTEBOOK), entry.result, Table(entry.result.rows))
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
 
-    def line(record: Judged) -> ledger_view.LedgerLine:
-        return ledger_view.line(record, lambda r: _figure_link(r, entries), older)
+    def line(record: Judged) -> ledger.LedgerLine:
+        return ledger.line(record, lambda r: _figure_link(r, entries), older)
 
     rows = [line(record) for record in advice.by_surprise(judged.rows)]
     newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
@@ -162,7 +161,7 @@ def build_site(out_dir: Path) -> Path:
         goals=[row for row in rows if row.record.is_goal],
         counts=_counts,
         documents=claims.documents(),
-        missing=[(entry, ledger_view.claimed_text(entry)) for entry in judged.missing],
+        missing=[(entry, ledger.claimed_text(entry)) for entry in judged.missing],
         entries=entries,
         headlines=[(kind, line(record)) for kind, record in advice.headlines(judged.rows)],
         own=[(entry, entry.opening) for entry in entries if entry.opening and entry.opening.own],
@@ -177,9 +176,9 @@ def build_site(out_dir: Path) -> Path:
     return path
 
 
-def _counts(rows: Sequence[ledger_view.LedgerLine]) -> list[tuple[Badge, int]]:
+def _counts(rows: Sequence[ledger.LedgerLine]) -> list[tuple[Badge, int]]:
     """How many rows have each verdict; verdicts without a row are left out."""
-    found = [(badge, sum(row.badge is badge for row in rows)) for badge in ledger_view.VERDICTS.values()]
+    found = [(badge, sum(row.badge is badge for row in rows)) for badge in ledger.VERDICTS.values()]
     return [(badge, count) for badge, count in found if count]
 
 

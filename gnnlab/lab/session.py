@@ -36,7 +36,7 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.progress import by_hand, progress
 
-from . import advice, discovery, ledger, ledger_view, parameters, plot_style, provenance, report, results, runs
+from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results, runs
 from . import table as tables
 from .results import END, RUN, FigureRecord, ResultFile, Status
 from .study import Study, headed
@@ -282,7 +282,7 @@ class Lab:
     def verdicts(self) -> None:
         """Show what this run says of the claims that rest on this notebook."""
         columns = ["claim", "claimed", "measured here", "95 % interval", "verdict", "why"]
-        lines = [(of.record, of) for of in map(ledger_view.line, self.judged())]
+        lines = [(of.record, of) for of in map(ledger.line, self.judged())]
         rows = [(r.id, of.claimed, of.measured or "not here", of.interval, of.badge.word, r.why) for r, of in lines]
         display(headed(pd.DataFrame(rows, columns=columns), "claim"))
 

@@ -19,7 +19,7 @@ from nbformat import v4
 from small_site import ENVIRONMENT, HOSTILE, result
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import claims, ledger_view, notebook_html, report, results
+from gnnlab.lab import claims, ledger, notebook_html, report, results
 from gnnlab.lab.claims import Verdict
 from gnnlab.lab.notebook_html import clean
 
@@ -233,8 +233,8 @@ def test_the_sanitizer_keeps_tables_and_sets_numbers_to_the_right() -> None:
 
 
 def test_every_verdict_and_status_has_a_word_and_a_symbol_of_its_own() -> None:
-    assert set(ledger_view.VERDICTS) == set(Verdict) and set(report.STATUSES) == set(results.Status)
-    words = [badge.word for badge in ledger_view.VERDICTS.values()]
+    assert set(ledger.VERDICTS) == set(Verdict) and set(report.STATUSES) == set(results.Status)
+    words = [badge.word for badge in ledger.VERDICTS.values()]
     assert len(set(words)) == len(words)
 
 
