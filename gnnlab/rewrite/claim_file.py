@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch_geometric.data.data import BaseData
 
 from gnnlab.errors import GnnlabError, ParityError, one_line, shown
@@ -108,6 +109,8 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
     for name in ("before", "after"):
         if not callable(made[name]):
             raise GnnlabError(f"{path}: {name} is {shown(made[name])}; a function or a module is needed")
+    if isinstance(made["before"], nn.Module):
+        inputs = models.bind(made["before"], inputs, str(path))
     if not isinstance(inputs, Mapping | tuple):
         inputs = (inputs,)
     if not isinstance(made["claim"], str):

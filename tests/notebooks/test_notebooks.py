@@ -85,7 +85,7 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "models": ["my_models:gcn"],
         "graph": "karate",
         "layers": ["GCN"],
-        "graphs": ["karate"],
+        "layer_graphs": ["karate"],
         "whole_graphs": ["karate"],
         "growth_sizes": ["100/400"],
         "optimize_s": 2,

@@ -136,6 +136,11 @@ def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypa
     assert first[0].shape == (3,) and first[1].equal(again[1])
     (whole,) = claim_file.read(path, "more_inputs:data").inputs
     assert whole.num_nodes == 2
+    path.write_text(
+        "from torch import nn\nclass Model(nn.Module):\n    def forward(self, x): return x\n"
+        "before = after = Model()\nclaim = 'same speed'\n"
+    )
+    assert set(claim_file.read(path, "more_inputs:data").inputs) == {"x"}  # a module's arguments have names
     with pytest.raises(GnnlabError, match="module more_inputs has no factory 'none'"):
         claim_file.read(path, "more_inputs:none")
 
