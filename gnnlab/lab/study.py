@@ -36,25 +36,24 @@ STATISTICS = {"p95": "95th percentile"}  # those that a title names
 
 
 class Study:
-    """The rows recorded under one name, or those of them that `only` kept.
+    """The rows recorded under one name, or those of them that `only` selected.
 
     `frame` has a column for each key and field, for a reader's own figures.
     """
 
     def __init__(
-        self, name: str, table: Table, lab: Lab, kept: Mapping[str, Any] | None = None, label: str = ""
+        self, name: str, table: Table, lab: Lab, where: Mapping[str, Any] | None = None, label: str = ""
     ) -> None:
-        self.name, self._table, self._lab, self._kept = name, table, lab, dict(kept or {})
-        self._said = label
+        self.name, self._table, self._lab, self._where, self._label = name, table, lab, dict(where or {}), label
 
     def only(self, **fields: Any) -> Study:
         """The rows whose keys or fields have these values, or one of a list of them. Raises `GnnlabError`."""
         self._need(*fields)
-        return Study(self.name, self._table, self._lab, self._kept | fields, self._said)
+        return Study(self.name, self._table, self._lab, self._where | fields, self._label)
 
     def named(self, label: str) -> Study:
         """The same rows; titles, axes and columns say `label` for what they are: "error at sizes left out"."""
-        return Study(self.name, self._table, self._lab, self._kept, label)
+        return Study(self.name, self._table, self._lab, self._where, label)
 
     def _need(self, *names: str) -> None:
         known = {*FIELDS, *(key for row in self.rows for key in row.keys)}
@@ -65,7 +64,7 @@ class Study:
     @property
     def rows(self) -> list[Row]:
         rows = self._table.select(self.name)
-        return [row for row in rows if all(fits(row.get(name), wanted) for name, wanted in self._kept.items())]
+        return [row for row in rows if all(fits(row.get(name), wanted) for name, wanted in self._where.items())]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -89,14 +88,14 @@ class Study:
 
     @property
     def title(self) -> str:
-        """The name for a reader, and what `only` kept: "Gat layer, size 58/776"."""
-        kept = [f"{plain(name)} {words_of(wanted)}" for name, wanted in self._kept.items() if name != "status"]
-        return ", ".join([self.label[:1].upper() + self.label[1:], *kept])
+        """The name for a reader, and what `only` selected: "Gat layer, size 58/776"."""
+        selected = [f"{plain(name)} {words_of(wanted)}" for name, wanted in self._where.items() if name != "status"]
+        return ", ".join([self.label[:1].upper() + self.label[1:], *selected])
 
     @property
     def label(self) -> str:
         """What the rows are, on an axis."""
-        return self._said or plain(self.name)
+        return self._label or plain(self.name)
 
     # ---- what the rows say ------------------------------------------------------------------------------------------
 
@@ -111,12 +110,12 @@ class Study:
             return self._range()
         base, cells = rows[0].baseline, max(Counter(row.form for row in rows).values())
         everywhere = over_baseline(rows, everywhere=True)
-        seen = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
+        faster = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
         where = f", geometric mean of {cells} cells" if cells > 1 else ""
-        if not seen:
+        if not faster:
             return f"{self.title}: no form is measurably faster than {base}{where}"
-        best = max(seen, key=lambda form: seen[form].value)
-        return f"{self.title}: {best} is {seen[best].value:.3g} times as fast as {base}{where}"
+        best = max(faster, key=lambda form: faster[form].value)
+        return f"{self.title}: {best} is {faster[best].value:.3g} times as fast as {base}{where}"
 
     def _range(self) -> str:
         """The least and the largest value, for rows that are no race; of measured ones where there are any."""
@@ -142,7 +141,7 @@ class Study:
     def plot(
         self, y: str = "ratio", *, x: str | None = None, by: str = "form", key: bool = False, log: bool | None = None
     ) -> None:
-        """Draw the rows, keep the figure under the study's name and say which forms have no number.
+        """Draw the rows, save the figure under the study's name and list the forms that have no number.
 
         Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it, one
         for each value of `by`; `y` "samples" draws every sample. `key` marks the figure that the front page shows.
@@ -153,8 +152,8 @@ class Study:
         if y == "samples":
             taken = {row.form: (self._table.samples_of(row), row.estimate) for row in self.rows if row.status == "ok"}
             statistic = next(row.statistic for row in self.rows if row.status == "ok")
-            told = {"label": self.label, "unit": self._unit(), "statistic": STATISTICS.get(statistic, statistic)}
-            fig = plots.samples(taken, **told, title=self.finding())
+            axis = {"label": self.label, "unit": self._unit(), "statistic": STATISTICS.get(statistic, statistic)}
+            fig = plots.samples(taken, **axis, title=self.finding())
             self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
             return
         frame, label, unit = self._drawn(y)
@@ -186,7 +185,7 @@ class Study:
 
     def heat(self, *, row: str, column: str, panel: str = "form", key: bool = False) -> None:
         """A map of the value by two keys or fields, a panel for each value of a third, numbers in the fields. Colours
-        compare within a row; what was not measured is hatched, and a dash where there is no number.
+        compare within a row; what was not measured has a star, and a field is grey where there is no number.
         """
         if self._nothing():
             return
@@ -201,12 +200,12 @@ class Study:
 
         Where several rows share a field of the matrix, the worst of them counts.
         """
-        shown = [each for each in self.rows if each.form != CONTROL]
-        if not shown:
+        compared = [each for each in self.rows if each.form != CONTROL]
+        if not compared:
             self._lab.say(f"{self.title}: nothing was measured.")
             return
         self._need(row, column)
-        rows = [{row: each.get(row), column: each.get(column), "status": each.status} for each in shown]
+        rows = [{row: each.get(row), column: each.get(column), "status": each.status} for each in compared]
         worst = ("failed", "timeout", "unavailable", "ok")
         frame = pd.DataFrame(rows).sort_values("status", key=lambda s: s.map(worst.index), kind="stable")
         frame = frame.drop_duplicates([row, column]).sort_index()
@@ -214,7 +213,7 @@ class Study:
         title = f"{self.title}: of {len(frame)} pairs of {plain(row)} and {plain(column)}, {counts}"
         fig = plots.marks(frame, row=row, column=column, title=title)
         self._show(fig, "marks", f"A mark for each {plain(row)} and {plain(column)}: {counts}", key)
-        lost = [(r.get(row), r.get(column), f"{r.status}: {r.reason}") for r in shown if r.status != "ok"]
+        lost = [(r.get(row), r.get(column), f"{r.status}: {r.reason}") for r in compared if r.status != "ok"]
         if lost:
             why = grouped_reasons(lost, plain(column), frame[column].nunique())
             self._lab.say("\n".join(f"- {line}" for line in why))
@@ -293,8 +292,8 @@ class Study:
         return empty
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
-        """Show and keep a figure under the study's name, what was kept of it, and the kind of figure."""
-        parts = [self.name, *(words_of(wanted, distinct=True) for wanted in self._kept.values()), kind]
+        """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
+        parts = [self.name, *(words_of(wanted, distinct=True) for wanted in self._where.values()), kind]
         name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", part).strip("-") for part in parts if part)
         forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
         self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
@@ -312,7 +311,7 @@ class Study:
         unit, better = self._unit(), next(row.better for row in self.rows if row.status == "ok")
         factor, shown = shown_as(unit)
         numbers = {end: frame[end].astype(float) * factor for end in ("value", "low", "high")}
-        return frame.assign(**numbers), self._said or LABELS.get((unit, better), self.label), shown
+        return frame.assign(**numbers), self._label or LABELS.get((unit, better), self.label), shown
 
     def _remarks(self) -> list[str]:
         """Each form over all cells, what the A/A control shows, and what has no number."""
@@ -349,22 +348,22 @@ class Study:
         for row in self.rows:
             factor, unit = shown_as(row.unit)
             ok = row.status == "ok"
-            told = self._heading(usual, "" if mixed else unit)
+            heading = self._heading(usual, "" if mixed else unit)
             value = (
                 f"{tables.estimate_text(row.estimate, factor)} {unit if mixed else ''}".strip() if ok else row.status
             )
-            line = {**row.keys, "form": row.form, told: value}
+            line = {**row.keys, "form": row.form, heading: value}
             line |= {"n": row.n, "over baseline": "" if row.gain is None else tables.estimate_text(row.gain)}
             error = row.parity_error
             line["relative error"] = "" if error is None else f"{error:.1e}" if error else "0"
             line |= {"origin": row.origin.value, "why": row.reason or ""}
             rows.append(line | {c: "; ".join(row.notes) if c == "notes" else getattr(row, c) for c in columns})
         frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
-        said_by_none = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
-        said_by_none += ["origin"] if frame["origin"].nunique() == 1 else []
-        said_by_none += ["n"] if usual == "count" else []
+        empty = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
+        empty += ["origin"] if frame["origin"].nunique() == 1 else []
+        empty += ["n"] if usual == "count" else []
         front = [*self.keys, "form"]
-        frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *said_by_none))]]
+        frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *empty))]]
         return headed(frame.rename(columns=plain), plain(front[0]))
 
     def _heading(self, statistic: str, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""What a Study draws, shows and says is of its rows, and only of those that were kept."""
+"""What a Study draws, shows and says is of its rows, and only of those that were selected."""
 
 import pytest
 from table_rows import TORCH
@@ -14,13 +14,13 @@ class Shown:
     """In place of a session: keeps what would be shown."""
 
     def __init__(self):
-        self.figures, self.said = {}, []
+        self.figures, self.sentences = {}, []
 
     def figure(self, fig, name, *, alt, key=False):
         self.figures[name] = (fig, alt)
 
     def say(self, *sentences):
-        self.said += sentences
+        self.sentences += sentences
 
 
 def study(*rows):
@@ -46,14 +46,14 @@ def cells():
     return study(*rows)
 
 
-def drawn(found, name):
-    return found._lab.figures[name]
+def drawn(measured, name):
+    return measured._lab.figures[name]
 
 
 def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
-    found = cells()
-    found.heat(row="stage", column="size")
-    fig, alt = drawn(found, "cells-heat")
+    measured = cells()
+    measured.heat(row="stage", column="size")
+    fig, alt = drawn(measured, "cells-heat")
     torch, npu, bar = fig.axes
     assert [ax.get_title(loc="left") for ax in (torch, npu)] == ["torch", "npu ★"]
     assert [text.get_text() for text in npu.texts] == ["0.005", "0.05", "25★"]
@@ -66,18 +66,18 @@ def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
 
 
 def test_marks_show_the_worst_of_a_field_and_list_the_reasons():
-    found = cells()
-    found.marks(row="form", column="stage")
-    fig, alt = drawn(found, "cells-marks")
+    measured = cells()
+    measured.marks(row="form", column="stage")
+    fig, alt = drawn(measured, "cells-marks")
     assert "fails" in [text.get_text() for text in fig.axes[0].texts]
     assert "3 ok, 1 failed" in fig.get_suptitle() and "3 ok, 1 failed" in alt
-    assert found._lab.said == ["- failed: no such kernel (npu × UPDATE)"]
+    assert measured._lab.sentences == ["- failed: no such kernel (npu × UPDATE)"]
 
 
 def test_a_scatter_of_two_forms_pairs_them_by_cell_and_draws_the_line_of_equality():
-    found = cells()
-    found.scatter(x="torch", y="npu")
-    fig, alt = drawn(found, "cells-scatter")
+    measured = cells()
+    measured.scatter(x="torch", y="npu")
+    fig, alt = drawn(measured, "cells-scatter")
     ax = fig.axes[0]
     drawn_points = sum(len(line.get_xdata()) for line in ax.lines if line.get_marker() in ("o", "*"))
     assert drawn_points == 3  # one of the four cells has no number
@@ -87,22 +87,22 @@ def test_a_scatter_of_two_forms_pairs_them_by_cell_and_draws_the_line_of_equalit
 
 def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
     rows = [{"form": form, "keys": {"mib": 2.0**n}, "value": n + 1.0} for form in "ab" for n in range(4)]
-    found = study(*rows)
-    found.scatter(x="mib", y="value")
-    fig, _ = drawn(found, "cells-scatter")
+    measured = study(*rows)
+    measured.scatter(x="mib", y="value")
+    fig, _ = drawn(measured, "cells-scatter")
     assert [text.get_text() for text in fig.legends[0].texts] == ["a", "b"]
     with pytest.raises(GnnlabError, match="no form, key or field 'gib'; forms: a, b"):
-        found.scatter(x="gib", y="value")
+        measured.scatter(x="gib", y="value")
 
 
 def test_a_scatter_of_forms_without_a_common_cell_is_said_and_not_drawn():
-    found = study(*({"form": form, "keys": {"size": form}, "value": 1.0} for form in "ab"))
-    found.scatter(x="a", y="b")
-    assert found._lab.said == ["Cells: a and b have no cell in common."] and not found._lab.figures
+    measured = study(*({"form": form, "keys": {"size": form}, "value": 1.0} for form in "ab"))
+    measured.scatter(x="a", y="b")
+    assert measured._lab.sentences == ["Cells: a and b have no cell in common."] and not measured._lab.figures
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda found: found.plot("value", x="size"), lambda found: found.scatter(x="size", y="value")]
+    "draw", [lambda measured: measured.plot("value", x="size"), lambda measured: measured.scatter(x="size", y="value")]
 )
 def test_an_axis_of_words_is_refused(draw):
     with pytest.raises(GnnlabError, match="size is no number \\('10/20'\\)"):
@@ -112,11 +112,11 @@ def test_an_axis_of_words_is_refused(draw):
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda found: found.plot("value"),
-        lambda found: found.plot("samples"),
-        lambda found: found.heat(row="form", column="mib"),
-        lambda found: found.scatter(x="a", y="b"),
-        lambda found: found.scatter(x="mib", y="value"),
+        lambda measured: measured.plot("value"),
+        lambda measured: measured.plot("samples"),
+        lambda measured: measured.heat(row="form", column="mib"),
+        lambda measured: measured.scatter(x="a", y="b"),
+        lambda measured: measured.scatter(x="mib", y="value"),
     ],
 )
 def test_a_figure_has_one_unit(draw):
@@ -125,12 +125,12 @@ def test_a_figure_has_one_unit(draw):
         for form in "ab"
         for unit in ("ms", "B")
     ]
-    found = study(*rows)
+    measured = study(*rows)
     with pytest.raises(GnnlabError, match="cells is in ms and B: one figure has one unit"):
-        draw(found)
-    assert found.finding() == "Cells: 4 numbers in ms and B"
-    found.only(unit="B").plot("value")
-    assert drawn(found, "cells-B")[0].axes[0].get_xlabel() == "cells (B)"
+        draw(measured)
+    assert measured.finding() == "Cells: 4 numbers in ms and B"
+    measured.only(unit="B").plot("value")
+    assert drawn(measured, "cells-B")[0].axes[0].get_xlabel() == "cells (B)"
 
 
 def test_marks_leave_the_control_out_and_group_what_has_one_reason():
@@ -140,10 +140,10 @@ def test_marks_leave_the_control_out_and_group_what_has_one_reason():
     rows += [{"form": "gpu", "keys": {"stage": s}, **lost} for s in "ab"] + [
         {"form": "gpu", "keys": {"stage": "c"}, "value": 1.0}
     ]
-    found = study(*rows)
-    found.marks(row="form", column="stage")
-    assert found._lab.said == ["- unavailable: no NPU (npu × every stage; npu 2 × every stage; gpu × a, b)"]
-    fig, _ = drawn(found, "cells-marks")
+    measured = study(*rows)
+    measured.marks(row="form", column="stage")
+    assert measured._lab.sentences == ["- unavailable: no NPU (npu × every stage; npu 2 × every stage; gpu × a, b)"]
+    fig, _ = drawn(measured, "cells-marks")
     looks = {h.get_label(): h.get_facecolor() for h in fig.legends[0].legend_handles}
     assert set(looks) == {"unavailable", "ok"} and looks["unavailable"] != looks["ok"]
 
@@ -156,31 +156,35 @@ def test_a_table_has_one_column_of_values_and_says_at_its_end_why_there_is_none(
 
 
 def test_only_keeps_rows_by_key_and_field_and_says_so():
-    found = cells()
-    part = found.only(stage="UPDATE").only(form=["torch"])
+    measured = cells()
+    part = measured.only(stage="UPDATE").only(form=["torch"])
     assert [row.value for row in part.rows] == [5.0, 50.0] and len(part.frame) == 2
-    said = "Cells, stage UPDATE, form torch: from 5 ms (10/20) to 50 ms (100/200)"
-    assert part.finding() == said
+    finding = "Cells, stage UPDATE, form torch: from 5 ms (10/20) to 50 ms (100/200)"
+    assert part.finding() == finding
     part.plot("value")
-    assert list(found._lab.figures) == ["cells-UPDATE-torch"]
-    assert not found.only(stage="nothing").rows
+    assert list(measured._lab.figures) == ["cells-UPDATE-torch"]
+    assert not measured.only(stage="nothing").rows
     with pytest.raises(GnnlabError, match="cells has no key or field 'stge'; its keys: size, stage"):
-        found.only(stge="UPDATE")
+        measured.only(stge="UPDATE")
 
 
 def test_nothing_measured_is_said_and_not_drawn():
-    found = study({"form": "npu", "status": "unavailable", "reason": "no NPU"})
-    for draw in (found.plot, lambda: found.heat(row="form", column="device"), lambda: found.scatter(x="n", y="value")):
+    measured = study({"form": "npu", "status": "unavailable", "reason": "no NPU"})
+    for draw in (
+        measured.plot,
+        lambda: measured.heat(row="form", column="device"),
+        lambda: measured.scatter(x="n", y="value"),
+    ):
         draw()
-    assert found._lab.said == ["Cells: nothing was measured."] * 3 and not found._lab.figures
-    assert "no NPU" in found.shown().to_string()
-    found.marks(row="form", column="device")
-    assert list(found._lab.figures) == ["cells-marks"]
-    found.only(form="cpu").marks(row="form", column="device")
-    assert found._lab.said[-1] == "Cells, form cpu: nothing was measured."
+    assert measured._lab.sentences == ["Cells: nothing was measured."] * 3 and not measured._lab.figures
+    assert "no NPU" in measured.shown().to_string()
+    measured.marks(row="form", column="device")
+    assert list(measured._lab.figures) == ["cells-marks"]
+    measured.only(form="cpu").marks(row="form", column="device")
+    assert measured._lab.sentences[-1] == "Cells, form cpu: nothing was measured."
     assert study().finding() == "Cells: nothing was measured" and len(study().shown()) == 1
 
 
 def test_numbers_of_several_units_stand_in_one_column_each_with_its_own():
-    found = study({"form": "load", "value": 2.0, "unit": "s"}, {"form": "stored", "value": 3.0, "unit": "KiB"})
-    assert [text.rsplit(" ", 1)[1] for text in found.shown()["median"]] == ["s", "KiB"]
+    measured = study({"form": "load", "value": 2.0, "unit": "s"}, {"form": "stored", "value": 3.0, "unit": "KiB"})
+    assert [text.rsplit(" ", 1)[1] for text in measured.shown()["median"]] == ["s", "KiB"]
