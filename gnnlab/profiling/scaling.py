@@ -21,16 +21,20 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
 
+from gnnlab.errors import GnnlabError
+
 from .runtime import RuntimeStats, profile_forward
 
 Build = Callable[[Any], tuple[nn.Module, Any]]  # value of the parameter -> model, batch
 ModelFactory = Callable[..., nn.Module]
 
 _EXPONENTS = np.arange(0, 6.005, 0.01)
-
+AVERAGE_DEGREE = 5
+PE_CONFIGS = ({"name": "lap", "dim": 16}, {"name": "rwse", "dim": 16}, {"name": "none", "dim": 0})
 _PE_TRANSFORMS = {
     "lap": lambda dim: AddLaplacianEigenvectorPE(dim, is_undirected=True),
     "rwse": AddRandomWalkPE,
+    "none": lambda dim: Data.clone,
 }
 
 
@@ -42,8 +46,7 @@ class PowerFit:
     scale_ms: float
     exponent: float
     exponent_ci: tuple[float, float]
-    residual: float  # relative standard deviation of the sizes around the curve
-    degrees_of_freedom: int
+    scatter: float  # half-width of the 95 % interval of a size around the curve, relative
     plausible: np.ndarray = field(repr=False)  # (k, 3) offset, scale, exponent of every curve within the interval
 
     @property
@@ -56,9 +59,9 @@ class PowerFit:
         """Time at size n in ms, and its 95 % prediction interval: all plausible curves, widened by the scatter."""
         offset, scale, exponent = self.plausible.T
         curves = offset + scale * n**exponent
-        reach = 1 + stdtrit(self.degrees_of_freedom, 0.975) * self.residual
-        middle = self.offset_ms + self.scale_ms * n**self.exponent
-        return middle, (float(curves.min() / reach), float(curves.max() * reach))
+        reach = 1 + self.scatter
+        best = self.offset_ms + self.scale_ms * n**self.exponent
+        return best, (float(curves.min() / reach), float(curves.max() * reach))
 
     def __str__(self) -> str:
         low, high = self.exponent_ci
@@ -97,23 +100,15 @@ class ScalingResult:
         measured = f"measured {self.runtime_stats[-1].median:.3g} ms, {'in' if self.inside else 'out'}side the interval"
         return f"at {self.parameter_values[-1]:g}: predicted {ms:.3g} ms ({low:.3g} to {high:.3g}), {measured}"
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a value, for a table or figure: parameter, value, median_ms, ci_low, ci_high, n."""
-        rows = []
-        for value, stats in zip(self.parameter_values, self.runtime_stats, strict=True):
-            times = {"median_ms": stats.median, "ci_low": stats.ci[0], "ci_high": stats.ci[1], "n": stats.num_runs}
-            rows.append({"parameter": self.parameter, "value": value, **times})
-        return rows
+    @property
+    def sentences(self) -> list[str]:
+        """The fit, the held-out size and the notes, as far as there are any."""
+        return [str(line) for line in (self.fit, self.held_out, *self.notes) if line]
 
-    def to_dict(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"parameter": self.parameter, "points": self.rows()}
-        if self.fit:
-            if self.fit.identified:
-                out["exponent"], out["exponent_ci"] = self.fit.exponent, list(self.fit.exponent_ci)
-            out["formula"] = str(self.fit)
-        if self.held_out:
-            out["held_out"] = self.held_out
-        return out | ({"notes": list(self.notes)} if self.notes else {})
+    def __str__(self) -> str:
+        points = zip(self.parameter_values, self.runtime_stats, strict=True)
+        lines = [f"{value!s:>8}  {stats}" for value, stats in points] + self.sentences
+        return "\n  ".join([f"{self.parameter}:", *lines])
 
 
 def sweep(
@@ -130,23 +125,19 @@ def sweep(
     no fit and the notes say so. `budget_s` bounds each size; once `in_time()` is false no further one is begun, and
     the notes name what was left out.
     """
-    values = tuple(values)
-    if not values:
-        raise ValueError(f"scaling over {parameter}: no values given; give at least one")
     numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-    if numeric:
-        if min(values) <= 0 or len(set(values)) < len(values):
-            raise ValueError(f"scaling over {parameter}: {list(values)}; wanted positive values, each once")
-        values = tuple(sorted(values))
+    if not values or len(set(values)) < len(values) or (numeric and min(values) <= 0):
+        raise GnnlabError(f"scaling over {parameter}: {list(values)}; wanted values, each once, sizes above 0")
+    values = tuple(sorted(values) if numeric else values)
     holding = numeric and len(values) > 4
-    kept, stats = values[:-1] if holding else values, []
-    for value in kept:
+    fitted, stats = values[:-1] if holding else values, []
+    for value in fitted:
         if stats and not in_time():
             break
         stats.append(_time(build, value, budget_s))
-    fit = fit_power_law(kept[: len(stats)], [s.median for s in stats]) if numeric and len(stats) > 3 else None
+    fit = fit_power_law(fitted[: len(stats)], [s.median for s in stats]) if numeric and len(stats) > 3 else None
     prediction = None
-    if holding and len(stats) == len(kept) and in_time():
+    if holding and len(stats) == len(fitted) and in_time():
         prediction = fit.predict(values[-1])
         stats.append(_time(build, values[-1], budget_s))
     left = ", ".join(map(str, values[len(stats) :]))
@@ -163,7 +154,7 @@ def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit
     """
     n, t = np.asarray(sizes, float), np.asarray(times_ms, float)
     if len(n) < 4:
-        raise ValueError(f"{len(n)} sizes: a power law with an offset needs at least four")
+        raise GnnlabError(f"{len(n)} sizes: a power law with an offset needs at least four")
     freedom = max(1, len(n) - 3)
     centre = float(np.exp(np.log(n).mean()))  # keeps the columns of the same magnitude
     curves, squares = [], []
@@ -173,18 +164,11 @@ def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit
         curves.append((offset, scale / centre**exponent, exponent))
         squares.append(distance**2)
     table, squares = np.asarray(curves), np.asarray(squares)
-    best = int(squares.argmin())
-    limit = squares[best] * (1 + fdtri(1, freedom, 0.95) / freedom) + 1e-12
-    plausible = table[squares <= limit]
-    return PowerFit(
-        offset_ms=float(table[best, 0]),
-        scale_ms=float(table[best, 1]),
-        exponent=float(table[best, 2]),
-        exponent_ci=(float(plausible[:, 2].min()), float(plausible[:, 2].max())),
-        residual=float(np.sqrt(squares[best] / freedom)),
-        degrees_of_freedom=freedom,
-        plausible=plausible,
-    )
+    least = squares.min()
+    plausible = table[squares <= least * (1 + fdtri(1, freedom, 0.95) / freedom) + 1e-12]
+    interval = float(plausible[:, 2].min()), float(plausible[:, 2].max())
+    scatter = float(stdtrit(freedom, 0.975) * np.sqrt(least / freedom))
+    return PowerFit(*map(float, table[squares.argmin()]), interval, scatter, plausible)
 
 
 def _time(build: Build, value: Any, budget_s: float) -> RuntimeStats:
@@ -198,7 +182,7 @@ def _time(build: Build, value: Any, budget_s: float) -> RuntimeStats:
 
 
 def generate_scaling_graphs(
-    num_nodes_list: Sequence[int], avg_degree: float = 5, feature_dim: int = 16, seed: int = 42
+    num_nodes_list: Sequence[int], avg_degree: float = AVERAGE_DEGREE, feature_dim: int = 16, seed: int = 42
 ) -> list[Data]:
     """Undirected-looking random graphs, one a size: N nodes, N * avg_degree directed edges with uniform ends.
 
@@ -216,7 +200,7 @@ def generate_scaling_graphs(
 def run_node_scaling(
     model_factory: ModelFactory,
     num_nodes_list: Sequence[int] = (100, 500, 1000, 2000, 5000),
-    avg_degree: float = 5,
+    avg_degree: float = AVERAGE_DEGREE,
     device: Any = "cpu",
     feature_dim: int = 16,
     **options: Any,
@@ -238,64 +222,45 @@ def run_layer_scaling(
     num_layers_list: Sequence[int] = (2, 4, 6, 8, 12, 16),
     num_nodes: int = 500,
     device: Any = "cpu",
-    avg_degree: float = 5,
     feature_dim: int = 16,
     **options: Any,
 ) -> ScalingResult:
     """`model_factory(num_layers=...)` on one graph."""
-    graph = generate_scaling_graphs([num_nodes], avg_degree, feature_dim)[0].to(device)
+    graph = generate_scaling_graphs([num_nodes], feature_dim=feature_dim)[0].to(device)
     return sweep("layers", num_layers_list, lambda n: (model_factory(num_layers=n).to(device), graph), **options)
 
 
 def run_pe_scaling(
     model_factory: ModelFactory,
-    pe_configs: Sequence[Mapping[str, Any]] = (
-        {"name": "lap", "dim": 16},
-        {"name": "rwse", "dim": 16},
-        {"name": "none", "dim": 0},
-    ),
+    pe_configs: Sequence[Mapping[str, Any]] = PE_CONFIGS,
     num_nodes: int = 500,
     device: Any = "cpu",
-    avg_degree: float = 5,
     feature_dim: int = 16,
     **options: Any,
 ) -> ScalingResult:
     """`model_factory(pe_type=..., pe_dim=...)` with each encoding, which is computed before anything is timed.
 
-    Encodings of one name and several sizes are told apart by both, as "lap 8" and "lap 16".
-
-    A model with a method `prepare(data)` adds its encoding itself; for others it is PyG's transform, stored under
-    PyG's names (`laplacian_eigenvector_pe`, `random_walk_pe`).
+    A value is a name and a dimension, as "lap 16". A model with a method `prepare(data)` adds its encoding
+    itself; for others it is PyG's transform, stored under PyG's names (`laplacian_eigenvector_pe`, `random_walk_pe`).
     """
-    graph = generate_scaling_graphs([num_nodes], avg_degree, feature_dim)[0]
+    graph = generate_scaling_graphs([num_nodes], feature_dim=feature_dim)[0]
+    if unknown := {config["name"] for config in pe_configs} - _PE_TRANSFORMS.keys():
+        raise GnnlabError(f"positional encoding {sorted(unknown)}: known are {sorted(_PE_TRANSFORMS)}")
 
-    def build(label: str) -> tuple[nn.Module, Data]:
-        name, dim = encodings[label]
-        model = model_factory(pe_type=name, pe_dim=max(dim, 1)).to(device)
-        own = getattr(model, "prepare", None)
-        transform = own or (_PE_TRANSFORMS[name](dim) if name != "none" else Data.clone)
-        return model, transform(graph.clone()).to(device)
+    def build(encoding: str) -> tuple[nn.Module, Data]:
+        name, dim = encoding.split()
+        model = model_factory(pe_type=name, pe_dim=max(int(dim), 1)).to(device)
+        encode = getattr(model, "prepare", None) or _PE_TRANSFORMS[name](int(dim))
+        return model, encode(graph.clone()).to(device)
 
-    encodings = _encodings(pe_configs)
-    return sweep("encoding", list(encodings), build, **options)
-
-
-def _encodings(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
-    """(name, dim) by label: the name, and its dim where a name is there more than once, as in "lap 8" and "lap 16"."""
-    asked = [(config["name"], config.get("dim", 0)) for config in configs]
-    names = [name for name, _ in asked]
-    if unknown := set(names) - _PE_TRANSFORMS.keys() - {"none"}:
-        raise ValueError(f"positional encoding {sorted(unknown)}: known are {sorted(_PE_TRANSFORMS)} and 'none'")
-    if twice := [f"{name} {dim}" for name, dim in dict.fromkeys(asked) if asked.count((name, dim)) > 1]:
-        raise ValueError(f"positional encodings {', '.join(twice)} are given more than once; give each once")
-    return {name if names.count(name) == 1 else f"{name} {dim}": (name, dim) for name, dim in asked}
+    return sweep("encoding", [f"{config['name']} {config.get('dim', 0)}" for config in pe_configs], build, **options)
 
 
 class ScalingExperiment:
-    """All sweeps of one model factory; results by parameter in `results`."""
+    """All sweeps of one model factory; results by parameter in `results`. Options are those of the sweeps."""
 
     def __init__(self, model_factory: ModelFactory, device: Any = "cpu", **options: Any) -> None:
-        self.model_factory, self.device, self.options = model_factory, device, options
+        self.model_factory, self.options = model_factory, {"device": device, **options}
         self.results: dict[str, ScalingResult] = {}
 
     def run_node_scaling(self, **options: Any) -> ScalingResult:
@@ -308,15 +273,9 @@ class ScalingExperiment:
         return self._run(run_pe_scaling, options)
 
     def _run(self, run: Callable[..., ScalingResult], options: Mapping[str, Any]) -> ScalingResult:
-        result = run(self.model_factory, device=self.device, **(self.options | dict(options)))
+        result = run(self.model_factory, **self.options | options)
         self.results[result.parameter] = result
         return result
 
     def print_summary(self) -> None:
-        for result in self.results.values():
-            print(f"{result.parameter}:")
-            for row in result.rows():
-                print(f"  {row['value']!s:>8}  {row['median_ms']:.3g} ms ({row['ci_low']:.3g} to {row['ci_high']:.3g})")
-            for line in (result.fit, result.held_out, *result.notes):
-                if line:
-                    print(f"  {line}")
+        print(*self.results.values(), sep="\n")

@@ -1,14 +1,15 @@
-"""The same profile of several workloads, as rows of the lab's table: what notebook 01 shows side by side.
+"""The same profile of several workloads, to read: what notebooks 01 and 09 show and what `gnnlab profile` prints.
 
-A subject is anything with `label`, `model` and `batch`. Every function takes a list of them and gives a frame, or an
-object that holds frames, whose columns are named as the fields of a row: `form` is the subject's label. Models are in
-eval mode, without dropout and under a fixed seed while they are looked at.
+A subject is anything with `label`, `model` and `batch`. Functions take a list of them and give a frame whose columns
+are named as the fields of a row of the lab's table: `form` is the subject's label. Models are in eval mode, without
+dropout and under a fixed seed while they are looked at. Threads, precision and the memory allocator are those of the
+process: nothing is set here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,14 +23,16 @@ from . import findings as detectors
 from .context import ProfilingContext
 from .estimates import CONFIDENCE, PREDICTION_95
 from .memory import get_memory_breakdown
-from .operators import OperatorProfile, profile_operators
-from .roofline import Ceilings, attention_fused, bound_ms, count, fuses_attention
+from .operators import profile_operators
+from .roofline import Ceilings, Count, attention_fused, bound_ms, count, fuses_attention
 from .runtime import RuntimeProfiler, profile_forward, profile_pe_computation
-from .scaling import Build, ScalingResult, sweep
+from .scaling import AVERAGE_DEGREE, Build, ScalingResult, sweep
 
-PHASES = ("forward", "backward", "training_step")
-APART = "forward, attention unfused"
+PHASES = ("forward", "forward, attention unfused", "backward", "training step")
+UNFUSED = PHASES[1]
+OF_GRAPHS = ("nodes", "edges", "degrees")  # parameters of a sweep that the graph has, not the model
 TIME = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
+Sweeps = Mapping[tuple[str, str], ScalingResult]  # by (workload, parameter)
 
 
 class Subject(Protocol):
@@ -38,25 +41,22 @@ class Subject(Protocol):
     batch: Any
 
 
-def times(subjects: Sequence[Subject], *, budget_s: float = 1.0) -> pd.DataFrame:
+def times(subjects: Sequence[Subject], *, budget_s: float = 1.0, num_runs: int | None = None) -> pd.DataFrame:
     """Forward pass in inference mode, backward pass and training step, a row each; the key is `phase`.
 
     Where torch would run attention layers in a fused kernel of their own, the forward pass is timed without it, too: it
-    is not always the faster way. `budget_s` bounds the sampling of a row.
+    is not always the faster way. `budget_s` bounds the sampling of a row; `num_runs` is a fixed number of samples.
     """
     rows = []
+    options = {"num_runs": num_runs, "budget_s": budget_s}
     for subject in subjects:
-        options = {"num_runs": None, "budget_s": budget_s}
         with ProfilingContext(subject.model):
             stats_of = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
+            stats_of = {phase.replace("_", " "): stats for phase, stats in stats_of.items()}
             if fuses_attention(subject.model):
                 with attention_fused(False):
-                    stats_of[APART] = profile_forward(subject.model, subject.batch, **options)
-        for phase in (*PHASES[:1], APART, *PHASES[1:]):
-            if phase in stats_of:
-                stats = stats_of[phase]
-                key = {"phase": phase.replace("_", " "), "form": subject.label}
-                rows.append({**key, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME})
+                    stats_of[UNFUSED] = profile_forward(subject.model, subject.batch, **options)
+        rows += [_timed(stats_of[phase], subject.label, phase=phase) for phase in PHASES if phase in stats_of]
     return pd.DataFrame(rows)
 
 
@@ -71,40 +71,34 @@ def encodings(graphs: Mapping[str, Any], transforms: Mapping[str, Any], *, budge
             stats = profile_pe_computation(transform, data, num_runs=1)
             if stats.median < 1e3 * budget_s:
                 stats = profile_pe_computation(transform, data, num_runs=None, budget_s=budget_s)
-            rows.append({"graph": graph, "form": form, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME})
+            rows.append(_timed(stats, form, graph=graph))
     return pd.DataFrame(rows)
 
 
-@dataclass(frozen=True)
-class Profiles:
-    """The operator profile of each workload, by label."""
-
-    of: Mapping[str, OperatorProfile]
-
-    def operators(self, k: int = 5) -> pd.DataFrame:
-        """The k operators with the largest share of the operators' time in each workload; the key is `operator`."""
-        fields = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
-        rows = [
-            {"operator": name, "form": label, "samples": profile.shares.loc[name].to_numpy(), **fields}
-            for label, profile in self.of.items()
-            for name in profile.top(k)["operator"]
-        ]
-        return pd.DataFrame(rows)
-
-    def joint_share(self, label: str, *names: str) -> np.ndarray:
-        """Share of the operators' time that these take together in one workload, (runs,)."""
-        return self.of[label].shares.reindex(list(names), fill_value=0.0).sum().to_numpy()
+def _timed(stats: Any, form: str, **keys: Any) -> dict[str, Any]:
+    return {**keys, "form": form, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME}
 
 
-def operators(subjects: Sequence[Subject], *, runs: int = 20, trace_folder: Path | None = None) -> Profiles:
-    """Profile each workload by operator; traces are written as `<label>.json.gz` if a folder is given."""
-    profiles = {}
+def operators(
+    subjects: Sequence[Subject], *, k: int = 5, runs: int = 20, trace_folder: Path | None = None
+) -> pd.DataFrame:
+    """The k operators with the largest share of the operators' time in each workload; the key is `operator`.
+
+    A sample is the share in one run. Further columns: calls_per_forward, self_ms_per_forward. Traces are written as
+    `<label>.json.gz` if a folder is given.
+    """
+    fields = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
+    rows = []
     for subject in subjects:
         name = "".join(c if c.isalnum() else "_" for c in subject.label)
         trace = None if trace_folder is None else Path(trace_folder) / f"{name}.json.gz"
         with ProfilingContext(subject.model):
-            profiles[subject.label] = profile_operators(subject.model, subject.batch, runs=runs, trace=trace)
-    return Profiles(profiles)
+            profile = profile_operators(subject.model, subject.batch, runs=runs, trace=trace)
+        for row in profile.top(k).to_dict("records"):
+            shares = {"samples": profile.shares.loc[row["operator"]].to_numpy(), "value": row.pop("share")}
+            ends = {"low": row.pop("share_low"), "high": row.pop("share_high")}
+            rows.append({**row, "form": subject.label, **shares, **ends, **fields})
+    return pd.DataFrame(rows)
 
 
 def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
@@ -122,6 +116,12 @@ def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def counted(subject: Subject) -> Count:
+    """What a forward pass computes and moves, operator by operator."""
+    with ProfilingContext(subject.model):
+        return count(subject.model, subject.batch)
+
+
 def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: Ceilings) -> pd.DataFrame:
     """The share of this machine's limit that each forward pass reaches, with what it computes and moves.
 
@@ -131,17 +131,15 @@ def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: C
     """
     rows = []
     for subject in subjects:
-        with ProfilingContext(subject.model):
-            counted = count(subject.model, subject.batch)
+        work = counted(subject)
         own = timed[timed["form"] == subject.label].set_index("phase")
-        phase = APART if APART in own.index else "forward"
-        time, bound = own.loc[phase], bound_ms(counted, limits)
-        fields = {"unit": "share", "better": "higher", "origin": "measured", "statistic": "median", "n": time["n"]}
-        share = {"value": bound / time["value"], "low": _over(bound, time["high"]), "high": _over(bound, time["low"])}
-        work = {"gflop": counted.flops / 1e9, "mb": counted.bytes / 1e6, "bound_ms": bound}
-        work |= {"flops_per_byte": counted.flops / max(counted.bytes, 1), "coverage": counted.coverage_bytes}
-        work |= {"gflop_s": counted.flops / time["value"] / 1e6, "interval": time["interval"]}
-        rows.append({"form": subject.label, "phase": phase, **share, **fields, **work})
+        phase = UNFUSED if UNFUSED in own.index else "forward"
+        time, bound = own.loc[phase], bound_ms(work, limits)
+        row = {"form": subject.label, "phase": phase, "unit": "share", "better": "higher", "origin": "measured"}
+        row |= {"value": bound / time["value"], "low": _over(bound, time["high"]), "high": _over(bound, time["low"])}
+        row |= {"statistic": "median", "n": time["n"], "interval": time["interval"], "bound_ms": bound}
+        row |= {"gflop": work.flops / 1e9, "mb": work.bytes / 1e6, "gflop_s": work.flops / time["value"] / 1e6}
+        rows.append(row | {"flops_per_byte": work.flops / max(work.bytes, 1), "coverage": work.coverage_bytes})
     return pd.DataFrame(rows)
 
 
@@ -149,69 +147,85 @@ def _over(bound: float, end: float | None) -> float | None:
     return None if end is None or np.isnan(end) else bound / end
 
 
-@dataclass(frozen=True)
-class Sweeps:
-    """Sweeps of forward passes over the values of parameters, by (workload, parameter), and what was fitted to them."""
-
-    of: Mapping[tuple[str, str], ScalingResult]
-
-    def points(self, *parameters: str) -> pd.DataFrame:
-        """Each measured time; the keys are `parameter` and `at`, the value of it."""
-        rows = [
-            {"parameter": parameter, "at": at, "form": workload, "samples": stats.samples_ms, **TIME}
-            for (workload, parameter), result in self.of.items()
-            if parameter in parameters
-            for at, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
-        ]
-        return pd.DataFrame(rows)
-
-    def exponents(self) -> pd.DataFrame:
-        """The exponent of each fitted power law; the key is `parameter`. n is the number of sizes fitted."""
-        rows = []
-        fields = {"unit": "exponent", "better": "lower", "origin": "measured", "statistic": "estimate"}
-        for (workload, parameter), result in self.of.items():
-            if (fit := result.fit) is None:
-                continue
-            row = {"parameter": parameter, "form": workload, **fields}
-            if fit.identified:
-                low, high = fit.exponent_ci
-                ends = {"low": min(low, fit.exponent), "high": max(high, fit.exponent), "interval": CONFIDENCE}
-                sizes = len(result.parameter_values) - (result.prediction is not None)
-                rows.append({**row, "value": fit.exponent, "n": sizes, **ends})
-            else:
-                reason = "these sizes are too few or too noisy to tell the exponent"
-                rows.append({**row, "status": "unavailable", "reason": reason})
-        return pd.DataFrame(rows)
-
-    def held_out(self) -> pd.DataFrame:
-        """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`."""
-        rows = []
-        fields = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate"}
-        for (workload, parameter), result in self.of.items():
-            if result.prediction:
-                ms, (low, high) = result.prediction
-                row = {"parameter": parameter, "at": result.parameter_values[-1], "form": workload, **fields}
-                ends = {"value": ms, "low": low, "high": high, "interval": PREDICTION_95, "inside": result.inside}
-                rows.append({**row, **ends, "n": len(result.parameter_values) - 1})
-        return pd.DataFrame(rows)
+Plan = Mapping[tuple[str, str], tuple[Sequence[Any], Build]]
 
 
-def sweeps(plan: Mapping[tuple[str, str], tuple[Sequence[Any], Build]], *, budget_s: float = 0.5) -> Sweeps:
-    """Run every sweep of a plan: (workload, parameter) -> (values, builder). `budget_s` bounds each point."""
-    found = {}
+def growth_plan(
+    label: str, build: Callable[..., Any], varied: Mapping[str, Sequence[Any]], *, nodes: int
+) -> dict[tuple[str, str], tuple[Sequence[Any], Build]]:
+    """A plan for `sweeps`: one parameter of `varied` at a time, the others as they are.
+
+    `build(graph, **options)` makes a workload on a random graph, of so many `nodes` and five edges for each unless
+    they are varied. Parameters are nodes, edges and degrees of the graph, layers and encoding of the model.
+    """
+
+    def at(parameter: str, value: Any) -> tuple[nn.Module, Any]:
+        graph = {"nodes": nodes, "degrees": "uniform"} | ({parameter: value} if parameter in OF_GRAPHS else {})
+        graph = {"edges": AVERAGE_DEGREE * graph["nodes"]} | graph
+        options = {"layers": {"num_layers": value}, "encoding": {"pe_type": value}}.get(parameter, {})
+        workload = build("random:seed=42," + ",".join(f"{name}={size}" for name, size in graph.items()), **options)
+        return workload.model, workload.batch
+
+    return {(label, parameter): (values, partial(at, parameter)) for parameter, values in varied.items()}
+
+
+def sweeps(plan: Plan, **options: Any) -> dict[tuple[str, str], ScalingResult]:
+    """Run every sweep of a plan: (workload, parameter) -> (values, builder). Options are those of `scaling.sweep`."""
+    results = {}
     with progress("sweeps", len(plan)) as step:
         for (workload, parameter), (values, build) in plan.items():
-            found[workload, parameter] = sweep(parameter, values, build, budget_s=budget_s)
+            results[workload, parameter] = sweep(parameter, values, build, **options)
             step(f"{workload} over {parameter}")
-    return Sweeps(found)
+    return results
+
+
+def points(swept: Sweeps, *parameters: str) -> pd.DataFrame:
+    """Each time that sweeps over these parameters measured; the keys are `parameter` and `at`, the value of it."""
+    rows = [
+        _timed(stats, workload, parameter=parameter, at=at)
+        for (workload, parameter), result in swept.items()
+        if parameter in parameters
+        for at, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def exponents(swept: Sweeps) -> pd.DataFrame:
+    """The exponent of each fitted power law; the key is `parameter`. n is the number of sizes fitted."""
+    rows = []
+    for (workload, parameter), result in swept.items():
+        if (fit := result.fit) is None:
+            continue
+        row = {"parameter": parameter, "form": workload, "unit": "exponent", "better": "lower", "origin": "measured"}
+        if fit.identified:
+            low, high = fit.exponent_ci
+            row |= {"value": fit.exponent, "low": min(low, fit.exponent), "high": max(high, fit.exponent)}
+            row |= {"interval": CONFIDENCE, "n": len(result.parameter_values) - (result.prediction is not None)}
+        else:
+            row |= {"status": "unavailable", "reason": "these sizes are too few or too noisy to tell the exponent"}
+        rows.append({**row, "statistic": "estimate"})
+    return pd.DataFrame(rows)
+
+
+def held_out(swept: Sweeps) -> pd.DataFrame:
+    """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`."""
+    rows = []
+    for (workload, parameter), result in swept.items():
+        if result.prediction:
+            ms, (low, high) = result.prediction
+            row = {"parameter": parameter, "at": result.parameter_values[-1], "form": workload, **TIME}
+            row |= {"value": ms, "low": low, "high": high, "interval": PREDICTION_95, "inside": result.inside}
+            row |= {"n": len(result.parameter_values) - 1, "origin": "predicted", "statistic": "estimate"}
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def findings(subjects: Sequence[Subject]) -> pd.DataFrame:
     """What is easily overlooked: workload, kind, where, sentence."""
     rows = [
-        {"workload": subject.label, "kind": found.kind, "where": found.where, "sentence": found.sentence}
+        {"workload": subject.label, **vars(finding)}
         for subject in subjects
-        for found in detectors.inspect(subject.model, subject.batch)
+        for finding in detectors.inspect(subject.model, subject.batch)
     ]
     return pd.DataFrame(rows, columns=["workload", "kind", "where", "sentence"])
 
