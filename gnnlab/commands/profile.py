@@ -17,11 +17,13 @@ examples:
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 _SIZES = {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "ffn_dim": 64}  # those that notebook 01 starts from
 _NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]  # these, too
-_AVERAGE_DEGREE = 5
+_ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # what the user's environment says to the memory allocator
+_NODES_OF_OTHERS = 200  # of the graph on which layers and encodings are varied
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -107,9 +110,9 @@ def run(arguments: Namespace) -> int:
                 step(part, done=number)
                 share_s = max((arguments.budget - spent.s) / (len(parts) - number), 0.01)  # none is left out
                 with guarded(f"{arguments.model}:") if ":" in arguments.model else nullcontext():
-                    report[part] = _PARTS[part](workload, arguments, share_s)
+                    report[part], frame, captions = _PARTS[part](workload, arguments, share_s)
                 if tables:
-                    show(_shown(part, report[part]))
+                    show(_shown(part, frame, captions))
     if arguments.json == "-":
         show(json.dumps(report, indent=2))
     elif not tables:
@@ -130,26 +133,25 @@ def _workload(arguments: Namespace) -> Workload:
         raise GnnlabError(f"--device {arguments.device}: cpu and cuda are understood")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise GnnlabError(f"--device {arguments.device}: no CUDA device here; use --device cpu")
-    graph = arguments.graph
-    if graph.startswith(models.INPUTS) and "scaling" in arguments.profile:
+    if arguments.graph.startswith(models.INPUTS) and "scaling" in arguments.profile:
         raise GnnlabError("--profile scaling needs graphs of other sizes, which --inputs cannot give; leave it out")
-    if n := arguments.num_nodes:
-        graph = f"random:nodes={n},edges={n * _AVERAGE_DEGREE},seed=42"
-    options = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
-    if arguments.model == "graph_transformer":
-        options = _sizes(arguments)
-    elif arguments.model in models.BUILT_IN and (unused := options.keys()):
-        raise GnnlabError(f"{arguments.model} has fixed sizes: --{min(unused)} has no effect; leave it out")
+    given = [name for name in _SIZES if getattr(arguments, name) is not None]
+    if arguments.model in models.BUILT_IN and arguments.model != "graph_transformer" and given:
+        raise GnnlabError(f"{arguments.model} has fixed sizes: --{min(given)} has no effect; leave it out")
     if arguments.batch_size is not None and arguments.model != "symptom_gat":
         raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
-    workload = models.build(arguments.model, graph, batch_size=arguments.batch_size or 32, **options)
-    return workload.to(arguments.device)
+    if n := arguments.num_nodes:
+        return _built(arguments, f"random:nodes={n},edges={5 * n},seed=42")
+    return _built(arguments, arguments.graph)
 
 
-def _sizes(arguments: Namespace) -> dict[str, int]:
-    """Of the graph transformer."""
-    given = {name: getattr(arguments, name) for name in _SIZES}
-    return {name: size if given[name] is None else given[name] for name, size in _SIZES.items()}
+def _built(arguments: Namespace, graph: str, **changes: Any) -> Workload:
+    """The model of the options on a graph; sizes that are not given are notebook 01's for the graph transformer."""
+    from gnnlab.workloads import models
+
+    given = {name: getattr(arguments, name) for name in _SIZES if getattr(arguments, name) is not None}
+    sizes = (_SIZES if arguments.model == "graph_transformer" else {}) | given | changes
+    return models.build(arguments.model, graph, batch_size=arguments.batch_size or 32, **sizes).to(arguments.device)
 
 
 def _hardware() -> dict[str, Any]:
@@ -163,6 +165,7 @@ def _hardware() -> dict[str, Any]:
         "gpu_memory_gb": round(properties.total_memory / 1e9, 1) if cuda else None,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "allocator": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR)},
     }
 
 
@@ -177,98 +180,107 @@ def _model_info(workload: Workload) -> dict[str, Any]:
     }
 
 
-def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
-    from gnnlab.profiling.runtime import RuntimeProfiler
-
-    budget_s = share_s / 4  # three phases, and what is beside their samples
-    profiler = RuntimeProfiler(workload.model, num_runs=arguments.num_runs, budget_s=budget_s)
-    return {phase: found.to_dict() for phase, found in profiler.profile_all(workload.batch).items()}
+Section = tuple[dict[str, Any], "pd.DataFrame", list[str]]  # for JSON; the table to show; lines below it
 
 
-def _memory(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
+def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Section:
+    import pandas as pd
+
+    from gnnlab.profiling import survey
+    from gnnlab.profiling.runtime import RuntimeStats
+
+    budget_s = share_s / 5  # four phases, and what is beside their samples
+    rows = survey.times([workload], num_runs=arguments.num_runs, budget_s=budget_s).itertuples()
+    report = {row.phase.replace(", ", " ").replace(" ", "_"): RuntimeStats(row.samples).to_dict() for row in rows}
+    return report, pd.DataFrame(report).T[["median", "ci", "mean", "std", "p90", "num_runs"]], []
+
+
+def _memory(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
-    from gnnlab.profiling.memory import MemoryProfiler, get_memory_breakdown
+    import pandas as pd
 
-    parts = get_memory_breakdown(workload.model, workload.batch)
-    stats = MemoryProfiler(workload.model).profile_forward(workload.batch)
-    resident = {name: parts[name] for name in ("parameters", "buffers", "input")}
-    if (other := stats.peak_mb - sum(resident.values()) - parts["peak_temporary"]) > 1e-6:
-        resident["other"] = other  # CUDA: whatever else lives on the device
-    forward = {**resident, "activations": parts["peak_temporary"]}
-    training = {**resident, "activations_and_gradients": parts["peak_training"]}
-    return {
-        "peak_mb": sum(forward.values()),
-        "device": stats.device,
-        "breakdown": forward,
-        "training": {"peak_mb": sum(training.values()), "breakdown": training},
-        "of_these": {"output": parts["output"], "kept_for_backward": parts["forward_activations"]}
-        | {"gradients": parts["gradients"]},
+    from gnnlab.profiling import survey
+
+    mib = survey.memory([workload]).set_index("part")["value"]
+    resident = mib[["parameters", "buffers", "input"]].to_dict()
+    passes = {
+        "forward pass": {**resident, "activations": mib["peak temporary"]},
+        "training pass": {**resident, "activations_and_gradients": mib["peak training"]},
     }
+    forward, training = ({"peak_mb": sum(parts.values()), "breakdown": parts} for parts in passes.values())
+    of_these = {"output": mib["output"], "kept_for_backward": mib["forward activations"], "gradients": mib["gradients"]}
+    columns = {name: {"peak": sum(parts.values()), **parts} for name, parts in passes.items()}
+    report = {**forward, "device": arguments.device, "training": training, "of_these": of_these}
+    return report, pd.DataFrame({**columns, "of these": of_these}), []
 
 
-def _flops(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
+def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
-    from gnnlab.profiling.flops import FLOPsEstimator
-    from gnnlab.profiling.roofline import count
+    import pandas as pd
 
-    found = count(workload.model, workload.batch)
-    by_operator = found.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False) / 1e9
-    report: dict[str, Any] = {
-        "total_gflops": found.flops / 1e9,
-        "origin": "counted by dispatch, one forward pass",
-        "gb_moved": found.bytes / 1e9,
-        "coverage_of_bytes": found.coverage_bytes,
-        "breakdown": by_operator.to_dict(),
-    }
+    from gnnlab.profiling import survey
+    from gnnlab.profiling.flops import FLOPsEstimator
+
+    counted = survey.counted(workload)
+    by_operator = counted.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False)
+    ways = {"counted by dispatch": (counted.flops, by_operator.to_dict())}
     try:
         formulas = FLOPsEstimator(workload.model).estimate(workload.graph.num_nodes, workload.graph.num_edges)
+        ways["by the closed formulas"] = formulas.total, formulas.breakdown
     except GnnlabError as error:
-        return report | {"formulas": {"not_applicable": str(error)}}
-    parts = {name: flops / 1e9 for name, flops in formulas.breakdown.items()}
-    return report | {"formulas": {"total_gflops": formulas.total / 1e9, "breakdown": parts}}
+        not_applicable = {"not_applicable": str(error)}
+    reports = [
+        {"total_gflops": total / 1e9, "breakdown": {name: flops / 1e9 for name, flops in parts.items()}}
+        for total, parts in ways.values()
+    ]
+    report = {"origin": "counted by dispatch, one forward pass", **reports[0], "gb_moved": counted.bytes / 1e9}
+    report |= {"coverage_of_bytes": counted.coverage_bytes}
+    report |= {"formulas": reports[1] if len(reports) > 1 else not_applicable}
+    columns = {way: {"total": total, **parts} for way, (total, parts) in ways.items()}
+    covered = f"{100 * counted.coverage_bytes:.1f} % of the bytes covered"
+    return report, pd.DataFrame(columns) / 1e9, [f"{counted.bytes / 1e9:.4f} GB moved at least; {covered}"]
 
 
-def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
+def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """From the sizes of notebook 01; models that are built on a graph are built anew on each size."""
-    from gnnlab.profiling import scaling
-    from gnnlab.workloads import models
-    from gnnlab.workloads.graph_transformer import GraphTransformer
+    import pandas as pd
 
-    points = len(_NODES) + (len(_LAYERS) + 3 if workload.name == "graph_transformer" else 0)
-    end = time.monotonic() + share_s
-    timed = {"budget_s": share_s / (2 * points), "in_time": lambda: time.monotonic() < end}
-    if workload.name != "graph_transformer":
+    from gnnlab.profiling import survey
 
-        def build(nodes: int) -> tuple[Any, Any]:
-            graph = f"random:nodes={nodes},edges={nodes * _AVERAGE_DEGREE},seed=42"
-            given = {name: getattr(arguments, name) for name in _SIZES}
-            made = models.build(workload.name, graph, batch_size=arguments.batch_size or 32, **given)
-            made = made.to(arguments.device)
-            return made.model, made.batch
-
-        return {"nodes": scaling.sweep("nodes", _NODES, build, **timed).to_dict()}
-    options = _sizes(arguments)
-    experiment = scaling.ScalingExperiment(
-        lambda **changes: GraphTransformer(16, **(options | changes)), device=arguments.device, **timed
-    )
-    experiment.run_node_scaling(num_nodes_list=_NODES)
-    experiment.run_layer_scaling(num_layers_list=_LAYERS, num_nodes=200)
-    experiment.run_pe_scaling(num_nodes=200)
-    return {name: result.to_dict() for name, result in experiment.results.items()}
+    varied: dict[str, list[Any]] = {"nodes": _NODES}
+    if workload.name == "graph_transformer":
+        varied |= {"layers": _LAYERS, "encoding": ["none", "lap", "rwse"]}
+    plan = survey.growth_plan(workload.name, partial(_built, arguments), varied, nodes=_NODES_OF_OTHERS)
+    end, points = time.monotonic() + share_s, sum(map(len, varied.values()))
+    swept = survey.sweeps(plan, budget_s=share_s / (2 * points), in_time=lambda: time.monotonic() < end)
+    report = {parameter: result.to_dict() for (_, parameter), result in swept.items()}
+    frame = pd.DataFrame([{"parameter": name, **point} for name, part in report.items() for point in part["points"]])
+    lines = [f"{name}: {line}" for name, part in report.items() for line in part["notes"]]
+    return report, frame.set_index("parameter"), lines
 
 
-def _operators(workload: Workload, arguments: Namespace, share_s: float) -> dict[str, Any]:
-    from gnnlab.profiling.operators import profile_operators
+def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Section:
+    from gnnlab.profiling import survey
     from gnnlab.profiling.timing import stopwatch
 
     with stopwatch() as first:
-        profile_operators(workload.model, workload.batch, runs=2)
+        survey.operators([workload], runs=2)
     runs = int(min(max(2 * (share_s - first.s) / first.s, 6), 20))  # six make an interval
-    profile = profile_operators(workload.model, workload.batch, runs=runs)
-    return {"runs": profile.runs, "device": profile.device, "top": profile.top(10).to_dict(orient="records")}
+    shares = survey.operators([workload], k=10, runs=runs)
+    shares = shares.rename(columns={"value": "share", "low": "share_low", "high": "share_high"}).set_index("operator")
+    frame = shares[["calls_per_forward", "self_ms_per_forward", "share", "share_low", "share_high"]]
+    report = {"runs": runs, "device": arguments.device, "top": frame.reset_index().to_dict(orient="records")}
+    return report, frame, []
 
 
 _PARTS = {"runtime": _runtime, "memory": _memory, "flops": _flops, "scaling": _scaling, "operators": _operators}
+_TITLES = {
+    "runtime": "runtime (ms)",
+    "memory": "memory (MiB)",
+    "flops": "FLOPs of a forward pass (GFLOP)",
+    "scaling": "scaling of the forward pass (ms)",
+    "operators": "operators",
+}
 
 
 def _header(report: dict[str, Any]) -> str:
@@ -280,53 +292,15 @@ def _header(report: dict[str, Any]) -> str:
     )
 
 
-def _shown(part: str, found: dict[str, Any]) -> Group:
+def _shown(part: str, frame: pd.DataFrame, captions: list[str]) -> Group:
     """A section as a table, names in its first column and numbers in the others, and what to know of them."""
     from rich.console import Group
     from rich.text import Text
 
-    frame, captions = _frame(part, found).rename(columns={"ci": "95 % interval"}), []
-    if part == "flops":
-        covered = 100 * found["coverage_of_bytes"]
-        captions = [f"{found['gb_moved']:.4f} GB moved at least; {covered:.1f} % of the bytes covered"]
-    if part == "scaling":
-        lines = ((name, r.get("formula"), r.get("held_out"), *r.get("notes", ())) for name, r in found.items())
-        captions = [f"{name}: {line}" for name, *of in lines for line in of if line]
+    frame = frame.rename(columns={"ci": "95 % interval"})
     columns = [name.replace("_", " ") for name in frame.columns]
     cells = [[name if "::" in name else name.replace("_", " "), *map(_cell, row)] for name, *row in frame.itertuples()]
     return Group(table(_TITLES[part], (part, *columns), cells, right=columns), *map(Text, captions))
-
-
-_TITLES = {
-    "runtime": "runtime (ms)",
-    "memory": "memory (MiB)",
-    "flops": "FLOPs of a forward pass (GFLOP)",
-    "scaling": "scaling of the forward pass (ms)",
-    "operators": "operators",
-}
-
-
-def _frame(part: str, found: dict[str, Any]) -> pd.DataFrame:
-    """What of a section is shown, by name."""
-    import pandas as pd
-
-    if part == "runtime":
-        return pd.DataFrame(found).T[["median", "ci", "mean", "std", "p90", "num_runs"]]
-    if part == "memory":
-        passes = {"forward pass": found, "training pass": found["training"]}
-        columns = {name: {"peak": sizes["peak_mb"], **sizes["breakdown"]} for name, sizes in passes.items()}
-        return pd.DataFrame({**columns, "of these": found["of_these"]})
-    if part == "flops":
-        ways = {"counted by dispatch": found, "by the closed formulas": found["formulas"]}
-        return pd.DataFrame(
-            {way: {"total": n["total_gflops"], **n["breakdown"]} for way, n in ways.items() if "breakdown" in n}
-        )
-    if part == "scaling":
-        points = pd.DataFrame([{"parameter": name, **point} for name, r in found.items() for point in r["points"]])
-        points["ci"] = list(zip(points["ci_low"], points["ci_high"], strict=True))
-        return points.set_index("parameter")[["value", "median_ms", "ci"]]
-    columns = ["calls_per_forward", "self_ms_per_forward", "share", "share_low", "share_high"]
-    return pd.DataFrame(found["top"]).set_index("operator")[columns]
 
 
 def _cell(value: Any) -> str:

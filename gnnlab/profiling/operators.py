@@ -58,6 +58,10 @@ class OperatorProfile:
         per_forward = self.frame.set_index("operator")["calls_per_forward"]
         return {name: float(per_forward.get(name, 0.0)) for name in operators}
 
+    def joint_share(self, *operators: str) -> np.ndarray:
+        """Share of the operators' time that these take together, (runs,)."""
+        return self.shares.reindex(list(operators), fill_value=0.0).sum().to_numpy()
+
     def top(self, k: int = 10) -> pd.DataFrame:
         """The k operators with the largest share."""
         return self.frame.head(k)

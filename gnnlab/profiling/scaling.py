@@ -105,6 +105,17 @@ class ScalingResult:
         """The fit, the held-out size and the notes, as far as there are any."""
         return [str(line) for line in (self.fit, self.held_out, *self.notes) if line]
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the points in ms, the exponent where the sizes tell it, and the sentences."""
+        points = [
+            {"value": value, "median_ms": stats.median, "ci": list(stats.ci), "n": stats.num_runs}
+            for value, stats in zip(self.parameter_values, self.runtime_stats, strict=True)
+        ]
+        report = {"parameter": self.parameter, "points": points, "notes": self.sentences}
+        if self.fit and self.fit.identified:
+            report |= {"exponent": self.fit.exponent, "exponent_ci": list(self.fit.exponent_ci)}
+        return report
+
     def __str__(self) -> str:
         points = zip(self.parameter_values, self.runtime_stats, strict=True)
         lines = [f"{value!s:>8}  {stats}" for value, stats in points] + self.sentences

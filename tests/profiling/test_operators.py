@@ -58,6 +58,13 @@ def test_calls_are_exact(profile):
     assert (table.calls_per_forward == table.calls / profile.runs).all()
 
 
+def test_the_joint_share_of_operators_is_the_sum_of_their_own_in_each_run(profile):
+    names = list(profile.frame["operator"][:2])
+    np.testing.assert_allclose(profile.joint_share(*names), profile.shares.loc[names].sum())
+    assert profile.joint_share("aten::no_such").tolist() == [0] * 8
+    assert profile.calls("aten::addmm", "aten::no_such") == {"aten::addmm": 2, "aten::no_such": 0}
+
+
 def test_every_share_lies_in_its_interval_and_the_largest_comes_first(profile):
     table = profile.frame
     assert ((table.share_low >= 0) & (table.share_low <= table.share) & (table.share <= table.share_high)).all()

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import scaling
 from gnnlab.profiling.runtime import RuntimeStats
 from gnnlab.profiling.scaling import ScalingExperiment, fit_power_law, generate_scaling_graphs, sweep
@@ -66,9 +67,9 @@ def test_named_values_get_no_fit_and_few_sizes_say_why_there_is_none(timed):
     assert few.fit is None and "four sizes" in few.notes[0]
 
 
-@pytest.mark.parametrize("values", [[], [0, 1, 2], [5, 5], [-1, 2]])
+@pytest.mark.parametrize("values", [[], [0, 1, 2], [5, 5], [-1, 2], ["a", "a"]])
 def test_values_that_cannot_be_swept_are_refused(values):
-    with pytest.raises(ValueError, match="scaling over nodes"):
+    with pytest.raises(GnnlabError, match="scaling over nodes"):
         sweep("nodes", values, lambda n: (nn.Identity(), n))
 
 
@@ -103,11 +104,12 @@ def test_an_experiment_runs_every_sweep_with_real_models(capsys):
     experiment.run_pe_scaling(num_nodes=30)
     assert list(experiment.results) == ["nodes", "layers", "encoding"]
     assert experiment.results["layers"].held_out is not None
-    assert experiment.results["encoding"].parameter_values == ("lap", "rwse", "none")
+    assert experiment.results["encoding"].parameter_values == ("lap 16", "rwse 16", "none 0")
     experiment.print_summary()
     printed = capsys.readouterr().out
     assert "layers:" in printed and "rwse" in printed
-    assert {"parameter", "points"} <= experiment.results["nodes"].to_dict().keys()
+    points = experiment.results["nodes"].to_dict()["points"]
+    assert [point["value"] for point in points] == [20, 40]
 
 
 def test_a_model_is_left_in_the_mode_that_it_was_in():
@@ -119,13 +121,13 @@ def test_a_model_is_left_in_the_mode_that_it_was_in():
 def test_encodings_of_one_name_and_several_sizes_are_all_run_and_told_apart():
     configs = [{"name": "lap", "dim": 4}, {"name": "lap", "dim": 8}, {"name": "none"}]
     result = scaling.run_pe_scaling(Tiny, configs, num_nodes=30, budget_s=0.01)
-    assert result.parameter_values == ("lap 4", "lap 8", "none") and len(result.runtime_stats) == 3
-    with pytest.raises(ValueError, match="rwse 4 are given more than once"):
+    assert result.parameter_values == ("lap 4", "lap 8", "none 0") and len(result.runtime_stats) == 3
+    with pytest.raises(GnnlabError, match=r"scaling over encoding.*rwse 4.*each once"):
         scaling.run_pe_scaling(Tiny, [{"name": "rwse", "dim": 4}] * 2)
 
 
 def test_an_unknown_encoding_is_refused():
-    with pytest.raises(ValueError, match=r"\['fourier'\]: known are"):
+    with pytest.raises(GnnlabError, match=r"\['fourier'\]: known are"):
         scaling.run_pe_scaling(Tiny, [{"name": "fourier", "dim": 4}])
 
 

@@ -37,11 +37,6 @@ def timed(subjects):
     return survey.times(subjects, budget_s=0.02)
 
 
-@pytest.fixture(scope="module")
-def profiles(subjects):
-    return survey.operators(subjects, runs=3)
-
-
 def valued(timed):
     """As the lab's table has them, with value and interval."""
     middle = timed["samples"].map(np.median)
@@ -57,25 +52,17 @@ def test_times_have_a_row_for_each_phase_of_each_workload_with_all_samples(timed
 def test_a_model_with_attention_is_timed_without_the_fused_kernel_too():
     attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     rows = survey.times([Small("attention", attention, torch.randn(2, 5, 8))], budget_s=0.02)
-    assert survey.APART in list(rows["phase"])
+    assert survey.UNFUSED in list(rows["phase"])
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_operators_have_a_share_for_each_run_and_traces_are_written(subjects, profiles, tmp_path):
-    rows = profiles.operators(k=2)
+def test_operators_have_a_share_for_each_run_and_traces_are_written(subjects, tmp_path):
+    rows = survey.operators(subjects, k=2, runs=3)
+    assert (rows["low"] <= rows["value"]).all() and (rows["value"] <= rows["high"]).all()
     assert len(rows) == 4 and {len(samples) for samples in rows["samples"]} == {3}
     assert all(0 <= share <= 1 for samples in rows["samples"] for share in samples)
     survey.operators(subjects[1:], runs=2, trace_folder=tmp_path)
     assert (tmp_path / "thin.json.gz").stat().st_size > 100
-
-
-def test_the_joint_share_of_operators_is_the_sum_of_their_own_in_each_run(profiles):
-    profile = profiles.of["wide"]
-    names = list(profile.frame["operator"][:2])
-    joint = profiles.joint_share("wide", *names)
-    np.testing.assert_allclose(joint, profile.shares.loc[names].sum())
-    assert profiles.joint_share("wide", "aten::no_such").tolist() == [0, 0, 0]
-    assert profile.calls("aten::addmm", "aten::no_such") == {"aten::addmm": 2, "aten::no_such": 0}
 
 
 def test_the_roofline_time_is_a_share_of_the_measured_one(subjects, timed):
@@ -92,7 +79,7 @@ def test_what_is_counted_is_what_is_timed():
     rows = valued(survey.times([subject], budget_s=0.02))
     rows.loc[rows["phase"] == "forward", ["value", "low", "high"]] = 1e9
     found = survey.against_the_roof([subject], rows, CEILINGS).iloc[0]
-    assert found["phase"] == survey.APART and found["bound_ms"] / found["value"] < 1e6
+    assert found["phase"] == survey.UNFUSED and found["bound_ms"] / found["value"] < 1e6
     assert found["value"] > 1e-6
 
 
@@ -109,24 +96,46 @@ def test_every_sweep_of_a_plan_is_run():
 
     plan = {("dense", "nodes"): ([8, 16, 32], build), ("dense", "kind"): (["a", "b"], lambda _: build(8))}
     done = survey.sweeps(plan, budget_s=0.02)
-    assert list(done.of) == list(plan)
-    assert list(done.points("nodes")["at"]) == [8, 16, 32]
-    assert list(done.points("kind")["at"]) == ["a", "b"]
-    assert done.exponents().empty
+    assert list(done) == list(plan)
+    assert list(survey.points(done, "nodes")["at"]) == [8, 16, 32]
+    assert list(survey.points(done, "kind")["at"]) == ["a", "b"]
+    assert survey.exponents(done).empty
+
+
+def test_a_growth_plan_varies_one_parameter_of_the_graph_or_the_model():
+    asked = []
+
+    def build(graph, **options):
+        asked.append((graph, options))
+        return Small("", nn.Identity(), 0)
+
+    varied = {"nodes": [40], "edges": [70], "degrees": ["powerlaw"], "layers": [3], "encoding": ["lap"]}
+    plan = survey.growth_plan("mine", build, varied, nodes=20)
+    for values, at in plan.values():
+        at(values[0])
+    uniform = "random:seed=42,edges=100,nodes=20,degrees=uniform"
+    assert list(plan) == [("mine", parameter) for parameter in varied]
+    assert asked == [
+        ("random:seed=42,edges=200,nodes=40,degrees=uniform", {}),
+        ("random:seed=42,edges=70,nodes=20,degrees=uniform", {}),
+        ("random:seed=42,edges=100,nodes=20,degrees=powerlaw", {}),
+        (uniform, {"num_layers": 3}),
+        (uniform, {"pe_type": "lap"}),
+    ]
 
 
 def test_an_exponent_has_its_interval_and_a_prediction_the_origin_predicted():
     n = np.array([100, 200, 400, 800, 1600])
-    done = survey.Sweeps(swept("nodes", n, 0.1 + n**1.5 / 1000) | swept("kind", ["a", "b"], [1.0, 2.0]))
-    (exponent,) = done.exponents().to_dict("records")
+    done = swept("nodes", n, 0.1 + n**1.5 / 1000) | swept("kind", ["a", "b"], [1.0, 2.0])
+    (exponent,) = survey.exponents(done).to_dict("records")
     assert exponent["value"] == pytest.approx(1.5, abs=0.02) and exponent["n"] == 4
-    (held,) = done.held_out().to_dict("records")
+    (held,) = survey.held_out(done).to_dict("records")
     assert (held["at"], held["origin"], held["interval"]) == (1600, "predicted", "95 % prediction") and held["inside"]
 
 
 def test_an_exponent_that_the_sizes_do_not_tell_has_a_reason_and_no_value():
     n = np.array([100, 200, 400, 800, 1600])
-    (row,) = survey.Sweeps(swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))).exponents().to_dict("records")
+    (row,) = survey.exponents(swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))).to_dict("records")
     assert row["status"] == "unavailable" and "too few or too noisy" in row["reason"] and "value" not in row
 
 
