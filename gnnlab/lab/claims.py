@@ -33,16 +33,8 @@ TOLERANCE = 1.05  # a claimed range is widened by this factor on each side
 NO_GAIN_BELOW = 1.02  # "some gain" is refuted by an interval that reaches down to 1 and stays below this
 REFUTED_BELOW = 0.25  # of the claimed effect, in logarithms
 
-UNITS = {
-    "ratio": "x",
-    "memory_ratio": "x",
-    "share": "share",
-    "count": "count",
-    "difference": "difference",
-    "hours": "h",
-    "minutes": "min",
-    "percent": "%",
-}
+UNITS = {"ratio": "x", "memory_ratio": "x", "hours": "h", "minutes": "min", "percent": "%"}
+UNITS |= {name: name for name in ("share", "count", "difference")}
 RATIOS = ("ratio", "memory_ratio")  # 1 is no effect, more is better
 TIMES = ("hours", "minutes")  # less is better
 
@@ -84,6 +76,11 @@ class Rule(Strict):
     within: float | None = None  # for "share": the largest magnitude that counts; "not slower": by so much at most
     equals: dict[str, float] | None = None
     logic: Literal["same_verdict"] | None = None  # what `ledger` decides over several runs, by no rule
+
+    @property
+    def margin(self) -> float:
+        """By what share a form that is "not slower" may be slower."""
+        return TOLERANCE - 1 if self.within is None else self.within
 
     @model_validator(mode="after")
     def _complete(self) -> Rule:
@@ -196,21 +193,18 @@ def _effect(claimed: Range, low: float, high: float, *, lower_is_better: bool) -
 
     "refuted" is a zone within that of "weaker", so widening an interval never strengthens the verdict.
     """
-    if lower_is_better:
-        if claimed[0] / TOLERANCE <= low and high <= claimed[1] * TOLERANCE:
-            return Verdict.REPRODUCED
-        if high < claimed[0] / TOLERANCE:
-            return Verdict.EXCEEDED
-        return Verdict.WEAKER if low > claimed[1] * TOLERANCE else Verdict.INCONCLUSIVE
-    quarter = claimed[0] ** REFUTED_BELOW  # of the effect's logarithm
-    least = max(claimed[0] / TOLERANCE, quarter)
-    if high < quarter:
-        return Verdict.REFUTED
+    least, most = claimed[0] / TOLERANCE, claimed[1] * TOLERANCE
+    below, above = (Verdict.EXCEEDED, Verdict.WEAKER) if lower_is_better else (Verdict.WEAKER, Verdict.EXCEEDED)
+    if not lower_is_better:
+        quarter = claimed[0] ** REFUTED_BELOW  # of the effect's logarithm
+        least = max(least, quarter)
+        if high < quarter:
+            return Verdict.REFUTED
     if high < least:
-        return Verdict.WEAKER
-    if least <= low and high <= claimed[1] * TOLERANCE:
-        return Verdict.REPRODUCED
-    return Verdict.EXCEEDED if low > claimed[1] * TOLERANCE else Verdict.INCONCLUSIVE
+        return below
+    if low > most:
+        return above
+    return Verdict.REPRODUCED if least <= low and high <= most else Verdict.INCONCLUSIVE
 
 
 # ---- the rule of a claim over the rows of a run ----------------------------------------------------------------------
@@ -241,10 +235,9 @@ def evaluate(claim: Claim, table: Table) -> Evidence:
     if rule.stat == "value":
         if len(chosen) > 1:
             raise Untestable(f"its rule names {len(chosen)} rows of {rule.study}, not one")
-        one = chosen[0]
-        sampled = one.n > 1 and one.interval is not Interval.EXACT
-        how = f"{one.statistic} of {one.n} samples" if sampled else one.origin.value
-        return Evidence(one.estimate, chosen, how)
+        row = chosen[0]
+        sampled = row.n > 1 and row.interval is not Interval.EXACT
+        return Evidence(row.estimate, chosen, f"{row.statistic} of {row.n} samples" if sampled else row.origin.value)
     _enough(rule, chosen)
     cells = [row.estimate for row in chosen]
     if rule.stat == "geomean":
@@ -312,10 +305,6 @@ _OF_A_RACE = {
 }
 
 
-def _within_of(rule: Rule) -> float:
-    return TOLERANCE - 1 if rule.within is None else rule.within
-
-
 def _not_slower(cells: Sequence[Estimate], within: float) -> Estimate:
     """The share of cells that are not slower by more than `within`: from those that surely are not to those that might
     not be."""
@@ -353,7 +342,7 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
         raise Untestable(reasons[0] if reasons else missing)
     _enough(rule, ratios)
     if rule.stat == "not slower":
-        figure = _not_slower(ratios, _within_of(rule))
+        figure = _not_slower(ratios, rule.margin)
     else:
         figure = (estimates.worst if rule.stat == "worst ratio" else estimates.geometric_mean)(ratios)
     n = min(estimate.n for estimate in ratios)
@@ -404,7 +393,7 @@ def _compared(
 ) -> str:
     """How the figure of a race was computed: what over what, in how many cells, chosen how, of how many rounds."""
     kind = _OF_A_RACE[rule.stat]
-    kind += f" by more than {100 * _within_of(rule):.0f} %" * (rule.stat == "not slower" and _within_of(rule) > 0)
+    kind += f" by more than {100 * rule.margin:.0f} %" * (rule.stat == "not slower" and rule.margin > 0)
     forms, peers = (list(dict.fromkeys(names)) for names in zip(*picks, strict=True))
     against = f"the fastest of {', '.join(rule.over)}" if isinstance(rule.over, list) else peers[0]
     what = f"{' or '.join(forms)} over {against}"

@@ -301,6 +301,11 @@ class LedgerLine:
     order: dict[str, float | str]
 
     @property
+    def text(self) -> str:
+        """The number with its interval: "1.42× (1.40 to 1.45×)"."""
+        return f"{self.measured} ({self.interval})" if self.interval else self.measured
+
+    @property
     def promise(self) -> str:
         """Who claims what, to end a sentence with; nothing of a goal."""
         return "" if self.record.is_goal else f"; {self.record.of} claims {self.claimed}"

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from gnnlab import files
 from gnnlab.errors import GnnlabError
 
@@ -22,6 +24,7 @@ from . import advice, ledger, model_tables, provenance, results
 from .claims import NO_GAIN_BELOW, RATIOS, catalogue
 from .ledger import Judged, LedgerLine
 
+TEMPLATES = Path(__file__).parent / "templates"
 FOLDER = "docs/reference-runs"
 BEGIN, END = "<!-- begin: gnnlab claims --machines --write -->", "<!-- end -->"
 IN_README = 12  # rows of the table in README.md
@@ -119,47 +122,31 @@ def _name(environment: dict[str, Any]) -> str:
 
 def _page(document: dict[str, Any], rows: Sequence[Judged]) -> str:
     """The ledger as Markdown, for a reader of the repository."""
-    made: dict[tuple[str, str], list[str]] = {}
+    by_moment: dict[tuple[str, str], list[str]] = {}
     for number, run in document["runs"].items():
         day = datetime.fromisoformat(run["measured"]).astimezone(UTC)
-        made.setdefault((f"{day:%Y-%m-%d}", run["commit"]), []).append(number)
-    told = "; ".join(f"{', '.join(numbers)} on {day} by commit {commit}" for (day, commit), numbers in made.items())
-    lines = [
-        f"# {document['machine']}",
-        "",
-        f"`params/{document['parameter_set']}`: notebooks {told}. "
-        "[How to read a verdict](../../../README.md#how-to-read-a-verdict).",
-        "",
-        *(f"{noise}\n" for noise in document["noise"]),
-        *(f"- {kind}: {_said(ledger.line(row))}" for kind, row in advice.headlines(rows)),
-    ]
-    parts = {"Claims of the documents": False, "Goals of the lab": True}
-    for title, is_goal in parts.items():
-        of_kind = [ledger.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
+        by_moment.setdefault((f"{day:%Y-%m-%d}", run["commit"]), []).append(number)
+    notebooks = [f"{', '.join(numbers)} on {day} by commit {commit}" for (day, commit), numbers in by_moment.items()]
+    parts = []
+    for title, is_goal in {"Claims of the documents": False, "Goals of the lab": True}.items():
         what = ("goal", "wanted") if is_goal else ("claim", "claimed")
-        header = ("verdict", "of", *what, "measured", "95 % interval", "runs")
+        lines = [ledger.line(row) for row in advice.by_surprise(rows) if row.is_goal is is_goal]
         cells = [
-            (
-                _verdict(line),
-                row.of,
-                row.statement,
-                line.claimed,
-                line.measured or "not here",
-                line.interval,
-                row.runs or "",
-            )
-            for line in of_kind
+            (_verdict(line), row.of, row.statement, line.claimed, line.measured or "not here", line.interval, row.runs)
+            for line in lines
             for row in [line.record]
         ]
-        if cells:
-            lines += ["", f"## {title}", "", *_table(header, cells)]
-    rows_known = [f"| {name} | {value} |" for name, value in provenance.in_rows(document["environment"])]
-    return "\n".join([*lines, "", "## Environment", "", "| | |", "|---|---|", *rows_known]) + "\n"
-
-
-def _said(line: LedgerLine) -> str:
-    interval = f" ({line.interval})" if line.interval else ""
-    return f"{line.record.statement}: {line.measured}{interval}{line.promise}"
+        cells = [(*line, runs or "") for *line, runs in cells]
+        parts.append((title, ("verdict", "of", *what, "measured", "95 % interval", "runs"), cells))
+    text = (TEMPLATES / "reference_run.md.j2").read_text(encoding="utf-8")
+    return jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True).render(
+        document=document,
+        measured="; ".join(notebooks),
+        headlines=[(kind, ledger.line(row)) for kind, row in advice.headlines(rows)],
+        parts=parts,
+        environment=provenance.in_rows(document["environment"]),
+        table=lambda header, lines: "\n".join(_table(header, lines)),
+    )
 
 
 # ---- side by side ---------------------------------------------------------------------------------------------------
@@ -167,7 +154,7 @@ def _said(line: LedgerLine) -> str:
 
 def read(root: Path) -> list[MachineLedger]:
     """Every reference run of the repository, by name. Raises `GnnlabError`."""
-    found = []
+    machines = []
     for folder, paths in itertools.groupby(ledgers(root), key=lambda path: path.parent):
         documents = {path.stem: _read(path) for path in paths}
         rows: dict[str, Judged] = {}
@@ -175,10 +162,10 @@ def read(root: Path) -> list[MachineLedger]:
             rows[row.id] = max(rows.get(row.id, row), row, key=lambda r: (r.value is not None, r.runs, r.n))
         machine = next(iter(documents.values()))["machine"]
         models = max((document.get("models", {}) for document in documents.values()), key=lambda kept: len(str(kept)))
-        found.append(MachineLedger(folder.name, machine, tuple(documents), rows, models))
-    if not found:
+        machines.append(MachineLedger(folder.name, machine, tuple(documents), rows, models))
+    if not machines:
         raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
-    return found
+    return machines
 
 
 def ledgers(root: Path) -> list[Path]:
@@ -189,14 +176,12 @@ def ledgers(root: Path) -> list[Path]:
 def compared(machines: Sequence[MachineLedger]) -> list[Compared]:
     """Every claim that a machine measured: the documents' first, then the lab's goals; by surprise on any of them."""
     ids = dict.fromkeys(id for one in machines for id, row in one.rows.items() if row.value is not None)
-    found = []
+    claims = []
     for id in ids:
         rows = [one.rows.get(id) for one in machines]
-        measured = [row for row in rows if row is not None and row.value is not None]
-        most = max(measured, key=advice.surprise)
-        cells = tuple(row and ledger.line(row) for row in rows)
-        found.append(Compared(most, cells, _word(machines, rows)))
-    return sorted(found, key=lambda one: (one.claim.is_goal, -advice.surprise(one.claim)))
+        most = max((row for row in rows if row is not None and row.value is not None), key=advice.surprise)
+        claims.append(Compared(most, tuple(row and ledger.line(row) for row in rows), _word(machines, rows)))
+    return sorted(claims, key=lambda one: (one.claim.is_goal, -advice.surprise(one.claim)))
 
 
 def _word(machines: Sequence[MachineLedger], rows: Sequence[Judged | None]) -> str:
@@ -252,8 +237,8 @@ def _headlines(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> l
     lines = []
     for kind, claim in advice.headlines([row.claim for row in rows]):
         row = by_id[claim.id]
-        seen = [(one.name, line) for one, line in zip(machines, row.cells, strict=True) if line and line.measured]
-        values = [f"{line.measured}{f' ({line.interval})' if line.interval else ''} on {name}" for name, line in seen]
+        cells = zip(machines, row.cells, strict=True)
+        values = [f"{line.text} on {one.name}" for one, line in cells if line and line.measured]
         says = row.word.capitalize() if " on " in row.word else kind.removesuffix(" here")
         lines.append(f"- {says}: {claim.statement}: {', '.join(values)}{ledger.line(claim).promise}")
     return lines
@@ -261,20 +246,17 @@ def _headlines(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> l
 
 def side_by_side(machines: Sequence[MachineLedger], rows: Iterable[Compared]) -> list[str]:
     """A Markdown table, claim by machine."""
-    header = ("of", "claim", "claimed", *(one.name for one in machines), *(["machines"] if len(machines) > 1 else []))
-    cells = []
-    for row in rows:
-        found = [_cell(line) for line in row.cells]
-        what = (row.claim.of, row.claim.statement)
-        cells.append((*what, ledger.line(row.claim).claimed, *found, *([row.word] if len(machines) > 1 else [])))
-    return _table(header, cells)
+    several = len(machines) > 1
+    cells = [
+        (row.claim.of, row.claim.statement, ledger.line(row.claim).claimed, *map(_cell, row.cells), row.word)
+        for row in rows
+    ]
+    header = ("of", "claim", "claimed", *(one.name for one in machines), "machines")
+    return _table(header, cells) if several else _table(header[:-1], [line[:-1] for line in cells])
 
 
 def _cell(line: LedgerLine | None) -> str:
-    if line is None or not line.measured:
-        return "not measured"
-    interval = f" ({line.interval})" if line.interval else ""
-    return f"{_verdict(line)}: {line.measured}{interval}"
+    return f"{_verdict(line)}: {line.text}" if line and line.measured else "not measured"
 
 
 def _verdict(line: LedgerLine) -> str:

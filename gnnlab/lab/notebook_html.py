@@ -66,14 +66,14 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 def title(notebook: nbformat.NotebookNode) -> str | None:
     """The first heading of level 1."""
-    texts = (_TITLE.search(cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
-    return next((found[1] for found in texts if found), None)
+    heads = (_TITLE.search(cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
+    return next((head[1] for head in heads if head), None)
 
 
 def run_of(notebook: nbformat.NotebookNode) -> str | None:
     """The `run` of the session that its outputs are of: None before the cell that opened it."""
-    found = (output.get("metadata", {}).get(RUN) for cell in notebook.cells for output in cell.get("outputs", []))
-    return next(filter(None, found), None)
+    runs = (output.get("metadata", {}).get(RUN) for cell in notebook.cells for output in cell.get("outputs", []))
+    return next(filter(None, runs), None)
 
 
 def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord]) -> Cells:
@@ -115,7 +115,7 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     tagged away."""
     notebook = copy.deepcopy(notebook)
     notebook.metadata.pop("widgets", None)
-    kept, titled = [], False
+    cells, titled = [], False
     for cell in notebook.cells:
         tags = set(cell.metadata.get("tags", []))
         if cell.cell_type == "markdown" and not titled:
@@ -124,13 +124,13 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             continue
         if tags & _SHOWN_ELSEWHERE:
             cell.outputs = [output for output in cell.get("outputs", []) if output.output_type == "error"]
-            if not cell.outputs and kept and kept[-1].cell_type == "markdown":  # it heads nothing
-                kept.pop()
+            if not cell.outputs and cells and cells[-1].cell_type == "markdown":  # it heads nothing
+                cells.pop()
                 continue
-        kept.append(cell)
+        cells.append(cell)
         if any(output.get("metadata", {}).get(END) for output in cell.get("outputs", [])):
             break  # what follows was not run
-    notebook.cells = kept
+    notebook.cells = cells
     return notebook
 
 
@@ -176,23 +176,14 @@ _TAGS = """a abbr b blockquote br caption code col colgroup dd del details div d
     h6 hr i img ins kbd li mark ol p pre q s samp small span strong sub summary sup table tbody td tfoot th thead tr ul
     var wbr"""
 # No colour: it would fight with light or dark. Nothing that fetches, and nothing that leaves its place.
-_STYLES = """border border-bottom border-collapse border-left border-radius border-right border-spacing border-top
-    display flex-wrap font-family font-size font-style font-variant-numeric font-weight gap grid-template-columns
-    line-height margin margin-bottom margin-left margin-right margin-top max-width min-width opacity overflow-x padding
-    padding-bottom padding-left padding-right padding-top text-align text-decoration vertical-align white-space width"""
+_STYLES = """border border-radius border-spacing display font-size font-style font-weight gap grid-template-columns
+    line-height margin max-width min-width opacity padding text-align vertical-align white-space width"""
 _ATTRIBUTES = {"style", "title", "alt", "colspan", "rowspan", "scope", "start", "open", "width", "height"}
 _SCHEMES = {"", "http", "https", "mailto"}
 _EMBEDDED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
 _NUMBER = re.compile(r"[<>≈~]?\s*[-+−]?\d(?!.*[A-Za-z]{4})", re.DOTALL)  # with a unit; "3 REDUCE_SUM" is a name
 _NO_NUMBER = {"", "NaN", "None", "-", "–", "inf", "failed", "unavailable", "timeout"}
 _SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight|math")  # those of pygments, and our own of a formula
-
-
-class _Styles(CSSSanitizer):
-    """Keeps the listed properties, and nothing at all of a style that could fetch or hide."""
-
-    def sanitize_css(self, style: str) -> str:
-        return "" if re.search(r"url|[\\@<]|expression|image", style, re.IGNORECASE) else super().sanitize_css(style)
 
 
 def _allowed(tag: str, name: str, value: str) -> bool:
@@ -211,7 +202,7 @@ _CLEANER = Cleaner(
     tags=set(_TAGS.split()),
     attributes=_allowed,
     protocols={"http", "https", "mailto", "data"},
-    css_sanitizer=_Styles(allowed_css_properties=_STYLES.split()),
+    css_sanitizer=CSSSanitizer(allowed_css_properties=_STYLES.split()),
 )
 
 
@@ -244,8 +235,6 @@ def clean(html: str) -> Markup:
         for head in table.find_all("th"):
             if not head.get_text(strip=True):  # heads nothing, and is announced as if it did
                 head.name = "td"
-            for name in head.find_all(string=lambda text: ":" in text) if head.find_parent("thead") else ():
-                name.replace_with(BeautifulSoup(str(escape(name)).replace(":", ":<wbr>"), "html.parser"))
     safe = _CLEANER.clean(str(soup))
     safe = re.sub(r"<table\b", '<div class="wide" role="group" aria-label="Table" tabindex="0"><table', safe)
     safe = re.sub(r"<pre\b", '<pre tabindex="0"', safe)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,15 +39,6 @@ STATUSES = {
 DAMAGED = Badge("unreadable", "!", "bad")
 
 
-@dataclass(frozen=True)
-class Opening:
-    """What a report says first: what to use, and whether something of the reader's is in it."""
-
-    uses: list[advice.Use]
-    own: bool
-    drawn: set[str]  # studies that have a figure to link to
-
-
 @dataclass
 class NotebookEntry:
     """A notebook on the front page: its last good result, the run that failed since, and what could not be read."""
@@ -59,7 +51,9 @@ class NotebookEntry:
     title: str = ""
     page: str | None = None  # NN_name.html, where there is one
     failure_page: str | None = None
-    opening: Opening | None = None
+    uses: list[advice.Use] = field(default_factory=list)
+    own: bool = False  # something of the reader's is in it
+    drawn: set[str] = field(default_factory=set)  # studies with a figure to link to
 
     @property
     def number(self) -> str:
@@ -106,7 +100,7 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
     declared = _declared(executed_ipynb)
     html = _page(
         "report.html.j2",
-        title=notebook_html.title(notebook) or _spoken(result.notebook),
+        title=notebook_html.title(notebook) or _in_words(result.notebook),
         result=result,
         status=STATUSES[result.status],
         cells=cells,
@@ -114,14 +108,10 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
         parameters=[(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()],
         machine=provenance.in_a_phrase(result.environment),
         noise=advice.noise(result, table),
-        opening=_opening(executed_ipynb, result, table),
+        uses=advice.uses(table, result.purposes, bool(advice.yours(result.parameters, declared))),
+        drawn=set(figures),
     )
     files.write_atomically(path, lambda file: file.write(html))
-
-
-def _opening(notebook: Path, result: ResultFile, table: Table) -> Opening:
-    own = bool(advice.yours(result.parameters, _declared(notebook)))
-    return Opening(advice.uses(table, result.purposes, own), own, {figure.name for figure in result.figures})
 
 
 def build_site(out_dir: Path) -> Path:
@@ -136,16 +126,19 @@ def build_site(out_dir: Path) -> Path:
     judged = ledger.judge(out_dir)
     files.write_json(out_dir / ledger.RECORD, judged.to_dict())
     stems = {path.parent.parent.name for path in results.paths(out_dir)}
-    entries = [NotebookEntry(stem, title=_spoken(stem)) for stem in sorted(stems)]
+    entries = [NotebookEntry(stem, title=_in_words(stem)) for stem in sorted(stems)]
     for entry in entries:
         of_notebook = [row for row in judged.rows if row.notebook == entry.number]
         entry.path, failed = results.newest(out_dir, entry.stem)
         entry.result, entry.page = _rendered(entry.path, out_dir / f"{entry.stem}.html", entry, of_notebook)
         entry.failure, entry.failure_page = _rendered(failed, out_dir / f"{entry.stem}.failed.html", entry, [])
-        told = [_in_folder(out_dir, line) for line in judged.problems if entry.stem in line]  # of further runs, too
-        entry.problems = list(dict.fromkeys([*entry.problems, *told]))
+        of_runs = [_in_folder(out_dir, line) for line in judged.problems if entry.stem in line]
+        entry.problems = list(dict.fromkeys([*entry.problems, *of_runs]))
         if entry.result and entry.page:
-            entry.opening = _opening(entry.path.with_name(results.NOTEBOOK), entry.result, Table(entry.result.rows))
+            declared = _declared(entry.path.with_name(results.NOTEBOOK))
+            entry.own = bool(advice.yours(entry.result.parameters, declared))
+            entry.uses = advice.uses(Table(entry.result.rows), entry.result.purposes, entry.own)
+            entry.drawn = {figure.name for figure in entry.result.figures}
     older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
 
     def line(record: Judged) -> ledger.LedgerLine:
@@ -164,7 +157,7 @@ def build_site(out_dir: Path) -> Path:
         missing=[(entry, ledger.claimed_text(entry)) for entry in judged.missing],
         entries=entries,
         headlines=[(kind, line(record)) for kind, record in advice.headlines(judged.rows)],
-        own=[(entry, entry.opening) for entry in entries if entry.opening and entry.opening.own],
+        own=[entry for entry in entries if entry.own],
         thumbnails={e.stem: _thumbnail(e.path.parent, e.result) for e in entries if e.result},
         environment=newest.environment if newest else None,
         machine=provenance.in_a_phrase(newest.environment) if newest else None,
@@ -178,8 +171,8 @@ def build_site(out_dir: Path) -> Path:
 
 def _counts(rows: Sequence[ledger.LedgerLine]) -> list[tuple[Badge, int]]:
     """How many rows have each verdict; verdicts without a row are left out."""
-    found = [(badge, sum(row.badge is badge for row in rows)) for badge in ledger.VERDICTS.values()]
-    return [(badge, count) for badge, count in found if count]
+    counts = Counter(row.badge for row in rows)
+    return [(badge, counts[badge]) for badge in ledger.VERDICTS.values() if badge in counts]
 
 
 def _rendered(
@@ -237,7 +230,7 @@ def _declared(notebook: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _spoken(stem: str) -> str:
+def _in_words(stem: str) -> str:
     return stem[3:].replace("_", " ").capitalize()
 
 
