@@ -30,7 +30,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from gnnlab.errors import GnnlabError
 
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as torch names them
-TOLD = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
+OWN_PRECISIONS = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target
 
 
@@ -98,19 +98,20 @@ class Under:
 def under(form: Callable[..., Any], *, threads: int | None = None, precision: str | None = None, **row: Any) -> Under:
     """`form` with so many threads of torch, or with float32 products so exact, in each of its calls.
 
-    A `precision` of `TOLD` and the fields `row` (runtime, device, notes) change nothing; the rows of the form say them.
+    A `precision` of `OWN_PRECISIONS` and the fields `row` (runtime, device, notes) change nothing: they are said in the
+    rows of the form.
 
     Raises:
         ValueError: a precision that is not known.
     """
-    if precision not in (None, *PRECISIONS, *TOLD):
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS + TOLD)}, got {precision!r}")
+    if precision not in (None, *PRECISIONS, *OWN_PRECISIONS):
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS + OWN_PRECISIONS)}, got {precision!r}")
     products = precision if precision in PRECISIONS else None
-    told = {"precision": precision} if precision in TOLD else {}
-    told |= {} if threads is None else {"threads": threads}
+    row |= {"precision": precision} if precision in OWN_PRECISIONS else {}
+    row |= {} if threads is None else {"threads": threads}
     now = Conditions.now()
     applied = Conditions(threads or now.threads, products or now.precision) if threads or products else None
-    return Under(form, applied, told | row)
+    return Under(form, applied, row)
 
 
 def row_of(form: Any) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    kept = [None if gradient is None else gradient.clone() for _, gradient in gradients]
+    gradient_values = [None if gradient is None else gradient.clone() for _, gradient in gradients]
     state = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
     try:
         yield
@@ -167,7 +168,7 @@ def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-            for (parameter, gradient), value in zip(gradients, kept, strict=True):
+            for (parameter, gradient), value in zip(gradients, gradient_values, strict=True):
                 parameter.grad = gradient if value is None else gradient.copy_(value)
         if optimizer is not None:
             optimizer.load_state_dict(state)
@@ -242,8 +243,8 @@ class ProfilingContext:
         training = [(module, module.training) for module in self.model.modules()]
         norms = [module for module, _ in training if isinstance(module, _NormBase)]
         buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        kept = [buffer for buffer in buffers if not isinstance(buffer, UninitializedTensorMixin)]
-        statistics = [(buffer, buffer.detach().clone()) for buffer in kept]
+        made = [buffer for buffer in buffers if not isinstance(buffer, UninitializedTensorMixin)]
+        statistics = [(buffer, buffer.detach().clone()) for buffer in made]
         rates = list(_dropout_rates(self.model)) if self.disable_dropout else []
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             try:

@@ -84,10 +84,10 @@ def ratio(
     """
     base, other = np.asarray(baseline, dtype=float), np.asarray(form, dtype=float)
     floor = 1.0 if control is None else noise_floor(base, np.asarray(control, dtype=float))
-    found = _of_means(base, other) if of == "mean" else summary(base / other)
-    if found.low is None:
-        return found
-    return replace(found, low=found.low / floor, high=found.high * floor)
+    estimate = _of_means(base, other) if of == "mean" else summary(base / other)
+    if estimate.low is None:
+        return estimate
+    return replace(estimate, low=estimate.low / floor, high=estimate.high * floor)
 
 
 def noise_floor(baseline: np.ndarray, control: np.ndarray) -> float:
@@ -130,10 +130,7 @@ def worst(cells: Sequence[Estimate]) -> Estimate:
 
 
 def middle(cells: Sequence[Estimate]) -> Estimate:
-    """The median over `cells`, each with an interval of its own; its ends are the medians of theirs.
-
-    What an interval of a cell leaves open is so in that of the median, which noise can widen and never shift alone.
-    """
+    """The median over `cells`, each with an interval of its own; its interval is the medians of the interval ends."""
     *columns, n = _columns(cells)
     return held(*(float(np.median(column)) for column in columns), n)
 

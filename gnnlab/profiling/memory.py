@@ -55,11 +55,11 @@ class MemoryStats:
 def reset_memory_stats(device: Any = None) -> None:
     """Forget the peak so far; with no device that of the CPU and of the current CUDA device."""
     global _peak_on_cpu
-    where = None if device is None else cpu_or_cuda(device, "memory")
-    if where is None or where.type == "cpu":
+    kinds = ("cpu", "cuda") if device is None else (cpu_or_cuda(device, "memory").type,)
+    if "cpu" in kinds:
         _peak_on_cpu = 0
-    if torch.cuda.is_available() and (where is None or where.type == "cuda"):
-        torch.cuda.reset_peak_memory_stats(where)
+    if "cuda" in kinds and torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def get_peak_memory(device: Any = "cpu") -> float:
@@ -148,9 +148,9 @@ def get_memory_breakdown(
     _, gradients = training.result
     known: set[int] = set()
     sizes = {}
-    for name, found in parts.items():
-        sizes[name] = sum(size for key, size in found.items() if key not in known)
-        known |= found.keys()
+    for name, bytes_of in parts.items():
+        sizes[name] = sum(size for key, size in bytes_of.items() if key not in known)
+        known |= bytes_of.keys()
     sizes |= {"peak_temporary": forward.peak, "peak_training": training.peak}
     sizes["gradients"] = sum(storages(gradients).values())
     if optimizer is not None:
@@ -263,8 +263,8 @@ def _kept_by_forward(model: nn.Module, batch: Any) -> tuple[dict[int, int], dict
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = call(model, batch)
-    kept = {key: reference() for key, reference in seen.items()}
-    return {key: storage.nbytes() for key, storage in kept.items() if storage is not None}, storages(output)
+    alive = {key: reference() for key, reference in seen.items()}
+    return {key: storage.nbytes() for key, storage in alive.items() if storage is not None}, storages(output)
 
 
 @torch.enable_grad()

@@ -2,8 +2,8 @@
 timed before a `Reference` says that two forms compute the same.
 
     forms = {"PyG": conv, "torch.compile": torch.compile(conv), "mine": lambda x, edge_index: ...}
-    found = race_forms(forms, {"x": x, "edge_index": edge_index}, budget_s=1)
-    found["mine"].ratio                  # of the first form's time over this one's, an `Estimate`
+    raced = race_forms(forms, {"x": x, "edge_index": edge_index}, budget_s=1)
+    raced["mine"].ratio                  # of the first form's time over this one's, an `Estimate`
 
 The first form is the baseline. A form takes those of the inputs that its arguments name, or all of them in order where
 they are a tuple. One that fails, or computes something else, is not timed, and says why.
@@ -81,7 +81,7 @@ def race_forms(
     calls = {name: call_of(form, inputs, mode) for name, form in forms.items()}
     with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        usable, found = _agreeing(calls, tolerance)
+        usable, checked = _agreeing(calls, tolerance)
         base, *others = usable
         options = {"budget_s": budget_s, "device": device, "seed": seed, "least": LEAST_ROUNDS}
         alone = not others and not control
@@ -89,13 +89,13 @@ def race_forms(
     samples = {name: np.asarray(each.samples_ms) / per for name, each in timed.items()}
     result: dict[str, Raced] = {}
     for name in [base, *([CONTROL] if CONTROL in samples else []), *(n for n in forms if n != base)]:
-        if name in found and name not in samples:
-            result[name] = found[name]
+        if name in checked and name not in samples:
+            result[name] = checked[name]
             continue
         noise = samples.get(CONTROL) if name not in (base, CONTROL) else None
         ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
         notes = timed[name].notes if name in timed else ()
-        error = found[name].parity_error if name in found and name != base else None
+        error = checked[name].parity_error if name in checked and name != base else None
         form = forms.get(name, forms[base])
         conditions = form.conditions if isinstance(form, Under) else None
         result[name] = Raced(samples[name], ratio, error, conditions or Conditions.now(), notes=notes)
@@ -111,7 +111,7 @@ def _agreeing(calls: Mapping[str, Form], tolerance: float | Mapping[str, float])
         reference = Reference(calls[base], base, _error)
     except Exception as error:
         raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
-    usable, found = [base], {base: Raced()}
+    usable, checked = [base], {base: Raced()}
     for name, call in list(calls.items())[1:]:
         bound = bounds.get(name, common)
         try:
@@ -119,15 +119,15 @@ def _agreeing(calls: Mapping[str, Form], tolerance: float | Mapping[str, float])
         except Exception as problem:  # whatever a form of the reader raises: the others still race
             ours = isinstance(problem, (ParityError, Unavailable))
             reason = str(problem) if ours else f"does not run here: {one_line(problem)}"
-            found[name] = Raced(reason=reason, missing=isinstance(problem, Unavailable))
+            checked[name] = Raced(reason=reason, missing=isinstance(problem, Unavailable))
             continue
         if error <= bound:
             usable.append(name)
-            found[name] = Raced(parity_error=error)
+            checked[name] = Raced(parity_error=error)
         else:
             reason = f"its output differs from that of {base} by {error:.1e} relative, allowed is {bound:.0e}"
-            found[name] = Raced(reason=f"{reason}; only what computes the same is timed", parity_error=error)
-    return usable, found
+            checked[name] = Raced(reason=f"{reason}; only what computes the same is timed", parity_error=error)
+    return usable, checked
 
 
 def _error(expected: Any, got: Any, name: str) -> float:
@@ -295,9 +295,8 @@ class _Training:
         output = self.bound()
         ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         self.directions = self.directions or directions(ends)
-        found = torch.autograd.grad(ends, list(self.leaves.values()), self.directions, allow_unused=True)
-        given = {name: g for name, g in zip(self.leaves, found, strict=True) if g is not None}
-        return _Step(output, given)
+        gradients = torch.autograd.grad(ends, list(self.leaves.values()), self.directions, allow_unused=True)
+        return _Step(output, {name: g for name, g in zip(self.leaves, gradients, strict=True) if g is not None})
 
 
 def directions(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:

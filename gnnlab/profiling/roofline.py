@@ -181,16 +181,16 @@ def ceilings(device: Any = "cpu", threads: int | None = None, budget_s: float = 
         n = _GEMM_SIZE[where.type]
         a, b = torch.ones(n, n, device=where), torch.ones(n, n, device=where)
         product = partial(torch.mm, a, b, out=torch.empty(n, n, device=where))
-        found = race({"product": product} | _copies(where), device=where, budget_s=budget_s, target=_TARGET)
-        best = [_times(size) * size / min(found[f"{size}"].samples_ms) / 1e6 for size in WORKING_SETS]
+        timed = race({"product": product} | _copies(where), device=where, budget_s=budget_s, target=_TARGET)
+        best = [_times(size) * size / min(timed[f"{size}"].samples_ms) / 1e6 for size in WORKING_SETS]
         speeds = np.maximum.accumulate(best[::-1])[::-1].tolist()
         return Ceilings(
             copy_gb_s=list(zip(WORKING_SETS, speeds, strict=True)),
-            gemm_gflop_s=2 * n**3 / min(found["product"].samples_ms) / 1e6,
+            gemm_gflop_s=2 * n**3 / min(timed["product"].samples_ms) / 1e6,
             precision="float32",
             threads=threads,
             device=torch.cuda.get_device_name(where) if where.type == "cuda" else str(where),
-            samples=found["product"].n,
+            samples=timed["product"].n,
         )
 
 
@@ -199,11 +199,11 @@ def _copies(device: torch.device) -> dict[str, Callable[[], None]]:
     not count where they are small."""
     floats = max(WORKING_SETS) // 8
     source, target = torch.ones(floats, device=device), torch.zeros(floats, device=device)
-    found = {}
+    copies = {}
     for size in WORKING_SETS:
         ends = ([half[: size // 8]] * _times(size) for half in (target, source))
-        found[f"{size}"] = partial(torch._foreach_copy_, *ends)
-    return found
+        copies[f"{size}"] = partial(torch._foreach_copy_, *ends)
+    return copies
 
 
 def _times(size: int) -> int:

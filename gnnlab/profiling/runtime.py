@@ -1,4 +1,4 @@
-"""How long a model's forward pass, backward pass and training step take, and the first call of a compiled one.
+"""How long a model's forward pass, backward pass and training step take.
 
     stats = profile_forward(model, batch, num_runs=100, warmup_runs=10)
     print(stats)        # 1.22 ms (median; 95 % interval 1.20 to 1.25, 100 runs)
@@ -10,22 +10,16 @@ the backward pass alone, and beside mean and standard deviation stand the median
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from gnnlab.errors import one_line
-
 from . import timing
 from .context import Loss, call, training_loss, training_step, unchanged
 from .dispatch import device_of
 from .timing import Timing
-
-LATER_CALLS = 3
 
 
 class RuntimeStats(Timing):
@@ -161,36 +155,3 @@ class RuntimeProfiler:
             stats["backward"] = profile_backward(self.model, batch, loss_fn, **self.options)
             stats["training_step"] = profile_training_step(self.model, batch, optimizer, loss_fn, **self.options)
         return stats
-
-
-@dataclass(frozen=True)
-class FirstCall:
-    """Seconds of the first call beyond a later one, graphs captured, and breaks between them.
-
-    `cache_hits` of the graphs came compiled from torch's cache on disk. `failed` says in one line why it did not
-    compile; the numbers are then 0.
-    """
-
-    seconds: float = 0.0
-    graphs: int = 0
-    graph_breaks: int = 0
-    cache_hits: int = 0
-    failed: str | None = None
-
-
-def first_call(compiled: Callable[[], Any], *, fresh: bool = False) -> FirstCall:
-    """Call a function that `torch.compile` made, in inference mode, for the first time.
-
-    `fresh` compiles into an empty cache, so that the time is that of a first run on this machine.
-    """
-    from torch._dynamo.utils import counters
-    from torch._inductor.utils import fresh_cache
-
-    counters.clear()
-    try:
-        with torch.inference_mode(), fresh_cache() if fresh else nullcontext():
-            first, *later = timing.sample(compiled, runs=1 + LATER_CALLS)
-    except Exception as error:  # whatever the compiler could not do: the form has no number, and says why
-        return FirstCall(failed=one_line(error))
-    graphs, cache_hits = counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
-    return FirstCall((first - min(later)) / 1e3, graphs, counters["graph_break"].total(), cache_hits)

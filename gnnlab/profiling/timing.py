@@ -165,8 +165,8 @@ def race(
 ) -> dict[str, Timing]:
     """Time forms that compute the same, interleaved: in each round every form runs once, in random order.
 
-    That they do is asked before (`races.require_equal`). The first is the baseline, which has no notes; those of the
-    others are on its times over theirs (`estimates.ratio`). With `control` the baseline runs a second time in each
+    Check first that they do (`races.require_equal`). The first form is the baseline, which has no notes; notes of the
+    others refer to its times over theirs (`estimates.ratio`). With `control` the baseline runs a second time in each
     round under the name "A/A": what that comparison shows is this run's noise floor. `least` rounds are run whatever
     the budget.
     """
@@ -182,11 +182,11 @@ def race(
         started = clock()
         table = _rounds(samplers, order, target, deadline, clock, least)
         stolen = steal_note(steal, clock() - started)
-    found = {}
+    timings = {}
     for name, sampler, times, warm_up in zip(names, samplers, table.T, spent, strict=True):
-        notes = noise_notes(table[:, 0] / times, target, budget_s) + stolen if found else ()
-        found[name] = Timing(tuple(times.tolist()), sampler.calls, warm_up, notes)
-    return found
+        notes = noise_notes(table[:, 0] / times, target, budget_s) + stolen if timings else ()
+        timings[name] = Timing(tuple(times.tolist()), sampler.calls, warm_up, notes)
+    return timings
 
 
 def control_differences(
