@@ -37,6 +37,11 @@ def test_what_makes_a_profile_doubtful_is_a_remark(model, remark, capsys):
         assert remark in report["remarks"][0] and f"gnnlab: remark: {report['remarks'][0]}" in lines
 
 
+def test_the_allocator_is_the_user_s_and_what_the_environment_says_to_it_is_recorded(capsys, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "17")
+    assert profiled("gcn", capsys)[1]["hardware"]["allocator"]["MALLOC_TRIM_THRESHOLD_"] == "17"
+
+
 def test_a_model_that_fails_is_one_line(capsys):
     code, report, lines = profiled("fails_later", capsys, "runtime")
     assert (code, report, lines[-1]) == (2, None, "gnnlab: own_models:fails_later: RuntimeError: later")
