@@ -8,419 +8,18 @@
 PyG writes and reads a row for each edge three to eight times. Here each row of x is read where it is added, on edges
 sorted by target; gradients are read on edges sorted by source. Rows of edges stand as they were given. One thread has
 a block of nodes with its share of edges, so all edges of one node are one thread's. Threads are those of torch.
-
-Compiled code is stored on disk (`NUMBA_CACHE_DIR`, by default beside this file, else the user's cache folder).
-Without the flags "nnan" and "ninf" NaN and infinities come out as PyG gives them.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import threading
-import time
-import types
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Sequence
 
-import numba
-import numpy as np
 import torch
-from numba import prange
-from numba.extending import overload
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gnnlab.kernels import compiled_passes as loops
 from gnnlab.kernels.neighbours import Neighbours
-
-try:  # the symbols of OpenMP are torch's, loaded before: one pool of threads, which waits for no other
-    from numba.np.ufunc import omppool as _  # noqa: F401
-
-    numba.config.THREADING_LAYER, _TURN = "omp", nullcontext()
-except ImportError:  # no libgomp: numba's own pool, which ends a process in which two threads call it at once
-    numba.config.THREADING_LAYER, _TURN = "workqueue", threading.Lock()
-
-FLAGS = {"contract", "nsz", "arcp"}  # of fastmath
-SMALL = 1 << 17  # numbers that one thread passes over in some 50 us
-_forked = False
-
-
-def _in_child() -> None:
-    global _forked
-    _forked = True  # a pool of threads does not survive a fork, and GNU's ends the process that asks for it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
-
-
-class Compiled:
-    """What compiling cost in this process: seconds, also of reading code from disk, and whether code is stored."""
-
-    seconds = 0.0
-    fresh = 0  # compiled here
-    stored = True
-
-
-class _Kernel:
-    """A function of one block of nodes, run for all: by one thread, or by several, each of which has a block.
-
-    What is small, such as the graphs of a trial, is run by one thread, so that it needs no second compilation.
-    """
-
-    def __init__(self, function: Callable) -> None:
-        self.alone = _compiled(function, f"{function.__name__}_alone", globals())
-        names = globals() | {"one_block": self.alone}
-        self.several = _compiled(_blocks, f"{function.__name__}_several", names, parallel=True)
-
-    def __call__(self, edges: int, *given: Tensor | float | None) -> None:
-        first = given[0]
-        number = np.float32 if first.dtype is torch.float32 else np.float64
-        arrays = [
-            one.detach().numpy() if isinstance(one, Tensor) else number(one) if type(one) is float else one
-            for one in given
-        ]
-        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        if threads == 1 or _forked or (edges + first.shape[0]) * first.shape[1] < SMALL:
-            return self._timed(self.alone, *arrays, 0, 1)
-        with _TURN:
-            if numba.get_num_threads() != threads:
-                numba.set_num_threads(threads)
-            self._timed(self.several, threads, *arrays)
-
-    def _timed(self, run: Callable, *arrays: Any) -> None:
-        known, misses, start = len(run.overloads), sum(run.stats.cache_misses.values()), time.perf_counter()
-        run(*arrays)
-        if len(run.overloads) > known:
-            Compiled.seconds += time.perf_counter() - start
-            Compiled.fresh += sum(run.stats.cache_misses.values()) - misses
-
-
-def _blocks(blocks, *arrays):
-    for block in prange(blocks):
-        one_block(*arrays, block, blocks)  # noqa: F821  a global of each copy of this function
-
-
-def _compiled(function: Callable, name: str, names: dict[str, Any], **options: bool) -> Callable:
-    named = types.FunctionType(function.__code__, names, name)
-    named.__qualname__ = name  # by which code on disk is known
-    try:
-        return numba.njit(cache=True, nogil=True, fastmath=FLAGS, **options)(named)
-    except RuntimeError:  # no folder that can be written
-        Compiled.stored = False
-        return numba.njit(nogil=True, fastmath=FLAGS, **options)(named)
-
-
-_inner = numba.njit(fastmath=FLAGS, nogil=True)
-
-
-@_inner
-def _first(ptr, block, blocks):
-    """The first node of a block: blocks have equally many edges and nodes in sum."""
-    nodes = ptr.shape[0] - 1
-    wanted = block * (np.int64(ptr[nodes]) + nodes) // blocks
-    low, high = 0, nodes
-    while low < high:
-        middle = (low + high) // 2
-        if np.int64(ptr[middle]) + middle < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _exp(x):
-    """e**x, within 2e-7 in float32, by instructions on whole vectors; in float64 that of the C library."""
-
-
-@overload(_exp)
-def _exp_of(x):
-    if x == numba.float64:
-        return lambda x: math.exp(x)
-
-    def exp(x):  # 2**n * e**r, r within half of log 2; Taylor's series
-        x = np.float32(89) if x > np.float32(89) else x
-        shifted = x * np.float32(1.44269504) + np.float32(12582912)  # n in its lowest bits
-        n = shifted - np.float32(12582912)
-        r = x - n * np.float32(0.693359375)
-        r = r + n * np.float32(2.12194440e-4)
-        p = np.float32(1 / 720) + r * np.float32(1 / 5040)
-        p = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * p)
-        p = np.float32(1 / 2) + r * (np.float32(1 / 6) + r * p)
-        p = np.float32(1) + r * (np.float32(1) + r * p)
-        bits = np.float32(shifted).view(np.int32)
-        scale = np.int32((bits << np.int32(23)) + np.int32(0x3F800000)).view(np.float32)
-        return np.float32(0) if x < np.float32(-87.3) else p * scale
-
-    return exp
-
-
-def _sigmoid(x):
-    """1 / (1 + e**-x)."""
-
-
-@overload(_sigmoid)
-def _sigmoid_of(x):
-    if x == numba.float64:
-        return lambda x: 1.0 / (1.0 + _exp(-x))
-    return lambda x: np.float32(1) / (np.float32(1) + _exp(-x))
-
-
-def _softplus(x):
-    """log(1 + e**x), within 3e-7 in float32; as torch's, x itself from 20 on."""
-
-
-@overload(_softplus)
-def _softplus_of(x):
-    if x == numba.float64:
-        return lambda x: x if x > 20.0 else math.log1p(math.exp(x))
-
-    def softplus(x):  # log(1 + z) = 2 atanh(z / (2 + z)), its series
-        z = _exp(-abs(x))
-        s = z / (np.float32(2) + z)
-        t = s * s
-        p = np.float32(1 / 11) + t * (np.float32(1 / 13) + t * np.float32(1 / 15))
-        p = np.float32(1 / 7) + t * (np.float32(1 / 9) + t * p)
-        p = np.float32(1) + t * (np.float32(1 / 3) + t * (np.float32(1 / 5) + t * p))
-        return (np.float32(0) if x <= np.float32(0) else x) + (s + s) * p
-
-    return softplus
-
-
-# ---- kernels. `ptr`, `col`: edges grouped by their own node, and the other end of each; `ids`: its row in `e`. What
-# stands behind "is not None" is left out where it is None when numba compiles.
-
-
-@_inner
-def _message(row, e, relu, k, into):
-    """row + e[k], with `relu` its positive part."""
-    if e is None:
-        return row
-    edge, zero = e[k], row.dtype.type(0)
-    for f in range(row.shape[0]):
-        if relu is None:
-            into[f] = row[f] + edge[f]
-        else:
-            into[f] = np.maximum(row[f] + edge[f], zero)
-    return into
-
-
-@_Kernel
-def _moments(y, e, relu, total, squares, least, largest, ptr, col, ids, block, blocks):
-    into = np.empty(y.shape[1], y.dtype)
-    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        empty, zero = ptr[i] == ptr[i + 1], y.dtype.type(0)
-        if total is not None:
-            total[i] = zero
-        if squares is not None:
-            squares[i] = zero
-        if least is not None:
-            least[i] = zero if empty else y.dtype.type(np.inf)
-        if largest is not None:
-            largest[i] = zero if empty else y.dtype.type(-np.inf)
-        for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
-            if total is not None:
-                here = total[i]
-                for f in range(row.shape[0]):
-                    here[f] += row[f]
-            if squares is not None:
-                here = squares[i]
-                for f in range(row.shape[0]):
-                    here[f] += row[f] * row[f]
-            if least is not None:
-                here = least[i]
-                for f in range(row.shape[0]):
-                    here[f] = np.minimum(here[f], row[f])
-            if largest is not None:
-                here = largest[i]
-                for f in range(row.shape[0]):
-                    here[f] = np.maximum(here[f], row[f])
-
-
-@_Kernel
-def _ties(y, e, relu, extreme, count, ptr, col, ids, block, blocks):
-    """How many messages of each node equal its extreme one."""
-    into = np.empty(y.shape[1], y.dtype)
-    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, best, zero, one = count[i], extreme[i], y.dtype.type(0), y.dtype.type(1)
-        here[:] = zero
-        for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
-            for f in range(row.shape[0]):
-                here[f] += one if row[f] == best[f] else zero
-
-
-@_Kernel
-def _moments_back(
-    y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, g_y, g_e, ptr, col, ids, block, blocks
-):
-    into, grad = np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
-    for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        own, here, zero, one = y[j], g_y[j], y.dtype.type(0), y.dtype.type(1)
-        here[:] = zero
-        for k in range(ptr[j], ptr[j + 1]):
-            i = col[k]
-            row = _message(own, e, relu, ids[k], into)
-            if g_total is None:
-                grad[:] = zero
-            else:
-                grad[:] = g_total[i]
-            if g_squares is not None:
-                part = g_squares[i]
-                for f in range(row.shape[0]):
-                    grad[f] += (row[f] + row[f]) * part[f]
-            if g_least is not None:  # multiplied, so that a gradient of nan stays one, as in torch
-                best, part = least[i], g_least[i]
-                for f in range(row.shape[0]):
-                    grad[f] += part[f] * (one if row[f] == best[f] else zero)
-            if g_largest is not None:
-                best, part = largest[i], g_largest[i]
-                for f in range(row.shape[0]):
-                    grad[f] += part[f] * (one if row[f] == best[f] else zero)
-            if relu is not None:
-                for f in range(row.shape[0]):
-                    grad[f] = zero if row[f] <= zero else grad[f]
-            for f in range(row.shape[0]):
-                here[f] += grad[f]
-            if g_e is not None:
-                g_e[ids[k]] = grad
-
-
-@_Kernel
-def _softened(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks):
-    """Sums of softmax(t v) v; `log_sum`: log of the sums of e**(t v); `spread`: the variance of v by these weights."""
-    into, top, total = np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
-    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, zero = out[i], y.dtype.type(0)
-        here[:], total[:] = zero, zero
-        top[:] = zero if ptr[i] == ptr[i + 1] else y.dtype.type(-np.inf)
-        if spread is not None:
-            spread[i] = zero
-        for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
-            for f in range(row.shape[0]):
-                top[f] = np.maximum(top[f], t * row[f])
-        for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
-            for f in range(row.shape[0]):
-                weight = _exp(t * row[f] - top[f])
-                total[f] += weight
-                here[f] += weight * row[f]
-            if spread is not None:
-                wide = spread[i]
-                for f in range(row.shape[0]):
-                    wide[f] += _exp(t * row[f] - top[f]) * row[f] * row[f]
-        if ptr[i] < ptr[i + 1]:
-            for f in range(here.shape[0]):
-                here[f] /= total[f]
-                log_sum[i, f] = top[f] + np.log(total[f])
-                if spread is not None:
-                    spread[i, f] = spread[i, f] / total[f] - here[f] * here[f]
-
-
-@_Kernel
-def _softened_back(y, e, relu, t, whole, out, log_sum, g, g_y, g_e, ptr, col, ids, block, blocks):
-    into = np.empty(y.shape[1], y.dtype)
-    for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        own, here, zero, one = y[j], g_y[j], y.dtype.type(0), y.dtype.type(1)
-        here[:] = zero
-        for k in range(ptr[j], ptr[j + 1]):
-            i = col[k]
-            row, mean, scale, sent = _message(own, e, relu, ids[k], into), out[i], log_sum[i], g[i]
-            for f in range(row.shape[0]):
-                v = row[f]
-                part = sent[f] * _exp(t * v - scale[f]) * (one + whole * (v - mean[f]))
-                if relu is not None:
-                    part = zero if v <= zero else part
-                into[f] = part
-                here[f] += part
-            if g_e is not None:
-                g_e[ids[k]] = into
-
-
-@_Kernel
-def _gated(source, target, e, softplus, out, ptr, col, ids, block, blocks):
-    """Sums of sigmoid(p) * q, p and q the halves of source[j] + target[i] + e[k]."""
-    width = out.shape[1]
-    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, own = out[i], target[i]
-        here[:] = out.dtype.type(0)
-        for k in range(ptr[i], ptr[i + 1]):
-            other = source[col[k]]
-            for f in range(width):
-                p, q = own[f] + other[f], own[width + f] + other[width + f]
-                if e is not None:
-                    p, q = p + e[ids[k], f], q + e[ids[k], width + f]
-                if softplus is not None:
-                    q = _softplus(q)
-                here[f] += _sigmoid(p) * q
-
-
-@_Kernel
-def _gated_back(own, others, e, softplus, by_target, g, to_own, to_e, ptr, col, ids, block, blocks):
-    """The gradient of the rows of one end, from that of the sums; `by_target`: of the targets."""
-    width = own.shape[1] // 2
-    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        row, here, one = own[n], to_own[n], own.dtype.type(1)
-        here[:] = own.dtype.type(0)
-        for k in range(ptr[n], ptr[n + 1]):
-            other = others[col[k]]
-            sent = g[n if by_target else col[k]]
-            for f in range(width):
-                p, q = row[f] + other[f], row[width + f] + other[width + f]
-                if e is not None:
-                    p, q = p + e[ids[k], f], q + e[ids[k], width + f]
-                gate = _sigmoid(p)
-                to_q = sent[f] * gate
-                if softplus is not None:
-                    to_q = to_q * _sigmoid(q)
-                    q = _softplus(q)
-                to_p = sent[f] * q * gate * (one - gate)
-                here[f] += to_p
-                here[width + f] += to_q
-                if to_e is not None:
-                    to_e[ids[k], f] = to_p
-                    to_e[ids[k], width + f] = to_q
-
-
-@_Kernel
-def _modulated(x, target, out, ptr, col, block, blocks):
-    """Sums of relu(gamma[i] * x[j] + beta[i]), the halves of target[i]."""
-    width = x.shape[1]
-    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, own, zero = out[i], target[i], x.dtype.type(0)
-        here[:] = zero
-        for k in range(ptr[i], ptr[i + 1]):
-            row = x[col[k]]
-            for f in range(width):
-                here[f] += np.maximum(own[f] * row[f] + own[width + f], zero)
-
-
-@_Kernel
-def _modulated_back(x, target, g, to_x, to_target, ptr, col, block, blocks):
-    """The gradient of the sources, edges by source; or that of the targets, edges by target."""
-    width = x.shape[1]
-    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        zero = x.dtype.type(0)
-        if to_x is not None:
-            to_x[n] = zero
-        if to_target is not None:
-            to_target[n] = zero
-        for k in range(ptr[n], ptr[n + 1]):
-            i = n if to_x is None else col[k]
-            row, own, sent = x[col[k] if to_x is None else n], target[i], g[i]
-            for f in range(width):
-                part = zero if own[f] * row[f] + own[width + f] <= zero else sent[f]
-                if to_x is not None:
-                    to_x[n, f] += part * own[f]
-                if to_target is not None:
-                    to_target[n, f] += part * row[f]
-                    to_target[n, width + f] += part
-
-
-# ---- what the layers call
 
 
 def _by_target(graph: Neighbours) -> tuple[Tensor, Tensor, Tensor]:
@@ -462,7 +61,7 @@ class _Moments(torch.autograd.Function):
         out = {name: y.new_empty(graph.num_nodes, y.shape[1]) for name in wanted}
         ctx.graph, ctx.wanted, ctx.relu = graph, wanted, 1 if relu and edge is not None else None
         made = map(out.get, ("sum", "squares", "min", "max"))
-        _moments(graph.num_edges, y, edge, ctx.relu, *made, *_by_target(graph))
+        loops.moments(graph.num_edges, y, edge, ctx.relu, *made, *_by_target(graph))
         ctx.save_for_backward(y, edge, out.get("min"), out.get("max"))
         return tuple(out.values())
 
@@ -474,12 +73,12 @@ class _Moments(torch.autograd.Function):
         for name, extreme in (("min", least), ("max", largest)):
             if extreme is not None:
                 count = torch.empty_like(extreme)
-                _ties(graph.num_edges, y, edge, ctx.relu, extreme, count, *_by_target(graph))
+                loops.ties(graph.num_edges, y, edge, ctx.relu, extreme, count, *_by_target(graph))
                 grad[name] = grad[name] / count.add_(extreme == 0)
         to_y, to_edge = torch.empty_like(y), torch.empty_like(edge) if ctx.needs_input_grad[1] else None
         extremes = least, grad.get("min"), largest, grad.get("max")
         given = grad.get("sum"), grad.get("squares"), *extremes, to_y, to_edge
-        _moments_back(graph.num_edges, y, edge, ctx.relu, *given, *_by_source(graph))
+        loops.moments_back(graph.num_edges, y, edge, ctx.relu, *given, *_by_source(graph))
         return to_y, to_edge, None, None, None
 
 
@@ -499,7 +98,7 @@ class _Softened(torch.autograd.Function):
         relu = 1 if relu and edge is not None else None
         out, log_sum = (y.new_empty(graph.num_nodes, y.shape[1]) for _ in range(2))
         spread = torch.empty_like(out) if ctx.needs_input_grad[2] else None
-        _softened(graph.num_edges, y, edge, relu, number, out, log_sum, spread, *_by_target(graph))
+        loops.softened(graph.num_edges, y, edge, relu, number, out, log_sum, spread, *_by_target(graph))
         ctx.graph, ctx.fixed = graph, (relu, number, 0.0 if semi else number)
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
         return out
@@ -510,7 +109,7 @@ class _Softened(torch.autograd.Function):
         (y, edge, t, out, log_sum, spread), graph = ctx.saved_tensors, ctx.graph
         to_y, to_edge = torch.empty_like(y), torch.empty_like(edge) if ctx.needs_input_grad[1] else None
         grad = grad.contiguous()
-        _softened_back(graph.num_edges, y, edge, *ctx.fixed, out, log_sum, grad, to_y, to_edge, *_by_source(graph))
+        loops.softened_back(graph.num_edges, y, edge, *ctx.fixed, out, log_sum, grad, to_y, to_edge, *_by_source(graph))
         to_t = (grad * spread).sum().view_as(t) if spread is not None else None
         return to_y, to_edge, to_t, None, None, None
 
@@ -530,7 +129,7 @@ class _Gated(torch.autograd.Function):
         source, target = source.contiguous(), target.contiguous()
         edge = None if edge is None else edge.contiguous()
         out = source.new_empty(graph.num_nodes, source.shape[1] // 2)
-        _gated(graph.num_edges, source, target, edge, softplus, out, *_by_target(graph))
+        loops.gated(graph.num_edges, source, target, edge, softplus, out, *_by_target(graph))
         ctx.graph, ctx.softplus = graph, softplus
         ctx.save_for_backward(source, target, edge)
         return out
@@ -542,8 +141,8 @@ class _Gated(torch.autograd.Function):
         of_source, of_target = torch.empty_like(source), torch.empty_like(target)
         of_edge = torch.empty_like(edge) if ctx.needs_input_grad[2] else None
         kind = edge, ctx.softplus
-        _gated_back(graph.num_edges, source, target, *kind, False, grad, of_source, None, *_by_source(graph))
-        _gated_back(graph.num_edges, target, source, *kind, True, grad, of_target, of_edge, *_by_target(graph))
+        loops.gated_back(graph.num_edges, source, target, *kind, False, grad, of_source, None, *_by_source(graph))
+        loops.gated_back(graph.num_edges, target, source, *kind, True, grad, of_target, of_edge, *_by_target(graph))
         return of_source, of_target, of_edge, None, None
 
 
@@ -559,7 +158,7 @@ class _Modulated(torch.autograd.Function):
     def forward(ctx, x, target, graph):
         x, target = x.contiguous(), target.contiguous()
         out = x.new_empty(graph.num_nodes, x.shape[1])
-        _modulated(graph.num_edges, x, target, out, graph.rowptr, graph.col)
+        loops.modulated(graph.num_edges, x, target, out, graph.rowptr, graph.col)
         ctx.graph = graph
         ctx.save_for_backward(x, target)
         return out
@@ -569,6 +168,6 @@ class _Modulated(torch.autograd.Function):
     def backward(ctx, grad):
         (x, target), graph = ctx.saved_tensors, ctx.graph
         given, of_x, of_target = (x, target, grad.contiguous()), torch.empty_like(x), torch.empty_like(target)
-        _modulated_back(graph.num_edges, *given, of_x, None, graph.transposed.rowptr, graph.transposed.col)
-        _modulated_back(graph.num_edges, *given, None, of_target, graph.rowptr, graph.col)
+        loops.modulated_back(graph.num_edges, *given, of_x, None, graph.transposed.rowptr, graph.transposed.col)
+        loops.modulated_back(graph.num_edges, *given, None, of_target, graph.rowptr, graph.col)
         return of_x, of_target, None

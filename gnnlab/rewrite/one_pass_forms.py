@@ -53,7 +53,7 @@ class GivenEdges:
 
 def compilation() -> list[str]:
     """What compiling the passes has cost this process, a line for a report; no line where nothing was compiled."""
-    module = sys.modules.get("gnnlab.kernels.one_pass")
+    module = sys.modules.get("gnnlab.kernels.compiled_passes")
     if module is None or not module.Compiled.seconds:
         return []
     done = module.Compiled

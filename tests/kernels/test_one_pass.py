@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch_geometric.utils import scatter, softmax
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels import one_pass
+from gnnlab.kernels import compiled_passes, one_pass
 from gnnlab.kernels.neighbours import Neighbours
 
 NODES, EDGES, WIDTH = 14, 60, 6
@@ -107,7 +107,7 @@ def test_a_pass_and_its_gradients_are_those_of_pyg(name, dtype):
 
 def test_several_threads_give_what_one_gives(monkeypatch):
     one, threads = both("sum of relu", torch.float32), torch.get_num_threads()
-    monkeypatch.setattr(one_pass, "SMALL", 0)
+    monkeypatch.setattr(compiled_passes, "SMALL", 0)
     try:
         torch.set_num_threads(2)
         two = both("sum of relu", torch.float32)
@@ -149,7 +149,7 @@ def test_blocks_cover_each_node_once_whatever_the_degrees():
     neighbours = Neighbours.prepare(torch.stack([ends % NODES, ends]), NODES)
     ptr = neighbours.rowptr.numpy()
     for blocks in (1, 2, 3, 64):
-        firsts = [one_pass._first.py_func(ptr, block, blocks) for block in range(blocks + 1)]
+        firsts = [compiled_passes._first.py_func(ptr, block, blocks) for block in range(blocks + 1)]
         assert firsts[0] == 0 and firsts[-1] == NODES and firsts == sorted(firsts)
 
 
@@ -171,12 +171,13 @@ def test_what_does_not_fit_is_refused_before_compiled_code_reads_it():
 
 SECOND = """
 import sys, torch
-from gnnlab.kernels import one_pass
+from gnnlab.kernels import compiled_passes, one_pass
 from gnnlab.kernels.neighbours import Neighbours
 neighbours = Neighbours.prepare(torch.tensor([[0, 1], [1, 1]]), 3)
 y, edge = torch.ones(3, 2), torch.ones(2, 2)
 one_pass.moments(y, neighbours, ("sum",), edge, relu=True)
-print(one_pass.Compiled.fresh, one_pass.Compiled.stored, one_pass.Compiled.seconds > 0)
+done = compiled_passes.Compiled
+print(done.fresh, done.stored, done.seconds > 0)
 """
 
 
@@ -201,12 +202,12 @@ def test_where_no_folder_can_be_written_it_compiles_all_the_same():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_computes_alone(monkeypatch):
-    monkeypatch.setattr(one_pass, "SMALL", 0)
+    monkeypatch.setattr(compiled_passes, "SMALL", 0)
     both("sum of relu", torch.float32)
     child = os.fork()
     if child == 0:
         found = both("sum of relu", torch.float32)[0][0]
-        os._exit(0 if one_pass._forked and found.isfinite().all() else 1)
+        os._exit(0 if found.isfinite().all() else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 

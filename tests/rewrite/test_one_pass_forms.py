@@ -103,9 +103,10 @@ def test_options_that_no_pass_serves_are_said(make, why):
 
 
 def test_without_numba_these_layers_stay_those_of_pyg(monkeypatch):
-    monkeypatch.delitem(sys.modules, "gnnlab.kernels.one_pass", raising=False)
+    for name in ("gnnlab.kernels.one_pass", "gnnlab.kernels.compiled_passes"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delattr(name, raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delattr("gnnlab.kernels.one_pass", raising=False)
     reference = pyg.ResGatedGraphConv(IN, 8).double()
     (x, *_), arguments = called(0)
     report = swap(reference, (x.detach(), arguments[1]))
