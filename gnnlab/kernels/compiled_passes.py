@@ -172,22 +172,26 @@ def _softplus_of(x):
 
 
 @_inner
-def _message(row, e, relu, k, into):
-    """row + e[k], with `relu` its positive part."""
+def _edge(e, k):
+    """The row of an edge's own features, where there are any."""
     if e is None:
-        return row
-    edge, zero = e[k], row.dtype.type(0)
-    for f in range(row.shape[0]):
-        if relu is None:
-            into[f] = row[f] + edge[f]
-        else:
-            into[f] = np.maximum(row[f] + edge[f], zero)
-    return into
+        return None
+    return e[k]
+
+
+@_inner
+def _message(row, edge, relu, f):
+    """Entry f of row + edge, with `relu` its positive part."""
+    if edge is None:
+        return row[f]
+    if relu is None:
+        return row[f] + edge[f]
+    return np.maximum(row[f] + edge[f], row.dtype.type(0))
 
 
 @_Kernel
 def moments(y, e, relu, total, squares, least, largest, ptr, col, ids, block, blocks):
-    into = np.empty(y.shape[1], y.dtype)
+    width = y.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         empty, zero = ptr[i] == ptr[i + 1], y.dtype.type(0)
         if total is not None:
@@ -199,69 +203,71 @@ def moments(y, e, relu, total, squares, least, largest, ptr, col, ids, block, bl
         if largest is not None:
             largest[i] = zero if empty else y.dtype.type(-np.inf)
         for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
+            row, edge = y[col[k]], _edge(e, ids[k])
             if total is not None:
                 here = total[i]
-                for f in range(row.shape[0]):
-                    here[f] += row[f]
+                for f in range(width):
+                    here[f] += _message(row, edge, relu, f)
             if squares is not None:
                 here = squares[i]
-                for f in range(row.shape[0]):
-                    here[f] += row[f] * row[f]
+                for f in range(width):
+                    v = _message(row, edge, relu, f)
+                    here[f] += v * v
             if least is not None:
                 here = least[i]
-                for f in range(row.shape[0]):
-                    here[f] = np.minimum(here[f], row[f])
+                for f in range(width):
+                    here[f] = np.minimum(here[f], _message(row, edge, relu, f))
             if largest is not None:
                 here = largest[i]
-                for f in range(row.shape[0]):
-                    here[f] = np.maximum(here[f], row[f])
+                for f in range(width):
+                    here[f] = np.maximum(here[f], _message(row, edge, relu, f))
 
 
 @_Kernel
 def ties(y, e, relu, extreme, count, ptr, col, ids, block, blocks):
     """How many messages of each node equal its extreme one."""
-    into = np.empty(y.shape[1], y.dtype)
+    width = y.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         here, best, zero, one = count[i], extreme[i], y.dtype.type(0), y.dtype.type(1)
         here[:] = zero
         for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
-            for f in range(row.shape[0]):
-                here[f] += one if row[f] == best[f] else zero
+            row, edge = y[col[k]], _edge(e, ids[k])
+            for f in range(width):
+                here[f] += one if _message(row, edge, relu, f) == best[f] else zero
 
 
 @_Kernel
 def moments_back(
     y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, g_y, g_e, ptr, col, ids, block, blocks
 ):
-    into, grad = np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
+    width, grad = y.shape[1], np.empty(y.shape[1], y.dtype)
     for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         own, here, zero, one = y[j], g_y[j], y.dtype.type(0), y.dtype.type(1)
         here[:] = zero
         for k in range(ptr[j], ptr[j + 1]):
             i = col[k]
-            row = _message(own, e, relu, ids[k], into)
+            edge = _edge(e, ids[k])
             if g_total is None:
                 grad[:] = zero
             else:
                 grad[:] = g_total[i]
             if g_squares is not None:
                 part = g_squares[i]
-                for f in range(row.shape[0]):
-                    grad[f] += (row[f] + row[f]) * part[f]
+                for f in range(width):
+                    v = _message(own, edge, relu, f)
+                    grad[f] += (v + v) * part[f]
             if g_least is not None:  # multiplied, so that a gradient of nan stays one, as in torch
                 best, part = least[i], g_least[i]
-                for f in range(row.shape[0]):
-                    grad[f] += part[f] * (one if row[f] == best[f] else zero)
+                for f in range(width):
+                    grad[f] += part[f] * (one if _message(own, edge, relu, f) == best[f] else zero)
             if g_largest is not None:
                 best, part = largest[i], g_largest[i]
-                for f in range(row.shape[0]):
-                    grad[f] += part[f] * (one if row[f] == best[f] else zero)
+                for f in range(width):
+                    grad[f] += part[f] * (one if _message(own, edge, relu, f) == best[f] else zero)
             if relu is not None:
-                for f in range(row.shape[0]):
-                    grad[f] = zero if row[f] <= zero else grad[f]
-            for f in range(row.shape[0]):
+                for f in range(width):
+                    grad[f] = zero if _message(own, edge, relu, f) <= zero else grad[f]
+            for f in range(width):
                 here[f] += grad[f]
             if g_e is not None:
                 g_e[ids[k]] = grad
@@ -270,7 +276,7 @@ def moments_back(
 @_Kernel
 def softened(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks):
     """Sums of softmax(t v) v; `log_sum`: log of the sums of e**(t v); `spread`: the variance of v by these weights."""
-    into, top, total = np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
+    width, top, total = y.shape[1], np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         here, zero = out[i], y.dtype.type(0)
         here[:], total[:] = zero, zero
@@ -278,19 +284,21 @@ def softened(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks):
         if spread is not None:
             spread[i] = zero
         for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
-            for f in range(row.shape[0]):
-                top[f] = np.maximum(top[f], t * row[f])
+            row, edge = y[col[k]], _edge(e, ids[k])
+            for f in range(width):
+                top[f] = np.maximum(top[f], t * _message(row, edge, relu, f))
         for k in range(ptr[i], ptr[i + 1]):
-            row = _message(y[col[k]], e, relu, ids[k], into)
-            for f in range(row.shape[0]):
-                weight = _exp(t * row[f] - top[f])
+            row, edge = y[col[k]], _edge(e, ids[k])
+            for f in range(width):
+                v = _message(row, edge, relu, f)
+                weight = _exp(t * v - top[f])
                 total[f] += weight
-                here[f] += weight * row[f]
+                here[f] += weight * v
             if spread is not None:
                 wide = spread[i]
-                for f in range(row.shape[0]):
-                    wide[f] += _exp(t * row[f] - top[f]) * row[f] * row[f]
+                for f in range(width):
+                    v = _message(row, edge, relu, f)
+                    wide[f] += _exp(t * v - top[f]) * v * v
         if ptr[i] < ptr[i + 1]:
             for f in range(here.shape[0]):
                 here[f] /= total[f]
@@ -307,9 +315,9 @@ def softened_back(y, e, relu, t, whole, out, log_sum, g, g_y, g_e, ptr, col, ids
         here[:] = zero
         for k in range(ptr[j], ptr[j + 1]):
             i = col[k]
-            row, mean, scale, sent = _message(own, e, relu, ids[k], into), out[i], log_sum[i], g[i]
-            for f in range(row.shape[0]):
-                v = row[f]
+            edge, mean, scale, sent = _edge(e, ids[k]), out[i], log_sum[i], g[i]
+            for f in range(own.shape[0]):
+                v = _message(own, edge, relu, f)
                 part = sent[f] * _exp(t * v - scale[f]) * (one + whole * (v - mean[f]))
                 if relu is not None:
                     part = zero if v <= zero else part
