@@ -70,19 +70,20 @@ def root(start: Path | None = None) -> Path:
 
 def notebooks(root: Path) -> dict[str, Notebook]:
     """Every `notebooks/NN_name.ipynb` by its number, each after those that it needs. Raises `GnnlabError`."""
-    found: dict[str, Notebook] = {}
-    for path in sorted((root / "notebooks").glob("*.ipynb")):
-        if not _NAME.fullmatch(path.stem):
-            continue
-        notebook = _notebook(path)
-        if notebook.number in found:
-            raise GnnlabError(f"{path.name} and {found[notebook.number].path.name} have the same number")
-        found[notebook.number] = notebook
-    for notebook in found.values():
-        for need in notebook.needs:
-            if need not in found:
-                raise GnnlabError(f"{notebook.path.name} needs notebook {need!r}, which does not exist")
-    return _in_order(found)
+    paths = [path for path in sorted((root / "notebooks").glob("*.ipynb")) if _NAME.fullmatch(path.stem)]
+    waiting: dict[str, Notebook] = {}
+    for notebook in map(_notebook, paths):
+        if notebook.number in waiting:
+            raise GnnlabError(f"{notebook.name}.ipynb and {waiting[notebook.number].name}.ipynb have the same number")
+        waiting[notebook.number] = notebook
+    ordered: dict[str, Notebook] = {}
+    while waiting:
+        ready = [number for number, notebook in waiting.items() if ordered.keys() >= set(notebook.needs)]
+        if not ready:
+            names = ", ".join(notebook.name for notebook in waiting.values())
+            raise GnnlabError(f"{names}: what they need is each other, or a notebook that does not exist")
+        ordered[ready[0]] = waiting.pop(ready[0])
+    return ordered
 
 
 def select(notebooks: dict[str, Notebook], wanted: Sequence[str]) -> list[Notebook]:
@@ -111,15 +112,15 @@ def read_parameters(
     set_: ParameterSet,
     overrides: Sequence[tuple[str, str]] = (),
     *,
-    every: Sequence[Notebook] = (),
+    every: Sequence[Notebook],
 ) -> dict[str, dict[str, Any] | None]:
     """The parameters of each chosen notebook by its name, checked; None where the set has no file for it.
 
     `overrides` are (name, text) pairs from a command line; each goes to the notebooks that declare it. Files that
-    belong to no notebook (out of `every`, the chosen ones when empty) are refused: they would be ignored otherwise.
+    belong to none of `every` notebook are refused: they would be ignored otherwise.
     Raises `GnnlabError`.
     """
-    names = [notebook.name for notebook in every or chosen]
+    names = [notebook.name for notebook in every]
     for file in sorted([*set_.folder.glob("*.yaml"), *set_.folder.glob("*.yml")]):
         if file.suffix != ".yaml" or file.stem not in names:
             raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, [f'{name}.yaml' for name in names])}")
@@ -129,12 +130,7 @@ def read_parameters(
             raise GnnlabError(f"-p {name}: {parameters.unknown(name, known)}")
         if name in dict(overrides[:place]):
             raise GnnlabError(f"-p {name} is given twice")
-    checked: dict[str, dict[str, Any] | None] = {}
-    for notebook in chosen:
-        file, schema = set_.file(notebook), notebook.declared
-        own = {name: parameters.parse(text, schema[name]) for name, text in overrides if name in schema}
-        checked[notebook.name] = _checked(file, schema, own) if file.exists() else None
-    return checked
+    return {n.name: _read(set_.file(n), n.declared, overrides) if set_.file(n).exists() else None for n in chosen}
 
 
 def output_folder(set_: ParameterSet, given: Iterable[dict[str, Any] | None], root: Path) -> Path:
@@ -158,15 +154,15 @@ def output_folder(set_: ParameterSet, given: Iterable[dict[str, Any] | None], ro
     return root / "outputs" / set_.name
 
 
-def _checked(file: Path, schema: dict[str, Parameter], own: dict[str, Any]) -> dict[str, Any]:
-    """The values that a file and the command line give, understood; not the defaults."""
+def _read(file: Path, schema: dict[str, Parameter], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The values that a file and the command line give, checked; not the defaults."""
     given = parameters.load_yaml(file)
     try:
-        understood = parameters.check(given, schema)
+        parameters.check(given, schema)
     except GnnlabError as error:
         raise GnnlabError(f"{file}: {error}") from None
-    understood |= {name: value for name, value in parameters.check(own, schema).items() if name in own}
-    return {name: understood[name] for name in schema if name in given or name in own}
+    given |= {name: parameters.parse(text, schema[name]) for name, text in overrides if name in schema}
+    return {name: value for name, value in parameters.check(given, schema).items() if name in given}
 
 
 def _notebook(path: Path) -> Notebook:
@@ -179,17 +175,6 @@ def _notebook(path: Path) -> Notebook:
     if not minutes > 0:
         raise GnnlabError(f"{path}: timeout_minutes is {minutes}; it must be above 0")
     return Notebook(path, needs, minutes)
-
-
-def _in_order(found: dict[str, Notebook]) -> dict[str, Notebook]:
-    """By number, but each after those that it needs."""
-    ordered: dict[str, Notebook] = {}
-    while rest := sorted(found.keys() - ordered.keys()):
-        ready = [number for number in rest if ordered.keys() >= set(found[number].needs)]
-        if not ready:
-            raise GnnlabError(f"of the notebooks {', '.join(rest)} some need each other")
-        ordered[ready[0]] = found[ready[0]]
-    return ordered
 
 
 def _number(word: str, notebooks: dict[str, Notebook]) -> str:

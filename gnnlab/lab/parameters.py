@@ -125,22 +125,22 @@ def declared(notebook_path: Path) -> dict[str, Parameter]:
 
     path = Path(notebook_path)
     try:
-        cells = [cell for cell in json.loads(_read(path))["cells"] if cell["cell_type"] == "code"]
+        cells = [cell for cell in json.loads(path.read_bytes())["cells"] if cell["cell_type"] == "code"]
         tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
         if len(tagged) != 1:
             raise GnnlabError(f"{path.name} has {len(tagged)} code cells tagged 'parameters'; it must have one")
-        logging.getLogger("papermill").setLevel(logging.ERROR)  # of lines that it leaves out, which are told below
-        found = inspect_notebook(literal_path(path))
+        logging.getLogger("papermill").setLevel(logging.ERROR)  # of lines that it leaves out, which are refused below
+        inspected = inspect_notebook(literal_path(path))
     except GnnlabError:
         raise
     except Exception:  # papermill and nbformat raise many kinds
         raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON) with a kernel of Python") from None
     lines = [line for line in map(str.strip, tagged[0].splitlines()) if line and not line.startswith("#")]
-    left_out = [line for line in lines if re.split(r"\W", line)[0] not in found]
+    left_out = [line for line in lines if re.split(r"\W", line)[0] not in inspected]
     try:
-        if left_out or len(lines) > len(found):
+        if left_out or len(lines) > len(inspected):
             raise GnnlabError(f"{shown((left_out or lines)[-1])} is not of the form {FORM}, each name once")
-        return {name: _declaration(**about) for name, about in found.items()}
+        return {name: _declaration(**about) for name, about in inspected.items()}
     except GnnlabError as error:
         raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
 
@@ -210,14 +210,16 @@ def _from_yaml(text: str) -> Any:
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a parameter file: `name: value` lines in UTF-8. An empty file gives no parameter. Raises `GnnlabError`."""
-    path = Path(path)
     try:
-        values = _from_yaml(_read(path))
+        values = _from_yaml(path.read_text(encoding="utf-8-sig")) or {}
+        if isinstance(values, dict):
+            return values
+        wrong = "no `name: value` lines"
+    except UnicodeDecodeError:
+        wrong = "not UTF-8"
     except GnnlabError as error:
-        raise GnnlabError(f"{path}: {error}; a parameter file holds `name: value` lines in UTF-8") from None
-    if values and not isinstance(values, dict):
-        raise GnnlabError(f"{path}: there are no `name: value` lines in it")
-    return values or {}
+        wrong = str(error)
+    raise GnnlabError(f"{path}: {wrong}; a parameter file holds `name: value` lines in UTF-8")
 
 
 def parse(text: str, parameter: Parameter) -> Any:
@@ -244,11 +246,3 @@ def from_namespace(namespace: Mapping[str, Any], declared: Mapping[str, Paramete
     if missing:
         raise GnnlabError(f"{missing[0]} has no value; run the cell tagged 'parameters' first")
     return check({name: namespace[name] for name in declared}, declared)
-
-
-def _read(path: Path) -> str:
-    """The text of a file, UTF-8 with or without a byte-order mark."""
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise GnnlabError(f"{path} is not UTF-8 text (byte {error.start}); it must be saved as UTF-8") from None

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -118,13 +117,13 @@ def devices() -> list[dict[str, Any]]:
     """The accelerators that torch and OpenVINO can reach here, after the CPU itself."""
     import torch
 
-    found: list[dict[str, Any]] = [{"name": machine.processor(), "kind": "CPU", "driver": None}]
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        memory, driver = round(about.total_memory / 1e9, 1), f"CUDA {torch.version.cuda}"
-        found.append({"name": about.name, "kind": "CUDA", "driver": driver, "memory_gb": memory})
-    driver = f"OpenVINO {machine.version('openvino')}"
-    return found + [{"name": name, "kind": kind, "driver": driver} for kind, name in _openvino() if kind != "CPU"]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    cuda, openvino = {"kind": "CUDA", "driver": f"CUDA {torch.version.cuda}"}, f"OpenVINO {machine.version('openvino')}"
+    return [
+        {"name": machine.processor(), "kind": "CPU", "driver": None},
+        *({"name": gpu.name, **cuda, "memory_gb": round(gpu.total_memory / 1e9, 1)} for gpu in gpus),
+        *({"name": name, "kind": kind, "driver": openvino} for kind, name in _openvino() if kind != "CPU"),
+    ]
 
 
 @cache
@@ -162,19 +161,17 @@ def fingerprint(
     """
     cells = [cell for cell in json.loads(notebook.read_bytes())["cells"] if cell["cell_type"] == "code"]
     tagged = [["".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells]
+    texts = [text for value in parameters.values() for text in (value if isinstance(value, list) else [value])]
+    named = [path for text in texts if isinstance(text, str) for path in _named(text, here)]
+    inputs = {
+        path.relative_to(here).as_posix() if here in path.parents else str(path): files.digest(path)
+        for path in named
+        if folder not in path.parents
+    }
     return {
         "parameters": dict(parameters),
         "code": {**shared["code"], CELLS: files.digest(tagged)},
-        "inputs": {
-            **{path.parent.parent.name: _digest(path) for path in needs},
-            **{
-                path.relative_to(here).as_posix() if here in path.parents else str(path): _digest(path)
-                for value in parameters.values()
-                for text in (value if isinstance(value, list) else [value])
-                for path in (_named(text, here) if isinstance(text, str) else [])
-                if folder not in path.parents
-            },
-        },
+        "inputs": {path.parent.parent.name: files.digest(path) for path in needs} | inputs,
         "versions": shared["versions"],
         "machine": shared["machine"],
     }
@@ -183,12 +180,9 @@ def fingerprint(
 def package_code() -> dict[str, str]:
     """Digest of every module and data file of this package."""
     package = Path(gnnlab.__file__).parent
-    found = (path for path in sorted(package.rglob("*")) if path.is_file())
-    return {
-        path.relative_to(package).as_posix(): _digest(path)
-        for path in found
-        if not any(part in NOT_CODE or part.startswith(".") for part in path.relative_to(package).parts)
-    }
+    names = [path.relative_to(package) for path in sorted(package.rglob("*")) if path.is_file()]
+    code = [name for name in names if not any(part in NOT_CODE or part.startswith(".") for part in name.parts)]
+    return {name.as_posix(): files.digest(package / name) for name in code}
 
 
 def versions() -> dict[str, str]:
@@ -204,21 +198,9 @@ def this_machine() -> dict[str, Any]:
     """Processor, cores and accelerators, as far as they are seen without loading a framework."""
     return {
         **machine.about(),
-        "accelerators": [*_nvidia(), *sorted(map(str, Path("/dev/accel").glob("accel*")))],
+        "accelerators": sorted(map(str, [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev/accel").glob("accel*")])),
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-
-
-def _nvidia() -> list[str]:
-    """NVIDIA GPUs by name, or by device file where the driver's tool does not answer."""
-    tool = shutil.which("nvidia-smi")
-    if tool:
-        try:
-            listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=True)
-            return [line.strip() for line in listed.stdout.splitlines() if line.startswith("GPU ")]
-        except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-            pass  # no driver, or one that hangs: the device files, if any, tell
-    return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _named(text: str, here: Path) -> list[Path]:
@@ -231,19 +213,9 @@ def _named(text: str, here: Path) -> list[Path]:
         return []
 
 
-def _digest(path: Path) -> str:
-    """Of its content; says so where it cannot be read."""
-    try:
-        return files.digest(path)
-    except OSError as error:
-        return f"unreadable: {error.strerror}"
-
-
 # ---- for a reader ---------------------------------------------------------------------------------------------------
 
 _EMPTY = {"cpu": {}, "versions": {}, "finished": {}, "devices": [], "load": []}
-_SHOWN = {*_EMPTY, "commit", "dirty", "host", "os", "python", "memory_gb", "threads", "clock_mhz"}
-_SHOWN |= {"others_percent", "steal_percent"}
 
 
 def in_a_phrase(environment: Mapping[str, Any]) -> str:
@@ -251,34 +223,33 @@ def in_a_phrase(environment: Mapping[str, Any]) -> str:
     known = readable(environment)
     cpu, torch = known["cpu"], known["versions"].get("torch")
     others = [device.get("name") for device in known["devices"] if device.get("kind") != "CPU"]
-    cores = _with(cpu.get("cores") or None, "core")
+    cores = _counted(cpu.get("cores"), "core")
     return _joined(cpu.get("model") or "an unnamed processor", cores, *others, torch and f"torch {torch}")
 
 
 def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what, value) of everything that is known; a null is left out, an unknown key comes last as it is."""
+    """(what, value) of what is known; what the system did not tell is left out."""
     known = readable(environment)
-    cpu, versions, dirty = known["cpu"], known["versions"], ", with uncommitted changes" * bool(known.get("dirty"))
-    cores, logical = cpu.get("cores"), cpu.get("logical")
-    threads = f" ({logical} logical)" if cores and logical not in (None, cores) else ""
+    cpu, cores = known["cpu"], _counted(known["cpu"].get("cores"), "core")
     caches = [(level, cpu.get(f"l{level}_cache_bytes")) for level in (2, 3)]
     others = [device for device in known["devices"] if device.get("kind") != "CPU"]
-    devices = [_joined(f"{d.get('kind', 'device')}: {d.get('name')}", d.get("driver")) for d in others]
-    software = [f"{name} {version}" for name, version in versions.items() if version]
-    found = [
-        ("Processor", _joined(cpu.get("model"), _with(cores, "core", threads) or _with(logical, "logical core"))),
-        ("Instructions", " ".join(map(str, cpu.get("flags") or []))),
-        ("Caches", _joined(*(f"L{level} {size / 2**20:g} MiB" for level, size in caches if size))),
-        ("Memory", f"{known['memory_gb']} GB" if "memory_gb" in known else ""),
-        ("Devices", "; ".join(devices) or "CPU only"),
-        ("State", _state(known)),
-        ("At its end", _state(readable(known["finished"]))),
-        ("System", _joined(known.get("os"), known.get("host"))),
-        ("Software", _joined("python" in known and f"Python {known['python']}", *software)),
-        ("Commit", f"{known['commit']}{dirty}" if known.get("commit") else ""),
-    ]
-    found += [(str(name), str(value)) for name, value in known.items() if name not in _SHOWN]
-    return [(name, value) for name, value in found if value]
+    devices = [_joined(f"{device.get('kind')}: {device.get('name')}", device.get("driver")) for device in others]
+    rows = {
+        "Processor": _joined(cpu.get("model"), cores, _counted(cpu.get("logical"), "logical core")),
+        "Instructions": " ".join(map(str, cpu.get("flags") or [])),
+        "Caches": _joined(*(f"L{level} {size / 2**20:g} MiB" for level, size in caches if size)),
+        "Memory": f"{known['memory_gb']} GB" if "memory_gb" in known else "",
+        "Devices": "; ".join(devices) or "CPU only",
+        "State": _state(known),
+        "At its end": _state(readable(known["finished"])),
+        "System": _joined(known.get("os"), known.get("host")),
+        "Software": _joined(
+            "python" in known and f"Python {known['python']}",
+            *(f"{name} {version}" for name, version in known["versions"].items() if version),
+        ),
+        "Commit": _joined(known.get("commit"), known.get("dirty") and "with uncommitted changes"),
+    }
+    return [(name, value) for name, value in rows.items() if value]
 
 
 def readable(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +259,7 @@ def readable(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def _state(known: Mapping[str, Any]) -> str:
     return _joined(
-        _with(known.get("threads"), "thread"),
+        _counted(known.get("threads"), "thread"),
         known["load"] and "load " + " ".join(map(str, known["load"])),
         "others_percent" in known and f"{known['others_percent']} % used by other programs",
         "steal_percent" in known and f"{known['steal_percent']} % stolen by other guests",
@@ -296,9 +267,8 @@ def _state(known: Mapping[str, Any]) -> str:
     )
 
 
-def _with(count: Any, noun: str, more: str = "") -> str:
-    """ "1 core", "2 cores"; empty where there is none."""
-    return f"{count} {noun}{'s' * (count != 1)}{more}" if count else ""
+def _counted(count: Any, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}" if count else ""
 
 
 def _joined(*parts: Any) -> str:

@@ -68,6 +68,7 @@ class Lab:
         self.notebook = notebook
         self._of_runs = base / values["output_dir"]
         self.folder = runs.for_exploring(base, self._of_runs) if by_hand() else self._of_runs
+        runs.claim(self.folder)
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
         self.run = uuid.uuid4().hex
@@ -75,23 +76,15 @@ class Lab:
         self.table = Table()
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
-        self._own: tempfile.TemporaryDirectory | None = None
-        runs.claim(self.folder)
+        mine = {"dir": self.folder, "prefix": ".run-", "ignore_cleanup_errors": True}
+        self._own = None if runs.PLACE in os.environ else tempfile.TemporaryDirectory(**mine)
+        self._place = Path(self._own.name if self._own else os.environ[runs.PLACE])  # the folder that this run fills
         display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
         if by_hand() and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
         if self.folder != self._of_runs:
-            told = f"Run by hand: what these cells write goes to `{_shown(self.folder, base)}`"
-            self.say(f"{told}, and nothing in `{_shown(self._of_runs, base)}` is changed.")
-
-    @property
-    def _place(self) -> Path:
-        """The folder that this run fills: the runner's, or one that ends with this session."""
-        if told := os.environ.get(runs.PLACE):
-            return Path(told)
-        if self._own is None:
-            self._own = tempfile.TemporaryDirectory(dir=self.folder, prefix=".run-", ignore_cleanup_errors=True)
-        return Path(self._own.name)
+            mine, of_runs = (os.path.relpath(folder, base) for folder in (self.folder, self._of_runs))
+            self.say(f"Run by hand: what these cells write goes to `{mine}`, and nothing in `{of_runs}` is changed.")
 
     def left(self, name: str) -> Path:
         """A folder that earlier notebooks left, as "stages": of the reader's own runs, else of `gnnlab run`."""
@@ -128,44 +121,47 @@ class Lab:
         from gnnlab.profiling.context import row_of
         from gnnlab.profiling.races import race_forms  # torch, heavy
 
-        names, base = [key] if isinstance(key, str) else list(key), next(iter(forms))
+        names, baseline = [key] if isinstance(key, str) else list(key), next(iter(forms))
         if purpose:
             self.purposes[study] = purpose
         with progress(f"cells of {study}", len(over)) as step:
             for label, inputs in over.items():
                 keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
-                found = race_forms(forms, inputs, budget_s=budget_s, device=device, **options)
-                for form, raced in found.items():
-                    named = base if form == CONTROL else form
-                    own = row_of(forms[named])
-                    if device != "cpu" and "device" not in own:
-                        own.pop("threads", None)  # a GPU has none
-                    own |= (of_form or {}).get(named, {})
-                    exact = precision if isinstance(precision, str) else precision.get(named, "float32")
-                    conditions = self._conditions_for({"device": device, "precision": exact, **own})
-                    if raced.conditions is not None:
-                        if "threads" not in own:  # none of a GPU's
-                            conditions["threads"] = conditions["threads"] and raced.conditions.threads
-                        products = raced.conditions.precision  # of torch's matrix products
-                        if products != "highest" and "device" not in own and conditions["runtime"].startswith("torch"):
-                            conditions["precision"] += f", matmul precision {products}"
-                    self._put_raced(study, keys, form, base, raced, conditions)
+                for form, raced in race_forms(forms, inputs, budget_s=budget_s, device=device, **options).items():
+                    name = baseline if form == CONTROL else form
+                    exact = precision if isinstance(precision, str) else precision.get(name, "float32")
+                    own = row_of(forms[name]) | (of_form or {}).get(name, {})
+                    fields = self._raced_conditions(raced, {"device": device, "precision": exact}, own)
+                    self._put_raced(raced, baseline, study=study, keys=keys, form=form, **fields)
                 step(", ".join(map(str, keys.values())))
         return self.study(study)
 
-    def _put_raced(self, study: str, keys: dict, form: str, baseline: str, raced: Any, conditions: dict) -> None:
-        fields = {"study": study, "keys": keys, "form": form, "unit": "ms", "better": "lower", **conditions}
-        fields |= {"origin": Origin.MEASURED, "statistic": "median", "parity_error": raced.parity_error}
+    def _raced_conditions(self, raced: Any, asked: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """What a raced form computed under: what was `asked` of the race, what the form says of its `own`, and the
+        threads and the precision of torch's matrix products that held while it ran.
+        """
+        conditions = self._conditions_for({**asked, **own})
+        if asked["device"] != "cpu" and "device" not in own:
+            conditions["threads"] = 0  # a GPU has none
+        elif raced.conditions is not None and "threads" not in own:
+            conditions["threads"] = conditions["threads"] and raced.conditions.threads
+        products = raced.conditions.precision if raced.conditions else "highest"
+        if products != "highest" and "device" not in own and conditions["runtime"].startswith("torch"):
+            conditions["precision"] += f", matmul precision {products}"
+        return conditions
+
+    def _put_raced(self, raced: Any, baseline: str, **fields: Any) -> None:
+        fields |= {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, "statistic": "median"}
+        fields["parity_error"] = raced.parity_error
         if raced.times_ms is None:
-            status = "unavailable" if form == baseline or raced.missing else "failed"
+            status = "unavailable" if fields["form"] == baseline or raced.missing else "failed"
             self.table.put(tables.row(**fields, status=status, reason=raced.reason or "nothing to compare it with"))
             return
         if raced.ratio is not None:
-            fields |= {"baseline": baseline, "ratio": raced.ratio.value}
-            fields |= {"ratio_low": raced.ratio.low, "ratio_high": raced.ratio.high}
+            ratio = {"ratio": raced.ratio.value, "ratio_low": raced.ratio.low, "ratio_high": raced.ratio.high}
+            fields |= {"baseline": baseline, **ratio}
         fields["notes"] = [*fields.get("notes", []), *raced.notes]
-        row = tables.row(**fields, **_fields(estimates.summary(raced.times_ms)))
-        self.table.put(row, raced.times_ms)
+        self.table.put(tables.row(**fields, **_fields(estimates.summary(raced.times_ms))), raced.times_ms)
 
     def samples(
         self, study: str, form: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
@@ -174,18 +170,17 @@ class Lab:
 
         `fields` are those of a row: keys, better, device ("cpu"), precision, notes, ...
         """
-        found = estimates.summary(samples, statistic)
-        given = {"better": "lower", "origin": Origin.MEASURED, **self._conditions_for(fields)}
-        row = tables.row(study=study, form=form, unit=unit, statistic=statistic, **_fields(found), **given)
-        self.table.put(row, samples)
+        fields = {"better": "lower", "origin": Origin.MEASURED, **fields}
+        fields |= _fields(estimates.summary(samples, statistic))
+        self._put(study, samples, form=form, unit=unit, statistic=statistic, **fields)
         return self.study(study)
 
     def count(self, study: str, counts: Mapping[str, float], *, unit: str = "count", **fields: Any) -> Study:
         """Record exact numbers, one a form: what was counted, or computed by a formula."""
-        given = {"better": "neither", "origin": Origin.COUNTED, **self._conditions_for(fields)}
+        exact = {"n": 1, "statistic": "count", "interval": Interval.EXACT, "unit": unit}
         for form, value in counts.items():
-            exact = {"value": float(value), "n": 1, "statistic": "count", "interval": Interval.EXACT}
-            self.table.put(tables.row(study=study, form=form, unit=unit, **exact, **given))
+            given = {"better": "neither", "origin": Origin.COUNTED, **fields, **exact}
+            self._put(study, form=form, value=float(value), **given)
         return self.study(study)
 
     def record(
@@ -201,24 +196,25 @@ class Lab:
         """
         if purpose:
             self.purposes[study] = purpose
-        known = set(tables.FIELDS) - {"study", "keys"}
+        known = {*tables.FIELDS, "samples"} - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
             named = {n: v for n, v in given.items() if n in known and not (pd.api.types.is_scalar(v) and pd.isna(v))}
-            fields = self._conditions_for({**constant, **named})
-            samples = given.get("samples")
-            samples = None if samples is None or pd.api.types.is_scalar(samples) or not len(samples) else samples
+            fields = {**constant, **named, "keys": {name: given[name] for name in keys}}
+            samples = fields.pop("samples", ())
             if fields.get("status", "ok") != "ok":
-                samples = None  # a row without a number rests on none
-            if samples is not None:
-                fields = {**fields, **_fields(estimates.summary(samples, fields["statistic"]))}
-            of_row = {name: given[name] for name in keys}
-            self.table.put(tables.row(study=study, keys=of_row, **fields), samples)
+                samples = ()  # a row without a number rests on none
+            if len(samples):
+                fields |= _fields(estimates.summary(samples, fields["statistic"]))
+            self._put(study, samples, **fields)
         return self.study(study)
+
+    def _put(self, study: str, samples: Sequence[float] | None = None, **fields: Any) -> None:
+        self.table.put(tables.row(study=study, **self._conditions_for(fields)), samples)
 
     def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
         """Record that something could not be measured here, and why or what it would need."""
-        given = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, **self._conditions_for(fields)}
-        self.table.put(tables.row(study=study, form=form, status=status, reason=reason, **given))
+        fields = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, **fields}
+        self._put(study, form=form, status=status, reason=reason, **fields)
 
     @contextmanager
     def guarded(self, study: str, form: str, **fields: Any) -> Iterator[None]:
@@ -232,31 +228,21 @@ class Lab:
         """The rows recorded so far under a name: to plot, to show as a table, to compute with."""
         return Study(name, self.table, self)
 
-    def conditions(self, device: str = "cpu", precision: str = "float32") -> dict[str, Any]:
-        """Under what conditions torch computes now on `device`, as the fields of a row."""
+    def _conditions_for(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """`fields` with the conditions that they leave out, which are those of torch now: runtime, precision, threads
+        (of a CPU alone) and device; a bare "cpu" or "cuda:0" becomes the device's name.
+        """
         import torch
 
-        kind, _, at = device.partition(":")
-        kind, at = kind.upper(), int(at or 0)
-        named = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
-        return {
-            "device": f"{kind} {named[at]}" if at < len(named) else kind,
-            "runtime": f"torch {torch.__version__}",
-            "precision": precision,
-            "threads": torch.get_num_threads() if kind == "CPU" else 0,
-        }
-
-    def _conditions_for(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """`fields` with the conditions that they leave out; a bare "cpu" or "cuda:0" becomes the device's name.
-
-        Only on a CPU the threads are torch's.
-        """
         device = str(fields.get("device", "cpu"))
-        bare = re.fullmatch(r"(cpu|cuda)(:\d+)?", device) is not None
-        found = self.conditions(device if bare else "cpu", fields.get("precision", "float32"))
-        if not bare and not device.startswith("CPU"):
-            found["threads"] = 0
-        return {**found, **{name: value for name, value in fields.items() if name != "device" or not bare}}
+        bare = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device)
+        if bare:
+            kind, at = bare[1].upper(), int(bare[2] or 0)
+            names = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
+            device = f"{kind} {names[at]}" if at < len(names) else kind
+        threads = torch.get_num_threads() if device.startswith("CPU") else 0
+        of_torch = {"runtime": f"torch {torch.__version__}", "precision": "float32", "threads": threads}
+        return {**of_torch, **fields, "device": device}
 
     # ---- showing ----------------------------------------------------------------------------------------------------
 
@@ -340,8 +326,8 @@ class Lab:
         """
         self._end(f"{reason[0].upper()}{reason[1:]}.", Status.PASSED, reason)
 
-    def _end(self, said: str, status: Status, reason: str) -> None:
-        display(Markdown(said), metadata={END: True})
+    def _end(self, sentence: str, status: Status, reason: str) -> None:
+        display(Markdown(sentence), metadata={END: True})
         self.finish(status, reason)
         if shell := get_ipython():
             shell.input_transformers_post.append(lambda lines: ["pass\n"])
@@ -359,10 +345,6 @@ class Lab:
         raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
 
 
-def _shown(folder: Path, base: Path) -> str:
-    return folder.relative_to(base).as_posix() if folder.is_relative_to(base) else str(folder)
-
-
-def _fields(found: Estimate) -> dict[str, Any]:
-    kind = Interval.NONE if found.low is None else Interval.CONFIDENCE
-    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "interval": kind}
+def _fields(estimate: Estimate) -> dict[str, Any]:
+    kind = Interval.NONE if estimate.low is None else Interval.CONFIDENCE
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n, "interval": kind}

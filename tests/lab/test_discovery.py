@@ -62,10 +62,10 @@ def test_notebooks_are_chosen_by_number_name_or_path_and_keep_their_order(reposi
 
 def test_needs_that_cannot_be_met_are_refused(repository):
     notebook(repository, "01_a", needs=["07"])
-    assert "01_a.ipynb needs notebook '07'" in refused(discovery.notebooks, repository)
+    assert "01_a: what they need is each other, or a notebook that does" in refused(discovery.notebooks, repository)
     notebook(repository, "01_a", needs=["02"])
     notebook(repository, "02_b", needs=["01"])
-    assert "need each other" in refused(discovery.notebooks, repository)
+    assert "01_a, 02_b: what they need" in refused(discovery.notebooks, repository)
     notebook(repository, "01_z")
     assert "same number" in refused(discovery.notebooks, repository)
 
@@ -113,12 +113,12 @@ def quick(repository):
 
 
 def test_given_parameters_are_understood_an_override_first_and_defaults_are_left_to_the_notebook(chosen, quick):
-    given = discovery.read_parameters(chosen, quick, [("rate", "1e-3")])
+    given = discovery.read_parameters(chosen, quick, [("rate", "1e-3")], every=chosen)
     assert given == {"01_first": {"width": 9}, "02_second": {"width": 9, "rate": 0.001}}
     given = discovery.read_parameters(chosen[:1], quick, [("width", "10")], every=chosen)  # goes before the file
     assert given == {"01_first": {"width": 10}}
     quick.file(chosen[0]).unlink()
-    assert discovery.read_parameters(chosen, quick)["01_first"] is None
+    assert discovery.read_parameters(chosen, quick, every=chosen)["01_first"] is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_given_parameters_are_understood_an_override_first_and_defaults_are_left
     ],
 )
 def test_a_wrong_override_is_refused(chosen, quick, overrides, part):
-    assert part in refused(discovery.read_parameters, chosen, quick, overrides)
+    assert part in refused(discovery.read_parameters, chosen, quick, overrides, every=chosen)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_a_wrong_override_is_refused(chosen, quick, overrides, part):
 )
 def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(chosen, quick, name, hint):
     quick.file(chosen[1]).write_text("widht: 5")
-    message = refused(discovery.read_parameters, chosen, quick)
+    message = refused(discovery.read_parameters, chosen, quick, every=chosen)
     assert "02_second.yaml: unknown parameter 'widht' (did you mean width?)" in message
     (quick.folder / name).write_text("")
-    message = refused(discovery.read_parameters, chosen, quick)
+    message = refused(discovery.read_parameters, chosen, quick, every=chosen)
     assert f"{name} belongs to no notebook" in message and hint in message
 
 

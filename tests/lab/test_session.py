@@ -124,7 +124,8 @@ def test_papermill_alone_adds_a_run_of_its_own_and_respects_the_lock(lab, result
 
 def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("GNNLAB_RUN", str(tmp_path / "waits"))
-    assert lab.finish() == tmp_path / "waits/result.json" and lab.finish().exists()
+    under_runner = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"})
+    assert under_runner.finish() == tmp_path / "waits/result.json" and under_runner.finish().exists()
     assert results.paths(lab.folder) == []
 
 
