@@ -56,15 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lacking(error: BaseException) -> str | None:
     """What the machine or the installation lacks, and what to do; None where the error says nothing of the kind."""
-    said = str(error).splitlines()[0][:120] if str(error) else "none left"
+    message = str(error).splitlines()[0][:120] if str(error) else "none left"
     # loaders of libraries and torch say in words that the system refused memory
     words = ("failed to map segment", "annot allocate memory", "can't allocate memory", "not enough memory")
     if isinstance(error, MemoryError) or any(word in str(error) for word in words):
-        return f"there is too little memory ({said}); allow more"
+        return f"there is too little memory ({message}); allow more"
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
         package = error.name.partition(".")[0]
         return f"this needs package {package}, which is not installed; pip install -c constraints.txt -e . installs all"
-    if "No usable temporary directory" in said:
+    if "No usable temporary directory" in message:
         return "there is no folder for temporary files that can be written to; set TMPDIR to one"
     if isinstance(error, OSError) and error.errno:
         where = f" ({error.filename})" if error.filename else ""

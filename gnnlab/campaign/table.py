@@ -49,7 +49,7 @@ def table(measurements: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """
     if not measurements:
         raise GnnlabError("no measurements; measure first: gnnlab stages --measure")
-    rows = [_row(key, found["cell"], found["outcome"], found["took_s"]) for key, found in measurements.items()]
+    rows = [_row(key, each["cell"], each["outcome"], each["took_s"]) for key, each in measurements.items()]
     order = ["nodes", "edges", "fused", "first", "last"]
     return pd.DataFrame(rows).sort_values(order, kind="stable", ignore_index=True)
 
@@ -159,11 +159,11 @@ def roof_rows(cells: pd.DataFrame, bound_ms: Callable[[int, int, int, int], floa
 
     `bound_ms(first, last, nodes, edges)`; `samples`: of each ceiling behind it, of which the best counts.
     """
-    kept = measured(cells)
-    kept = kept[kept["processor"] == "CPU"]
-    at = zip(*(kept[name] for name in ("first", "last", "nodes", "edges", "samples_ms")), strict=True)
+    on_cpu = measured(cells)
+    on_cpu = on_cpu[on_cpu["processor"] == "CPU"]
+    at = zip(*(on_cpu[name] for name in ("first", "last", "nodes", "edges", "samples_ms")), strict=True)
     shares = [bound_ms(first, last, n, e) / np.asarray(ms) for first, last, n, e, ms in at]
-    rows = cell_rows(kept, {})
+    rows = cell_rows(on_cpu, {})
     if rows.empty:
         return rows
     note = f"the ceilings are the best of {samples} samples and have no interval; this is that of the time alone"
@@ -192,9 +192,9 @@ def _sum_row(alone: pd.DataFrame, block: Mapping[str, Any]) -> dict[str, Any]:
     below = float(np.linalg.norm(alone["ms"] - alone["ms_low"]))
     above = float(np.linalg.norm(alone["ms_high"] - alone["ms"]))
     given = _cell_row(block, None)
-    kept = {name: given[name] for name in ("size", "form", "origin", "device", "runtime", "precision", "threads")}
+    conditions = {name: given[name] for name in ("size", "form", "origin", "device", "runtime", "precision", "threads")}
     return {
-        **kept,
+        **conditions,
         "block": block["stage"],
         "value": total / block["ms"],
         "low": (total - below) / block["ms_high"],
@@ -215,7 +215,7 @@ def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], kn
     not). The minutes need every unit that is usable here; the hours are extrapolated from the mean time of a stage.
     Cells of a unit share what it takes to load, so units are resampled. S4's own GPU and NPU are not among them.
     """
-    usable = [name for name, found in available.items() if found.usable and units.find(name).origin == MEASURED]
+    usable = [name for name, probed in available.items() if probed.usable and units.find(name).origin == MEASURED]
     study = [f"{size.nodes}/{size.edges}" for size in sizes.read(["study"])]
     stages = cells[~cells["fused"] & cells["unit"].isin(usable) & cells["size"].isin(study)]
     stages = stages[(stages["layer"] == S4_LAYER[0]) & (stages["features"] == S4_LAYER[1])]
@@ -243,12 +243,12 @@ def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], kn
     if known or on.empty:
         hours |= {"status": "unavailable", "reason": f"needs, of a usable unit, {needed}"}
     else:
-        found = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
+        estimate = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
         ends = {"low": None, "high": None, "interval": "none"}
-        if found.low is not None:
-            ends = {"low": max(found.low, 0.0), "high": found.high, "interval": CONFIDENCE}
+        if estimate.low is not None:
+            ends = {"low": max(estimate.low, 0.0), "high": estimate.high, "interval": CONFIDENCE}
         notes = f"{len(on)} cells of {len(whole)} units, scaled to S4's {S4_CELLS}; {SPENT}"
-        hours |= {"status": "ok", "value": found.value, "n": found.n, **ends, "notes": notes}
+        hours |= {"status": "ok", "value": estimate.value, "n": estimate.n, **ends, "notes": notes}
     return pd.DataFrame([minutes | shared, hours | shared])
 
 
@@ -263,8 +263,8 @@ def winners(cells: pd.DataFrame) -> pd.DataFrame:
     for reading and are not recorded.
     """
     rows = []
-    kept = measured(cells)
-    for stage, part in kept[kept["processor"] == "CPU"].groupby("stage", sort=False):
+    timed = measured(cells)
+    for stage, part in timed[timed["processor"] == "CPU"].groupby("stage", sort=False):
         wide = part.pivot(index="size", columns="unit", values="ms").dropna(axis="columns").pipe(np.log)
         means = wide.mean().sort_values()
         if len(means) < 2:

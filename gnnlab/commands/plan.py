@@ -14,7 +14,7 @@ examples:
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,6 @@ from .tables import show, table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gnnlab.planning.costs import Shares
-    from gnnlab.planning.partition import Graph
     from gnnlab.planning.planning import Ranking
     from gnnlab.planning.plans import Plan
     from gnnlab.planning.read_costs import ReadCosts
@@ -63,7 +61,7 @@ def run(arguments: Namespace) -> int:
     from gnnlab.lab import runner
     from gnnlab.planning import table_costs
     from gnnlab.planning.execution import carry_out
-    from gnnlab.planning.partition import Graph
+    from gnnlab.planning.partition import Graph, by_ranges
     from gnnlab.planning.planning import planner_of
     from gnnlab.planning.plans import parse
     from gnnlab.planning.unit_workers import UnitWorkers
@@ -83,9 +81,14 @@ def run(arguments: Namespace) -> int:
     given = None if arguments.plan is None else parse(arguments.plan)
     if read:
         show(_source(read, arguments.lookup))
+
+    def shares(ratios: Sequence[float]) -> list[float]:
+        """How the graph at hand falls into parts."""
+        return [part.share for part in by_ranges(graph.edge_index, nodes, ratios)]
+
     planner = planner_of(costs, objective=arguments.objective)
     plans = given and [given, *(plan for plan in planner.candidates if len(plan.units) == 1 and plan != given)]
-    ranking = planner.rank(nodes, edges, plans=plans, shares=graph and _shares(graph))
+    ranking = planner.rank(nodes, edges, plans=plans, shares=graph and shares)
     chosen = given or ranking.chosen
     if graph is not None:
         counts = "where its edges go" if arguments.execute else "how its edges would be shared out"
@@ -106,13 +109,6 @@ def run(arguments: Namespace) -> int:
         off = f"its result differs from the plain layer's by {done.parity_error:.1e} relative"
         show(f"Executed once on {done.size[0]} nodes and {done.size[1]} edges, {how}: {off}.")
     return 0
-
-
-def _shares(graph: Graph) -> Shares:
-    """How a graph at hand falls into parts."""
-    from gnnlab.planning.partition import by_ranges
-
-    return lambda ratios: [part.share for part in by_ranges(graph.edge_index, graph.size[0], ratios)]
 
 
 def _read(arguments: Namespace) -> ReadCosts | None:

@@ -75,10 +75,10 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
     layer = layer_of(given.layer, given.features)
     blocks = layer.blocks(given.blocks)
     at = [(size.nodes, size.edges) for size in given.sizes]
-    made = export_all(layer, at, folder / "exported_models", blocks=blocks, static_sums=given.static_sums)
-    fresh, ready = sum(model.fresh for model in made), sum(model.status == "ready" for model in made)
-    _say(f"export: {len(made)} models in {folder / 'exported_models'}, {fresh} of them made now, {ready} ready")
-    for model in made:
+    exported = export_all(layer, at, folder / "exported_models", blocks=blocks, static_sums=given.static_sums)
+    fresh, ready = sum(model.fresh for model in exported), sum(model.status == "ready" for model in exported)
+    _say(f"export: {len(exported)} models in {folder / 'exported_models'}, {fresh} of them made now, {ready} ready")
+    for model in exported:
         if model.status != "ready":
             _say(f"  {model.name}: {model.status}, {model.reason}")
 
@@ -88,24 +88,10 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
 
     if given.cluster is None:
         warn_if_busy()
-    found = campaign.measure(
-        folder / "stages",
-        models=given.models,
-        sizes=given.sizes,
-        blocks=given.blocks,
-        names=given.units,
-        layer=given.layer,
-        features=given.features,
-        precision=given.precision,
-        threads=given.threads,
-        budget_s=given.budget_s,
-        timeout_s=given.timeout_s,
-        seed=given.seed,
-        cluster=given.cluster,
-        say=_say,
-    )
-    _say(f"measure: {found.done}")
-    without = found.cells[~found.cells["status"].isin(table.TIMED)]
+    options = {name: getattr(given, name) for name in _OPTIONS}
+    measured = campaign.measure(folder / "stages", names=given.units, say=_say, **options)
+    _say(f"measure: {measured.done}")
+    without = measured.cells[~measured.cells["status"].isin(table.TIMED)]
     for (status, unit, reason), cells in without.groupby(["status", "unit", "reason"], sort=False):
         _say(f"  {status}, {len(cells)} of {unit}: {reason}")
 
@@ -124,7 +110,7 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
             "tables of stages; name another unit beside it, such as torch:CPU"
         )
         return
-    found = bandwidth.measure(
+    findings = bandwidth.measure(
         folder / "tables",
         stages=folder / "stages",
         models=given.models,
@@ -134,13 +120,15 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
         **{name: given.tables[name] for name in ("points", "processors", "budget_s", "timeout_s", "seed")},
         cluster=given.cluster,
     )
-    if found.entries.empty:
+    if findings.entries.empty:
         _say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
         return
-    written = ", ".join(f"{count} {what}" for what, count in tables.write(folder / "tables", found).items())
+    written = ", ".join(f"{count} {what}" for what, count in tables.write(folder / "tables", findings).items())
     _say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")
 
 
+_OPTIONS = ("models", "sizes", "blocks", "layer", "features", "precision", "threads", "budget_s", "timeout_s", "seed")
+_OPTIONS += ("cluster",)
 _STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
 
 
@@ -167,14 +155,11 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
     values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
     folder = discovery.output_folder(set_, in_set.values(), root)
-    of_runs = folder
-    if any(named.values()):  # what a run left stays as it is
-        folder = for_exploring(root, folder)
-    exported = folder / "exported_models"
-    own = arguments.all or arguments.export or exported.exists()
-    values["models"] = exported if own else of_runs / "exported_models"
+    place = for_exploring(root, folder) if any(named.values()) else folder  # what a run left stays as it is
+    exports = arguments.all or arguments.export or (place / "exported_models").exists()
+    values["models"] = (place if exports else folder) / "exported_models"
     values["sizes"] = sizes.read(values["sizes"], root)
-    return SimpleNamespace(**values), folder
+    return SimpleNamespace(**values), place
 
 
 def _say(line: str) -> None:

@@ -28,10 +28,10 @@ def main() -> None:
     if asked["progress_bar"]:
         asked["progress_bar"]["file"] = screen
     logging.disable(logging.CRITICAL)
-    told = {"kernel_name": "python3", "language": "python", "start_timeout": START_TIMEOUT_S}
-    told |= {"iopub_timeout": OUTPUT_TIMEOUT_S, "coalesce_streams": True, "store_widget_state": False}
+    options = {"kernel_name": "python3", "language": "python", "start_timeout": START_TIMEOUT_S}
+    options |= {"iopub_timeout": OUTPUT_TIMEOUT_S, "coalesce_streams": True, "store_widget_state": False}
     try:
-        papermill.execute_notebook(**asked, **told)
+        papermill.execute_notebook(**asked, **options)
     except Exception as error:  # whatever Jupyter raises: this notebook failed, the others still run
         os.write(answer, f"{type(error).__name__}: {error}".encode())
         sys.exit(1)

@@ -134,18 +134,18 @@ class _Job:
         if reason := self.cannot_run(notebook):
             self.ended(NotebookRun(name, Status.SKIPPED, reason, 0.0, None, ran=False))
             return
-        now, (path, failed) = self.fingerprint(notebook), results.newest(self.folder, name)
-        changed = folders.why_again(path, results.read(path), now) if path else None
+        path, failed = results.newest(self.folder, name)
+        changed = self.changed(notebook)
         done = 0 if path is None or changed else len(results.runs_of(self.folder, name)[0].get(name, []))
         if force:
-            self.run_on(notebook, now, done, done + wanted, "forced")
+            self.run_on(notebook, done, done + wanted, "forced")
         elif failed:
-            self.run_on(notebook, now, done, max(wanted, done + 1), "runs again: its last run did not pass")
+            self.run_on(notebook, done, max(wanted, done + 1), "runs again: its last run did not pass")
         elif done >= wanted or (done and results.read(path).status is Status.SKIPPED):
             self.ended(self.unchanged(name, path, done))
         else:
             why = f"runs again: {changed}" if changed else "" if path else "first run"
-            self.run_on(notebook, now, done, wanted, why)
+            self.run_on(notebook, done, wanted, why)
 
     def cannot_run(self, notebook: Notebook) -> str | None:
         """Why a notebook cannot run: no parameter file, or a need without results."""
@@ -153,12 +153,12 @@ class _Job:
             return f"{self.set.folder.name} has no {self.set.file(notebook).name}"
         for number in notebook.needs:
             need = self.every[number].name
-            if need in self.outcomes:
-                if self.outcomes[need].status is not Status.PASSED:
-                    return f"it needs {need}, which is {self.outcomes[need].status}"
-            elif not self.has_passed(need):
+            path, _ = results.newest(self.folder, need)
+            if need in self.outcomes and self.outcomes[need].status is not Status.PASSED:
+                return f"it needs {need}, which is {self.outcomes[need].status}"
+            if path is None or results.read(path).status is not Status.PASSED:
                 wanted = self.set.name if self.set.folder.parent == self.root / "params" else self.set.folder
-                elsewhere = (self.given[notebook.name] or {}).get("output_dir")
+                elsewhere = self.given[notebook.name].get("output_dir")
                 into = f" -p output_dir {elsewhere}" if elsewhere else ""
                 return f"run {number} first: gnnlab run {number} --params {wanted}{into}"
         return None
@@ -168,16 +168,17 @@ class _Job:
         values = self.values(notebook)
         return provenance.fingerprint(notebook.path, values, needs, self.shared, here=self.here, folder=self.folder)
 
+    def changed(self, notebook: Notebook) -> str | None:
+        """What is not as it was when the newest run of a notebook was made; None where nothing is, or none was."""
+        path, _ = results.newest(self.folder, notebook.name)
+        return path and folders.why_again(path, results.read(path), self.fingerprint(notebook))
+
     def values(self, notebook: Notebook) -> dict[str, Any]:
         """Every parameter of a notebook, and where its results go."""
         below = self.folder.is_relative_to(self.root)
         folder = self.folder.relative_to(self.root) if below else self.folder
         given = {"output_dir": folder.as_posix(), **self.given[notebook.name]}
         return parameters.check(given, notebook.declared)
-
-    def has_passed(self, name: str) -> bool:
-        path, _ = results.newest(self.folder, name)
-        return path is not None and results.read(path).status is Status.PASSED
 
     def unchanged(self, name: str, path: Path, done: int) -> NotebookRun:
         before = results.read(path)
@@ -186,45 +187,41 @@ class _Job:
         reason = f"{before.reason} ({reason})" if before.reason else reason
         return NotebookRun(name, before.status, reason, before.seconds, path.with_name(results.NOTEBOOK), ran=False)
 
-    def run_on(self, notebook: Notebook, now: provenance.Fingerprint, done: int, last: int, why: str) -> None:
+    def run_on(self, notebook: Notebook, done: int, last: int, why: str) -> None:
         """Run a notebook until there are `last` runs, of which `done` are there.
 
         Stops at the first that does not pass, and where something has changed since the run before: runs of other code
         are no samples of one thing. The earlier ones stand.
         """
-        name = notebook.name
         for number in range(done + 1, last + 1):
-            place = f"run {number} of {last}" if last > 1 else ""
-            about = ", ".join(part for part in (place, why) if part)
-            changed = None
+            place, changed = f"run {number} of {last}" if last > 1 else "", None
+            about = ", ".join(filter(None, (place, why if number == done + 1 else "")))
             if number > done + 1:
                 self.shared = provenance.surroundings()
-                path, _ = results.newest(self.folder, name)
-                changed = folders.why_again(path, results.read(path), self.fingerprint(notebook))
+                changed = self.changed(notebook)
             if changed:
-                reason = f"not started, {changed}; run again"
-                outcome = NotebookRun(name, Status.FAILED, reason, 0.0, None)
+                outcome = NotebookRun(notebook.name, Status.FAILED, f"not started, {changed}; run again", 0.0, None)
             else:
-                outcome = self.run_once(notebook, now, about)
+                outcome = self.run_once(notebook, about)
             if outcome.status is not Status.PASSED and number > 1:
                 stands = f"{number - 1} {'runs stand' if number > 2 else 'run stands'}"
                 outcome = replace(outcome, reason=f"{place}: {outcome.reason}; {stands}")
             self.ended(outcome, about)
             if outcome.status is not Status.PASSED:
                 return
-            why = ""
 
-    def run_once(self, notebook: Notebook, now: provenance.Fingerprint, about: str) -> NotebookRun:
+    def run_once(self, notebook: Notebook, about: str) -> NotebookRun:
         """Run a notebook, and put its run in place, with from what it was made, or with the reason of its failure."""
         if busy := machine.warning():
             self.say(busy)
         name, started, values = notebook.name, datetime.now(UTC), self.values(notebook)
-        told = {given: values[given] for given in {"output_dir": None, **self.given[name]}}  # others are its defaults
+        made_from = self.fingerprint(notebook)  # before it runs: code may change meanwhile
+        given = {parameter: values[parameter] for parameter in {"output_dir", *self.given[name]}}
         place = folders.begin(self.folder, name)
         bar = name.ljust(self.width) if self.console.is_terminal else None
         if bar is None:
             self.say(f"{name.ljust(self.width)}  running  {about}")
-        ended = execution.execute(notebook, told, here=self.here, place=place, bar=bar)
+        ended = execution.execute(notebook, given, here=self.here, place=place, bar=bar)
         result = ended.result or ResultFile(
             run=uuid.uuid4().hex,
             notebook=name,
@@ -236,11 +233,9 @@ class _Job:
             started=started.isoformat(timespec="seconds"),
             seconds=ended.seconds,
         )
-        results.write(place / results.RESULT, result.model_copy(update={"fingerprint": now}))
-        notebook_there = (place / results.NOTEBOOK).exists()
-        place = folders.put(place, self.folder, name)
-        path = place / results.NOTEBOOK if notebook_there else None
-        return NotebookRun(name, ended.status, ended.reason, ended.seconds, path)
+        results.write(place / results.RESULT, result.model_copy(update={"fingerprint": made_from}))
+        executed = folders.put(place, self.folder, name) / results.NOTEBOOK
+        return NotebookRun(name, ended.status, ended.reason, ended.seconds, executed if executed.exists() else None)
 
     # ---- the lines that a run prints --------------------------------------------------------------------------------
 

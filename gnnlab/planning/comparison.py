@@ -66,8 +66,8 @@ class Comparison:
             chosen = trials[size].chosen.words()
             if len(part) < 2 or chosen not in set(part["form"]):
                 raise GnnlabError(f"{size}: {len(part)} plans ran; the chosen one ({chosen}) and another are needed")
-            found = trials[size].predicted([parse(form) for form in part["form"]])
-            parts.append(found.assign(chosen=found["form"] == chosen))
+            predicted = trials[size].predicted([parse(form) for form in part["form"]])
+            parts.append(predicted.assign(chosen=predicted["form"] == chosen))
         self.predicted = pd.concat(parts, ignore_index=True)
         ran = self.executed.rename(columns={"value": "ms", "low": "ms_low", "high": "ms_high", "n": "rounds"})
         self.both = self.predicted.merge(
@@ -93,8 +93,8 @@ class Comparison:
         for row in self.both.to_dict("records"):
             value, *ends = (100 * abs(row["value"] / ms - 1) for ms in (row["ms"], row["ms_low"], row["ms_high"]))
             within = row["ms_low"] <= row["value"] <= row["ms_high"]
-            found = {"value": value, "low": 0.0 if within else min(value, *ends), "high": max(value, *ends)}
-            rows.append({**_key(row), **_PERCENT, **found, "n": row["rounds"], "notes": note})
+            error = {"value": value, "low": 0.0 if within else min(value, *ends), "high": max(value, *ends)}
+            rows.append({**_key(row), **_PERCENT, **error, "n": row["rounds"], "notes": note})
         return pd.DataFrame(rows)
 
     def coverage(self) -> pd.DataFrame:
@@ -107,8 +107,8 @@ class Comparison:
         rows = []
         for row in self.both.to_dict("records"):
             beyond = 100 * max(row["ms"] / row["table_high"] - 1, row["table_low"] / row["ms"] - 1, 0.0)
-            found = {"value": beyond, "n": row["rounds"], "interval": "none", "notes": note}
-            rows.append({**_key(row), "fitted": row["fitted"], **_PERCENT, **found})
+            error = {"value": beyond, "n": row["rounds"], "interval": "none", "notes": note}
+            rows.append({**_key(row), "fitted": row["fitted"], **_PERCENT, **error})
         return pd.DataFrame(rows)
 
     def regret(self) -> pd.DataFrame:
@@ -116,19 +116,19 @@ class Comparison:
 
         Where the best of the others is no faster, there is no regret.
         """
-        rows, found = [], []
+        rows, regrets = [], []
         for size, part in self.both.groupby("size", sort=False):
             chosen, others = part[part["chosen"]].iloc[0], part[~part["chosen"]]
             ratio, rival = self._slower(chosen, others)
             regret = [None if end is None else 100 * max(0.0, end - 1) for end in (ratio.value, ratio.low, ratio.high)]
-            found.append(Estimate(*regret, ratio.n))
+            regrets.append(Estimate(*regret, ratio.n))
             notes = f"against {rival}, the fastest of {len(others)} others"
             about = {"size": size, "form": "chosen", "notes": notes, **_conditions(chosen["form"])}
-            rows.append({**about, **_PERCENT, **_numbers(found[-1])})
-        ends = ([getattr(one, end) for one in found] for end in ("value", "low", "high"))
+            rows.append({**about, **_PERCENT, **_numbers(regrets[-1])})
+        ends = ([getattr(one, end) for one in regrets] for end in ("value", "low", "high"))
         # which size is the worst was seen in the same samples, so its own interval would be too narrow
-        worst = Estimate(*(None if None in each else max(each) for each in ends), found[0].n)
-        last = rows[int(np.argmax([one.value for one in found]))]
+        worst = Estimate(*(None if None in each else max(each) for each in ends), regrets[0].n)
+        last = rows[int(np.argmax([one.value for one in regrets]))]
         notes = f"{last['size']}, {last['notes']}; chosen on every other round and judged on the rest"
         return pd.DataFrame([*rows, {**last, **_numbers(worst), "size": "all", "form": WORST, "notes": notes}])
 
@@ -156,13 +156,13 @@ class Comparison:
         the odd ones."""
         medians = [float(np.median(samples[::2])) for samples in rivals["samples"]]
         best = rivals.iloc[int(np.argmin(medians))]
-        found = estimates.ratio(chosen["samples"][1::2], best["samples"][1::2])
-        if found.low is None:
-            return found, best["form"]
+        ratio = estimates.ratio(chosen["samples"][1::2], best["samples"][1::2])
+        if ratio.low is None:
+            return ratio, best["form"]
         size = chosen["size"]
         baseline = self.executed[(self.executed["size"] == size) & self.executed["baseline"].isna()].iloc[0]
         floor = estimates.noise_floor(baseline["samples"], self.controls[size])
-        return replace(found, low=found.low / floor, high=found.high * floor), best["form"]
+        return replace(ratio, low=ratio.low / floor, high=ratio.high * floor), best["form"]
 
 
 def _key(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,5 +173,5 @@ def _conditions(form: str) -> dict[str, Any]:
     return conditions(parse(form).units)
 
 
-def _numbers(found: Estimate) -> dict[str, Any]:
-    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}
+def _numbers(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}

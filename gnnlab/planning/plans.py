@@ -103,8 +103,8 @@ def _listed(text: str) -> object | None:
 def _worded(text: str) -> list | None:
     """As `Plan.words` writes it."""
     text = text.removeprefix("stages ")
-    found = list(_WORDS.finditer(text))
-    if not found or "".join(match[0] for match in found) != text:
+    parts = list(_WORDS.finditer(text))
+    if not parts or "".join(match[0] for match in parts) != text:
         return None
     return [
         [
@@ -112,7 +112,7 @@ def _worded(text: str) -> list | None:
             list(range(int(first), int(last or first) + 1)),
             *([[float(ratio) for ratio in ratios.split(",")]] if ratios else []),
         ]
-        for first, last, units, ratios in (match.groups() for match in found)
+        for first, last, units, ratios in (match.groups() for match in parts)
     ]
 
 
@@ -201,12 +201,12 @@ class Space:
     def candidates(self, *, max_blocks: int = 2, one_unit: bool = False) -> list[Plan]:
         """Every legal plan of at most `max_blocks` blocks, those of a single unit only with `one_unit`."""
         groups = self._groups()
-        found = []
+        plans = []
         for count in range(1, min(max_blocks, self.stages, len(self.units)) + 1):
             for chosen in permutations(groups, count):
                 if len({unit for group in chosen for unit in group}) == sum(map(len, chosen)):
-                    found += self._placed(chosen)
-        return [plan for plan in found if one_unit or len(plan.units) > 1]
+                    plans += self._placed(chosen)
+        return [plan for plan in plans if one_unit or len(plan.units) > 1]
 
     def _groups(self) -> list[tuple[str, ...]]:
         """Who may run a block: each unit, and each set of units that may share one."""

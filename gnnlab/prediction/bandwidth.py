@@ -1,9 +1,9 @@
 """What notebook 06 measures in addition to notebook 05, in one call: copies, and sizes that no fit has seen.
 
-    found = measure(outputs / "tables", stages=outputs / "stages", models=outputs / "exported_models", off_grid=12)
-    found.grid            # the cells that predictions are fitted to
-    found.compared        # sizes never fitted: measured and predicted; and sizes measured a second time
-    found.transfers, found.predictor
+    findings = measure(outputs / "tables", stages=outputs / "stages", models=outputs / "exported_models", off_grid=12)
+    findings.grid            # the cells that predictions are fitted to
+    findings.compared        # sizes never fitted: measured and predicted; and sizes measured a second time
+    findings.transfers, findings.predictor
 
 It is a campaign like that of notebook 05, in a folder of its own: each unit in a child process, in random order, known
 cells not measured again. Copies are cells of it, too.
@@ -135,13 +135,13 @@ class BandwidthFindings:
         off = 100 * np.abs(new["predicted_ms"] / new["ms"] - 1)
         within = off <= 100 * WITHIN, new["ms"].between(new["low_ms"], new["high_ms"])
         shares = {"off by 10 % at most (%)": 100 * within[0], "in their interval (%)": 100 * within[1]}
-        found = new.assign(cells=1, **shares, **{"median error (%)": off})
+        cells = new.assign(cells=1, **shares, **{"median error (%)": off})
         how = {"cells": "sum", **dict.fromkeys(shares, "mean"), "median error (%)": "median"}
-        return found.groupby(["stage", "pu"], sort=False).agg(how).rename_axis(["stage", "processing unit"]).round(3)
+        return cells.groupby(["stage", "pu"], sort=False).agg(how).rename_axis(["stage", "processing unit"]).round(3)
 
     def _named(self, kind: str) -> pd.DataFrame:
-        found = self.compared[self.compared["kind"] == kind].reset_index(drop=True)
-        return found.assign(pu=found["unit"])
+        compared = self.compared[self.compared["kind"] == kind].reset_index(drop=True)
+        return compared.assign(pu=compared["unit"])
 
 
 def _errors(compared: pd.DataFrame, form: str, low_ms: pd.Series, high_ms: pd.Series) -> pd.DataFrame:
@@ -199,8 +199,8 @@ def measure(
         copied = copies.through_units(measured_cells(folder / MEASURED_IN), sweep)
     copied = pd.concat([copied, plain], ignore_index=True)
     transfers = copies.measured_transfers(copied)
-    found = measured_cells(folder / MEASURED_IN)
-    parts = {kind: _at(found, sizes, blocks_of(cells)) for kind, sizes in asked.items()}
+    measured = measured_cells(folder / MEASURED_IN)
+    parts = {kind: _at(measured, sizes, blocks_of(cells)) for kind, sizes in asked.items()}
     fitted = pd.concat([cells, parts["extra"]], ignore_index=True)
     fitted = fitted[fitted["unit"].isin(chosen) | (fitted["origin"] == SIMULATED)]
     fitted = fitted.drop(columns="samples_ms").reset_index(drop=True)
@@ -236,21 +236,21 @@ def _cells(like: Cell, sizes: Sequence[Size], cells: pd.DataFrame, unit: str) ->
     return campaign.cells_of(like.layer, like.features, named, blocks, [unit], **conditions)
 
 
-def _at(found: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[Span]) -> pd.DataFrame:
+def _at(measured: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[Span]) -> pd.DataFrame:
     """The rows of these sizes and blocks."""
     here, there = set(sizes), set(blocks)
-    kept = [(r.nodes, r.edges) in here and (r.first, r.last) in there for r in found.itertuples()]
-    return found[np.array(kept, dtype=bool)]
+    wanted = [(r.nodes, r.edges) in here and (r.first, r.last) in there for r in measured.itertuples()]
+    return measured[np.array(wanted, dtype=bool)]
 
 
 def compare(predictor: TimePredictor, new: pd.DataFrame) -> pd.DataFrame:
     """Predicted and measured: a row (`COMPARED`) for each measured cell of a size that was never fitted and lies
     between others; `fitted`: the sizes that the prediction rests on."""
-    found = _predictable(predictor, new)
-    predicted = [predictor.predict(*cell) for cell in found[_CELL].itertuples(index=False, name=None)]
+    cells = _predictable(predictor, new)
+    predicted = [predictor.predict(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
     times = [[each.time_ms, each.low_ms, each.high_ms] for each in predicted]
-    found = found.assign(kind=NEW, **pd.DataFrame(times, found.index, _EXPECTED, dtype=float))
-    return found.loc[np.array([p.origin == INTERPOLATED for p in predicted], dtype=bool), COMPARED]
+    cells = cells.assign(kind=NEW, **pd.DataFrame(times, cells.index, _EXPECTED, dtype=float))
+    return cells.loc[np.array([p.origin == INTERPOLATED for p in predicted], dtype=bool), COMPARED]
 
 
 def repeats(predictor: TimePredictor, cells: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
@@ -261,9 +261,9 @@ def repeats(predictor: TimePredictor, cells: pd.DataFrame, again: pd.DataFrame) 
 
 def _predictable(predictor: TimePredictor, cells: pd.DataFrame) -> pd.DataFrame:
     """The measured cells of blocks that have a fit, with its form and how many sizes it rests on (`fitted`)."""
-    found = campaign_table.measured(cells)
-    keys = list(found[_CELL[:3]].itertuples(index=False, name=None))
+    timed = campaign_table.measured(cells)
+    keys = list(timed[_CELL[:3]].itertuples(index=False, name=None))
     fits = [predictor.fits.get(key) for key in keys]
     fitted = [len(predictor.measured.get(key, ())) for key in keys]
     known = np.array([fit is not None for fit in fits], dtype=bool)
-    return found.assign(form=[fit and fit.form for fit in fits], fitted=fitted)[known]
+    return timed.assign(form=[fit and fit.form for fit in fits], fitted=fitted)[known]

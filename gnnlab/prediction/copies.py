@@ -50,8 +50,8 @@ def identity_cells(like: Cell, sweep: Sequence[int], chosen: Sequence[str], mode
 
 def sums_only(unit: str) -> bool:
     """Has a unit only blocks that sum over neighbours, and so no identity?"""
-    found = units.find(unit)
-    return isinstance(found, FastUnit) or found.exporter == "handbuilt"
+    processing_unit = units.find(unit)
+    return isinstance(processing_unit, FastUnit) or processing_unit.exporter == "handbuilt"
 
 
 def export_identity(names: Iterable[str], features: int, models: Path, sweep: Sequence[int]) -> None:
@@ -63,11 +63,11 @@ def export_identity(names: Iterable[str], features: int, models: Path, sweep: Se
                 export(layer, STAGE, STAGE, exporter=unit.exporter, folder=models, size=size)
 
 
-def through_units(found: pd.DataFrame, sweep: Sequence[int]) -> pd.DataFrame:
+def through_units(measured: pd.DataFrame, sweep: Sequence[int]) -> pd.DataFrame:
     """The copies among measured cells: unit, size_bytes, mib, ms, ms_low, ms_high, n, samples_ms, conditions."""
-    kept = found[(found["nodes"] == NODES) & found["edges"].isin(sweep) & found["ms"].notna()]
-    kept = _sized(kept.assign(size_bytes=4 * kept["edges"] * kept["features"]))
-    return kept[COPIES].sort_values(["unit", "size_bytes"], kind="stable", ignore_index=True)
+    swept = measured[(measured["nodes"] == NODES) & measured["edges"].isin(sweep) & measured["ms"].notna()]
+    swept = _sized(swept.assign(size_bytes=4 * swept["edges"] * swept["features"]))
+    return swept[COPIES].sort_values(["unit", "size_bytes"], kind="stable", ignore_index=True)
 
 
 def plain_copies(sweep: Sequence[int], features: int, budget_s: float) -> pd.DataFrame:
@@ -75,10 +75,10 @@ def plain_copies(sweep: Sequence[int], features: int, budget_s: float) -> pd.Dat
     rows = []
     for edges in sweep:
         source = np.ones((edges, features), np.float32)
-        found = timing.measure(partial(np.copyto, np.empty_like(source), source), budget_s=budget_s / 2)
-        low, high = found.ci_ms
-        row = {"size_bytes": source.nbytes, "ms": found.median_ms, "ms_low": low, "ms_high": high}
-        rows.append({**row, "n": found.n, "samples_ms": found.samples_ms})
+        timed = timing.measure(partial(np.copyto, np.empty_like(source), source), budget_s=budget_s / 2)
+        low, high = timed.ci_ms
+        row = {"size_bytes": source.nbytes, "ms": timed.median_ms, "ms_low": low, "ms_high": high}
+        rows.append({**row, "n": timed.n, "samples_ms": timed.samples_ms})
     about = {"device": f"CPU {machine.processor()}", "runtime": f"numpy {np.__version__}"}
     return _sized(pd.DataFrame(rows).assign(unit=PLAIN_COPY, precision="float32", threads=1, **about))[COPIES]
 
@@ -103,8 +103,8 @@ def rates(copies: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
         part = copies[copies["unit"] == unit]
         value, low, high = np.array([curve.gb_s(size) for size in part["size_bytes"]]).reshape(-1, 3).T
         parts.append(part.assign(form=unit, value=value, low=low, high=high))
-    found = pd.concat(parts)
-    hidden = found["value"].isna()
-    status = {"status": np.where(hidden, "unavailable", "ok"), "reason": pd.Series(HIDDEN, found.index).where(hidden)}
+    rows = pd.concat(parts)
+    hidden = rows["value"].isna()
+    status = {"status": np.where(hidden, "unavailable", "ok"), "reason": pd.Series(HIDDEN, rows.index).where(hidden)}
     fixed = {"unit": "GB/s", "better": "higher", "statistic": "estimate", "interval": CONFIDENCE, "origin": "measured"}
-    return found.assign(**status, **fixed)
+    return rows.assign(**status, **fixed)

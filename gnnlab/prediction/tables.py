@@ -128,7 +128,7 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[s
             moved, flops = layer.bytes_moved(*at), layer.flops(row["first"], *at)
             copy_ms = curve.moving_ms(moved) if curve else 0.0
             transfer = min(copy_ms, row["ms"])
-            kept = {name: row[name] for name in ("stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS)}
+            about = {name: row[name] for name in ("stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS)}
             times = {"compute_time_ms": row["ms"] - transfer, "transfer_time_ms": transfer, "total_time_ms": row["ms"]}
             times |= {"low_ms": row["ms_low"], "high_ms": row["ms_high"]}
             key = f"{row['nodes']},{row['edges']},{processor},{row['first']}"
@@ -139,16 +139,16 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[s
                 diagnosis = "takes no longer than a copy of its bytes, so no compute time can be separated from it"
             else:
                 diagnosis = "measured copy taken off"
-            rows.append({**named, **kept, **times, "moved_bytes": moved, "flops": flops, "diagnosis": diagnosis})
+            rows.append({**named, **about, **times, "moved_bytes": moved, "flops": flops, "diagnosis": diagnosis})
     return pd.DataFrame(rows)
 
 
-def bandwidths(found: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
+def bandwidths(entries: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
     """The bandwidth table as rows, of `entries`: key, processor, unit, stage, number, gb_s, gb_s_low, gb_s_high (NaN
     where launch or noise hide it), size_bytes, n (samples), why, origin, conditions. Of a copy, through that
     unit, of as many bytes as the stage moves, in the geometric mean over its sizes."""
     rows = []
-    for (processor, unit, number), part in found.groupby(["processor", "unit", "number"], sort=False):
+    for (processor, unit, number), part in entries.groupby(["processor", "unit", "number"], sort=False):
         size = float(np.exp(np.log(part["moved_bytes"]).mean())) / 2
         curve = transfers.through.get(unit)
         value, low, high = curve.gb_s(size) if curve else (np.nan,) * 3
@@ -174,19 +174,19 @@ def missing(cells: pd.DataFrame) -> list[str]:
 # ---- written and read -----------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, found: BandwidthFindings) -> dict[str, int]:
+def write(folder: Path, findings: BandwidthFindings) -> dict[str, int]:
     """Write all files, each whole or not at all; returns how many times, bandwidths and gaps the tables have.
 
     Raises:
         GnnlabError: there is nothing to write, or the disk refuses.
     """
-    if found.grid["ms"].isna().all():
+    if findings.grid["ms"].isna().all():
         raise GnnlabError("no cell has a time, so there is no table to write; measure first (notebook 05)")
-    cells, lookup, rates, lacking = found.grid, found.entries, found.rates, missing(found.grid)
+    cells, lookup, rates, lacking = findings.grid, findings.entries, findings.rates, missing(findings.grid)
     head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": str(cells["layer"].iloc[0]),
             "features": int(cells["features"].iloc[0])}  # fmt: skip
     fields, known = list(LookupEntry.model_fields), rates[rates["gb_s"].notna()]
-    about = {**head, "units": found.chosen, "lacking": lacking}
+    about = {**head, "units": findings.chosen, "lacking": lacking}
     write_json(folder / LOOKUP, lookup.set_index("key")[fields].to_dict("index"))
     write_json(folder / BANDWIDTH, dict(zip(known["key"], 1e3 * known["gb_s"], strict=True)))  # MB/s
     for name, table in ((LOOKUP, lookup.drop(columns=fields)), (BANDWIDTH, rates)):
@@ -194,7 +194,7 @@ def write(folder: Path, found: BandwidthFindings) -> dict[str, int]:
         entries = plain.where(plain.notna(), None).to_dict("index")
         write_json(folder / name.replace(".json", ".about.json"), about | {"entries": entries})
     times = cells.loc[cells["ms"].notna(), list(BlockTime.model_fields)].to_dict("records")
-    write_json(folder / TIMES, TimesFile(**head, times=times, transfers=found.transfers).model_dump(mode="json"))
+    write_json(folder / TIMES, TimesFile(**head, times=times, transfers=findings.transfers).model_dump(mode="json"))
     return {"times": len(lookup), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known),
             "gaps": len(lacking)}  # fmt: skip
 
@@ -205,9 +205,9 @@ def load_tables(folder: Path) -> tuple[TimePredictor, MeasuredTransfers]:
     Raises:
         GnnlabError: the file is missing, damaged, of another version, or holds an invalid time.
     """
-    found = _validated(TimesFile, read_json(folder / TIMES, MISSING), folder / TIMES, AGAIN)
-    table = pd.DataFrame([time.model_dump() for time in found.times], columns=list(BlockTime.model_fields))
-    return TimePredictor.fit(layer_of(found.layer, found.features), table, found.transfers), found.transfers
+    stored = _validated(TimesFile, read_json(folder / TIMES, MISSING), folder / TIMES, AGAIN)
+    table = pd.DataFrame([time.model_dump() for time in stored.times], columns=list(BlockTime.model_fields))
+    return TimePredictor.fit(layer_of(stored.layer, stored.features), table, stored.transfers), stored.transfers
 
 
 def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
@@ -216,10 +216,10 @@ def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
     Raises:
         GnnlabError: the file is missing, in another format, empty, or holds an invalid time; one line.
     """
-    found = _validated(dict[str, LookupEntry], _keyed(path, _KEY, "nodes,edges,PU,stage"), path, _S4)
-    if not found:
+    entries = _validated(dict[str, LookupEntry], _keyed(path, _KEY, "nodes,edges,PU,stage"), path, _S4)
+    if not entries:
         raise GnnlabError(f"{path} is empty; measure first (notebook 05)")
-    groups = ((re.fullmatch(_KEY, key).groups(), entry) for key, entry in found.items())
+    groups = ((re.fullmatch(_KEY, key).groups(), entry) for key, entry in entries.items())
     return {(int(n), int(e), processor, int(stage)): entry for (n, e, processor, stage), entry in groups}
 
 

@@ -59,12 +59,12 @@ class OnnxRuntimeUnit(Unit):
 
 def installed() -> list[OnnxRuntimeUnit]:
     """The CPU, and a unit for each other provider that this ONNX Runtime brings."""
-    found = [CPU]
+    providers = [CPU]
     if find_spec("onnxruntime") is not None:
         import onnxruntime
 
-        found += [p for p in onnxruntime.get_available_providers() if p not in (CPU, *ELSEWHERE)]
-    return [_unit(provider) for provider in found]
+        providers += [p for p in onnxruntime.get_available_providers() if p not in (CPU, *ELSEWHERE)]
+    return [_unit(provider) for provider in providers]
 
 
 def _unit(provider: str) -> OnnxRuntimeUnit:

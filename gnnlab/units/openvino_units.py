@@ -145,7 +145,7 @@ def _tiny() -> ov.Model:
 
 def _missing_library(error: BaseException) -> str:
     """The missing library of a loader's message, without folders: `libOpenCL.so.1: cannot open ...`."""
-    found = re.search(r'Cannot load library "[^"]*": (.*)', str(error))
-    if not found:
+    cause = re.search(r'Cannot load library "[^"]*": (.*)', str(error))
+    if not cause:
         return one_line(error)
-    return re.sub(r"\S*[/\\]", "", found[1])
+    return re.sub(r"\S*[/\\]", "", cause[1])

@@ -61,14 +61,14 @@ def find(name: str) -> Unit:
         return all_units()[name]
     try:
         with user_code.importable():
-            found = user_code.call(name, user_code.load(name))
-        why = f"{name} gives a {type(found).__name__}"
+            unit = user_code.call(name, user_code.load(name))
+        why = f"{name} gives a {type(unit).__name__}"
     except GnnlabError as error:
-        found, why = None, str(error)
-    if not isinstance(found, Unit):
+        unit, why = None, str(error)
+    if not isinstance(unit, Unit):
         known = ", ".join(all_units())
         raise GnnlabError(f"unit {name!r} is not known; one of {known}, or module:factory for one of your own ({why})")
-    return found
+    return unit
 
 
 def tried(names: Iterable[str]) -> None:
