@@ -81,6 +81,11 @@ def test_every_command_has_help_with_examples(capsys, command):
     assert command in said(capsys, "--help")[1]
 
 
+def test_every_module_of_a_command_is_found():
+    modules = {path.stem for path in Path(claims.__file__).parent.glob("*.py")}
+    assert modules - {"__init__", "arguments", "tables"} == set(cli.COMMANDS)
+
+
 def test_python_m_gnnlab_is_the_command():
     ended = subprocess.run([sys.executable, "-m", "gnnlab", "--version"], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, f"gnnlab {gnnlab.__version__}\n")
