@@ -169,8 +169,8 @@ def verdict(claim: Claim, interval: Range | None) -> Verdict:
     if not low <= high:
         raise GnnlabError(f"interval {interval}: its ends must be numbers in order")
     if claim.is_goal:
-        least = -math.inf if claim.at_least is None else claim.at_least
-        most = math.inf if claim.at_most is None else claim.at_most
+        least, most = claim.at_least, claim.at_most
+        least, most = -math.inf if least is None else least, math.inf if most is None else most
         return _within(least, most, low, high, Verdict.MET, Verdict.MISSED, Verdict.OPEN)
     if claim.claimed is None:  # a gain without a number: refuted where it reaches down to none and stays small
         refuted = Verdict.REFUTED if high < NO_GAIN_BELOW else Verdict.INCONCLUSIVE
@@ -285,7 +285,7 @@ def _counts(rule: Rule, rows: list[Row]) -> Evidence:
     if lacking:
         raise Untestable(f"needs the count of {', '.join(lacking)}")
     counted = {form: by_form[form].value for form in rule.equals}
-    first = next(iter(counted.values()))
+    first, *_ = counted.values()
     how = "counted: " + ", ".join(f"{form} {format_value(value)}" for form, value in counted.items())
     holds = all(counted[form] == value for form, value in rule.equals.items())
     return Evidence(Estimate(first, first, first, 1), [by_form[form] for form in rule.equals], how, holds)

@@ -235,6 +235,8 @@ def clean(html: str) -> Markup:
         for head in table.find_all("th"):
             if not head.get_text(strip=True):  # heads nothing, and is announced as if it did
                 head.name = "td"
+            for name in head.find_all(string=lambda text: ":" in text) if head.find_parent("thead") else ():
+                name.replace_with(BeautifulSoup(str(escape(name)).replace(":", ":<wbr>"), "html.parser"))
     safe = _CLEANER.clean(str(soup))
     safe = re.sub(r"<table\b", '<div class="wide" role="group" aria-label="Table" tabindex="0"><table', safe)
     safe = re.sub(r"<pre\b", '<pre tabindex="0"', safe)

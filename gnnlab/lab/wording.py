@@ -17,13 +17,14 @@ def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns:
 
     `column` is what a column is called, `columns` how many there are.
     """
-    reasons: dict[str, dict[str, dict[str, None]]] = {}
-    for row, at, reason in cells:
-        reasons.setdefault(reason, {}).setdefault(str(row), {})[str(at)] = None
+    frame = pd.DataFrame(cells, columns=["row", "column", "reason"]).astype(str).drop_duplicates()
     lines = []
-    for reason, rows in reasons.items():
-        named = {row: f"every {column}" if len(at) == columns > 1 else ", ".join(at) for row, at in rows.items()}
-        lines.append(f"{reason} ({'; '.join(f'{row} × {at}' for row, at in named.items())})")
+    for reason, of_reason in frame.groupby("reason", sort=False):
+        places = [
+            f"{row} × {f'every {column}' if len(at) == columns > 1 else ', '.join(at)}"
+            for row, at in of_reason.groupby("row", sort=False)["column"]
+        ]
+        lines.append(f"{reason} ({'; '.join(places)})")
     return lines
 
 

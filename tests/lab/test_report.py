@@ -267,8 +267,9 @@ def test_a_heading_over_what_the_page_shows_elsewhere_is_left_out() -> None:
     assert [text for _, text in shown.headings] == ["Broken"] and 'id="error"' in shown.html
 
 
-def test_a_name_that_begins_with_a_digit_is_no_number() -> None:
+def test_a_name_that_begins_with_a_digit_is_no_number_and_a_long_head_breaks_at_its_unit() -> None:
     frame = pd.DataFrame({"stage": ["1 GATHER", "2 MESSAGE"], "bytes": ["32 KiB", "64 KiB"], "fast:CPU": [1, 2]})
     safe = clean(frame.to_html(index=False))
     table = BeautifulSoup(safe, "html.parser")
     assert [head.get_text() for head in table.select("th.nu")] == ["bytes", "fast:CPU"]
+    assert "fast:<wbr>CPU" in str(safe)
