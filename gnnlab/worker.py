@@ -3,13 +3,11 @@
     with Worker() as worker:
         answer = worker.call("my_module:measure", {"nodes": 1000}, timeout_s=60)    # always an answer
         answer.status, answer.value, answer.reason                 # "done", what measure(nodes=1000) gave, None
-        worker.submit("my_module:run", {"graph": 0}, tell)         # many in flight: tell(answer) for each, in order
+        worker.submit("my_module:run", {"graph": 0}).result()      # a Future: many tasks in flight, done in order
 
-A target is a function by its module, its arguments and its value are what JSON can hold; what it keeps in its module
-stays there for the next one. The process is a new Python (no fork), on Windows too. It starts when it is first needed,
-and again at the first `call` after it was lost. It ends with its parent, however that ends. Answers have a channel of
-their own, so that nothing that a driver prints gets in between. Give each unit a worker of its own: what one driver
-leaves behind in a process is then no other's business.
+A target is a function by its module, its arguments and its value are what JSON can hold; the state of its module stays
+for the next one. The process is a new Python (no fork), on Windows too. It starts when it is first needed, and again at
+the first `call` after it was lost. It ends with its parent, however that ends. Give each unit a worker of its own.
 
 The process keeps the memory that it freed, in huge pages where the system grants them. Otherwise the C library gives
 the memory of each large result back, or does not, by what the process did before; the next call then takes new pages
@@ -23,13 +21,14 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ from typing import Any
 import psutil
 
 from gnnlab.errors import GnnlabError
-from gnnlab.worker_process import encode, read_lines, send
+from gnnlab.worker_process import end_tree
 
 START_S = 120  # for a Python to start and import a target, on a busy machine
 KEEP_MEMORY = {
@@ -48,7 +47,6 @@ KEEP_MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 _LOOK_S = 0.05  # between two looks at the clock and the memory
-_TAIL_BYTES = 4096
 _SHARE = 0.8  # of the memory that is free when a call begins
 
 
@@ -130,51 +128,52 @@ class Worker:
     ) -> Answer:
         """What became of `target(**arguments)` within `timeout_s` seconds, loading the target's module not counted.
 
-        A process that hangs gives the status `timeout`; one that crashes, exits, grows beyond `memory_bytes` (resident;
-        80 % of what is free unless told) or gives a malformed answer `failed`, with how it ended and the last that it
-        printed.
+        A process that hangs gives the status `timeout`; one that crashes, exits or grows beyond `memory_bytes`
+        (resident; 80 % of what is free by default) `failed`, with how it ended and the last lines that it printed.
         """
         if not timeout_s > 0:
             raise GnnlabError(f"timeout_s={timeout_s!r}: seconds above 0 are needed")
         most = memory_bytes or int(psutil.virtual_memory().available * _SHARE)
-        request = {"target": target, "arguments": dict(arguments or {}), "limit_s": timeout_s}
         try:
             for _ in range(2):  # it may have died since the last task, which is not this one's fault
                 self.start()
-                answer, begun = self._process.call(request, timeout_s, most)
-                if not answer.lost:
-                    return answer
-                self.close()
-                if begun or answer.status == "timeout":
+                task = self._process.submit(target, arguments or {}, timeout_s)
+                answer = self._process.wait(task, timeout_s, most)
+                if answer.lost:
+                    self.close()
+                if answer.status != "failed" or task.begun_s:
                     break
             return answer
         except BaseException:  # after Ctrl-C nobody waits for the answer: it must not go to the next call
             self.close()
             raise
 
-    def submit(self, target: str, arguments: Mapping[str, Any], tell: Callable[[Answer], None]) -> None:
-        """Hand a task over; `tell` gets its answer in a thread of ours, in the order of the tasks.
-
-        Without limits: `close` ends what hangs, and what was in flight is then told as failed, as when the process
-        dies. A process that died is not replaced here, for what its targets kept is gone.
+    def submit(self, target: str, arguments: Mapping[str, Any]) -> Future[Answer]:
+        """Hand a task over, without limits: `close` ends what hangs, and what was in flight has then failed, as when
+        the process dies. A process that died is not replaced here, for the state of its modules is gone.
         """
         self.start()
-        self._process.submit({"target": target, "arguments": dict(arguments)}, tell)
+        return self._process.submit(target, arguments)
 
     def kill(self) -> None:
-        """End the process at once. What is in flight, or submitted before the next `call`, is told as failed."""
+        """End the process at once. What is in flight, or submitted before the next `call`, has failed."""
         if self._process is not None:
             self._process.end()
 
     def close(self) -> None:
         """End the process and whatever it started, if there is one, at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.end()
+        self.kill()
+        self._process = None
+
+
+class _Task(Future):
+    """Its result is an `Answer`. `begun_s`: when one with a limit began, in seconds of `time.perf_counter`."""
+
+    begun_s = 0.0
 
 
 class _Process:
-    """The pipes to one process: requests in, answers out, and the tail of what it prints."""
+    """A process and its tasks, which it does in their order: a line of JSON for each, and one for each answer."""
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
         self.popen = subprocess.Popen(
@@ -183,150 +182,87 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=worker_environment(**environment),
-            bufsize=0,
+            encoding="utf-8",
+            errors="replace",
         )
-        self._state, self._writing = threading.Lock(), threading.Lock()
-        self._number = 0
-        self._waiting: dict[int, Callable[[Answer | None], None]] = {}
+        self._tasks: deque[_Task] = deque()
+        self._lock = threading.Lock()
         self._end: str | None = None  # why there will be no more answers
-        self._printed = bytearray()
+        self._printed: deque[str] = deque(maxlen=3)
         self._printing = threading.Thread(target=self._read_printed, daemon=True)
         self._answering = threading.Thread(target=self._read_answers, daemon=True)
         self._printing.start()
         self._answering.start()
 
-    def submit(self, request: Mapping[str, Any], tell: Callable[[Answer | None], None], *, aside: bool = False) -> int:
-        """The number of a task that was handed over; `aside`, by a thread: a process that hangs lets a writer wait."""
-        with self._state:
-            self._number += 1
-            number, end = self._number, self._end
-            if end is None:
-                self._waiting[number] = tell
-        if end is not None:
-            _pass_on(tell, _failed(end))
-            return number
-        message = encode({**request, "id": number})
-        if aside:
-            threading.Thread(target=self._write, args=(message,), daemon=True).start()
-        else:
-            self._write(message)
-        return number
+    def submit(self, target: str, arguments: Mapping[str, Any], limit_s: float | None = None) -> _Task:
+        task, request = _Task(), json.dumps({"target": target, "arguments": dict(arguments), "limit_s": limit_s})
+        if limit_s:
+            self._printed.clear()
+        with self._lock:
+            if self._end is None:
+                self._tasks.append(task)
+                with suppress(OSError):  # of a process that is gone: the reader of its answers sees it
+                    print(request, file=self.popen.stdin, flush=True)
+                return task
+        task.set_result(self._lost())
+        return task
 
-    def _write(self, message: bytes) -> None:
-        with suppress(OSError, ValueError), self._writing:  # of a process that is gone the reader tells
-            send(self.popen.stdin, message)
-
-    def call(self, request: Mapping[str, Any], timeout_s: float, memory_bytes: int) -> tuple[Answer, bool]:
-        """The answer, and whether the task had begun. The inbox gets None when it begins, then the answer."""
-        inbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
-        self._printed.clear()
-        number = self.submit(request, inbox.put, aside=True)
-        begun, deadline = False, time.monotonic() + START_S
+    def wait(self, task: _Task, timeout_s: float, memory_bytes: int) -> Answer:
+        start = time.perf_counter()
         while True:
-            try:
-                found = inbox.get(timeout=_LOOK_S)
-            except queue.Empty:
-                reason = self._check_memory(memory_bytes)
-                status = "failed" if reason else "timeout"
-                if time.monotonic() > deadline:
-                    reason = reason or f"no answer within {timeout_s if begun else START_S:g} s{self._stderr_tail()}"
-                if reason is None:
-                    continue
-                with self._state:
-                    self._waiting.pop(number, None)
-                return Answer(status, reason=reason), begun
-            if found is not None:
-                return found, begun
-            begun, deadline = True, time.monotonic() + timeout_s
+            with suppress(TimeoutError):
+                return task.result(_LOOK_S)
+            since, limit_s = (task.begun_s, timeout_s) if task.begun_s else (start, START_S)
+            if time.perf_counter() > since + limit_s:
+                return Answer("timeout", reason=f"no answer within {limit_s:g} s{self._tail()}")
+            with suppress(psutil.Error):
+                used = psutil.Process(self.popen.pid).memory_info().rss
+                if used > memory_bytes:
+                    reason = f"used {used / 1e9:.2f} GB of memory, allowed are {memory_bytes / 1e9:.2f} GB"
+                    return Answer("failed", reason=reason)
 
     def end(self) -> None:
-        """End it and whatever it started; what is in flight is told so."""
-        with self._state:
-            self._end = self._end or "its process was ended"
-        self._kill()
+        """End it and whatever it started, and its tasks."""
+        self._end = self._end or "its process was ended"
+        if self.popen.poll() is None:
+            end_tree(self.popen.pid)
         self.popen.wait()
         for reader in {self._printing, self._answering} - {threading.current_thread()}:
             reader.join(timeout=1)
-        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
-            pipe.close()
-
-    def _kill(self) -> None:
-        if self.popen.poll() is not None:  # it ended, and its number may be another process's by now
-            return
-        try:
-            family = [*psutil.Process(self.popen.pid).children(recursive=True), psutil.Process(self.popen.pid)]
-        except psutil.NoSuchProcess:
-            return
-        for process in family:
-            with suppress(psutil.Error):
-                process.kill()
 
     def _read_answers(self) -> None:
-        malformed = None
-        for answer in read_lines(self.popen.stdout):
-            if not self._take(answer):
-                malformed = f"gave a malformed answer: {answer[:80]!r}{self._stderr_tail()}"
-                self._kill()
-                break
-        why = malformed or self._exit_reason()
-        with self._state:
-            self._end = self._end or why
-            left, self._waiting = list(self._waiting.values()), {}
-        for tell in left:
-            _pass_on(tell, _failed(self._end))
-
-    def _take(self, answer: bytes) -> bool:
-        """Pass an answer on; False where the line is none."""
-        try:
-            message = json.loads(answer)
-            number = message.pop("id")
-            begun = message == {"begun": True}
-            found = None if begun else Answer(**message)
-            with self._state:
-                tell = self._waiting[number] if begun else self._waiting.pop(number)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return False
-        _pass_on(tell, found)
-        return True
+        with self.popen.stdout:
+            with suppress(ValueError, TypeError, IndexError):  # a driver may write into what it did not open
+                for line in self.popen.stdout:
+                    if (answer := json.loads(line)) is None:
+                        self._tasks[0].begun_s = time.perf_counter()
+                    else:
+                        self._tasks.popleft().set_result(Answer(**answer))
+            try:
+                reason = describe_exit(self.popen.wait(timeout=1)) + self._tail()
+            except subprocess.TimeoutExpired:
+                reason = f"the process broke the channel of its answers{self._tail()}"
+                end_tree(self.popen.pid)
+        with suppress(OSError):
+            self.popen.stdin.close()
+        with self._lock:
+            self._end = self._end or reason
+        while self._tasks:
+            self._tasks.popleft().set_result(self._lost())
 
     def _read_printed(self) -> None:
-        with suppress(OSError, ValueError):  # closed under the reader's hands
-            while chunk := self.popen.stderr.read(65536):
-                self._printed += chunk
-                del self._printed[:-_TAIL_BYTES]
+        with self.popen.stderr:
+            self._printed.extend(line.strip() for line in self.popen.stderr if line.strip())
 
-    def _check_memory(self, most: int) -> str | None:
-        with suppress(psutil.Error):
-            used = psutil.Process(self.popen.pid).memory_info().rss
-            if used > most:
-                return f"used {used / 1e9:.2f} GB of memory, allowed are {most / 1e9:.2f} GB"
-        return None
+    def _lost(self) -> Answer:
+        now = time.perf_counter()
+        return Answer("failed", reason=self._end, start_s=now, end_s=now)
 
-    def _exit_reason(self) -> str:
-        try:
-            code = self.popen.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return f"closed its channel and went on{self._stderr_tail()}"
-        return f"{describe_exit(code)}{self._stderr_tail()}"
-
-    def _stderr_tail(self) -> str:
+    def _tail(self) -> str:
         if self.popen.poll() is not None:
             self._printing.join(timeout=1)
-        lines = [line.strip() for line in bytes(self._printed).decode(errors="replace").splitlines() if line.strip()]
-        return f"; it last said: {' | '.join(lines[-3:])[-300:]}" if lines else ""
-
-
-def _pass_on(tell: Callable[[Answer | None], None], answer: Answer | None) -> None:
-    """A `tell` that raises is shown, and keeps no other answer from arriving."""
-    try:
-        tell(answer)
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-
-
-def _failed(reason: str | None) -> Answer:
-    now = time.perf_counter()
-    return Answer("failed", reason=reason, start_s=now, end_s=now)
+        lines = list(self._printed)
+        return f"; it last said: {' | '.join(lines)[-300:]}" if lines else ""
 
 
 def describe_exit(code: int) -> str:

@@ -22,10 +22,10 @@ import nbformat
 
 from gnnlab import errors, files
 from gnnlab.errors import GnnlabError
+from gnnlab.worker_process import end_tree
 
 from . import notebook_process, results, runs
 from .discovery import Notebook
-from .notebook_process import end_tree
 from .parameters import literal_path
 from .results import ResultFile, Status
 

@@ -6,11 +6,8 @@ import json
 import logging
 import os
 import sys
-from contextlib import suppress
 
-import psutil
-
-from gnnlab.worker_process import end_with_parent
+from gnnlab.worker_process import end_tree, end_with_parent
 
 START_TIMEOUT_S = 120  # of a kernel; a virus scanner may read every file of the environment first
 OUTPUT_TIMEOUT_S = 60  # for the last outputs of a cell, on a busy machine
@@ -35,15 +32,6 @@ def main() -> None:
     except Exception as error:  # whatever Jupyter raises: this notebook failed, the others still run
         os.write(answer, f"{type(error).__name__}: {error}".encode())
         sys.exit(1)
-
-
-def end_tree(pid: int) -> None:
-    """End a process and all that it started, at once."""
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for each in [*process.children(recursive=True), process]:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class UnitWorkers(AbstractContextManager):
             worker = self[unit]
             if core is not None and self._pinned.get(unit) != (worker.pid, core):
                 self._pinned[unit] = worker.pid, core
-                worker.submit("gnnlab.worker_process:pin", {"core": core}, lambda answer: None)
+                worker.submit("gnnlab.worker_process:pin", {"core": core})
 
     def open(self, unit: str, key: str, task: BlockTask, arrays: SharedArrays) -> None:
         """Load the block of a plan. Raises `GnnlabError` where the unit cannot run it."""
@@ -70,7 +70,8 @@ class UnitWorkers(AbstractContextManager):
 
     def submit(self, unit: str, key: str, graph: int, slot: int, tell: Callable[[Answer], None]) -> None:
         """Hand a graph of the plan to a unit; `tell` is called with the answer, in a thread of this process."""
-        self[unit].submit(f"{_RUNNER}:run_block", {"key": key, "graph": graph, "slot": slot}, tell)
+        task = self[unit].submit(f"{_RUNNER}:run_block", {"key": key, "graph": graph, "slot": slot})
+        task.add_done_callback(lambda done: tell(done.result()))
 
     def forget(self, unit: str, key: str) -> None:
         worker = self._workers.get(unit)

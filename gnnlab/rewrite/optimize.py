@@ -205,7 +205,7 @@ class _Search:
     def loading(self, workers: Sequence[Worker]) -> Iterator[None]:
         """Processes load the user's model, all at once; they have when this ends."""
         for worker in workers:
-            worker.submit(f"{__name__}:load", {"of": self.of}, lambda answer: None)
+            worker.submit(f"{__name__}:load", {"of": self.of})
         yield
         for worker in workers:
             with suppress(_Failed):  # which it will say again where it is needed
