@@ -6,8 +6,8 @@
     modulated(x, target, graph)                    # (N, F): sum of relu(gamma[i] * x[j] + beta[i])
 
 PyG writes and reads a row for each edge three to eight times. Here each row of x is read where it is added, on edges
-sorted by target; gradients are read on edges sorted by source. Rows of edges stand as they were given. One thread has
-a block of nodes with its share of edges, so all edges of one node are one thread's. Threads are those of torch.
+sorted by target, and so are rows of edges; gradients are read on edges sorted by source. One thread has a block of
+nodes with its share of edges, so all edges of one node are one thread's. Threads are those of torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from gnnlab.kernels.neighbours import Neighbours
 
 
 def _by_target(graph: Neighbours) -> tuple[Tensor, Tensor, Tensor]:
-    return graph.rowptr, graph.col, graph.order
+    return graph.rowptr, graph.col, graph.places
 
 
 def _by_source(graph: Neighbours) -> tuple[Tensor, Tensor, Tensor]:
-    back = graph.transposed
-    return back.rowptr, back.col, graph.once("edges by source", lambda: graph.order.index_select(0, back.order))
+    return graph.transposed.rowptr, graph.transposed.col, graph.transposed.order
 
 
 def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: Tensor | None = None) -> None:
@@ -47,7 +46,7 @@ def moments(
     """Of the messages of each node, in the order of `wanted`: "sum", "squares" (their sum), "min", "max", each (N, F).
 
     The message is y[j] + edge, with `relu` (where there is an `edge`) its positive part; `y` (num_sources, F), `edge`
-    (E, F) in the order of `edge_index`. 0 for nodes without edges. Ties of "min" and "max" share the gradient as in
+    (E, F) in the order of `graph.col`. 0 for nodes without edges. Ties of "min" and "max" share the gradient as in
     `scatter_reduce`: where the extreme is 0, torch counts the 0 that PyG lets it start from as one more.
     """
     _check(graph, y, edge=edge)
@@ -118,7 +117,7 @@ def gated(
     source: Tensor, target: Tensor, graph: Neighbours, edge: Tensor | None = None, softplus: bool = False
 ) -> Tensor:
     """Sums of sigmoid(p) * q, or of sigmoid(p) * softplus(q), (N, F): p and q are the halves of source[j] + target[i]
-    + edge; `source` (num_sources, 2 F), `target` (N, 2 F), `edge` (E, 2 F) in the order of `edge_index`."""
+    + edge; `source` (num_sources, 2 F), `target` (N, 2 F), `edge` (E, 2 F) in the order of `graph.col`."""
     _check(graph, source, target, edge)
     return _Gated.apply(source, target, edge, graph, 1 if softplus else None)
 

@@ -30,22 +30,25 @@ MOMENTS = {  # what an aggregation is made of
     aggr.VarAggregation: ("sum", "squares"),
     aggr.StdAggregation: ("sum", "squares"),
 }
-Pass = Callable[[nn.Module, Sequence[Tensor], Neighbours], Tensor]  # of a layer and its tensors -> (N, rows, F)
+Pass = Callable[[nn.Module, Sequence[Tensor], "Edges"], Tensor]  # of a layer and its tensors -> (N, rows, F)
 
 
 @dataclass(frozen=True)
-class GivenEdges:
-    """A graph, and the features of its edges as they were given, (E, D), if there are any.
+class Edges:
+    """A graph, and the features of its edges (E, D) in the order of `graph.col`, if there are any.
 
-    `attend(layer, tensors, rows)` -> (N, rows, F): what the layer's pass makes of tensors that came of x, weights and
-    features; tensors[0] is (N, any, F).
+    `attend(layer, tensors, rows)` -> (N, rows, F): what the layer's pass makes of tensors that it made of x, and of the
+    weight and bias for features of edges, if it has any; tensors[0] is (N, any, F). `rows_of(weights)`: (E, F) or None.
     """
 
     graph: Neighbours
     values: Tensor | None
 
     def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
-        return _PASSES[_kind(layer)](layer, tensors, self.graph)
+        return _PASSES[_kind(layer)](layer, tensors, self)
+
+    def rows_of(self, weights: Sequence[Tensor]) -> Tensor | None:
+        return F.linear(self.values, *weights) if weights else self.values
 
     def degree(self, x: Tensor) -> Tensor:
         return self.graph.cast("degree", x.dtype).unsqueeze(1)
@@ -64,8 +67,8 @@ def compilation() -> list[str]:
     return [f"compiled passes over edges: {done.seconds:.1f} s, {where}"]
 
 
-def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> GivenEdges:
-    return GivenEdges(graph, values)
+def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+    return Edges(graph, None if values is None else graph.sorted_weight(values))
 
 
 def _kind(layer: nn.Module) -> type[nn.Module]:
@@ -74,7 +77,7 @@ def _kind(layer: nn.Module) -> type[nn.Module]:
 
 def _degree(given: Any, x: Tensor) -> Tensor:
     """Edges that end at each node, (N, 1), in a trace, too."""
-    if isinstance(given, GivenEdges):
+    if isinstance(given, Edges):
         return given.degree(x)
     return utils.degree(given.edge_index[1], x.shape[0], x.dtype).unsqueeze(1)
 
@@ -105,46 +108,51 @@ def aggregated(
     return [of(kind) for kind in kinds]
 
 
+def _weights(linear: nn.Module | None) -> list[Tensor]:
+    return [] if linear is None else [p for p in (linear.weight, linear.bias) if p is not None]
+
+
 def _kinds(module: nn.Module) -> list[nn.Module]:
     return list(module.aggrs) if isinstance(module, aggr.MultiAggregation) else [module]
 
 
-def _aggregate(layer: nn.Module, tensors: Sequence[Tensor], graph: Neighbours) -> Tensor:
-    """Tensors: y (N, T, F); of edges (E, T F)."""
-    y, edge = tensors[0], tensors[1] if len(tensors) > 1 else None
+def _aggregate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """Tensors: y (N, T, F); of edges a weight (T F, D) and a bias."""
+    y, *of_edge = tensors
     kinds = _kinds(getattr(layer.aggr_module, "aggr", layer.aggr_module))
-    out = aggregated(kinds, y.flatten(1), graph, edge, isinstance(layer, (pyg.GINEConv, pyg.GENConv)))
+    relu = isinstance(layer, (pyg.GINEConv, pyg.GENConv))
+    out = aggregated(kinds, y.flatten(1), edges.graph, edges.rows_of(of_edge), relu)
     return torch.cat(out, dim=1).view(y.shape[0], -1, y.shape[2])
 
 
 def _gine(layer: pyg.GINEConv, x: Tensor, given: Any) -> Tensor:
-    edge = given.values if layer.lin is None else layer.lin(given.values)
-    out = given.attend(layer, [x.unsqueeze(1), edge]).squeeze(1)
+    out = given.attend(layer, [x.unsqueeze(1), *_weights(layer.lin)]).squeeze(1)
     return layer.nn(out + (1 + layer.eps) * x)
 
 
 def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
-    if not isinstance(given, GivenEdges) and isinstance(getattr(layer.aggr_module, "t", None), nn.Parameter):
+    if not isinstance(given, Edges) and isinstance(getattr(layer.aggr_module, "t", None), nn.Parameter):
         return layer._original.forward(layer, x, given.edge_index, given.values)  # its gradient has no operator
-    y, edge = layer.lin_src(x) if hasattr(layer, "lin_src") else x, given.values
-    if edge is None:
+    y = layer.lin_src(x) if hasattr(layer, "lin_src") else x
+    if given.values is None:
         out = given.attend(layer, [(y.relu() + layer.eps).unsqueeze(1)]).squeeze(1)
     else:
-        edge = layer.lin_edge(edge) if hasattr(layer, "lin_edge") else edge
         degree = _degree(given, y)
         shift = degree if isinstance(layer.aggr_module, aggr.SumAggregation) else degree.clamp(max=1)
-        out = given.attend(layer, [y.unsqueeze(1), edge]).squeeze(1) + layer.eps * shift
+        out = given.attend(layer, [y.unsqueeze(1), *_weights(getattr(layer, "lin_edge", None))]).squeeze(1)
+        out = out + layer.eps * shift
     if hasattr(layer, "msg_norm"):
         out = layer.msg_norm(y if not hasattr(layer, "lin_src") else x, out)
     return layer.mlp(out + (layer.lin_dst(x) if hasattr(layer, "lin_dst") else x))
 
 
-def _gate(layer: nn.Module, tensors: Sequence[Tensor], graph: Neighbours) -> Tensor:
-    """Tensors: of sources and targets, both (N, 2, F); of edges (E, 2 F)."""
+def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """Tensors: of sources and targets, both (N, 2, F); of edges a weight (2 F, D)."""
     from gnnlab.kernels import one_pass
 
-    source, target, *edge = (one.flatten(1) for one in tensors)
-    return one_pass.gated(source, target, graph, *edge, softplus=isinstance(layer, pyg.CGConv)).unsqueeze(1)
+    source, target, *of_edge = (one.flatten(1) for one in tensors)
+    rows = edges.rows_of(of_edge)
+    return one_pass.gated(source, target, edges.graph, rows, softplus=isinstance(layer, pyg.CGConv)).unsqueeze(1)
 
 
 def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
@@ -156,7 +164,7 @@ def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
     tensors = [both.unflatten(1, (2, width)), F.pad(own, (0, width)).unflatten(1, (2, width))]
     if given.values is not None:
         of_edges = [key.weight[:, inputs:] + query.weight[:, inputs:], value.weight[:, inputs:]]
-        tensors.append(F.linear(given.values, torch.cat(of_edges)))
+        tensors.append(torch.cat(of_edges))
     out = given.attend(layer, tensors).squeeze(1)
     out = out + layer.lin_skip(x) if layer.root_weight else out
     return out if layer.bias is None else out + layer.bias
@@ -170,7 +178,7 @@ def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
     target = F.linear(x, weight[:, :width], bias).unflatten(1, (2, width))
     tensors = [F.linear(x, weight[:, width : 2 * width]).unflatten(1, (2, width)), target]
     if given.values is not None:
-        tensors.append(F.linear(given.values, weight[:, 2 * width :]))
+        tensors.append(weight[:, 2 * width :])
     out = given.attend(layer, tensors).squeeze(1)
     return (out if layer.bn is None else layer.bn(out)) + x
 
@@ -183,10 +191,10 @@ def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
     return own + (out / _degree(given, x).clamp(min=1) if layer.aggr == "mean" else out)
 
 
-def _modulate(layer: nn.Module, tensors: Sequence[Tensor], graph: Neighbours) -> Tensor:
+def _modulate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     from gnnlab.kernels import one_pass
 
-    return one_pass.modulated(tensors[0].squeeze(1), tensors[1], graph).unsqueeze(1)
+    return one_pass.modulated(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
 
 
 def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
@@ -203,7 +211,7 @@ def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
         x = x.unsqueeze(1).expand(-1, towers, -1)
     tensors = [source]
     if given.values is not None:  # two linear layers in a row are one
-        tensors.append(F.linear(given.values, (of_edge @ layer.edge_encoder.weight).flatten(0, 1)))
+        tensors.append((of_edge @ layer.edge_encoder.weight).flatten(0, 1))
         bias = bias + of_edge @ layer.edge_encoder.bias
     kinds = _kinds(layer.aggr_module.aggr)
     out = given.attend(layer, tensors, len(kinds) * towers).view(x.shape[0], len(kinds), towers, width)
@@ -237,7 +245,7 @@ def _scaled(scaler: nn.Module, out: Tensor, degree: Tensor) -> Tensor:
 
 def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target."""
-    if not isinstance(given, GivenEdges):
+    if not isinstance(given, Edges):
         return layer._original.forward(layer, x, given.edge_index)
     first, *others = layer.nn
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
@@ -324,8 +332,8 @@ _OPTIONS: dict[type[nn.Module], Callable[[nn.Module], str]] = {
     ),
 }
 FORMS: dict[type[nn.Module], Form] = {
-    pyg.GINEConv: Form(_gine, _prepare, (), "edge_attr", _why_not),
-    pyg.GENConv: Form(_gen, _prepare, (), "edge_attr", _why_not),
+    pyg.GINEConv: Form(_gine, _prepare, ("lin",), "edge_attr", _why_not),
+    pyg.GENConv: Form(_gen, _prepare, ("lin_edge",), "edge_attr", _why_not),
     pyg.PNAConv: Form(_pna, _prepare, ("edge_encoder",), "edge_attr", _why_not),
     pyg.EdgeConv: Form(_edge_conv, _prepare, (), "", _why_not),
     pyg.ResGatedGraphConv: Form(_res_gated, _prepare, ("lin_key", "lin_query", "lin_value"), "edge_attr", _why_not),

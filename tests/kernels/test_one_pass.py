@@ -48,17 +48,17 @@ def gated(p, q, target):
 CASES = {
     "sum of relu": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: one_pass.moments(y, g, ("sum",), e, relu=True)[0],
+        lambda g, y, e: one_pass.moments(y, g, ("sum",), g.sorted_weight(e), relu=True)[0],
         lambda j, i, y, e: scatter((y[j] + e).relu(), i, 0, NODES),
     ),
     "moments": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: torch.stack(one_pass.moments(y, g, MOMENTS, e)),
+        lambda g, y, e: torch.stack(one_pass.moments(y, g, MOMENTS, g.sorted_weight(e))),
         lambda j, i, y, e: several(y[j] + e, i),
     ),
     "softmax": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
-        lambda g, y, e, t: one_pass.softened(y, g, t, e, relu=True),
+        lambda g, y, e, t: one_pass.softened(y, g, t, g.sorted_weight(e), relu=True),
         lambda j, i, y, e, t: softened((y[j] + e).relu(), i, t),
     ),
     "gate": (
@@ -68,7 +68,7 @@ CASES = {
     ),
     "gate of softplus": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
-        lambda g, a, b, e: one_pass.gated(a, b, g, e, softplus=True),
+        lambda g, a, b, e: one_pass.gated(a, b, g, g.sorted_weight(e), softplus=True),
         lambda j, i, a, b, e: gated((a[j] + b[i] + e)[:, :WIDTH], F.softplus((a[j] + b[i] + e)[:, WIDTH:]), i),
     ),
     "modulation": (
