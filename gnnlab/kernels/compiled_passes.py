@@ -29,7 +29,7 @@ try:  # the symbols of OpenMP are torch's, loaded before: one pool of threads, w
 except ImportError:  # no libgomp: numba's own pool, which ends a process in which two threads call it at once
     numba.config.THREADING_LAYER, _TURN = "workqueue", threading.Lock()
 
-FLAGS = {"contract", "nsz", "arcp"}  # of fastmath
+FLAGGED = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy"}  # no branch for a division by zero
 SMALL = 1 << 17  # numbers that one thread passes over in some 50 us
 _PROCESS = os.getpid()  # a pool of threads does not survive a fork, and GNU's ends the process that asks for it
 
@@ -85,13 +85,13 @@ def _compiled(function: Callable, name: str, names: dict[str, Any], **options: b
     named = types.FunctionType(function.__code__, names, name)
     named.__qualname__ = name  # by which code on disk is known
     try:
-        return numba.njit(cache=True, nogil=True, fastmath=FLAGS, **options)(named)
+        return numba.njit(cache=True, nogil=True, **FLAGGED, **options)(named)
     except RuntimeError:  # no folder that can be written
         Compiled.stored = False
-        return numba.njit(nogil=True, fastmath=FLAGS, **options)(named)
+        return numba.njit(nogil=True, **FLAGGED, **options)(named)
 
 
-_inner = numba.njit(fastmath=FLAGS, nogil=True)
+_inner = numba.njit(nogil=True, **FLAGGED)
 
 
 @_inner
@@ -139,7 +139,7 @@ def _sigmoid(x):
     """1 / (1 + e**-x)."""
 
 
-@overload(_sigmoid)
+@overload(_sigmoid, jit_options=FLAGGED)
 def _sigmoid_of(x):
     if x == numba.float64:
         return lambda x: 1.0 / (1.0 + _exp(-x))
@@ -150,7 +150,7 @@ def _softplus(x):
     """log(1 + e**x), within 3e-7 in float32; as torch's, x itself from 20 on."""
 
 
-@overload(_softplus)
+@overload(_softplus, jit_options=FLAGGED)
 def _softplus_of(x):
     if x == numba.float64:
         return lambda x: x if x > 20.0 else math.log1p(math.exp(x))
@@ -327,19 +327,40 @@ def softened_back(y, e, relu, t, whole, out, log_sum, g, g_y, g_e, ptr, col, ids
                 g_e[ids[k]] = into
 
 
+@_inner
+def _halves(row):
+    """Both halves of a row, each indexed from 0, as the loops over them are vectorized."""
+    width = row.shape[0] // 2
+    return row[:width], row[width:]
+
+
+@_inner
+def _row(rows, n):
+    if rows is None:
+        return None
+    return rows[n]
+
+
+@_inner
+def _row_halves(rows, n):
+    if rows is None:
+        return None, None
+    return _halves(rows[n])
+
+
 @_Kernel
 def gated(source, target, e, softplus, out, ptr, col, ids, block, blocks):
     """Sums of sigmoid(p) * q, p and q the halves of source[j] + target[i] + e[k]."""
     width = out.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, own = out[i], target[i]
+        here, (own_p, own_q) = out[i], _halves(target[i])
         here[:] = out.dtype.type(0)
         for k in range(ptr[i], ptr[i + 1]):
-            other = source[col[k]]
+            (other_p, other_q), (edge_p, edge_q) = _halves(source[col[k]]), _row_halves(e, ids[k])
             for f in range(width):
-                p, q = own[f] + other[f], own[width + f] + other[width + f]
+                p, q = own_p[f] + other_p[f], own_q[f] + other_q[f]
                 if e is not None:
-                    p, q = p + e[ids[k], f], q + e[ids[k], width + f]
+                    p, q = p + edge_p[f], q + edge_q[f]
                 if softplus is not None:
                     q = _softplus(q)
                 here[f] += _sigmoid(p) * q
@@ -350,26 +371,26 @@ def gated_back(own, others, e, softplus, by_target, g, to_own, to_e, ptr, col, i
     """The gradient of the rows of one end, from that of the sums; `by_target`: of the targets."""
     width = own.shape[1] // 2
     for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        row, here, one = own[n], to_own[n], own.dtype.type(1)
-        here[:] = own.dtype.type(0)
+        (own_p, own_q), (here_p, here_q), one = _halves(own[n]), _halves(to_own[n]), own.dtype.type(1)
+        to_own[n] = own.dtype.type(0)
         for k in range(ptr[n], ptr[n + 1]):
-            other = others[col[k]]
-            sent = g[n if by_target else col[k]]
+            (other_p, other_q), (edge_p, edge_q) = _halves(others[col[k]]), _row_halves(e, ids[k])
+            sent, (to_edge_p, to_edge_q) = g[n if by_target else col[k]], _row_halves(to_e, ids[k])
             for f in range(width):
-                p, q = row[f] + other[f], row[width + f] + other[width + f]
+                p, q = own_p[f] + other_p[f], own_q[f] + other_q[f]
                 if e is not None:
-                    p, q = p + e[ids[k], f], q + e[ids[k], width + f]
+                    p, q = p + edge_p[f], q + edge_q[f]
                 gate = _sigmoid(p)
                 to_q = sent[f] * gate
                 if softplus is not None:
                     to_q = to_q * _sigmoid(q)
                     q = _softplus(q)
                 to_p = sent[f] * q * gate * (one - gate)
-                here[f] += to_p
-                here[width + f] += to_q
+                here_p[f] += to_p
+                here_q[f] += to_q
                 if to_e is not None:
-                    to_e[ids[k], f] = to_p
-                    to_e[ids[k], width + f] = to_q
+                    to_edge_p[f] = to_p
+                    to_edge_q[f] = to_q
 
 
 @_Kernel
@@ -377,12 +398,12 @@ def modulated(x, target, out, ptr, col, block, blocks):
     """Sums of relu(gamma[i] * x[j] + beta[i]), the halves of target[i]."""
     width = x.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, own, zero = out[i], target[i], x.dtype.type(0)
+        here, (gamma, beta), zero = out[i], _halves(target[i]), x.dtype.type(0)
         here[:] = zero
         for k in range(ptr[i], ptr[i + 1]):
             row = x[col[k]]
             for f in range(width):
-                here[f] += np.maximum(own[f] * row[f] + own[width + f], zero)
+                here[f] += np.maximum(gamma[f] * row[f] + beta[f], zero)
 
 
 @_Kernel
@@ -395,13 +416,14 @@ def modulated_back(x, target, g, to_x, to_target, ptr, col, block, blocks):
             to_x[n] = zero
         if to_target is not None:
             to_target[n] = zero
+        to_row, (to_gamma, to_beta) = _row(to_x, n), _row_halves(to_target, n)
         for k in range(ptr[n], ptr[n + 1]):
             i = n if to_x is None else col[k]
-            row, own, sent = x[col[k] if to_x is None else n], target[i], g[i]
+            row, (gamma, beta), sent = x[col[k] if to_x is None else n], _halves(target[i]), g[i]
             for f in range(width):
-                part = zero if own[f] * row[f] + own[width + f] <= zero else sent[f]
+                part = zero if gamma[f] * row[f] + beta[f] <= zero else sent[f]
                 if to_x is not None:
-                    to_x[n, f] += part * own[f]
+                    to_row[f] += part * gamma[f]
                 if to_target is not None:
-                    to_target[n, f] += part * row[f]
-                    to_target[n, width + f] += part
+                    to_gamma[f] += part * row[f]
+                    to_beta[f] += part

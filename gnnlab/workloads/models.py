@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
+from torch_geometric.nn import Sequential
 
 from gnnlab import user_code
 from gnnlab.errors import GnnlabError, meant, one_line, shown, whole_numbers
@@ -173,7 +175,7 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
     Raises `GnnlabError`, in one line, for whatever goes wrong on the way.
     """
     name = getattr(spec, "__name__", "factory") if callable(spec) else spec
-    with user_code.importable():
+    with user_code.importable(), _one_sequential():
         factory = spec if callable(spec) else user_code.load(spec)
         model = user_code.call(name, factory, *((data,) if _wants_graph(factory) else ()), **options)
         if not isinstance(model, nn.Module):
@@ -181,6 +183,23 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
     batch = bind(model, data, name)
     _try(name, model, batch)
     return name, model, batch
+
+
+@contextmanager
+def _one_sequential() -> Iterator[None]:
+    """After it, PyG's Sequential is as it was, and knows no model that was made within.
+
+    It names the module of a model's forward by `random`, so that two models drawn with one seed would share the first
+    one's; and it writes that forward into its class, where other models find it.
+    """
+    forward, loaded = Sequential.forward, set(sys.modules)
+    try:
+        yield
+    finally:
+        Sequential.forward = forward
+        for name in set(sys.modules) - loaded:
+            if name.startswith(f"{Sequential.__module__}_"):
+                del sys.modules[name]
 
 
 def given_inputs(spec: str, seed: int = 0) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from refusals import refusal
 from torch_geometric.data import Batch, Data
+from torch_geometric.nn import Sequential
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads.graph_transformer import FIELDS, GraphTransformer
@@ -24,7 +25,7 @@ MINE = """
     import torch
     from torch import nn
     from torch_geometric.data import Batch, Data, HeteroData
-    from torch_geometric.nn import GCNConv
+    from torch_geometric.nn import GCNConv, Sequential
 
     class Fields(nn.Module):
         def __init__(self, data):
@@ -34,6 +35,13 @@ MINE = """
         def forward(self, x, edge_index, edge_weight=None, edge_attr=None, flag=True):
             assert not self.training
             return self.dropout(self.conv(x, edge_index, edge_weight))
+
+    def one_layer(data):
+        return Sequential("x, edge_index", [(GCNConv(data.num_features, 4), "x, edge_index -> x")])
+
+    def two_layers(data):
+        linear = nn.Linear(data.num_features, 4)
+        return Sequential("x, edge_index", [(linear, "x -> x"), (GCNConv(4, 4), "x, edge_index -> x")])
 
     class Whole(nn.Module):
         def forward(self, data, verbose=False): return data.x
@@ -257,6 +265,11 @@ def test_the_trial_leaves_the_model_in_training_mode_and_the_path_as_it_was(mine
     path = list(sys.path)
     assert all(module.training for module in build("mine:Fields", "symptoms").model.modules())
     assert sys.path == path
+
+
+def test_two_models_of_pygs_sequential_have_a_forward_each(mine):
+    assert [len(build(f"mine:{name}", "karate").model) for name in ("one_layer", "two_layers")] == [1, 2]
+    assert Sequential.forward.__module__ == Sequential.__module__
 
 
 def test_options_reach_the_factory(mine):
