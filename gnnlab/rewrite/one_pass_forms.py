@@ -219,8 +219,23 @@ def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
     target = (target + bias) * degree.clamp(max=1)  # of what a target adds to all of its messages
     shifts = {aggr.SumAggregation: degree, aggr.VarAggregation: None, aggr.StdAggregation: None}
     parts = [_shifted(one, target, shifts.get(type(kind), 1)) for kind, one in zip(kinds, out.unbind(1), strict=True)]
-    out = torch.cat([x, _scaled(layer.aggr_module, torch.cat(parts, dim=2), degree)], dim=2)
-    return layer.lin(torch.cat([post(out[:, at]) for at, post in enumerate(layer.post_nns)], dim=1))
+    out, scales = torch.cat(parts, dim=2), _scales(layer.aggr_module, degree)
+    return layer.lin(torch.cat([_post(one, x[:, at], out[:, at], scales) for at, one in enumerate(layer.post_nns)], 1))
+
+
+def _post(network: nn.Sequential, x: Tensor, out: Tensor, scales: Tensor) -> Tensor:
+    """Its first layer is over x and `out` times each scale: the scales go behind the product, where rows are shorter.
+
+    x (N, F), out (N, K F), scales (N, S, 1).
+    """
+    first, *others = network
+    of_x, of_out = first.weight.split([x.shape[1], first.weight.shape[1] - x.shape[1]], dim=1)
+    by_scale = of_out.unflatten(1, (-1, out.shape[1])).transpose(0, 1).flatten(0, 1)
+    scaled = F.linear(out, by_scale).unflatten(1, (scales.shape[1], -1)) * scales
+    rows = F.linear(x, of_x, first.bias) + scaled.sum(dim=1)
+    for module in others:
+        rows = module(rows)
+    return rows
 
 
 def _shifted(out: Tensor, target: Tensor, factor: Tensor | int | None) -> Tensor:
@@ -229,18 +244,17 @@ def _shifted(out: Tensor, target: Tensor, factor: Tensor | int | None) -> Tensor
     return out + factor * target
 
 
-def _scaled(scaler: nn.Module, out: Tensor, degree: Tensor) -> Tensor:
-    """As `DegreeScalerAggregation`; out (N, T, F), degree (N, 1, 1)."""
+def _scales(scaler: nn.Module, degree: Tensor) -> Tensor:
+    """What `DegreeScalerAggregation` multiplies by, (N, S, 1); degree (N, 1, 1)."""
     some = degree.clamp(min=1)
-    factor = {
-        "identity": lambda: None,
+    scale = {
+        "identity": lambda: torch.ones_like(degree),
         "amplification": lambda: (degree + 1).log() / scaler.avg_deg_log,
         "attenuation": lambda: scaler.avg_deg_log / (some + 1).log(),
         "linear": lambda: degree / scaler.avg_deg_lin,
         "inverse_linear": lambda: scaler.avg_deg_lin / some,
     }
-    factors = [factor[name]() for name in scaler.scaler]
-    return torch.cat([out if one is None else out * one for one in factors], dim=2)
+    return torch.cat([scale[name]() for name in scaler.scaler], dim=1)
 
 
 def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
@@ -301,8 +315,10 @@ def _pna_why_not(layer: pyg.PNAConv) -> str:
     inner = scaler.aggr if isinstance(scaler, aggr.DegreeScalerAggregation) else None
     if inner is None or (isinstance(inner, aggr.MultiAggregation) and inner.mode != "cat"):
         return "its aggregation"
-    if any(len(one) != 1 or hooked(one) or not plain_linear(one[0]) for one in layer.pre_nns):
+    if any(len(one) != 1 for one in layer.pre_nns):
         return "several layers before the aggregation"
+    if any(hooked(one) or not plain_linear(one[0]) for one in (*layer.pre_nns, *layer.post_nns)):
+        return "hooks of its networks"
     if any(getattr(one, "semi_grad", False) for module in _kinds(inner) for one in module.modules()):
         return "half a gradient"
     return _aggregation(layer, *MOMENTS)
