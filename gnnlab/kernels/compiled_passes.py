@@ -348,17 +348,27 @@ def _row_halves(rows, n):
     return _halves(rows[n])
 
 
+@_inner
+def _ends(row, whole):
+    """What a row adds to p and to q; without `whole` it is for p alone."""
+    if whole is None:
+        return row, row
+    return _halves(row)
+
+
 @_Kernel
-def gated(source, target, e, softplus, out, ptr, col, ids, block, blocks):
-    """Sums of sigmoid(p) * q, p and q the halves of source[j] + target[i] + e[k]."""
+def gated(source, target, e, whole, softplus, out, ptr, col, ids, block, blocks):
+    """Sums of sigmoid(p) * q, p and q the halves of source[j] + target[i] + e[k]; without `whole` targets have no q."""
     width = out.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, (own_p, own_q) = out[i], _halves(target[i])
+        here, (own_p, own_q) = out[i], _ends(target[i], whole)
         here[:] = out.dtype.type(0)
         for k in range(ptr[i], ptr[i + 1]):
             (other_p, other_q), (edge_p, edge_q) = _halves(source[col[k]]), _row_halves(e, ids[k])
             for f in range(width):
-                p, q = own_p[f] + other_p[f], own_q[f] + other_q[f]
+                p, q = own_p[f] + other_p[f], other_q[f]
+                if whole is not None:
+                    q = q + own_q[f]
                 if e is not None:
                     p, q = p + edge_p[f], q + edge_q[f]
                 if softplus is not None:
@@ -367,17 +377,21 @@ def gated(source, target, e, softplus, out, ptr, col, ids, block, blocks):
 
 
 @_Kernel
-def gated_back(own, others, e, softplus, by_target, g, to_own, to_e, ptr, col, ids, block, blocks):
+def gated_back(own, others, e, whole, others_whole, softplus, by_target, g, to_own, to_e, ptr, col, ids, block, blocks):
     """The gradient of the rows of one end, from that of the sums; `by_target`: of the targets."""
-    width = own.shape[1] // 2
+    width = g.shape[1]
     for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        (own_p, own_q), (here_p, here_q), one = _halves(own[n]), _halves(to_own[n]), own.dtype.type(1)
+        (own_p, own_q), (here_p, here_q), one = _ends(own[n], whole), _ends(to_own[n], whole), own.dtype.type(1)
         to_own[n] = own.dtype.type(0)
         for k in range(ptr[n], ptr[n + 1]):
-            (other_p, other_q), (edge_p, edge_q) = _halves(others[col[k]]), _row_halves(e, ids[k])
+            (other_p, other_q), (edge_p, edge_q) = _ends(others[col[k]], others_whole), _row_halves(e, ids[k])
             sent, (to_edge_p, to_edge_q) = g[n if by_target else col[k]], _row_halves(to_e, ids[k])
             for f in range(width):
-                p, q = own_p[f] + other_p[f], own_q[f] + other_q[f]
+                p, q = own_p[f] + other_p[f], own_q[f]
+                if whole is None:
+                    q = other_q[f]
+                elif others_whole is not None:
+                    q = q + other_q[f]
                 if e is not None:
                     p, q = p + edge_p[f], q + edge_q[f]
                 gate = _sigmoid(p)
@@ -387,7 +401,8 @@ def gated_back(own, others, e, softplus, by_target, g, to_own, to_e, ptr, col, i
                     q = _softplus(q)
                 to_p = sent[f] * q * gate * (one - gate)
                 here_p[f] += to_p
-                here_q[f] += to_q
+                if whole is not None:
+                    here_q[f] += to_q
                 if to_e is not None:
                     to_edge_p[f] = to_p
                     to_edge_q[f] = to_q

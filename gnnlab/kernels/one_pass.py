@@ -117,8 +117,11 @@ def gated(
     source: Tensor, target: Tensor, graph: Neighbours, edge: Tensor | None = None, softplus: bool = False
 ) -> Tensor:
     """Sums of sigmoid(p) * q, or of sigmoid(p) * softplus(q), (N, F): p and q are the halves of source[j] + target[i]
-    + edge; `source` (num_sources, 2 F), `target` (N, 2 F), `edge` (E, 2 F) in the order of `graph.col`."""
-    _check(graph, source, target, edge)
+    + edge; `source` (num_sources, 2 F), `target` (N, 2 F), or (N, F) for p alone, `edge` (E, 2 F) in the order of
+    `graph.col`."""
+    _check(graph, source, edge=edge)
+    width = source.shape[1] // (1 if target.shape[1] == source.shape[1] else 2)
+    graph.require("what targets add", target, (graph.num_nodes, width), source.dtype)
     return _Gated.apply(source, target, edge, graph, 1 if softplus else None)
 
 
@@ -128,8 +131,9 @@ class _Gated(torch.autograd.Function):
         source, target = source.contiguous(), target.contiguous()
         edge = None if edge is None else edge.contiguous()
         out = source.new_empty(graph.num_nodes, source.shape[1] // 2)
-        loops.gated(graph.num_edges, source, target, edge, softplus, out, *_by_target(graph))
-        ctx.graph, ctx.softplus = graph, softplus
+        whole = 1 if target.shape[1] == source.shape[1] else None
+        loops.gated(graph.num_edges, source, target, edge, whole, softplus, out, *_by_target(graph))
+        ctx.graph, ctx.softplus, ctx.whole = graph, softplus, whole
         ctx.save_for_backward(source, target, edge)
         return out
 
@@ -139,9 +143,10 @@ class _Gated(torch.autograd.Function):
         (source, target, edge), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
         of_source, of_target = torch.empty_like(source), torch.empty_like(target)
         of_edge = torch.empty_like(edge) if ctx.needs_input_grad[2] else None
-        kind = edge, ctx.softplus
-        loops.gated_back(graph.num_edges, source, target, *kind, False, grad, of_source, None, *_by_source(graph))
-        loops.gated_back(graph.num_edges, target, source, *kind, True, grad, of_target, of_edge, *_by_target(graph))
+        of_sources = source, target, edge, 1, ctx.whole, ctx.softplus, False
+        loops.gated_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph))
+        of_targets = target, source, edge, ctx.whole, 1, ctx.softplus, True
+        loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph))
         return of_source, of_target, of_edge, None, None
 
 

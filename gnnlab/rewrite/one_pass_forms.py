@@ -147,7 +147,7 @@ def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """Tensors: of sources and targets, both (N, 2, F); of edges a weight (2 F, D)."""
+    """Tensors: of sources (N, 2, F); of targets (N, 2, F), or what goes to the gate, (N, 1, F); of edges a weight."""
     from gnnlab.kernels import one_pass
 
     source, target, *of_edge = (one.flatten(1) for one in tensors)
@@ -158,10 +158,10 @@ def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
 def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
     key, query, value = layer.lin_key, layer.lin_query, layer.lin_value
     width, inputs = layer.out_channels, x.shape[1]
-    weight = torch.cat([query.weight[:, :inputs], value.weight[:, :inputs], key.weight[:, :inputs]])
-    bias = None if key.bias is None else torch.cat([query.bias, value.bias, key.bias])
-    both, own = F.linear(x, weight, bias).split([2 * width, width], dim=1)
-    tensors = [both.unflatten(1, (2, width)), F.pad(own, (0, width)).unflatten(1, (2, width))]
+    weight = torch.cat([query.weight[:, :inputs], value.weight[:, :inputs]])
+    bias = None if key.bias is None else torch.cat([query.bias, value.bias])
+    both, own = F.linear(x, weight, bias), F.linear(x, key.weight[:, :inputs], key.bias)
+    tensors = [both.unflatten(1, (2, width)), own.unsqueeze(1)]
     if given.values is not None:
         of_edges = [key.weight[:, inputs:] + query.weight[:, inputs:], value.weight[:, inputs:]]
         tensors.append(torch.cat(of_edges))

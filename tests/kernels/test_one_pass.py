@@ -66,6 +66,11 @@ CASES = {
         lambda g, a, b: one_pass.gated(a, b, g),
         lambda j, i, a, b: gated(*(a[j] + b[i]).chunk(2, 1), i),
     ),
+    "gate that targets add to": (
+        lambda k: [rows(NODES, 2 * WIDTH, **k), rows(NODES, seed=1, **k), rows(EDGES, 2 * WIDTH, seed=2, **k)],
+        lambda g, a, b, e: one_pass.gated(a, b, g, g.sorted_weight(e)),
+        lambda j, i, a, b, e: gated((a[j] + e)[:, :WIDTH] + b[i], (a[j] + e)[:, WIDTH:], i),
+    ),
     "gate of softplus": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
         lambda g, a, b, e: one_pass.gated(a, b, g, g.sorted_weight(e), softplus=True),
