@@ -410,10 +410,10 @@ def gated_back(own, others, e, whole, others_whole, softplus, by_target, g, to_o
 
 @_Kernel
 def modulated(x, target, out, ptr, col, block, blocks):
-    """Sums of relu(gamma[i] * x[j] + beta[i]), the halves of target[i]."""
+    """Sums of relu(gamma[i] * x[j] + beta[i]); target[i] holds beta[i], then gamma[i]."""
     width = x.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, (gamma, beta), zero = out[i], _halves(target[i]), x.dtype.type(0)
+        here, (beta, gamma), zero = out[i], _halves(target[i]), x.dtype.type(0)
         here[:] = zero
         for k in range(ptr[i], ptr[i + 1]):
             row = x[col[k]]
@@ -431,10 +431,10 @@ def modulated_back(x, target, g, to_x, to_target, ptr, col, block, blocks):
             to_x[n] = zero
         if to_target is not None:
             to_target[n] = zero
-        to_row, (to_gamma, to_beta) = _row(to_x, n), _row_halves(to_target, n)
+        to_row, (to_beta, to_gamma) = _row(to_x, n), _row_halves(to_target, n)
         for k in range(ptr[n], ptr[n + 1]):
             i = n if to_x is None else col[k]
-            row, (gamma, beta), sent = x[col[k] if to_x is None else n], _halves(target[i]), g[i]
+            row, (beta, gamma), sent = x[col[k] if to_x is None else n], _halves(target[i]), g[i]
             for f in range(width):
                 part = zero if gamma[f] * row[f] + beta[f] <= zero else sent[f]
                 if to_x is not None:

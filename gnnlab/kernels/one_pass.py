@@ -151,9 +151,9 @@ class _Gated(torch.autograd.Function):
 
 
 def modulated(x: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
-    """Sums of relu(gamma[i] * x[j] + beta[i]), (N, F): `x` (num_sources, F), `target` (N, 2 F) gamma and beta."""
+    """Sums of relu(gamma[i] * x[j] + beta[i]), (N, F): `x` (num_sources, F), `target` (N, 2 F) beta and gamma."""
     _check(graph, x)
-    graph.require("gamma and beta", target, (graph.num_nodes, 2 * x.shape[1]), x.dtype)
+    graph.require("beta and gamma", target, (graph.num_nodes, 2 * x.shape[1]), x.dtype)
     return _Modulated.apply(x, target, graph)
 
 

@@ -186,8 +186,7 @@ def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
 def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
     beta, gamma = layer.film_skip(x).split(layer.out_channels, dim=-1)
     own = (gamma * layer.lin_skip(x) + beta).relu()
-    beta, gamma = layer.films[0](x).split(layer.out_channels, dim=-1)
-    out = given.attend(layer, [layer.lins[0](x).unsqueeze(1), torch.cat([gamma, beta], dim=1)]).squeeze(1)
+    out = given.attend(layer, [layer.lins[0](x).unsqueeze(1), layer.films[0](x)]).squeeze(1)
     return own + (out / _degree(given, x).clamp(min=1) if layer.aggr == "mean" else out)
 
 

@@ -79,7 +79,7 @@ CASES = {
     "modulation": (
         lambda k: [rows(NODES, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
         lambda g, x, b: one_pass.modulated(x, b, g),
-        lambda j, i, x, b: scatter((b[i, :WIDTH] * x[j] + b[i, WIDTH:]).relu(), i, 0, NODES),
+        lambda j, i, x, b: scatter((b[i, WIDTH:] * x[j] + b[i, :WIDTH]).relu(), i, 0, NODES),
     ),
 }
 
