@@ -351,17 +351,16 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
 
 def _baselines(rule: Rule, peers: list[str], cell: Mapping[str, Row], ours: Sequence[Row]) -> list[Row]:
     """The rows to compare with: the race's own baseline, or every named peer, none of which may be left out."""
-    if not peers:
-        return [cell[ours[0].baseline]]
-    lacking = [name for name in peers if name not in cell]
+    names = peers or [str(ours[0].baseline)]
+    lacking = [name for name in names if name not in cell]
     if lacking:
         raise Untestable(f"needs {', '.join(lacking)} in the same race ({rule.study}); params/full has all")
     if rule.peers == "right":
-        peers = [name for name in peers if cell[name].status != "failed"]
-    failed = [f"{name}: {cell[name].reason}" for name in peers if cell[name].status != "ok"]
+        names = [name for name in names if cell[name].status != "failed"]
+    failed = [f"{name}: {cell[name].reason}" for name in names if cell[name].status != "ok"]
     if failed:
         raise Untestable(f"a peer is not there to compare with; {failed[0]}")
-    return [cell[name] for name in peers]
+    return [cell[name] for name in names]
 
 
 def cell_ratio(

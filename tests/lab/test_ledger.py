@@ -57,6 +57,9 @@ def test_the_best_peer_counts_and_none_may_be_left_out():
     assert found.estimate.value == pytest.approx(1.5, rel=0.05)
     with pytest.raises(Untestable, match=r"needs torch\.compile in the same race"):
         claims.evaluate(claim(form="fast", over=["EdgeIndex", "torch.compile"]), table)
+    without = Table(one for one in table if one.form != "PyG")
+    with pytest.raises(Untestable, match="needs PyG in the same race"):
+        claims.evaluate(claim(form="fast"), without)
 
 
 def test_a_peer_that_is_not_right_is_none_and_one_that_is_not_here_is_missed():
