@@ -27,7 +27,7 @@ from .ledger import Judged, LedgerLine
 TEMPLATES = Path(__file__).parent / "templates"
 FOLDER = "docs/reference-runs"
 BEGIN, END = "<!-- begin: gnnlab claims --machines --write -->", "<!-- end -->"
-IN_README = 12  # rows of the table in README.md
+IN_README = 6  # rows of the table in README.md
 PRIVATE = ("host",)  # of the environment: names a computer of someone
 
 
@@ -224,7 +224,7 @@ def blocks(root: Path) -> dict[Path, str]:
     every = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
     here = f"{'; '.join(one.linked() for one in machines)}."
     models = [line for one in machines for line in model_tables.lines(one.models, one.phrase)]
-    front = [*_headlines(machines, rows), "", *side_by_side(machines, short), "", every, *models]
+    front = [*models, *[""] * bool(models), *_headlines(machines, rows), "", *side_by_side(machines, short), "", every]
     return {
         root / "README.md": "\n".join(front),
         root / FOLDER / "README.md": "\n".join([here, "", *side_by_side(machines, rows)]),

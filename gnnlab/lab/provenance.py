@@ -231,11 +231,12 @@ def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, value) of what is known; what the system did not tell is left out."""
     known = readable(environment)
     cpu, cores = known["cpu"], _counted(known["cpu"].get("cores"), "core")
+    logical = cpu.get("logical") != cpu.get("cores") and _counted(cpu.get("logical"), "logical core")
     caches = [(level, cpu.get(f"l{level}_cache_bytes")) for level in (2, 3)]
     others = [device for device in known["devices"] if device.get("kind") != "CPU"]
     devices = [_joined(f"{device.get('kind')}: {device.get('name')}", device.get("driver")) for device in others]
     rows = {
-        "Processor": _joined(cpu.get("model"), cores, _counted(cpu.get("logical"), "logical core")),
+        "Processor": _joined(cpu.get("model"), cores, logical),
         "Instructions": " ".join(map(str, cpu.get("flags") or [])),
         "Caches": _joined(*(f"L{level} {size / 2**20:g} MiB" for level, size in caches if size)),
         "Memory": f"{known['memory_gb']} GB" if "memory_gb" in known else "",
