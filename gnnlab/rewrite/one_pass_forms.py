@@ -1,6 +1,7 @@
 """Direct forms of layers whose message no weight of an edge can express: one pass over the edges (`kernels.one_pass`).
 
-GINE, GEN, ResGated, CG, FiLM, PNA and EdgeConv. A linear layer at the start of a message, over (x_i, x_j, e), is two
+GINE, GEN, ResGated, CG, FiLM, PNA and EdgeConv; and NNConv, whose matrix for each edge is a sum over a few channels, by
+the sums of attention. A linear layer at the start of a message, over (x_i, x_j, e), is two
 products on nodes and one on edges, added in the pass; where it is all there is, what it makes of x_i is added behind
 the aggregation. numba is imported when the first such layer is made fast; without it these layers stay PyG's.
 """
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from torch_geometric import utils
 from torch_geometric.nn import aggr
 
+from gnnlab.kernels.attention import head_sum
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.rewrite.direct import Form, hooked, plain_linear
 
@@ -271,6 +273,32 @@ def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     return aggregated([layer.aggr_module], rows, sorted_edges, None, False)[0]
 
 
+def _nn_conv(layer: pyg.NNConv, x: Tensor, given: Any) -> Tensor:
+    """The last layer of `nn` makes a matrix W[e] = sum of h[e, k] W[k] for each edge: of x[j] W[e] the sums over edges
+    are those of h[e, k] x[j], times W[k]. Its bias is one more W[k], of an h that is 1."""
+    *others, last = _modules_of(layer.nn)
+    channels, weight = given.values, last.weight
+    for module in others:
+        channels = module(channels)
+    if last.bias is not None:
+        channels = torch.cat([channels, channels.new_ones(channels.shape[0], 1)], dim=1)
+        weight = torch.cat([weight, last.bias.unsqueeze(1)], dim=1)
+    summed = given.attend(layer, [x.unsqueeze(1), channels], channels.shape[1]).flatten(1)
+    out = summed @ weight.unflatten(0, (x.shape[1], -1)).permute(2, 0, 1).flatten(0, 1)
+    out = out / _degree(given, x).clamp(min=1) if layer.aggr == "mean" else out
+    out = out + layer.lin(x) if layer.root_weight else out
+    return out if layer.bias is None else out + layer.bias
+
+
+def _modules_of(network: nn.Module) -> list[nn.Module]:
+    return list(network) if type(network) is nn.Sequential else [network]
+
+
+def _sum_by_channel(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """Tensors: x (N, 1, F); channels of edges (E, K), as they are given."""
+    return head_sum(tensors[0], edges.graph, edges.graph.sorted_weight(tensors[1]))
+
+
 _PASSES: dict[type[nn.Module], Pass] = {
     pyg.GINEConv: _aggregate,
     pyg.GENConv: _aggregate,
@@ -278,6 +306,7 @@ _PASSES: dict[type[nn.Module], Pass] = {
     pyg.ResGatedGraphConv: _gate,
     pyg.CGConv: _gate,
     pyg.FiLMConv: _modulate,
+    pyg.NNConv: _sum_by_channel,
 }
 
 
@@ -330,6 +359,13 @@ def _edge_conv_why_not(layer: pyg.EdgeConv) -> str:
     return _single(layer)
 
 
+def _nn_conv_why_not(layer: pyg.NNConv) -> str:
+    network = layer.nn
+    if not isinstance(network, nn.Module) or hooked(network) or not plain_linear(_modules_of(network)[-1]):
+        return "its network ends with no linear layer"
+    return _aggregation(layer, _SUM, aggr.MeanAggregation)
+
+
 _SUM = aggr.SumAggregation
 _OPTIONS: dict[type[nn.Module], Callable[[nn.Module], str]] = {
     pyg.GINEConv: _single,
@@ -352,6 +388,9 @@ FORMS: dict[type[nn.Module], Form] = {
     pyg.PNAConv: Form(_pna, _prepare, ("edge_encoder",), "edge_attr", _why_not),
     pyg.EdgeConv: Form(_edge_conv, _prepare, (), "", _why_not),
     pyg.ResGatedGraphConv: Form(_res_gated, _prepare, ("lin_key", "lin_query", "lin_value"), "edge_attr", _why_not),
+    pyg.NNConv: Form(
+        _nn_conv, lambda layer, graph, values, dtype: Edges(graph, values), (), "edge_attr", _nn_conv_why_not
+    ),
     pyg.CGConv: Form(_cg, _prepare, ("lin_f", "lin_s"), "edge_attr", _why_not),
     pyg.FiLMConv: Form(_film, _prepare, (), "", _why_not),
 }

@@ -44,6 +44,8 @@ CASES = {
         lambda: pyg.PNAConv(IN, 8, EVERY[1:], SCALERS, DEGREES, towers=2, divide_input=True, post_layers=2),
         0,
     ),
+    "NNConv": (lambda: pyg.NNConv(IN, 4, nn.Sequential(nn.Linear(EDGE, 5), nn.ReLU(), nn.Linear(5, IN * 4))), EDGE),
+    "NNConv mean": (lambda: pyg.NNConv(IN, 4, nn.Linear(EDGE, IN * 4, bias=False), "mean", root_weight=False), EDGE),
     "EdgeConv": (lambda: pyg.EdgeConv(network(2 * IN)), 0),
     "EdgeConv mean": (lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * IN, 8)), aggr="mean"), 0),
 }
@@ -93,6 +95,7 @@ def test_each_form_is_taken_and_gives_what_pyg_gives(name):
         (lambda: pyg.FiLMConv(IN, 8, num_relations=2), "several relations or another activation"),
         (lambda: pyg.PNAConv(IN, 8, ["mean"], ["identity"], DEGREES, pre_layers=2), "several layers before"),
         (lambda: pyg.EdgeConv(nn.Sequential(nn.ReLU(), nn.Linear(2 * IN, 8))), "begins with no linear layer"),
+        (lambda: pyg.NNConv(IN, 2, nn.Sequential(nn.Linear(EDGE, 2 * IN), nn.Tanh())), "ends with no linear layer"),
         (lambda: pyg.GENConv(IN, IN, aggr="powermean", p=2.0), "aggr="),
         (lambda: pyg.GENConv(IN, IN, aggr=["mean", "max"]), "several aggregations"),
         (lambda: pyg.GINEConv(network(), aggr="median"), "aggr="),
