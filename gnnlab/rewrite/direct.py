@@ -166,16 +166,16 @@ def _neighbours_and_node(
 def _gin(layer: pyg.GINConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
     """nn(A x + (1 + eps) x); where `nn` begins with a linear layer that makes rows shorter, that comes first."""
     mlp = layer.nn
-    first = _first_of(mlp)
+    first = first_of(mlp)
     if first is None or not plain_linear(first) or isinstance(total, Largest):
         return mlp(_with_own(total(x), x, layer.eps))
     if first.weight.shape[0] >= first.weight.shape[1] and features_of(x) is None:
         return mlp(_with_own(total(x), x, layer.eps))
     rows = times(x, first.weight)
-    return _after_first(mlp, _plus(_with_own(total(rows), rows, layer.eps), first.bias))
+    return after_first(mlp, _plus(_with_own(total(rows), rows, layer.eps), first.bias))
 
 
-def _first_of(mlp: nn.Module) -> nn.Module | None:
+def first_of(mlp: nn.Module) -> nn.Module | None:
     """The module that a Sequential or PyG's MLP begins with; None of another one, or where it is hooked."""
     if hooked(mlp):
         return None
@@ -184,7 +184,7 @@ def _first_of(mlp: nn.Module) -> nn.Module | None:
     return mlp.lins[0] if type(mlp) is pyg.MLP and not torch.compiler.is_compiling() else None
 
 
-def _after_first(mlp: nn.Module, out: Tensor) -> Tensor:
+def after_first(mlp: nn.Module, out: Tensor) -> Tensor:
     """What the others make of `out`."""
     if type(mlp) is nn.Sequential:
         for module in list(mlp)[1:]:

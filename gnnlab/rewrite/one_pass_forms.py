@@ -22,7 +22,7 @@ from torch_geometric.nn import aggr
 
 from gnnlab.kernels.attention import head_sum
 from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.rewrite.direct import Form, hooked, plain_linear
+from gnnlab.rewrite.direct import Form, after_first, first_of, hooked, plain_linear
 
 MOMENTS = {  # what an aggregation is made of
     aggr.SumAggregation: ("sum",),
@@ -229,14 +229,11 @@ def _post(network: nn.Sequential, x: Tensor, out: Tensor, scales: Tensor) -> Ten
 
     x (N, F), out (N, K F), scales (N, S, 1).
     """
-    first, *others = network
+    first = first_of(network)
     of_x, of_out = first.weight.split([x.shape[1], first.weight.shape[1] - x.shape[1]], dim=1)
     by_scale = of_out.unflatten(1, (-1, out.shape[1])).transpose(0, 1).flatten(0, 1)
     scaled = F.linear(out, by_scale).unflatten(1, (scales.shape[1], -1)) * scales
-    rows = F.linear(x, of_x, first.bias) + scaled.sum(dim=1)
-    for module in others:
-        rows = module(rows)
-    return rows
+    return after_first(network, F.linear(x, of_x, first.bias) + scaled.sum(dim=1))
 
 
 def _shifted(out: Tensor, target: Tensor, factor: Tensor | int | None) -> Tensor:
@@ -262,12 +259,11 @@ def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target."""
     if not isinstance(given, Edges):
         return layer._original.forward(layer, x, given.edge_index)
-    first, *others = layer.nn
+    first = first_of(layer.nn)
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
     target = F.linear(x, own - other, first.bias)
     rows = F.linear(x, other).index_select(0, graph.col) + target.index_select(0, graph.row)
-    for module in others:
-        rows = module(rows)
+    rows = after_first(layer.nn, rows)
     sources = graph.rowptr, graph.places, graph.places, graph.num_edges
     sorted_edges = graph.once("edges as sources", lambda: Neighbours(*sources))
     return aggregated([layer.aggr_module], rows, sorted_edges, None, False)[0]
@@ -353,8 +349,8 @@ def _pna_why_not(layer: pyg.PNAConv) -> str:
 
 
 def _edge_conv_why_not(layer: pyg.EdgeConv) -> str:
-    mlp = layer.nn
-    if type(mlp) is not nn.Sequential or not len(mlp) or hooked(mlp) or not plain_linear(mlp[0]):
+    first = first_of(layer.nn)
+    if first is None or not plain_linear(first):
         return "its network begins with no linear layer"
     return _single(layer)
 

@@ -47,6 +47,7 @@ CASES = {
     "NNConv": (lambda: pyg.NNConv(IN, 4, nn.Sequential(nn.Linear(EDGE, 5), nn.ReLU(), nn.Linear(5, IN * 4))), EDGE),
     "NNConv mean": (lambda: pyg.NNConv(IN, 4, nn.Linear(EDGE, IN * 4, bias=False), "mean", root_weight=False), EDGE),
     "EdgeConv": (lambda: pyg.EdgeConv(network(2 * IN)), 0),
+    "EdgeConv of PyG's MLP": (lambda: pyg.EdgeConv(pyg.MLP([2 * IN, 8, 8], norm=None, plain_last=False)), 0),
     "EdgeConv mean": (lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * IN, 8)), aggr="mean"), 0),
 }
 

@@ -182,7 +182,7 @@ def test_a_model_that_is_slower_as_a_whole_stays_as_it_was(gain, expected, monke
     [
         (nn.Linear(3, 3), "nothing to replace: no layers of PyG"),
         (GCNConv(6, 3, flow="target_to_source"), "kept the model (GCNConv): direct form: its flow"),
-        (NNConv(6, 3, nn.Linear(6, 18)), "kept the model (NNConv): "),
+        (NNConv(6, 3, nn.Sequential(nn.Linear(6, 18), nn.Tanh())), "kept the model (NNConv): "),
     ],
 )
 def test_a_model_with_nothing_to_replace_says_why(model, expected):
