@@ -143,6 +143,12 @@ def _graph(layer: pyg.GraphConv, x: Tensor, total: NeighbourSum) -> Tensor:
     return _neighbours_and_node(x, total, rel.weight, rel.bias, layer.lin_root.weight)
 
 
+def _le(layer: pyg.LEConv, x: Tensor, total: NeighbourSum) -> Tensor:
+    """Sums of weight * (a[j] - b[i]): b[i] is the same for all edges of a target, and their weights are summed once."""
+    out = total(_linear(layer.lin1, x)) - total(x.new_ones(x.shape[0], 1)) * _linear(layer.lin2, x)
+    return out + _linear(layer.lin3, x)
+
+
 def _neighbours_and_node(
     x: Tensor, total: NeighbourSum, weight: Tensor, bias: Tensor | None, root: Tensor | None
 ) -> Tensor:
@@ -418,6 +424,7 @@ FORMS: dict[type[nn.Module], Form] = {
     pyg.SAGEConv: Form(_sage, _sum_or_mean, ("lin_l", "lin_r"), "", _sage_why_not),
     pyg.GINConv: Form(_gin, _sum_or_mean, (), "", _needs("add", "sum")),
     pyg.GraphConv: Form(_graph, _sum_or_mean, ("lin_rel", "lin_root"), "edge_weight", _needs("add", "sum", "mean")),
+    pyg.LEConv: Form(_le, _sum_or_mean, ("lin1", "lin2", "lin3"), "edge_weight", _needs("add", "sum")),
     pyg.GATConv: Form(_gat, _with_loops, ("lin", "lin_edge"), "edge_attr", _attention_why_not),
     pyg.GATv2Conv: Form(_gatv2, _with_loops, ("lin_l", "lin_r", "lin_edge"), "edge_attr", _attention_why_not),
     pyg.TransformerConv: Form(

@@ -139,7 +139,7 @@ EXPECTED = dict.fromkeys(CASES, SUM) | dict.fromkeys(
      "GAT with edges, no loops, mean", "GATv2", "GATv2 one head, shared", "Transformer", "Transformer mean",
      "Transformer with edges", "GPS", "DirGNN", "AntiSymmetric", "GEN", "GINE", "PNA", "ResGated"], DIRECT
 )  # fmt: skip
-EXPECTED |= dict.fromkeys(["EG", "GCN max", "Graph several", "SAGE several"], NONE)
+EXPECTED |= dict.fromkeys(["EG", "GCN max", "Graph several", "LE", "SAGE several"], NONE)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -55,6 +55,7 @@ CASES = {
     "Graph mean": (lambda: pyg.GraphConv(IN, OUT, aggr="mean"), "weight"),
     "Graph max": (lambda: pyg.GraphConv(IN, OUT, aggr="max"), ""),
     "Graph several": (lambda: pyg.GraphConv(IN, OUT, aggr="std"), ""),
+    "LE": (lambda: pyg.LEConv(IN, OUT), "weight"),
     "LG": (lambda: pyg.LGConv(), "weight"),
     "MF": (lambda: pyg.MFConv(IN, OUT, max_degree=3), ""),
     "MixHop": (lambda: pyg.MixHopConv(IN, OUT), "weight"),
