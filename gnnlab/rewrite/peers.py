@@ -32,10 +32,11 @@ class OnGraph(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.edges, self.x = layer, edges, x
-        self.more = {} if edge_attr is None else {"edge_attr": edge_attr}
+        self.register_buffer("edge_attr", edge_attr)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x if self.x is None else self.x, self.edges, **self.more)
+        more = {} if self.edge_attr is None else {"edge_attr": self.edge_attr}
+        return self.layer(x if self.x is None else self.x, self.edges, **more)
 
 
 class NothingCached(nn.Module):

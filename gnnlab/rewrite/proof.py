@@ -28,12 +28,11 @@ from torch_geometric.data import Data
 from gnnlab.errors import GnnlabError, one_line, shown
 from gnnlab.profiling.context import Conditions, ProfilingContext, call
 from gnnlab.profiling.dispatch import tensors_in
-from gnnlab.profiling.races import RTOL_FLOAT32, Reference, directions, relative_error
+from gnnlab.profiling.races import ROUNDING, RTOL_FLOAT32, Reference, directions, in_float64, relative_error
 from gnnlab.workloads import models
 
 RANDOM = 1e-3  # relative; threads that add in another order differ by less
 ALLOWED = RTOL_FLOAT32  # of the largest magnitude of a tensor
-ROUNDING = 8  # times the user's own, where that is more
 YOURS, INPUTS = "your graph", "your inputs"
 SAME_SIZE = "other edges, same size"
 HARD = "isolated nodes, repeated edges, self-loops"
@@ -310,8 +309,7 @@ def _exact(user: UserModel) -> Callable[[Any], Values]:
     def exact(batch: Any) -> Values:
         if wide is not None:
             with suppress(Exception):  # a forward that makes float32 tensors of its own
-                doubled = models.converted(batch, lambda t: t.double() if t.is_floating_point() else t)
-                return values(wide, doubled, user.train)
+                return values(wide, in_float64(batch), user.train)
         return {}
 
     exact(user.batch)  # not compared: a first call

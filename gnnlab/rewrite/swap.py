@@ -12,7 +12,6 @@ each layer is tried at its first call, and no clock is asked.
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
@@ -24,8 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch_geometric.data.data import BaseData
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError, one_line
@@ -33,7 +30,7 @@ from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.profiling.context import ProfilingContext, call
 from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.memory import hold
-from gnnlab.profiling.races import RTOL_FLOAT32, Reference
+from gnnlab.profiling.races import RTOL_FLOAT32, Reference, in_float64
 from gnnlab.rewrite import one_pass_forms, proof
 from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM, TILES, make_fast, original_class
 from gnnlab.rewrite.trial import copied
@@ -235,19 +232,10 @@ def _beyond_rounding(model: nn.Module, fast: nn.Module, batch: Any) -> float:
             return {f"output {at}": out.double().numpy() for at, out in enumerate(tensors_in(call(one, given)))}
 
     try:
-        exact = outputs(copied(model).double(), _double(batch))
+        exact = outputs(copied(model).double(), in_float64(batch))
     except Exception:  # a forward that makes float32 tensors of its own
         return math.inf
     return proof.difference(outputs(model, batch), outputs(fast, batch), exact)
-
-
-def _double(batch: Any) -> Any:
-    def one(value: Any) -> Any:
-        if isinstance(value, BaseData):
-            return copy.copy(value).apply(one)
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    return pytree.tree_map(one, batch)
 
 
 def _inputs(fast: nn.Module, batch: Any) -> dict[str, tuple[tuple, dict]]:

@@ -65,6 +65,22 @@ def test_a_form_may_have_a_tolerance_of_its_own():
     assert race(forms, tolerance={"rough": 1e-2})["rough"].times_ms is not None
 
 
+class Rounded(torch.nn.Module):
+    """`x`, which in float32 loses digits on the way."""
+
+    def forward(self, x):
+        return (x + 1e4) - 1e4
+
+
+def test_where_the_baseline_itself_rounds_float64_decides():
+    forms = {"rounded": Rounded(), "exact": lambda x: x * 1, "off": lambda x: x + 0.1}
+    raced = race_forms(forms, {"x": torch.linspace(0, 1, 50)}, budget_s=0.02)
+    assert raced["exact"].ratio is not None and raced["exact"].parity_error < 1e-7
+    assert raced["off"].ratio is None and "differs" in raced["off"].reason
+    raced = race_forms({"function": lambda x: (x + 1e4) - 1e4, **forms}, {"x": torch.linspace(0, 1, 50)}, budget_s=0.02)
+    assert raced["exact"].ratio is None  # no module: it has no float64
+
+
 def test_a_plain_race_leaves_gradients_to_its_forms():
     seen = {}
 
