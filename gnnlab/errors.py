@@ -66,10 +66,10 @@ def one_line(error: BaseException) -> str:
     OpenVINO begins with lines "Exception from ..." that only say where in its source; they are left out.
     """
     try:
-        said = str(error)
+        text = str(error)
     except Exception:  # a class of someone's own, whose __str__ raises
-        said = ""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+        text = ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     text = next((line for line in lines if not line.startswith("Exception from ")), lines[0] if lines else "")
     if not isinstance(error, GnnlabError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

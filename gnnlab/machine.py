@@ -34,8 +34,8 @@ def version(package: str) -> str | None:
 
 def versions(*packages: str) -> dict[str, str]:
     """Versions of Python and of `packages` (those that compute, unless named) that are installed."""
-    found = {name: version(name) for name in packages or COMPUTING}
-    return {"python": platform.python_version(), **{name: known for name, known in found.items() if known}}
+    versions = {name: version(name) for name in packages or COMPUTING}
+    return {"python": platform.python_version(), **{name: known for name, known in versions.items() if known}}
 
 
 @cache
@@ -48,8 +48,8 @@ def processor() -> str:
 def cpuinfo(*fields: str) -> str:
     """What Linux says of the first core under the first of these names that it has; "" on other systems."""
     text = CPUINFO.read_text(encoding="utf-8") if CPUINFO.is_file() else ""
-    found = re.search(rf"^(?:{'|'.join(fields)})\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(rf"^(?:{'|'.join(fields)})\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def cores() -> int:
@@ -81,7 +81,7 @@ def at_work(interval_s: float = 0.3) -> dict[str, float | None]:
 
 def busy(seen: Mapping[str, Any]) -> str | None:
     """How busy the machine was by what `at_work` gave; None where it was quiet."""
-    found = [
+    reasons = [
         f"{share:.0f} % of its CPU time {goes}"
         for name, most, goes in (
             ("others_percent", MOST_OTHERS, "goes to other programs"),
@@ -89,7 +89,7 @@ def busy(seen: Mapping[str, Any]) -> str | None:
         )
         if (share := seen.get(name)) is not None and share > most
     ]
-    return " and ".join(found) or None
+    return " and ".join(reasons) or None
 
 
 def warning(seen: Mapping[str, Any] | None = None) -> str | None:

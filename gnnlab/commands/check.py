@@ -95,16 +95,16 @@ def as_json(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: Checke
     }
 
 
-def _numbers(found: Estimate) -> dict[str, Any]:
-    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}
+def _numbers(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}
 
 
 def markdown(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: CheckedClaim) -> str:
     """For a terminal, and for a comment on a pull request."""
     from gnnlab.lab.table import estimate_text, number
 
-    said = [f"{part.text}: {judged.value}, {estimate_text(_ratio(part, measured))}x" for part, judged in parts]
-    lines = [f"**{path.name}**: {'; '.join(said)}", ""]
+    verdicts = [f"{part.text}: {judged.value}, {estimate_text(_ratio(part, measured))}x" for part, judged in parts]
+    lines = [f"**{path.name}**: {'; '.join(verdicts)}", ""]
     lines += ["| claim | read as | measured, 95 % interval | verdict |", "|---|---|---|---|"]
     for part, judged in parts:
         lines.append(f"| {part.text} | {part.reading} | {estimate_text(_ratio(part, measured))}x | {judged.value} |")

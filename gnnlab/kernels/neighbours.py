@@ -282,13 +282,13 @@ class GraphCache:
 
     def _by_contents(self, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
         key = (_sample(edge_index), num_nodes, num_sources, edge_index.device)
-        found = self._graphs.pop(key, None)
-        if found is None or not (found.edges == edge_index).all():
-            found = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
-        self._graphs[key] = found
+        graph = self._graphs.pop(key, None)
+        if graph is None or not (graph.edges == edge_index).all():
+            graph = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
+        self._graphs[key] = graph
         while len(self._graphs) > self.size:
             self._graphs.popitem(last=False)
-        return found
+        return graph
 
     def __len__(self) -> int:
         return len(self._graphs)

@@ -77,7 +77,7 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
     Only forms count that ran in every cell and compute the same as the baseline (`SAME`). A gain is the geometric mean
     over the cells; it is named where its whole interval is one.
     """
-    found = []
+    uses = []
     for study in dict.fromkeys(row.study for row in table if row.study in purposes):
         rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None]
         rows = [row for row in rows if row.parity_error is None or row.parity_error <= SAME]
@@ -88,8 +88,8 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
             with suppress(KeyError, IndexError, ValueError):  # as it is where a cell of the study has other keys
                 purpose = purpose if mine else purpose.format(**row.keys)
             cells.setdefault(purpose, []).append(row)
-        found += [_use(study, purpose, of_cell, mine) for purpose, of_cell in cells.items()]
-    return sorted(found, key=lambda use: not use.yours)
+        uses += [_use(study, purpose, of_cell, mine) for purpose, of_cell in cells.items()]
+    return sorted(uses, key=lambda use: not use.yours)
 
 
 def _use(study: str, purpose: str, rows: Sequence[Row], mine: bool) -> Use:

@@ -30,15 +30,15 @@ def figures_of(tables: Sequence[Table]) -> Kept:
 
 
 def _gains(tables: Sequence[Table]) -> list[dict[str, Any]]:
-    goal, found = catalogue()[GOAL], []
+    goal, gains = catalogue()[GOAL], []
     for keys in _distinct(row.keys for table in tables for row in table.select(RACED)):
         rule = goal.of.model_copy(update={"where": keys, "cells": None})
         over_best = _pooled(goal.model_copy(update={"of": rule}), tables)
         over_pyg = _pooled(goal.model_copy(update={"of": rule.model_copy(update={"over": None})}), tables)
         if over_best and over_pyg:
             rows = [row for row in tables[0].select(RACED, goal.of.form, keys) if row.status == "ok"]
-            found.append({**keys, "over_pyg": over_pyg, "over_best": over_best, "threads": rows[0].threads})
-    return found
+            gains.append({**keys, "over_pyg": over_pyg, "over_best": over_best, "threads": rows[0].threads})
+    return gains
 
 
 def _pooled(claim: Claim, tables: Sequence[Table]) -> float | None:
@@ -51,12 +51,12 @@ def _pooled(claim: Claim, tables: Sequence[Table]) -> float | None:
 
 def _grown(tables: Sequence[Table]) -> list[dict[str, Any]]:
     rows = [row for table in tables for row in table.select(GROWN) if row.keys["edges"] >= LEAST_EDGES]
-    found = []
+    cells = []
     for cell in _distinct({**row.keys, "form": row.form} for row in rows):
         of_cell = [row.value for row in rows if {**row.keys, "form": row.form} == cell and row.value is not None]
         if of_cell:
-            found.append({**cell, "value": statistics.median(of_cell)})
-    return found
+            cells.append({**cell, "value": statistics.median(of_cell)})
+    return cells
 
 
 def _distinct(keys: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -110,8 +110,8 @@ def _growth_lines(grown: Sequence[dict[str, Any]], machine: str) -> list[str]:
         first = known.get((edges, f"{model}, gnnlab", "forward", "first call over a later one"))
         rows.append((f"{edges:,}", model, *times, peak, "" if first is None else number(first)))
     header = ("edges", "model", "forward, s", "training step, s", "its peak memory, GiB", "first call over a later one")
-    said = f"How they grow, PyG → `swap`, 100 features, two layers of 64 channels ({machine}):"
-    return ["", said, "", *_markdown(header, rows)]
+    title = f"How they grow, PyG → `swap`, 100 features, two layers of 64 channels ({machine}):"
+    return ["", title, "", *_markdown(header, rows)]
 
 
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -132,19 +132,19 @@ def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, lis
     Earlier runs count where they were made from the same as the newest one: parameters, code, inputs, versions,
     machine. Those that failed do not count.
     """
-    found: dict[str, list[Loaded]] = {}
+    by_notebook: dict[str, list[Loaded]] = {}
     problems: list[str] = []
     for path in paths(folder, notebook):
         try:
             result = read(path)
-            runs = found.get(path.parent.parent.name, [])
+            runs = by_notebook.get(path.parent.parent.name, [])
             known = {earlier.run for earlier, _ in runs}
             same = not runs or _made_from(result) == _made_from(runs[0][0])
             if result.status in (Status.PASSED, Status.SKIPPED) and same and result.run not in known:
-                found[path.parent.parent.name] = [*runs, (result, table_of(path, result))]
+                by_notebook[path.parent.parent.name] = [*runs, (result, table_of(path, result))]
         except GnnlabError as error:
             problems.append(str(error))
-    return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(found.items())}, problems
+    return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(by_notebook.items())}, problems
 
 
 def _made_from(result: ResultFile) -> tuple[Any, ...]:

@@ -254,8 +254,8 @@ class Table:
         write_atomically(path, lambda file: file.write(buffer.getvalue()), mode="wb")
         return hashlib.sha256(buffer.getvalue()).hexdigest()
 
-    def read_samples(self, path: Path, told: str) -> None:
-        """Take the samples of the rows from the file of `write_samples`, which returned `told`.
+    def read_samples(self, path: Path, digest: str) -> None:
+        """Take the samples of the rows from the file of `write_samples`, which returned `digest`.
 
         Raises `GnnlabError`: it is missing, or another file.
         """
@@ -263,11 +263,11 @@ class Table:
             content = Path(path).read_bytes()
         except OSError as error:
             raise GnnlabError(f"could not read the samples {path}: {error.strerror}; run the notebook again") from None
-        if hashlib.sha256(content).hexdigest() != told:
+        if hashlib.sha256(content).hexdigest() != digest:
             raise GnnlabError(f"the samples {path} are not those of their result file; run the notebook again")
-        found = pq.read_table(io.BytesIO(content)).to_pandas()
+        frame = pq.read_table(io.BytesIO(content)).to_pandas()
         rows = list(self)
-        for place, part in found.groupby("row", sort=False):
+        for place, part in frame.groupby("row", sort=False):
             self._samples[rows[place].id] = part["value"].to_numpy()
 
 
@@ -323,14 +323,15 @@ def shown_as(unit: str) -> tuple[float, str]:
     return (100.0, "%") if unit == "share" else (1.0, unit)
 
 
-def estimate_text(found: Estimate, factor: float = 1.0) -> str:
+def estimate_text(estimate: Estimate, factor: float = 1.0) -> str:
     """As "1.42 (1.40 to 1.45)", times `factor`; an exact number and one without an interval stand alone."""
     if factor != 1.0:
-        ends = (None, None) if found.low is None else (found.low * factor, found.high * factor)
-        found = Estimate(found.value * factor, *ends, found.n)
-    if found.low is None or found.low == found.high:
-        return format_value(found.value)
-    value, low, high = (digits(end, found.low, found.high) for end in (found.value, found.low, found.high))
+        ends = (None, None) if estimate.low is None else (estimate.low * factor, estimate.high * factor)
+        estimate = Estimate(estimate.value * factor, *ends, estimate.n)
+    if estimate.low is None or estimate.low == estimate.high:
+        return format_value(estimate.value)
+    ends = estimate.low, estimate.high
+    value, low, high = (digits(end, *ends) for end in (estimate.value, *ends))
     return f"{value} ({low} to {high})"
 
 

@@ -36,8 +36,8 @@ def words_of(wanted: Any, distinct: bool = False) -> str:
     more = len(named) - MOST_NAMED
     if more <= 0:
         return ", ".join(named)
-    told = f"{', '.join(named[:MOST_NAMED])} and {more} more"
-    return f"{told} {digest(named)[:6]}" if distinct else told
+    text = f"{', '.join(named[:MOST_NAMED])} and {more} more"
+    return f"{text} {digest(named)[:6]}" if distinct else text
 
 
 def plain(name: str) -> str:

@@ -5,8 +5,8 @@
     inputs = {"x": x, "edge_index": edge_index} # by the names of arguments, a tuple, or a function that makes either
     claim = "1.5x, half the memory"
 
-    found = measure(Path("my_claim.py"))        # raced in processes of their own
-    found.speed, found.memory                   # before over after, an `Estimate` each
+    checked = measure(Path("my_claim.py"))        # raced in processes of their own
+    checked.speed, checked.memory                   # before over after, an `Estimate` each
 
 The file may also set `mode` ("inference", or "training" for a forward and a backward pass) and `tolerance`, the largest
 relative difference of the results that it allows.
@@ -138,25 +138,25 @@ def measure(
     Raises:
         GnnlabError: `read` refuses the file, a form fails, hangs or ends its process, or results differ.
     """
-    found = []
+    races = []
     for number in range(processes):
         with Worker() as worker:
             arguments = {"path": str(path), "budget_s": budget_s, "inputs": inputs}
             answer = worker.call(f"{__name__}:race_in_worker", arguments, timeout_s=TIMEOUT_S + budget_s)
         if answer.status != "done":
             raise GnnlabError(f"{path}: {answer.reason}" if answer.lost else answer.reason)
-        found.append(answer.value)
-        tell(f"process {number + 1} of {processes}: {_speed(found[-1]).value:.3g}x")
-    speeds = tuple(map(_speed, found))
+        races.append(answer.value)
+        tell(f"process {number + 1} of {processes}: {_speed(races[-1]).value:.3g}x")
+    speeds = tuple(map(_speed, races))
     return CheckedClaim(
-        claim=found[0]["claim"],
+        claim=races[0]["claim"],
         speed=estimates.pooled(speeds, log=True),
-        memory=_memory(found) if found[0]["held_mib"] else None,
+        memory=_memory(races) if races[0]["held_mib"] else None,
         processes=speeds,
-        before_ms=estimates.pooled([estimates.summary(each["before"]) for each in found], log=True),
-        after_ms=estimates.pooled([estimates.summary(each["after"]) for each in found], log=True),
-        parity_error=max(each["parity_error"] for each in found),
-        conditions=found[0]["conditions"],
+        before_ms=estimates.pooled([estimates.summary(each["before"]) for each in races], log=True),
+        after_ms=estimates.pooled([estimates.summary(each["after"]) for each in races], log=True),
+        parity_error=max(each["parity_error"] for each in races),
+        conditions=races[0]["conditions"],
     )
 
 
@@ -181,12 +181,12 @@ def race_in_worker(path: str, budget_s: float, inputs: str | None = None) -> dic
     return {**times, **about, "held_mib": held}
 
 
-def _speed(found: Mapping[str, Any]) -> Estimate:
-    return estimates.ratio(found["before"], found["after"], found[CONTROL])
+def _speed(race: Mapping[str, Any]) -> Estimate:
+    return estimates.ratio(race["before"], race["after"], race[CONTROL])
 
 
-def _memory(found: list[dict[str, Any]]) -> Estimate:
-    held = [each["held_mib"] for each in found]
+def _memory(races: list[dict[str, Any]]) -> Estimate:
+    held = [each["held_mib"] for each in races]
     if any(each["after"] <= 0 for each in held):
         raise GnnlabError("after holds no memory beside its inputs and before does: there is no ratio to claim")
     ratios = [each["before"] / each["after"] for each in held]
@@ -241,23 +241,23 @@ def _part(text: str) -> ClaimPart:
     if same := _SAME.fullmatch(text):
         margin = float(same["margin"]) / 100 if same["margin"] else SAME
         return ClaimPart(text, same["what"] == "memory", (1.0, 1.0), f"no change beyond {100 * margin:g} %", margin)
-    found = _EFFECT.fullmatch(text)
-    low, high = _ratios(found) if found else (0.0, 0.0)
+    effect = _EFFECT.fullmatch(text)
+    low, high = _ratios(effect) if effect else (0.0, 0.0)
     if not 1 < low <= high:
         raise GnnlabError(f"the claim {shown(text)} is not understood; understood are {KNOWN}")
-    what, least = "memory" if found["memory"] else "time", found["least"] or ""
+    what, least = "memory" if effect["memory"] else "time", effect["least"] or ""
     size = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     reading = f"{what} before over {what} after is {least}{size}"
     return ClaimPart(text, what == "memory", (low, math.inf if least else high), reading)
 
 
-def _ratios(found: re.Match[str]) -> tuple[float, float]:
+def _ratios(effect: re.Match[str]) -> tuple[float, float]:
     """The ratios that an amount or both ends of a range claim; 0 for a saving of all or more."""
-    if found["low"] is None:
+    if effect["low"] is None:
         return 2.0, 2.0
-    ends = [float(found["low"]), float(found["high"] or found["low"])]
-    if found["unit"] == "%" and found["rate"]:
+    ends = [float(effect["low"]), float(effect["high"] or effect["low"])]
+    if effect["unit"] == "%" and effect["rate"]:
         ends = [1 + end / 100 for end in ends]
-    elif found["unit"] == "%":
+    elif effect["unit"] == "%":
         ends = [1 / (1 - end / 100) if end < 100 else 0.0 for end in ends]
     return ends[0], ends[1]

@@ -362,15 +362,15 @@ def attempt(of: Of, plan: Sequence[str]) -> dict[str, Any]:
         _step(form, user)  # not compared: a first call
     except Exception as error:  # whatever a step or a compiler raises
         return {"why": one_line(error)}
-    found = {"why": None, "held_mib": _held_mib(form, user)}
+    attempted = {"why": None, "held_mib": _held_mib(form, user)}
     if not all(STEPS[name].exact for name in plan):
         outputs = ([t.float() for t in tensors_in(_step(model, user))] for model in (user.model, form))
-        return found | {"error": relative_error(*outputs)}
+        return attempted | {"error": relative_error(*outputs)}
     proven = proof.compare(form, user, cases, proof.FEW if any(STEPS[name].compiles for name in plan) else None)
     if not proven.equal:
         on, what = next(iter(proven.wrong.items()))
-        found["why"] = f"not equal: {what} on {on}"
-    return found | {"proof": asdict(proven)}
+        attempted["why"] = f"not equal: {what} on {on}"
+    return attempted | {"proof": asdict(proven)}
 
 
 def race(of: Of, plans: Sequence[Sequence[str]], budget_s: float, seed: int) -> Times:
@@ -379,18 +379,18 @@ def race(of: Of, plans: Sequence[Sequence[str]], budget_s: float, seed: int) -> 
     for plan in plans:
         with suppress(Exception):  # it was proven in another process, and may fail here
             forms[name_of(plan)] = _timed(*of, tuple(plan))
-    found = timing.race(forms, control=True, budget_s=budget_s, seed=seed)
-    return {name: list(each.samples_ms) for name, each in found.items()}
+    raced = timing.race(forms, control=True, budget_s=budget_s, seed=seed)
+    return {name: list(each.samples_ms) for name, each in raced.items()}
 
 
 def turn(of: Of, plans: Sequence[Sequence[str]]) -> list[float]:
     """ms of each plan: the median of some calls, after one that does not count."""
-    found = []
+    medians = []
     for run in [_timed(*of, tuple(plan)) for plan in plans]:
         (first_ms,) = timing.sample(run, runs=1)
         runs = min(max(int(1e3 * _TURN_S / first_ms), 1), 100)
-        found.append(float(np.median(timing.sample(run, runs=runs))))
-    return found
+        medians.append(float(np.median(timing.sample(run, runs=runs))))
+    return medians
 
 
 @cache

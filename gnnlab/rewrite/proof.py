@@ -252,10 +252,10 @@ def values(model: nn.Module, batch: Any, train: bool) -> Values:
     """Every tensor that the model gives, and with `train` the gradient of each parameter under a fixed direction."""
     with Conditions.now().applied(), torch.set_grad_enabled(train):  # in training a form may leave threads of its own
         outputs = list(tensors_in(call(model, batch)))
-        found = {f"output {place}": output for place, output in enumerate(outputs)}
+        tensors = {f"output {place}": output for place, output in enumerate(outputs)}
         if train:
-            found |= gradients(model, outputs)
-    return {name: tensor.detach().numpy() for name, tensor in found.items()}
+            tensors |= gradients(model, outputs)
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
 def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
@@ -264,8 +264,8 @@ def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not ends or not named:
         raise GnnlabError("no output depends on a parameter that wants a gradient: there is nothing to train")
-    found = torch.autograd.grad(ends, list(named.values()), directions(ends), allow_unused=True)
-    return {f"gradient of {name}": g for name, g in zip(named, found, strict=True) if g is not None}
+    grads = torch.autograd.grad(ends, list(named.values()), directions(ends), allow_unused=True)
+    return {f"gradient of {name}": g for name, g in zip(named, grads, strict=True) if g is not None}
 
 
 class Off(float):

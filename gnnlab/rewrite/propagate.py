@@ -169,11 +169,11 @@ class _Call:
         if fixed and _needs_arguments_alone(type(self.layer).message):
             key = type(self.layer), self.how, self.x.dtype, self.x.dim() == 3 and self.x.shape[1], self.static
             cache = self.graph.once("sums of messages", TensorCache)
-            found = cache.get(others, key, self.fixed_sum)
-            if found is None:
+            total = cache.get(others, key, self.fixed_sum)
+            if total is None:
                 return None
-            if found is not _CHANGING:
-                return found(rows.reshape(rows.shape[0], -1)).view(self.graph.num_nodes, *rows.shape[1:])
+            if total is not _CHANGING:
+                return total(rows.reshape(rows.shape[0], -1)).view(self.graph.num_nodes, *rows.shape[1:])
         joined, weight = self.weights()
         out = None if weight is None else self.weighted(rows, weight if weight is not _ONES else None)
         return out.flatten(1) if joined and out is not None else out

@@ -122,12 +122,12 @@ def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) ->
 
 def options(layer: nn.Module) -> tuple:
     """What a form of a layer may depend on beside the numbers in its parameters: equal for layers that are alike."""
-    found = []
+    layers = []
     for path, module in layer.named_modules():
         own = {name: value for name, value in vars(module).items() if name not in NOT_COMPARED} | module._buffers
         shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in module._parameters.items() if p is not None]
-        found.append((path, type(module), _plain(own), *shapes))
-    return tuple(found)
+        layers.append((path, type(module), _plain(own), *shapes))
+    return tuple(layers)
 
 
 def _plain(value: Any) -> Any:
