@@ -10,8 +10,15 @@ from typing import Any
 __version__ = "0.1.0"
 _MODULE_OF = {
     "Lab": "gnnlab.lab.session",
-    "swap": "gnnlab.rewrite.swap",
     "neighbour_sum": "gnnlab.rewrite.operators",
+    "optimize": "gnnlab.rewrite.optimize",
+    "profile_forward": "gnnlab.profiling.runtime",
+    "profile_memory_usage": "gnnlab.profiling.memory",
+    "profile_operators": "gnnlab.profiling.operators",
+    "profile_training_step": "gnnlab.profiling.runtime",
+    "race_forms": "gnnlab.profiling.races",
+    "require_equal": "gnnlab.profiling.races",
+    "swap": "gnnlab.rewrite.swap",
 }
 __all__ = sorted(_MODULE_OF)
 

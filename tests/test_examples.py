@@ -73,6 +73,14 @@ def test_a_graph_saved_as_the_page_says_is_read_as_it_was(tmp_path):
     assert np.array_equal(found.x, features) and found.y.tolist() == [0, 1, 1]
 
 
+def test_the_lines_of_the_page_on_python_run_as_they_stand(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.S)
+    scope = {}
+    exec("\n".join(blocks), scope)
+    printed = capsys.readouterr().out
+    assert "times as fast" in printed and "MFLOP" in printed and scope["out"].shape == (500, 64)
+
+
 def test_the_table_can_be_trained_on_with_the_batch_of_the_page():
     line = next(line for line in LINES if line.startswith("gnnlab run 03"))
     given = dict(cli._parser().parse_args(shlex.split(line)[1:]).overrides)

@@ -47,6 +47,9 @@ class Estimate:
         if self.low is not None and not self.low <= self.value <= self.high:
             raise ValueError(f"the value {self.value} lies outside of its interval, {self.low} to {self.high}")
 
+    def __str__(self) -> str:
+        return f"{self.value:.4g}" + ("" if self.low is None else f" ({self.low:.4g} to {self.high:.4g})")
+
     @property
     def interval(self) -> tuple[float, float] | None:
         return None if self.low is None else (self.low, self.high)
