@@ -63,8 +63,9 @@ class Compared:
 def publish(folder: Path, root: Path) -> Path:
     """Write the ledger of a folder of results as a reference run of its machine; gives the new page.
 
-    What was there of the same machine and parameter set is replaced. Raises `GnnlabError` where there are no results,
-    or where they come from several machines or from code with uncommitted changes.
+    Of the same machine and parameter set, notebooks that this folder has runs of are replaced and others stay. Raises
+    `GnnlabError` where there are no results, or where they come from several machines or from code with uncommitted
+    changes.
     """
     judged = ledger.judge(folder)
     runs = [run for of_notebook in results.runs_of(folder)[0].values() for run in of_notebook]
@@ -79,17 +80,25 @@ def publish(folder: Path, root: Path) -> Path:
     if newest.environment.get("dirty"):
         raise GnnlabError(f"{folder} was made by code with uncommitted changes; commit them and run it again")
     path = root / FOLDER / _name(newest.environment) / f"{newest.params_set}.json"
+    before = _read(path) if path.exists() else {"runs": {}, "claims": [], "noise": [], "models": {}}
+    fresh = {
+        result.notebook[:2]: {"measured": result.started, "commit": result.environment.get("commit")}
+        for result in sorted(passed, key=lambda result: (result.notebook, result.started))
+    }
+    stay = {row["id"]: row for row in before["claims"] if row["notebook"] not in fresh}
+    rows = stay | {row["id"]: row for row in judged.to_dict()["claims"]}
+    raced = [table for _, table in runs if table.select(model_tables.RACED)]
+    noise = [line for result in passed if (line := advice.noise(result, results.Table(result.rows)))]
     document = {
         "machine": next(iter(phrases)),
         "parameter_set": newest.params_set,
-        "runs": {
-            result.notebook[:2]: {"measured": result.started, "commit": result.environment.get("commit")}
-            for result in sorted(passed, key=lambda result: (result.notebook, result.started))
-        },
-        "noise": [line for result in passed if (line := advice.noise(result, results.Table(result.rows)))][:1],
+        "runs": dict(sorted((before["runs"] | fresh).items())),
+        "noise": noise[:1] or before["noise"],
         "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
-        "models": model_tables.figures_of([table for _, table in runs if table.select(model_tables.RACED)]),
-        **judged.to_dict(),
+        "models": model_tables.figures_of(raced) if raced else before.get("models", {}),
+        "claims": [rows[id] for id in catalogue() if id in rows],
+        "not_measured": [id for id in catalogue() if id not in rows],
+        "problems": judged.problems,
     }
     files.write_json(path, document)
     return _write_page(path, document)
