@@ -215,16 +215,17 @@ Attend = Callable[[nn.Module, Sequence[Tensor], "Edges"], Tensor]  # of a layer 
 
 @dataclass(frozen=True)
 class Edges:
-    """A graph for attention, and the features of its edges (E, D) in the order of `graph.col`, if there are any.
+    """A graph, and the features of its edges (E, D) in the order of `graph.col`, if there are any.
 
-    `attend(layer, tensors)` -> (N, H, C): what the layer attends to, from tensors that it made of x and its weights.
+    `attend(layer, tensors)` -> (N, H, C): what the layer makes of its neighbours, from tensors that it made of x and
+    its weights; `rows` is H where the layer has no `heads`.
     """
 
     graph: Neighbours
     features: Tensor | None = None
 
-    def attend(self, layer: nn.Module, tensors: Sequence[Tensor]) -> Tensor:
-        return _ATTEND[form_of(type(layer)).run](layer, tensors, self)
+    def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
+        return ATTEND[form_of(type(layer)).run](layer, tensors, self)
 
 
 def _with_loops(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
@@ -397,7 +398,7 @@ def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-_ATTEND: dict[Callable, Attend] = {_gat: _gat_attend, _gatv2: _gatv2_attend, _transformer: _transformer_attend}
+ATTEND: dict[Callable, Attend] = {_gat: _gat_attend, _gatv2: _gatv2_attend, _transformer: _transformer_attend}
 
 
 def _needs(*allowed: str) -> Callable[[nn.Module], str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch_geometric.nn import aggr
 
 from gnnlab.kernels.attention import head_sum
 from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.rewrite.direct import Form, after_first, first_of, hooked, plain_linear
+from gnnlab.rewrite.direct import ATTEND, Edges, Form, after_first, first_of, hooked, plain_linear
 
 MOMENTS = {  # what an aggregation is made of
     aggr.SumAggregation: ("sum",),
@@ -32,28 +31,6 @@ MOMENTS = {  # what an aggregation is made of
     aggr.VarAggregation: ("sum", "squares"),
     aggr.StdAggregation: ("sum", "squares"),
 }
-Pass = Callable[[nn.Module, Sequence[Tensor], "Edges"], Tensor]  # of a layer and its tensors -> (N, rows, F)
-
-
-@dataclass(frozen=True)
-class Edges:
-    """A graph, and the features of its edges (E, D) in the order of `graph.col`, if there are any.
-
-    `attend(layer, tensors, rows)` -> (N, rows, F): what the layer's pass makes of tensors that it made of x, and of the
-    weight and bias for features of edges, if it has any; tensors[0] is (N, any, F). `rows_of(weights)`: (E, F) or None.
-    """
-
-    graph: Neighbours
-    values: Tensor | None
-
-    def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
-        return _PASSES[_kind(layer)](layer, tensors, self)
-
-    def rows_of(self, weights: Sequence[Tensor]) -> Tensor | None:
-        return F.linear(self.values, *weights) if weights else self.values
-
-    def degree(self, x: Tensor) -> Tensor:
-        return self.graph.cast("degree", x.dtype).unsqueeze(1)
 
 
 def compilation() -> list[str]:
@@ -73,14 +50,15 @@ def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: 
     return Edges(graph, None if values is None else graph.sorted_weight(values))
 
 
-def _kind(layer: nn.Module) -> type[nn.Module]:
-    return next(base for base in type(layer).__mro__ if base in _PASSES)
+def _rows_of(edges: Edges, weights: Sequence[Tensor]) -> Tensor | None:
+    """Features of edges after the weight and bias for them, if there are any, (E, F)."""
+    return F.linear(edges.features, *weights) if weights else edges.features
 
 
 def _degree(given: Any, x: Tensor) -> Tensor:
     """Edges that end at each node, (N, 1), in a trace, too."""
     if isinstance(given, Edges):
-        return given.degree(x)
+        return given.graph.cast("degree", x.dtype).unsqueeze(1)
     return utils.degree(given.edge_index[1], x.shape[0], x.dtype).unsqueeze(1)
 
 
@@ -123,7 +101,7 @@ def _aggregate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Ten
     y, *of_edge = tensors
     kinds = _kinds(getattr(layer.aggr_module, "aggr", layer.aggr_module))
     relu = isinstance(layer, (pyg.GINEConv, pyg.GENConv))
-    out = aggregated(kinds, y.flatten(1), edges.graph, edges.rows_of(of_edge), relu)
+    out = aggregated(kinds, y.flatten(1), edges.graph, _rows_of(edges, of_edge), relu)
     return torch.cat(out, dim=1).view(y.shape[0], -1, y.shape[2])
 
 
@@ -134,9 +112,9 @@ def _gine(layer: pyg.GINEConv, x: Tensor, given: Any) -> Tensor:
 
 def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
     if not isinstance(given, Edges) and isinstance(getattr(layer.aggr_module, "t", None), nn.Parameter):
-        return layer._original.forward(layer, x, given.edge_index, given.values)  # its gradient has no operator
+        return layer._original.forward(layer, x, given.edge_index, given.features)  # its gradient has no operator
     y = layer.lin_src(x) if hasattr(layer, "lin_src") else x
-    if given.values is None:
+    if given.features is None:
         out = given.attend(layer, [(y.relu() + layer.eps).unsqueeze(1)]).squeeze(1)
     else:
         degree = _degree(given, y)
@@ -153,7 +131,7 @@ def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     from gnnlab.kernels import one_pass
 
     source, target, *of_edge = (one.flatten(1) for one in tensors)
-    rows = edges.rows_of(of_edge)
+    rows = _rows_of(edges, of_edge)
     return one_pass.gated(source, target, edges.graph, rows, softplus=isinstance(layer, pyg.CGConv)).unsqueeze(1)
 
 
@@ -164,7 +142,7 @@ def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
     bias = None if key.bias is None else torch.cat([query.bias, value.bias])
     both, own = F.linear(x, weight, bias), F.linear(x, key.weight[:, :inputs], key.bias)
     tensors = [both.unflatten(1, (2, width)), own.unsqueeze(1)]
-    if given.values is not None:
+    if given.features is not None:
         of_edges = [key.weight[:, inputs:] + query.weight[:, inputs:], value.weight[:, inputs:]]
         tensors.append(torch.cat(of_edges))
     out = given.attend(layer, tensors).squeeze(1)
@@ -179,7 +157,7 @@ def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
         bias = torch.cat([layer.lin_f.bias, layer.lin_s.bias])
     target = F.linear(x, weight[:, :width], bias).unflatten(1, (2, width))
     tensors = [F.linear(x, weight[:, width : 2 * width]).unflatten(1, (2, width)), target]
-    if given.values is not None:
+    if given.features is not None:
         tensors.append(weight[:, 2 * width :])
     out = given.attend(layer, tensors).squeeze(1)
     return (out if layer.bn is None else layer.bn(out)) + x
@@ -211,7 +189,7 @@ def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
         target, source = both.view(x.shape[0], 2, towers, width).unbind(1)
         x = x.unsqueeze(1).expand(-1, towers, -1)
     tensors = [source]
-    if given.values is not None:  # two linear layers in a row are one
+    if given.features is not None:  # two linear layers in a row are one
         tensors.append((of_edge @ layer.edge_encoder.weight).flatten(0, 1))
         bias = bias + of_edge @ layer.edge_encoder.bias
     kinds = _kinds(layer.aggr_module.aggr)
@@ -273,7 +251,7 @@ def _nn_conv(layer: pyg.NNConv, x: Tensor, given: Any) -> Tensor:
     """The last layer of `nn` makes a matrix W[e] = sum of h[e, k] W[k] for each edge: of x[j] W[e] the sums over edges
     are those of h[e, k] x[j], times W[k]. Its bias is one more W[k], of an h that is 1."""
     *others, last = _modules_of(layer.nn)
-    channels, weight = given.values, last.weight
+    channels, weight = given.features, last.weight
     for module in others:
         channels = module(channels)
     if last.bias is not None:
@@ -295,15 +273,17 @@ def _sum_by_channel(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -
     return head_sum(tensors[0], edges.graph, edges.graph.sorted_weight(tensors[1]))
 
 
-_PASSES: dict[type[nn.Module], Pass] = {
-    pyg.GINEConv: _aggregate,
-    pyg.GENConv: _aggregate,
-    pyg.PNAConv: _aggregate,
-    pyg.ResGatedGraphConv: _gate,
-    pyg.CGConv: _gate,
-    pyg.FiLMConv: _modulate,
-    pyg.NNConv: _sum_by_channel,
-}
+ATTEND.update(
+    {
+        _gine: _aggregate,
+        _gen: _aggregate,
+        _pna: _aggregate,
+        _res_gated: _gate,
+        _cg: _gate,
+        _film: _modulate,
+        _nn_conv: _sum_by_channel,
+    }
+)
 
 
 def _why_not(layer: nn.Module) -> str:

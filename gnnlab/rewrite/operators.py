@@ -39,15 +39,15 @@ class Traced:
     targets = None
 
     def __init__(self, layer: nn.Module, edge_index: Tensor, values: Tensor | None) -> None:
-        self.number, self.edge_index, self.values = layer._number, edge_index, values
+        self.number, self.edge_index, self.features = layer._number, edge_index, values
 
     def __call__(self, x: Tensor) -> Tensor:
-        return aggregate([x.contiguous()], self.edge_index, self.values, self.number, list(x.shape))
+        return aggregate([x.contiguous()], self.edge_index, self.features, self.number, list(x.shape))
 
     def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
         """What the layer makes of its tensors, (N, heads or `rows`, F)."""
         shape = [tensors[0].shape[0], getattr(layer, "heads", rows), tensors[0].shape[2]]
-        return aggregate(list(tensors), self.edge_index, self.values, self.number, shape)
+        return aggregate(list(tensors), self.edge_index, self.features, self.number, shape)
 
 
 def _aggregated(tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, shape) -> Tensor:
