@@ -47,6 +47,7 @@ def run(arguments: Namespace) -> int:
     from gnnlab.rewrite import claim_file
 
     path = Path(arguments.file)
+    claim_file.require_file(path)
     warn_if_busy()
     options = {"processes": arguments.processes, "budget_s": arguments.budget, "inputs": arguments.inputs}
     measured = claim_file.measure(path, **options, tell=lambda line: print(line, file=sys.stderr))

@@ -82,6 +82,13 @@ class CheckedClaim:
         return float((self.speed.high / self.speed.low) ** (0.5 * (1.96 + 0.84) / 1.96))
 
 
+def require_file(path: Path) -> None:
+    """Raises `GnnlabError` unless it is a Python file that is there."""
+    if path.suffix != ".py" or not path.is_file():
+        what = "its name does not end in .py" if path.is_file() else "there is no such file"
+        raise GnnlabError(f"{path}: {what}; a Python file is needed that defines {', '.join(_NEEDED)}")
+
+
 def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
     """Run the file, with its folder first on the module path, and take what it defines; the inputs from the function
     `module:function` where it is named.
@@ -89,9 +96,7 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
     Raises:
         GnnlabError: there is no such file, it raises, or what it defines is not what a claim needs.
     """
-    if path.suffix != ".py" or not path.is_file():
-        what = "its name does not end in .py" if path.is_file() else "there is no such file"
-        raise GnnlabError(f"{path}: {what}; a Python file is needed that defines {', '.join(_NEEDED)}")
+    require_file(path)
     given = None if inputs_spec is None else models.given_inputs(inputs_spec, SEED)
     torch.manual_seed(SEED)
     sys.path.insert(0, str(path.resolve().parent))

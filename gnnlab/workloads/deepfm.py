@@ -7,11 +7,10 @@ fields is free. The plain form: what is faster and computes the same is for othe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gnnlab.errors import GnnlabError, shown, whole_numbers
 from gnnlab.workloads.tables import Target
@@ -29,7 +28,8 @@ class DeepFM(nn.Module):
 
     Each field has an embedding of `embedding_dim`. Deep branch: all embeddings side by side through `hidden`,
     `hidden / 2` and `hidden / 4`, each with GELU and dropout. FM branch: the dot products of all pairs, by
-    `interactions`. One linear head a target over both branches. `log_variances` (T,) weigh the losses, see `weighted`.
+    `interactions`. One linear head a target over both branches. `log_variances` s (T,) weigh the losses L of the
+    targets, as exp(-s) L + s (Kendall et al. 2018).
 
     Raises `GnnlabError` for sizes that do not fit together, and in `forward` for fields of another shape.
 
@@ -73,24 +73,6 @@ class DeepFM(nn.Module):
         embedded = self.embed(fields)  # (B, M, D)
         joined = torch.cat([self.deep(embedded.flatten(1)), self.interactions(embedded)], dim=1)
         return {target.name: head(joined) for target, head in zip(self.targets, self.heads, strict=True)}
-
-
-def target_losses(
-    outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]
-) -> list[Tensor]:
-    """Mean loss of each target, scalars in the order of `specs`: cross entropy, or binary cross entropy for labels."""
-    losses = []
-    for spec in specs:
-        logits, wanted = outputs[spec.name], targets[spec.name]
-        classes = spec.kind == "classes"
-        loss = F.cross_entropy if classes else F.binary_cross_entropy_with_logits
-        losses.append(loss(logits, wanted if classes else wanted.to(logits.dtype)))
-    return losses
-
-
-def weighted(losses: Tensor, log_variances: Tensor) -> Tensor:
-    """sum of exp(-s) L + s over the targets: learned uncertainty weights (Kendall et al. 2018); both (T,) -> scalar."""
-    return torch.dot(torch.exp(-log_variances), losses.to(log_variances.dtype)) + log_variances.sum()
 
 
 def _check(

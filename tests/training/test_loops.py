@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from losses import weighted_loss
 from one_table import Recorder
 
 from gnnlab.errors import GnnlabError, Untestable
@@ -35,8 +36,7 @@ def epoch(net, optimizer, scaler, batches, table, factor=1.0, low=None):
     for rows in batches:
         answers = {name: column[rows] for name, column in table.targets.items()}
         with torch.autocast("cpu", low, enabled=low is not None):
-            each = torch.stack(deepfm.target_losses(net(table.fields[rows]), answers, table.specs))
-        loss = factor * deepfm.weighted(each, net.log_variances)
+            loss = factor * weighted_loss(net(table.fields[rows]), answers, table.specs, net.log_variances)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

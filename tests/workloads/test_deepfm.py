@@ -12,7 +12,7 @@ from refusals import refused
 from torch.nn import functional as F
 
 from gnnlab.errors import GnnlabError
-from gnnlab.workloads.deepfm import DeepFM, pairwise, target_losses, weighted
+from gnnlab.workloads.deepfm import DeepFM, pairwise
 from gnnlab.workloads.tables import Target
 
 TARGETS = (Target("outcome", "classes", 4), Target("phenotypes", "labels", 3))
@@ -68,23 +68,6 @@ def test_the_output_is_a_head_over_the_deep_branch_and_the_pairs():
     for target, head in zip(TARGETS, model.heads, strict=True):
         expected = F.linear(torch.cat([deep, products], dim=1), head.weight, head.bias)
         torch.testing.assert_close(model(fields)[target.name], expected)
-
-
-def test_losses_are_cross_entropy_and_binary_cross_entropy_in_the_order_of_the_targets():
-    outputs = {"phenotypes": torch.randn(5, 3), "outcome": torch.randn(5, 4)}
-    answers = {"phenotypes": torch.randint(2, (5, 3)).float(), "outcome": torch.tensor([0, 1, 2, 3, 0])}
-    one, other = target_losses(outputs, answers, TARGETS)
-    torch.testing.assert_close(one, -outputs["outcome"].log_softmax(1)[torch.arange(5), answers["outcome"]].mean())
-    p, y = outputs["phenotypes"].sigmoid(), answers["phenotypes"]
-    torch.testing.assert_close(other, -(y * p.log() + (1 - y) * (1 - p).log()).mean())
-
-
-def test_weights_of_the_losses_are_learned_as_exp_minus_s_times_loss_plus_s():
-    log_variances = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
-    total = weighted(torch.tensor([2.0, 3.0], dtype=torch.float64), log_variances)
-    torch.testing.assert_close(total, torch.tensor(2 + 3 / torch.e + 1, dtype=torch.float64))
-    total.backward()
-    torch.testing.assert_close(log_variances.grad, torch.tensor([1 - 2.0, 1 - 3 / torch.e], dtype=torch.float64))
 
 
 def test_it_compiles_without_a_graph_break_and_exports_for_any_batch():
