@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
+from torch.nn import functional as F
 
-from gnnlab.workloads.deepfm import DeepFM, target_losses, weighted
+from gnnlab.workloads.deepfm import DeepFM
 from gnnlab.workloads.planted_table import planted
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -28,6 +29,16 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--folder", type=Path, required=True, help="for checkpoints; all processes must see it")
 
 
+def weighted_loss(outputs, targets, specs, log_variances):
+    """sum of exp(-s) L + s over the targets (Kendall et al. 2018), L the cross entropy of classes or of labels."""
+    total = log_variances.sum()
+    for spec, s in zip(specs, log_variances, strict=True):
+        classes, target = spec.kind == "classes", targets[spec.name]
+        loss = F.cross_entropy if classes else F.binary_cross_entropy_with_logits
+        total = total + torch.exp(-s) * loss(outputs[spec.name], target if classes else target.float())
+    return total
+
+
 def train_epoch(fabric, model, optimizer, table, epoch, batch_size, accumulate):
     """One pass over this process's share of the rows; the mean loss over all processes."""
     torch.manual_seed(epoch)
@@ -39,7 +50,7 @@ def train_epoch(fabric, model, optimizer, table, epoch, batch_size, accumulate):
         fields, targets = fabric.to_device((table.fields[rows], {n: c[rows] for n, c in table.targets.items()}))
         last = number % accumulate == 0 or number == len(batches)
         with fabric.no_backward_sync(model, enabled=not last):  # gradients are exchanged once a step
-            loss = weighted(torch.stack(target_losses(model(fields), targets, table.specs)), model.log_variances)
+            loss = weighted_loss(model(fields), targets, table.specs, model.log_variances)
             fabric.backward(loss / accumulate)
         losses.append(loss.detach())
         if last:
