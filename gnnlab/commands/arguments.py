@@ -24,6 +24,13 @@ count = number(int, 1, 9_999_999_999, "whole number above 0")
 seconds = number(float, 1e-9, 9_999.999, "number of seconds above 0 and below 10,000")
 
 
+def graph_or_file(text: str) -> str:
+    """A `type` for argparse: a graph's name, or a file that is there. What a name means, `graphs.load` knows."""
+    if ":" not in text and Path(text).suffix and not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file (the current folder is {Path.cwd()})")
+    return text
+
+
 def add_params(parser: argparse.ArgumentParser) -> None:
     """`--params SET`."""
     parser.add_argument(
@@ -45,7 +52,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "model", metavar="module:factory", help="a function that makes your model, given the graph if it asks for it"
     )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--graph", default="digits", help="the graph (%(default)s)")
+    group.add_argument("--graph", type=graph_or_file, default="digits", help="the graph (%(default)s)")
     add_inputs(group)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_params, count
+from .arguments import add_params, count, graph_or_file
 from .tables import show, table
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_params(parser)
     parser.add_argument("--nodes", type=count, metavar="N", help="nodes of the graph")
     parser.add_argument("--edges", type=count, metavar="E", help="edges of the graph")
-    parser.add_argument("--graph", metavar="GRAPH", help="a graph: a name, random:..., or a file")
+    parser.add_argument("--graph", type=graph_or_file, metavar="GRAPH", help="a graph: a name, random:..., or a file")
     parser.add_argument("--execute", action="store_true", help="run the layer on the graph by the plan")
     parser.add_argument("--parts", type=count, default=1, metavar="N", help="cut the graph into parts (%(default)s)")
     parser.add_argument("--plan", metavar="PLAN", help="in words or as [[units, stages, ratios], ...]; default: best")

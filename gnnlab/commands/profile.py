@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_inputs, count, seconds
+from .arguments import add_inputs, count, graph_or_file, seconds
 from .tables import show, table, warn_if_busy
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _NODES_OF_OTHERS = 200  # of the graph on which layers and encodings are varied
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", default="graph_transformer", help="a built-in name or module:factory (%(default)s)")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--graph", "--dataset", default="digits", help="the graph (%(default)s)")
+    group.add_argument("--graph", "--dataset", type=graph_or_file, default="digits", help="the graph (%(default)s)")
     group.add_argument("--num_nodes", "--num-nodes", type=count, metavar="N", help="nodes of a random graph")
     add_inputs(group)
     parser.add_argument(

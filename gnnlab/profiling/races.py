@@ -37,6 +37,8 @@ from .estimates import CONTROL, Estimate
 
 RTOL_FLOAT32 = 1e-5  # of the largest magnitude; lower precisions state their own bound
 ROUNDING = 8  # times the baseline's own, which a right result may be off from the exact one
+DRAWS = 8  # inputs with other last bits, on which that error is taken
+_EPSILON = 2.0**-23  # relative distance of neighbouring numbers in float32
 _NEGLIGIBLE = 1e-3  # of the largest gradient
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
 MODES = ("inference", "training", "plain")
@@ -74,9 +76,10 @@ def race_forms(
 
     Outputs must agree with the baseline's within `tolerance`, relative to its largest magnitude; a mapping gives single
     forms another bound. Where they do not and the baseline is a module, float64 decides: a form is right, too, that is
-    at most `ROUNDING` times as far off as the baseline is. In mode "training" a call is the forward and the backward
-    pass, with a fixed gradient of the output, and the gradients of inputs and of parameters of the same name have to
-    agree, too. In mode "plain" gradients are on unless a form turns them off itself. A call works through `per` items;
+    at most `ROUNDING` times as far off as the baseline is, on these inputs or on some that differ in their last bits.
+    In mode "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
+    gradients of inputs and of parameters of the same name have to agree, too. In mode "plain" gradients are on unless
+    a form turns them off itself. A call works through `per` items;
     times are those of one of them.
 
     Raises:
@@ -109,7 +112,7 @@ def race_forms(
 
 
 def _agreeing(
-    calls: Mapping[str, Form], tolerance: float | Mapping[str, float], exact: Callable[[], Any]
+    calls: Mapping[str, Form], tolerance: float | Mapping[str, float], exact: Callable[[], tuple[Any, float] | None]
 ) -> tuple[list[str], dict[str, Raced]]:
     """Names of the forms that can be timed, and how far off each is or why it cannot."""
     bounds = tolerance if isinstance(tolerance, Mapping) else {}
@@ -124,9 +127,9 @@ def _agreeing(
         bound = bounds.get(name, common)
         try:
             error = reference.error_of(call, bound, name)
-            if not error <= bound and (truth := exact()) is not None:
-                own, off = (_error(truth, value, name) for value in (reference.value, call()))
-                error, bound = off, max(bound, ROUNDING * own)
+            if not error <= bound and (known := exact()) is not None:
+                truth, own = known
+                error, bound = _error(truth, call(), name), max(bound, ROUNDING * own)
         except Exception as problem:  # whatever a form of the reader raises: the others still race
             ours = isinstance(problem, (ParityError, Unavailable))
             reason = str(problem) if ours else f"does not run here: {one_line(problem)}"
@@ -141,25 +144,43 @@ def _agreeing(
     return usable, checked
 
 
-def _exact(form: Form, inputs: Inputs, mode: str) -> Any:
-    """What a module gives in float64; None of another form, and where it does not run in it."""
+def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
+    """What a module gives in float64, and how far off it is itself; None of another form, or where float64 fails.
+
+    Its own error is the largest of `DRAWS`, of these inputs and of some that differ in their last bits. One draw is not
+    enough: where a maximum has a near tie, or a variance is almost nothing, it is luck which edge has the gradient.
+    """
     if not isinstance(form, nn.Module):
         return None
+    draw, truth, own = torch.Generator().manual_seed(0), None, 0.0
     try:
-        return call_of(copy.deepcopy(form).double(), in_float64(inputs), mode)()
+        wide = copy.deepcopy(form).double()
+        for _ in range(DRAWS):
+            exact = call_of(wide, in_float64(inputs), mode)()
+            own = max(own, _error(exact, call_of(form, inputs, mode)(), "the baseline"))
+            truth = exact if truth is None else truth
+            inputs = _of_floats(inputs, lambda value: value * (1 + _EPSILON * _signs(value, draw)))
     except Exception:  # modules may refuse to be copied, or make float32 tensors of their own
         return None
+    return truth, own
+
+
+def _signs(like: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    return torch.randint(-1, 2, like.shape, generator=draw).to(like)
 
 
 def in_float64(inputs: Inputs) -> Inputs:
     """The same inputs with every floating tensor in float64, leaves that want gradients where they were some."""
+    return _of_floats(inputs, torch.Tensor.double)
 
+
+def _of_floats(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
     def one(value: Any) -> Any:
         if isinstance(value, BaseData):
             return copy.copy(value).apply(one)
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
-        return value.detach().double().requires_grad_(value.requires_grad)
+        return change(value.detach()).requires_grad_(value.requires_grad)
 
     return pytree.tree_map(one, inputs)
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gnnlab import machine
+from gnnlab import machine, user_code
 from gnnlab.errors import GnnlabError, one_line, whole_numbers
 from gnnlab.profiling import estimates, timing
 from gnnlab.profiling.context import Conditions, call
@@ -116,6 +116,8 @@ def optimize(
     whole_numbers(1, processes=processes)
     if not budget_s > 0:
         raise GnnlabError(f"a budget of {budget_s:g} s; some seconds are needed")
+    if not user_code.is_there(spec):
+        user_code.load(spec)  # which says why, before processes are started
     with ExitStack() as held:
         pairs = [[held.enter_context(Worker(keep_memory=False)) for _ in range(processes)] for _ in range(2)]
         search = _Search((spec, graph, train), *pairs, clock(), budget_s, tell)

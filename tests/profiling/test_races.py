@@ -81,6 +81,28 @@ def test_where_the_baseline_itself_rounds_float64_decides():
     assert raced["exact"].ratio is None  # no module: it has no float64
 
 
+class Largest(torch.nn.Module):
+    """The largest of `x`, found behind `shift`: what is closer than float32 tells apart there shares the gradient."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x):
+        return (x + self.shift).amax() - self.shift
+
+
+def test_a_gradient_that_luck_decides_is_as_right_in_one_form_as_in_the_other():
+    near = torch.tensor([1.0, 1 + 3 * 2.0**-23], requires_grad=True)  # apart behind 4, not behind 16
+    forms = {"lucky": Largest(4), "unlucky": Largest(16), "wrong": lambda x: (9 * x - 8 * x.detach()).amax()}
+    raced = race_forms(forms, {"x": near}, mode="training", budget_s=0.02)
+    assert raced["unlucky"].ratio is not None
+    assert raced["wrong"].ratio is None and "differs" in raced["wrong"].reason
+    far = torch.tensor([1.0, 2.0], requires_grad=True)
+    halves = {"base": Largest(4), "halves": lambda x: Largest(4)(x) - (x - x.detach()).sum() / 4}
+    assert race_forms(halves, {"x": far}, mode="training", budget_s=0.02)["halves"].ratio is None
+
+
 def test_a_plain_race_leaves_gradients_to_its_forms():
     seen = {}
 

@@ -21,7 +21,7 @@ def search(monkeypatch):
         monkeypatch.setattr(steps, "tried", lambda train: names)
         monkeypatch.setattr(optimize, "Worker", planted)
         monkeypatch.setattr(optimize, "clock", planted.clock)
-        report = optimize.optimize("my_models:make", "karate", **options)
+        report = optimize.optimize("own_models:gcn", "karate", **options)
         return report, {tried.name: tried for tried in report.tried}, planted
 
     return run
@@ -174,6 +174,13 @@ def test_a_bad_model_is_refused_in_one_line(here):
     for factory, words in (("always_drops", "random in eval"), ("fails", "no such file"), ("gives_a_number", "float")):
         with pytest.raises(GnnlabError, match=words):
             here(factory)
+
+
+@pytest.mark.parametrize(("spec", "words"), [("no_module:make", "there is no module"), ("gcn", "names no function")])
+def test_a_model_that_nothing_names_is_refused_before_a_process_starts(monkeypatch, spec, words):
+    monkeypatch.setattr(optimize, "Worker", None)
+    with pytest.raises(GnnlabError, match=words):
+        optimize.optimize(spec, "karate")
 
 
 @pytest.mark.parametrize("step", ["1 thread", "2 threads"])
