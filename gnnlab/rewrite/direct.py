@@ -70,7 +70,7 @@ def why_not(layer: nn.Module) -> str:
         return "no direct form"
     if layer.flow != "source_to_target" or layer.decomposed_layers != 1 or getattr(layer, "cached", False):
         return "its flow, decomposed layers or PyG's own cache"
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in layer.parameters()):
+    if any(map(nn.parameter.is_lazy, layer.parameters())):
         return "its weights have no shape before the first call"
     if not all(plain_linear(module) for module in linears_of(layer, form)):
         return "a linear layer of another class"

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError, one_line
@@ -38,7 +39,8 @@ class State:
 
     `direct`: is its direct form equal, by the kind of call (`_kind`); None where an option of the layer rules it out.
     `argument`: over which argument of `propagate` one sum is equal, "" where over none; None before the first call.
-    `why`: what the trials found wrong, by door. `trials`: what was found of any layer of the model.
+    `why`: what the trials found wrong, by door. `trials`: what was found of any layer of the model. `waits`: for the
+    first call, which gives its weights their shape; nothing is tried before.
     """
 
     def __init__(self, layer: MessagePassing, graphs: GraphCache, trials: dict) -> None:
@@ -49,6 +51,7 @@ class State:
         self.why = {} if direct.form_of(type(layer)) is None else {DIRECT: reason}
         self.hooks = [layer.__dict__[name] for name in HOOKS]
         self.prepared = TensorCache(4)
+        self.waits = any(map(is_lazy, layer.parameters()))
 
     @property
     def mechanism(self) -> str | None:
@@ -252,6 +255,10 @@ def _as_original(run: trial.Run) -> trial.Run:
 def _propagate(kind: type[MessagePassing]) -> Any:
     def propagate(self, edge_index, size=None, **given):
         state = self._fast
+        if state.waits:
+            if any(map(is_lazy, self.parameters())):
+                return kind.propagate(self, edge_index, size=size, **given)
+            self._fast = state = State(self, state.graphs, state.trials)
         if state.argument == "" or not covered(self, edge_index):
             return kind.propagate(self, edge_index, size=size, **given)
         if state.argument is None:

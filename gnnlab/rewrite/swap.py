@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError, one_line
@@ -34,6 +35,7 @@ from gnnlab.profiling.races import RTOL_FLOAT32, Reference, in_float64
 from gnnlab.rewrite import one_pass_forms, proof
 from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM, TILES, make_fast, original_class
 from gnnlab.rewrite.trial import copied
+from gnnlab.user_code import guarded
 from gnnlab.workloads import models
 
 LEAST_GAIN = 1.02  # geometric mean of forward and training, below which a layer stays as it was
@@ -133,7 +135,8 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
     `HeteroData` gives what forward names or is itself the argument, anything else is one argument. On it the outputs
     of both models must be equal in eval mode, within `tolerance` of the largest; where they are not, nothing is
     replaced. Parameters keep their names, so checkpoints load into either model; layers share the graphs that they
-    prepared. Gradients of gradients are refused.
+    prepared. Gradients of gradients are refused. A model whose weights have no shape yet is called on the example
+    first, which gives them one.
 
     Raises:
         GnnlabError: this is no model, it cannot be copied, or it does not run on the example.
@@ -146,6 +149,10 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
     todo = [path for path, _ in layers if path not in already]
     if not todo:
         return SwapReport(model, refused)
+    batch = None if example is None else models.bind(model, example, type(model).__name__)
+    if batch is not None and any(map(is_lazy, model.parameters())):
+        with ProfilingContext(model), torch.no_grad(), guarded(f"{type(model).__name__} does not run on the example:"):
+            call(model, batch)
     try:
         fast = copied(model)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
@@ -156,9 +163,7 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
             make_fast(layer, graphs, trials)
         elif type(layer) is nn.MultiheadAttention:
             layer.__class__ = TiledAttention
-    if example is None:
-        return SwapReport(fast, refused)
-    return _tried(model, fast, models.bind(model, example, type(model).__name__), tolerance, refused)
+    return SwapReport(fast, refused) if batch is None else _tried(model, fast, batch, tolerance, refused)
 
 
 def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refused: tuple) -> SwapReport:

@@ -123,6 +123,20 @@ def test_a_layer_whose_fast_form_is_no_faster_stays_as_it_was(monkeypatch):
     torch.testing.assert_close(report.model(*batch), model(*batch))
 
 
+@pytest.mark.parametrize("make", [lambda: SAGEConv(-1, 4), lambda: GCNConv(-1, 4), lambda: pyg.GMMConv(-1, 4, 2, 3)])
+def test_weights_without_a_shape_get_it_in_the_first_call_and_the_layer_its_form_after_that(make):
+    (x, edge_index), model = example(), make().eval()
+    batch = (x, edge_index, torch.rand(220, 2)) if isinstance(model, pyg.GMMConv) else (x, edge_index)
+    report = swap(model, batch)  # which calls the model
+    torch.testing.assert_close(report.model(*batch), model(*batch))
+    report = swap(make().eval())
+    first = report.model(*batch)
+    for _ in range(2):
+        torch.testing.assert_close(report.model(*batch), first)
+    if not isinstance(model, pyg.GMMConv):
+        assert [how for _, _, how in report.replaced] == [DIRECT]
+
+
 @pytest.fixture
 def clocked(monkeypatch):
     """A fast layer, what it is called with, and a clock: seconds of the fast form forward and in training, of PyG's."""
