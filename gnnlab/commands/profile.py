@@ -11,7 +11,7 @@ examples:
   gnnlab profile --model graph_transformer --profile runtime memory flops scaling
   gnnlab profile --model graph_transformer --hidden_dim 512 --num_layers 12 --num_nodes 1000
   gnnlab profile --model my_models:make_gat --graph my_graph.npz --profile runtime operators
-  gnnlab profile --model symptom_gat --graph symptoms --json profile.json
+  gnnlab profile --model symptom_gat --graph symptoms --json > profile.json
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_inputs, count, graph_or_file, seconds
+from .arguments import add_inputs, add_json, count, graph_or_file, seconds
 from .tables import show, table, warn_if_busy
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Group
+    from rich.table import Table
 
     from gnnlab.workloads.models import Workload
 
@@ -72,56 +71,41 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--budget", type=seconds, default=60.0, metavar="S", help="seconds for all sections (%(default)g)"
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, or to the terminal without one"
-    )
+    add_json(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Profile what the options ask for: each section shown when it is done, or JSON to the terminal or a file."""
-    from gnnlab import files
+    """Profile what the options ask for: each section shown when it is done, or all of them as JSON at the end."""
     from gnnlab.profiling.context import ProfilingContext
     from gnnlab.profiling.timing import stopwatch
     from gnnlab.progress import progress
-    from gnnlab.rewrite import proof
     from gnnlab.user_code import guarded
 
-    tables = arguments.json is None
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
-    workload = _workload(arguments)
+    workload, foreign = _workload(arguments), ":" in arguments.model
     with ProfilingContext(workload.model):
-        report: dict[str, Any] = {
-            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-            "hardware": _hardware(),
-            "model_info": _model_info(workload),
-        }
+        report = _about(workload)
         warn_if_busy()
-        if ":" in arguments.model:
-            report["remarks"] = []
-            try:
-                proof.check(proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False))
-            except GnnlabError as error:  # what makes the profile doubtful
-                report["remarks"].append(str(error))
-                print(f"gnnlab: remark: {error}", file=sys.stderr)
-        if tables:
+        if foreign:
+            report["remarks"] = _remarks(workload)
+        if not arguments.json:
             show(_header(report))
         with progress("sections", len(parts)) as step, stopwatch() as spent:
             for number, part in enumerate(parts):
                 step(part, done=number)
                 share_s = max((arguments.budget - spent.s) / (len(parts) - number), 0.01)  # none is left out
-                with guarded(f"{arguments.model}:") if ":" in arguments.model else nullcontext():
-                    report[part], frame, captions = _PARTS[part](workload, arguments, share_s)
-                if tables:
-                    show(_shown(part, frame, captions))
-    if arguments.json == "-":
+                with guarded(f"{arguments.model}:") if foreign else nullcontext():
+                    section, title = _PARTS[part]
+                    report[part], frame = section(workload, arguments, share_s)
+                if not arguments.json:
+                    show(_table(title, frame))
+                    show("\n".join(report[part].get("notes", [])))
+    if arguments.json:
         show(json.dumps(report, indent=2))
-    elif not tables:
-        files.write_json(Path(arguments.json), report)
-        print(f"wrote {arguments.json}", file=sys.stderr)
     return 0
 
 
-# ---- what is profiled, and its parts --------------------------------------------------------------------------------
+# ---- what is profiled ------------------------------------------------------------------------------------------------
 
 
 def _workload(arguments: Namespace) -> Workload:
@@ -154,33 +138,47 @@ def _built(arguments: Namespace, graph: str, **changes: Any) -> Workload:
     return models.build(arguments.model, graph, batch_size=arguments.batch_size or 32, **sizes).to(arguments.device)
 
 
-def _hardware() -> dict[str, Any]:
+def _about(workload: Workload) -> dict[str, Any]:
+    """When, on what hardware, and which model, as S1's JSON has them."""
     import torch
 
-    cuda = torch.cuda.is_available()
-    properties = torch.cuda.get_device_properties(0) if cuda else None
-    return {
-        "cuda_available": cuda,
-        "gpu_name": properties.name if cuda else None,
-        "gpu_memory_gb": round(properties.total_memory / 1e9, 1) if cuda else None,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "allocator": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR)},
-    }
-
-
-def _model_info(workload: Workload) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     parameters = list(workload.model.parameters())
     return {
-        "name": workload.label,
-        "nodes": workload.graph.num_nodes or 0,
-        "edges": workload.graph.num_edges,
-        "total_parameters": sum(p.numel() for p in parameters),
-        "parameter_memory_mb": sum(p.numel() * p.element_size() for p in parameters) / MIB,
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": {
+            "cuda_available": gpu is not None,
+            "gpu_name": gpu and gpu.name,
+            "gpu_memory_gb": gpu and round(gpu.total_memory / 1e9, 1),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "allocator": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR)},
+        },
+        "model_info": {
+            "name": workload.label,
+            "nodes": workload.graph.num_nodes or 0,
+            "edges": workload.graph.num_edges,
+            "total_parameters": sum(p.numel() for p in parameters),
+            "parameter_memory_mb": sum(p.nbytes for p in parameters) / MIB,
+        },
     }
 
 
-Section = tuple[dict[str, Any], "pd.DataFrame", list[str]]  # for JSON; the table to show; lines below it
+def _remarks(workload: Workload) -> list[str]:
+    """What makes the profile of a user's model doubtful; on standard error, too."""
+    from gnnlab.rewrite import proof
+
+    try:
+        proof.check(proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False))
+    except GnnlabError as error:
+        print(f"gnnlab: remark: {error}", file=sys.stderr)
+        return [str(error)]
+    return []
+
+
+# ---- the sections ----------------------------------------------------------------------------------------------------
+
+Section = tuple[dict[str, Any], "pd.DataFrame"]  # for JSON, where `notes` are also lines below the table; the table
 
 
 def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -192,53 +190,46 @@ def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     budget_s = share_s / 5  # four phases, and what is beside their samples
     rows = survey.times([workload], num_runs=arguments.num_runs, budget_s=budget_s).itertuples()
     report = {row.phase.replace(", ", " ").replace(" ", "_"): RuntimeStats(row.samples).to_dict() for row in rows}
-    return report, pd.DataFrame(report).T[["median", "ci", "mean", "std", "p90", "num_runs"]], []
+    return report, pd.DataFrame(report).T[["median", "ci", "mean", "std", "p90", "num_runs"]]
 
 
 def _memory(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
-    import pandas as pd
-
     from gnnlab.profiling import survey
 
     mib = survey.memory([workload]).set_index("part")["value"]
     resident = mib[["parameters", "buffers", "input"]].to_dict()
-    passes = {
-        "forward pass": {**resident, "activations": mib["peak temporary"]},
-        "training pass": {**resident, "activations_and_gradients": mib["peak training"]},
-    }
-    forward, training = ({"peak_mb": sum(parts.values()), "breakdown": parts} for parts in passes.values())
+    forward = {**resident, "activations": mib["peak temporary"]}
+    training = {**resident, "activations_and_gradients": mib["peak training"]}
     of_these = {"output": mib["output"], "kept_for_backward": mib["forward activations"], "gradients": mib["gradients"]}
-    columns = {name: {"peak": sum(parts.values()), **parts} for name, parts in passes.items()}
-    report = {**forward, "device": arguments.device, "training": training, "of_these": of_these}
-    return report, pd.DataFrame({**columns, "of these": of_these}), []
+    peaks = [{"peak_mb": sum(parts.values()), "breakdown": parts} for parts in (forward, training)]
+    report = {**peaks[0], "training": peaks[1], "of_these": of_these}
+    return report, _flat(report)
 
 
 def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
-    import pandas as pd
-
     from gnnlab.profiling import survey
     from gnnlab.profiling.flops import FLOPsEstimator
 
     counted = survey.counted(workload)
-    by_operator = counted.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False)
-    ways = {"counted by dispatch": (counted.flops, by_operator.to_dict())}
+    flops = counted.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False)
+    report = {"total_gflops": counted.flops / 1e9, "breakdown": (flops / 1e9).to_dict()}
+    report |= {"gb_moved": counted.bytes / 1e9, "coverage_of_bytes": counted.coverage_bytes}
     try:
-        formulas = FLOPsEstimator(workload.model).estimate(workload.graph.num_nodes, workload.graph.num_edges)
-        ways["by the closed formulas"] = formulas.total, formulas.breakdown
+        estimate = FLOPsEstimator(workload.model).estimate(workload.graph.num_nodes, workload.graph.num_edges)
+        parts = {name: flops / 1e9 for name, flops in estimate.breakdown.items()}
+        report["formulas"] = {"total_gflops": estimate.total / 1e9, "breakdown": parts}
     except GnnlabError as error:
-        not_applicable = {"not_applicable": str(error)}
-    reports = [
-        {"total_gflops": total / 1e9, "breakdown": {name: flops / 1e9 for name, flops in parts.items()}}
-        for total, parts in ways.values()
-    ]
-    report = {"origin": "counted by dispatch, one forward pass", **reports[0], "gb_moved": counted.bytes / 1e9}
-    report |= {"coverage_of_bytes": counted.coverage_bytes}
-    report |= {"formulas": reports[1] if len(reports) > 1 else not_applicable}
-    columns = {way: {"total": total, **parts} for way, (total, parts) in ways.items()}
-    covered = f"{100 * counted.coverage_bytes:.1f} % of the bytes covered"
-    return report, pd.DataFrame(columns) / 1e9, [f"{counted.bytes / 1e9:.4f} GB moved at least; {covered}"]
+        report["formulas"] = {"not_applicable": str(error)}
+    return report, _flat(report)
+
+
+def _flat(report: dict[str, Any]) -> pd.DataFrame:
+    """A row for each number of a nested report, named by the way to it."""
+    import pandas as pd
+
+    return pd.json_normalize(report, sep=", ").T.set_axis([""], axis=1)
 
 
 def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -251,12 +242,16 @@ def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     if workload.name == "graph_transformer":
         varied |= {"layers": _LAYERS, "encoding": ["none", "lap", "rwse"]}
     plan = survey.growth_plan(workload.name, partial(_built, arguments), varied, nodes=_NODES_OF_OTHERS)
-    end, points = time.monotonic() + share_s, sum(map(len, varied.values()))
-    swept = survey.sweeps(plan, budget_s=share_s / (2 * points), in_time=lambda: time.monotonic() < end)
-    report = {parameter: result.to_dict() for (_, parameter), result in swept.items()}
-    frame = pd.DataFrame([{"parameter": name, **point} for name, part in report.items() for point in part["points"]])
-    lines = [f"{name}: {line}" for name, part in report.items() for line in part["notes"]]
-    return report, frame.set_index("parameter"), lines
+    end, sizes = time.monotonic() + share_s, sum(map(len, varied.values()))
+    swept = survey.sweeps(plan, budget_s=share_s / (2 * sizes), in_time=lambda: time.monotonic() < end)
+    points = [
+        {"parameter": name, "value": value, "median_ms": stats.median, "ci": list(stats.ci), "n": stats.num_runs}
+        for (_, name), result in swept.items()
+        for value, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
+    ]
+    report = {"points": points, "exponents": survey.exponents(swept).to_dict("records")}
+    report["notes"] = [f"{name}: {line}" for (_, name), result in swept.items() for line in result.sentences]
+    return report, pd.DataFrame(points).set_index("parameter")
 
 
 def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -269,17 +264,15 @@ def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Sect
     shares = survey.operators([workload], k=10, runs=runs)
     shares = shares.rename(columns={"value": "share", "low": "share_low", "high": "share_high"}).set_index("operator")
     frame = shares[["calls_per_forward", "self_ms_per_forward", "share", "share_low", "share_high"]]
-    report = {"runs": runs, "device": arguments.device, "top": frame.reset_index().to_dict(orient="records")}
-    return report, frame, []
+    return {"runs": runs, "top": frame.reset_index().to_dict("records")}, frame
 
 
-_PARTS = {"runtime": _runtime, "memory": _memory, "flops": _flops, "scaling": _scaling, "operators": _operators}
-_TITLES = {
-    "runtime": "runtime (ms)",
-    "memory": "memory (MiB)",
-    "flops": "FLOPs of a forward pass (GFLOP)",
-    "scaling": "scaling of the forward pass (ms)",
-    "operators": "operators",
+_PARTS = {
+    "runtime": (_runtime, "runtime (ms)"),
+    "memory": (_memory, "memory (MiB)"),
+    "flops": (_flops, "FLOPs of a forward pass (GFLOP)"),
+    "scaling": (_scaling, "scaling of the forward pass (ms)"),
+    "operators": (_operators, "operators"),
 }
 
 
@@ -292,15 +285,12 @@ def _header(report: dict[str, Any]) -> str:
     )
 
 
-def _shown(part: str, frame: pd.DataFrame, captions: list[str]) -> Group:
-    """A section as a table, names in its first column and numbers in the others, and what to know of them."""
-    from rich.console import Group
-    from rich.text import Text
-
+def _table(title: str, frame: pd.DataFrame) -> Table:
+    """A section as a table, names in its first column and numbers in the others."""
     frame = frame.rename(columns={"ci": "95 % interval"})
     columns = [name.replace("_", " ") for name in frame.columns]
     cells = [[name if "::" in name else name.replace("_", " "), *map(_cell, row)] for name, *row in frame.itertuples()]
-    return Group(table(_TITLES[part], (part, *columns), cells, right=columns), *map(Text, captions))
+    return table(title, (title.partition(" ")[0], *columns), cells, right=columns)
 
 
 def _cell(value: Any) -> str:

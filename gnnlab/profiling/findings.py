@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import copy
 import inspect as python_inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, whole_numbers
@@ -74,15 +76,16 @@ def deterministic_share(model: nn.Module, batch: Any, runs: int = 10) -> float:
 
 
 def _equal_share(model: nn.Module, batch: Any, runs: int, seed: int | None) -> float:
-    first, equal = None, 0
-    for _ in range(runs + 1):
-        if seed is not None:
-            set_seed(seed)
-        with torch.no_grad():
-            output = [tensor.detach().clone() for tensor in tensors_in(call(model, batch))]
-        equal += first is not None and same_bits(first, output)
-        first = output if first is None else first
-    return equal / runs
+    first = _output(model, batch, seed)
+    return sum(same_bits(first, _output(model, batch, seed)) for _ in range(runs)) / runs
+
+
+@torch.no_grad()
+def _output(model: nn.Module, batch: Any, seed: int | None = SEED) -> list[torch.Tensor]:
+    """The tensors of the output, as copies that nothing can change later."""
+    if seed is not None:
+        set_seed(seed)
+    return [tensor.detach().clone() for tensor in tensors_in(call(model, batch))]
 
 
 @contextmanager
@@ -108,70 +111,35 @@ def _nondeterminism(name: str, unseeded: float, seeded: float) -> Iterator[Findi
 def _effects(experiment: Experiment) -> Iterator[Finding]:
     arguments = list(experiment.arguments())
     yield from _constant_output(experiment, arguments)
+    output = experiment.output
+    rows, row_bytes = (output[0].shape[0], output[0][:1].nbytes) if output and output[0].dim() else (0, 0)
+    one_row = f"one row of {row_bytes:,} B"
     shape_only = [effect for effect in arguments if effect.extent == SHAPE_ONLY]
-    yield from (_shape_only(experiment, effect) for effect in shape_only)
-    if not shape_only:
-        yield from _identical_rows(experiment)
-    for effects, kind in (
-        (arguments, "argument"),
-        (experiment.buffers(), "buffer"),
-        (experiment.parameters(), "parameter"),
-    ):
-        yield from (_unused(kind, effect) for effect in effects if effect.extent == NONE)
+    for effect in shape_only:
+        value = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
+        decides = f"{effect.name}={value} sets how many rows come out, not what is in them"
+        alike = f"all {rows:,} output rows are identical, so computing {one_row} and broadcasting it is enough."
+        yield Finding("shape_only", effect.name, f"{decides}: {alike}")
+    if not shape_only and output and all(map(all_rows_alike, output)):
+        alike = f"All {rows:,} output rows are identical: {one_row}, computed and broadcast, is enough."
+        yield Finding("identical_rows", "output", alike)
+    for effect in (*arguments, *experiment.buffers(), *experiment.parameters()):
+        if effect.extent == NONE:
+            value = effect.value
+            size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
+            kept = f"has no effect: in {effect.tried} other forms of it the output kept every bit."
+            yield Finding(f"unused_{effect.kind}", effect.name, f"The {effect.kind} {effect.name}{size} {kept}")
 
 
 def _constant_output(experiment: Experiment, arguments: list[Effect]) -> Iterator[Finding]:
     """Nothing that goes in changes the numbers that come out."""
     name = type(experiment.model).__name__
-    tensors = [leaf for leaf in leaves(experiment.model, experiment.batch) if isinstance(leaf.value, torch.Tensor)]
-    if any(effect.extent not in (NONE, SHAPE_ONLY) for effect in arguments):
-        return
-    if len(arguments) < len(tensors) or not experiment.output:  # some could not be varied
-        return
-    why = f"none of its {len(tensors)} input tensors has an effect" if tensors else "no tensor goes in"
-    yield Finding(
-        "constant_output",
-        name,
-        f"{name}: {why}, so in eval mode the output is a constant of the weights: computed once, it can be kept until "
-        "they change.",
-    )
-
-
-def _shape_only(experiment: Experiment, effect: Effect) -> Finding:
-    rows, row_bytes = _rows(experiment.output)
-    shown = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
-    return Finding(
-        "shape_only",
-        effect.name,
-        f"{effect.name}={shown} sets how many rows come out, not what is in them: all {rows:,} output "
-        f"rows are identical, so computing one row of {row_bytes:,} B and broadcasting it is enough.",
-    )
-
-
-def _identical_rows(experiment: Experiment) -> Iterator[Finding]:
-    if experiment.output and all(map(all_rows_alike, experiment.output)):
-        rows, row_bytes = _rows(experiment.output)
-        yield Finding(
-            "identical_rows",
-            "output",
-            f"All {rows:,} output rows are identical: one row of {row_bytes:,} B, computed and broadcast, is enough.",
-        )
-
-
-def _unused(kind: str, effect: Effect) -> Finding:
-    value = effect.value
-    size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
-    return Finding(
-        f"unused_{kind}",
-        effect.name,
-        f"The {kind} {effect.name}{size} has no effect: in {effect.tried} other forms of it the output kept every bit.",
-    )
-
-
-def _rows(output: list[torch.Tensor]) -> tuple[int, int]:
-    """(rows, bytes of one) of the first tensor."""
-    rows = output[0].shape[0] if output and output[0].dim() else 0
-    return rows, output[0].nbytes // max(rows, 1) if output else 0
+    tensors = sum(isinstance(leaf.value, torch.Tensor) for leaf in leaves(experiment.model, experiment.batch))
+    varied = len(arguments) >= tensors and experiment.output
+    if varied and all(effect.extent in (NONE, SHAPE_ONLY) for effect in arguments):
+        why = f"none of its {tensors} input tensors has an effect" if tensors else "no tensor goes in"
+        constant = "so in eval mode the output is a constant of the weights: computed once, it can be kept until"
+        yield Finding("constant_output", name, f"{name}: {why}, {constant} they change.")
 
 
 # ---- what varying one value does -------------------------------------------------------------------------------------
@@ -188,14 +156,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Effect:
-    """What varying something did: `none`, `shape only` (another number of rows, all alike as before) or `some`.
+    """What varying an argument, a buffer or a parameter did: `none`, `shape only` (another number of rows, all alike as
+    before) or `some`. `value` is the original one, `tried` how many others were."""
 
-    `value` is the original one, `tried` how many others were.
-    """
-
+    kind: str
     name: str
-    extent: str
     value: Any
+    extent: str
     tried: int
 
 
@@ -205,45 +172,37 @@ class Experiment:
     def __init__(self, model: nn.Module, batch: Any) -> None:
         self.model, self.batch = model, batch
         self._draw = torch.Generator().manual_seed(SEED)
-        self.output = self.run(batch)
-
-    def run(self, batch: Any) -> list[torch.Tensor]:
-        """The tensors of the output, of copies that nothing can change later."""
-        set_seed(SEED)
-        with torch.no_grad():
-            return [tensor.detach().clone() for tensor in tensors_in(call(self.model, batch))]
+        self.output = _output(model, batch)
 
     def arguments(self) -> Iterator[Effect]:
         """The effect of each tensor and number of the batch that can be varied."""
         for leaf in leaves(self.model, self.batch):
-            yield from self._effect(leaf.name, leaf.value, lambda value, leaf=leaf: self.run(leaf.rebuilt(value)))
+            run = lambda value, leaf=leaf: _output(self.model, leaf.rebuilt(value))  # noqa: E731
+            yield from self._effect("argument", leaf.name, leaf.value, run)
 
     def buffers(self) -> Iterator[Effect]:
         """The effect of each buffer; counters (whole numbers without a dimension) are left out."""
         for name, buffer in self.model.named_buffers():
             if buffer.dim() or buffer.is_floating_point():
-                yield from self._effect(name, buffer, lambda value, held=buffer: self._run_with(held, value))
+                yield from self._effect("buffer", name, buffer, partial(self._run_with, buffer))
 
     def parameters(self) -> Iterator[Effect]:
         """The effect of each parameter that gets no gradient, or one of zeros: the others have one."""
         with_gradient = self._with_gradient()
         for name, parameter in self.model.named_parameters():
             if name not in with_gradient:
-                yield from self._effect(name, parameter, lambda value, held=parameter: self._run_with(held, value))
+                yield from self._effect("parameter", name, parameter, partial(self._run_with, parameter))
 
-    def _effect(self, name: str, value: Any, run: Callable[[Any], list[torch.Tensor]]) -> Iterator[Effect]:
-        tried, extents = 0, {NONE}
+    def _effect(self, kind: str, name: str, value: Any, run: Callable[[Any], list[torch.Tensor]]) -> Iterator[Effect]:
+        extents = []
         for other in _variations(value, self._draw):
             try:
-                output = run(other)
+                extents.append(_extent(self.output, run(other)))
             except Exception:  # the model refuses the value, so it looks at it: an effect like any other
-                yield Effect(name, SOME, value, tried + 1)
-                return
-            tried += 1
-            extents.add(_extent(self.output, output))
-        if tried:
+                extents.append(SOME)
+        if extents:
             extent = next(extent for extent in (SOME, SHAPE_ONLY, NONE) if extent in extents)
-            yield Effect(name, extent, value, tried)
+            yield Effect(kind, name, value, extent, len(extents))
 
     @torch.no_grad()
     def _run_with(self, held: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
@@ -251,64 +210,46 @@ class Experiment:
         original = held.detach().clone()
         try:
             held.copy_(value)
-            return self.run(self.batch)
+            return _output(self.model, self.batch)
         finally:
             held.copy_(original)
 
+    @torch.enable_grad()
     def _with_gradient(self) -> set[str]:
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         set_seed(SEED)
-        with torch.enable_grad():
-            ends = [tensor for tensor in tensors_in(call(self.model, self.batch)) if tensor.requires_grad]
-            if not ends or not named:
-                return set()
-            directions = [torch.randn(end.shape, generator=self._draw).to(end) for end in ends]
-            try:
-                gradients = torch.autograd.grad(ends, list(named.values()), directions, allow_unused=True)
-            except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
-                return set()
+        ends = [tensor for tensor in tensors_in(call(self.model, self.batch)) if tensor.requires_grad]
+        if not ends or not named:
+            return set()
+        directions = [torch.randn(end.shape, generator=self._draw).to(end) for end in ends]
+        try:
+            gradients = torch.autograd.grad(ends, list(named.values()), directions, allow_unused=True)
+        except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
+            return set()
         return {name for name, grad in zip(named, gradients, strict=True) if grad is not None and grad.any()}
-
-
-def same_bits(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    """Are the tensors equal bit by bit? (Two NaN are, 0.0 and -0.0 are not.)"""
-    return len(first) == len(second) and all(map(_same_bits, first, second))
-
-
-def all_rows_alike(tensor: torch.Tensor) -> bool:
-    """Two or more rows, all with the same bits."""
-    return tensor.dim() > 0 and len(tensor) > 1 and _same_bits(tensor, tensor[:1].expand_as(tensor))
 
 
 def leaves(model: Callable[..., Any], batch: Any) -> Iterator[Leaf]:
     """Every tensor and number of a batch, by the name of the model's argument that it is in."""
-    if isinstance(batch, Mapping):
-        yield from _leaves("", batch, lambda value: value)
-        return
-    several = isinstance(batch, (tuple, list))
-    arguments = list(batch) if several else [batch]
     forward = model.forward if isinstance(model, nn.Module) else model
     names = [p.name for p in python_inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-    names += [f"argument {at + 1}" for at in range(len(names), len(arguments))]
-    for at, (name, value) in enumerate(zip(names, arguments, strict=False)):
-        yield from _leaves(name, value, lambda new, at=at: (*arguments[:at], new, *arguments[at + 1 :]))
+    paths, structure = pytree.tree_flatten_with_path(batch)
+    values = [value for _, value in paths]
 
+    def rebuilt(place: int, value: Any) -> Any:
+        return pytree.tree_unflatten([*values[:place], value, *values[place + 1 :]], structure)
 
-def _leaves(name: str, value: Any, rebuilt: Callable[[Any], Any]) -> Iterator[Leaf]:
-    if isinstance(value, (torch.Tensor, bool, int, float)):
-        yield Leaf(name, value, rebuilt)
-    elif isinstance(value, Data):
-        for key in value.keys():  # noqa: SIM118 - a Data object is no mapping
-            if key not in _NO_INPUT:
-                yield from _leaves(f"{name}.{key}", value[key], lambda new, key=key: rebuilt(_with(value, key, new)))
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            label = f"{name}[{key!r}]" if name else str(key)
-            yield from _leaves(label, inner, lambda new, key=key: rebuilt({**value, key: new}))
-    elif type(value) in (list, tuple):
-        for at, inner in enumerate(value):
-            change = lambda new, at=at: rebuilt(type(value)((*value[:at], new, *value[at + 1 :])))  # noqa: E731
-            yield from _leaves(f"{name}[{at}]", inner, change)
+    for place, (path, value) in enumerate(paths):
+        at = getattr(path[0], "idx", None) if path else 0  # None in a mapping
+        name = path[0].key if at is None else names[at] if at < len(names) else f"argument {at + 1}"
+        name = f"{name}{pytree.keystr(path[1:])}"
+        if isinstance(value, (torch.Tensor, bool, int, float)):
+            yield Leaf(name, value, partial(rebuilt, place))
+        elif isinstance(value, Data):
+            for key in value.keys():  # noqa: SIM118 - a Data object is no mapping
+                if key not in _NO_INPUT and isinstance(value[key], (torch.Tensor, bool, int, float)):
+                    change = lambda new, at=place, data=value, key=key: rebuilt(at, _with(data, key, new))  # noqa: E731
+                    yield Leaf(f"{name}.{key}", value[key], change)
 
 
 def _with(data: Data, key: str, value: Any) -> Data:
@@ -322,10 +263,8 @@ def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
     stay indices."""
     if isinstance(value, bool):
         yield not value
-    elif isinstance(value, int):
+    elif isinstance(value, (int, float)):
         yield from (value + 1, 2 * value + 1)
-    elif isinstance(value, float):
-        yield from (value + 1.0, 0.5 * value)
     elif value.numel() and value.dtype is torch.bool:
         yield ~value
     elif value.numel() and (value.is_floating_point() or value.is_complex()):
@@ -351,6 +290,16 @@ def _repeats_the_row_of(after: torch.Tensor, before: torch.Tensor) -> bool:
     if not (before.dim() and after.dim() and len(before) and len(after)) or before.shape[1:] != after.shape[1:]:
         return False
     return all(_same_bits(rows, before[:1].expand_as(rows)) for rows in (before, after))
+
+
+def all_rows_alike(tensor: torch.Tensor) -> bool:
+    """Two or more rows, all with the same bits."""
+    return tensor.dim() > 0 and len(tensor) > 1 and _same_bits(tensor, tensor[:1].expand_as(tensor))
+
+
+def same_bits(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    """Are the tensors equal bit by bit? (Two NaN are, 0.0 and -0.0 are not.)"""
+    return len(first) == len(second) and all(map(_same_bits, first, second))
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -1,8 +1,8 @@
 """How the time of a model grows: with nodes, edges, layers, encodings, degree distribution.
 
     result = run_node_scaling(model_factory, num_nodes_list=[100, 500, 1000, 2000])
-    print(result.fit)            # t = 0.31 ms + 2.1e-05 ms x nodes^1.46 (exponent 1.21 to 1.71)
-    print(result.held_out)       # what the fit said of the largest size, and what was measured there
+    print(result)                # each time, the fitted curve with the interval of its exponent, and what it said of
+                                 # the largest size beside what was measured there
 
 Every sweep of sizes keeps its largest one out of the fit, predicts it, then measures it.
 """
@@ -23,6 +23,7 @@ from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkP
 
 from gnnlab.errors import GnnlabError
 
+from .context import ProfilingContext
 from .runtime import RuntimeStats, profile_forward
 
 Build = Callable[[Any], tuple[nn.Module, Any]]  # value of the parameter -> model, batch
@@ -92,29 +93,15 @@ class ScalingResult:
         return low <= self.runtime_stats[-1].median <= high
 
     @property
-    def held_out(self) -> str | None:
-        """The largest size as predicted and as measured, in words."""
-        if self.prediction is None:
-            return None
-        ms, (low, high) = self.prediction
-        measured = f"measured {self.runtime_stats[-1].median:.3g} ms, {'in' if self.inside else 'out'}side the interval"
-        return f"at {self.parameter_values[-1]:g}: predicted {ms:.3g} ms ({low:.3g} to {high:.3g}), {measured}"
-
-    @property
     def sentences(self) -> list[str]:
-        """The fit, the held-out size and the notes, as far as there are any."""
-        return [str(line) for line in (self.fit, self.held_out, *self.notes) if line]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: the points in ms, the exponent where the sizes tell it, and the sentences."""
-        points = [
-            {"value": value, "median_ms": stats.median, "ci": list(stats.ci), "n": stats.num_runs}
-            for value, stats in zip(self.parameter_values, self.runtime_stats, strict=True)
-        ]
-        report = {"parameter": self.parameter, "points": points, "notes": self.sentences}
-        if self.fit and self.fit.identified:
-            report |= {"exponent": self.fit.exponent, "exponent_ci": list(self.fit.exponent_ci)}
-        return report
+        """The fit, the largest size as predicted and as measured, and the notes, as far as there are any."""
+        lines = [str(self.fit)] if self.fit else []
+        if self.prediction:
+            ms, (low, high) = self.prediction
+            measured = f"{self.runtime_stats[-1].median:.3g} ms, {'in' if self.inside else 'out'}side the interval"
+            predicted = f"predicted {ms:.3g} ms ({low:.3g} to {high:.3g})"
+            lines.append(f"at {self.parameter_values[-1]:g}: {predicted}, measured {measured}")
+        return [*lines, *self.notes]
 
     def __str__(self) -> str:
         points = zip(self.parameter_values, self.runtime_stats, strict=True)
@@ -184,12 +171,8 @@ def fit_power_law(sizes: Sequence[float], times_ms: Sequence[float]) -> PowerFit
 
 def _time(build: Build, value: Any, budget_s: float) -> RuntimeStats:
     model, batch = build(value)
-    was_training = model.training
-    model.eval()
-    try:
+    with ProfilingContext(model, seed=None):
         return profile_forward(model, batch, num_runs=None, budget_s=budget_s)
-    finally:
-        model.train(was_training)
 
 
 def generate_scaling_graphs(
@@ -275,16 +258,15 @@ class ScalingExperiment:
         self.results: dict[str, ScalingResult] = {}
 
     def run_node_scaling(self, **options: Any) -> ScalingResult:
-        return self._run(run_node_scaling, options)
+        return self._add(run_node_scaling(self.model_factory, **self.options | options))
 
     def run_layer_scaling(self, **options: Any) -> ScalingResult:
-        return self._run(run_layer_scaling, options)
+        return self._add(run_layer_scaling(self.model_factory, **self.options | options))
 
     def run_pe_scaling(self, **options: Any) -> ScalingResult:
-        return self._run(run_pe_scaling, options)
+        return self._add(run_pe_scaling(self.model_factory, **self.options | options))
 
-    def _run(self, run: Callable[..., ScalingResult], options: Mapping[str, Any]) -> ScalingResult:
-        result = run(self.model_factory, **self.options | options)
+    def _add(self, result: ScalingResult) -> ScalingResult:
         self.results[result.parameter] = result
         return result
 

@@ -58,7 +58,7 @@ def test_the_largest_size_is_predicted_from_the_others_and_measured_last(timed):
     assert result.parameter_values[-1] == 800 and result.inside
     assert result.prediction[0] == pytest.approx(result.runtime_stats[-1].median, rel=0.02)
     assert result.fit.exponent == pytest.approx(2, rel=0.02)
-    assert "inside" in result.held_out and "exponent" in str(result.fit)
+    assert "exponent" in result.sentences[0] and "inside the interval" in result.sentences[1]
 
 
 def test_named_values_get_no_fit_and_few_sizes_say_why_there_is_none(timed):
@@ -103,13 +103,12 @@ def test_an_experiment_runs_every_sweep_with_real_models(capsys):
     experiment.run_layer_scaling(num_layers_list=[1, 2, 3, 4, 5], num_nodes=20)
     experiment.run_pe_scaling(num_nodes=30)
     assert list(experiment.results) == ["nodes", "layers", "encoding"]
-    assert experiment.results["layers"].held_out is not None
+    assert experiment.results["layers"].prediction is not None
     assert experiment.results["encoding"].parameter_values == ("lap 16", "rwse 16", "none 0")
     experiment.print_summary()
     printed = capsys.readouterr().out
     assert "layers:" in printed and "rwse" in printed
-    points = experiment.results["nodes"].to_dict()["points"]
-    assert [point["value"] for point in points] == [20, 40]
+    assert experiment.results["nodes"].parameter_values == (20, 40)
 
 
 def test_a_model_is_left_in_the_mode_that_it_was_in():
@@ -137,7 +136,7 @@ def test_no_size_is_begun_when_the_time_is_over_and_what_was_left_out_is_named()
     found = sweep(
         "nodes", [1, 2, 3, 4, 5, 6], lambda n: (model, torch.rand(n, 2)), budget_s=0.01, in_time=lambda: next(left)
     )
-    assert found.parameter_values == (1, 2, 3, 4) and found.fit is not None and found.held_out is None
+    assert found.parameter_values == (1, 2, 3, 4) and found.fit is not None and found.prediction is None
     assert found.notes == ("left out, the time was over: 5, 6",)
     found = sweep("nodes", [1, 2], lambda n: (model, torch.rand(n, 2)), budget_s=0.01, in_time=lambda: False)
     assert found.parameter_values == (1,) and found.notes[0] == "left out, the time was over: 2"
