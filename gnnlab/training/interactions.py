@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads.deepfm import pairwise
@@ -54,33 +55,26 @@ def symmetric_gram(*embeddings: Tensor) -> Tensor:
     product. Autograd, which does not know of the symmetry, scatters into zeros and multiplies twice.
     """
     stack = _stacked(embeddings)
-    if torch.is_grad_enabled() and stack.requires_grad and not torch.compiler.is_compiling():
-        return _SymmetricGram.apply(stack)
-    return _upper_triangle(stack)
+    if torch.compiler.is_compiling():  # which differentiates by itself, and cannot follow a cache
+        first, second = torch.triu_indices(stack.shape[1], stack.shape[1], offset=1, device=stack.device)
+        return _product(stack, stack.mT)[:, first, second]
+    return _SymmetricGram.apply(stack)
 
 
 class _SymmetricGram(torch.autograd.Function):
     @staticmethod
     def forward(ctx, stack: Tensor) -> Tensor:
         ctx.save_for_backward(stack)
-        return _upper_triangle(stack)
+        places, _ = _places(stack.shape[1], stack.device)
+        return _product(stack, stack.mT).flatten(1).index_select(1, places)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
-        return _gradient(grad, *ctx.saved_tensors)
-
-
-def _gradient(grad: Tensor, stack: Tensor) -> Tensor:
-    """dE = S E from the gradient (B, P) of the pairs; can be differentiated again."""
-    batch, num_fields, _ = stack.shape
-    padded = torch.constant_pad_nd(grad.to(stack.dtype), (1, 0))  # column 0 is the diagonal
-    symmetric = padded.index_select(1, _symmetric_slots(num_fields, stack.device)).view(batch, num_fields, num_fields)
-    return _product(symmetric, stack)
-
-
-def _upper_triangle(stack: Tensor) -> Tensor:
-    first, second = _pair_places(stack.shape[1], stack.device)
-    return _product(stack, stack.mT).flatten(1).index_select(1, first * stack.shape[1] + second)
+        (stack,) = ctx.saved_tensors
+        batch, fields, _ = stack.shape
+        _, columns = _places(fields, stack.device)
+        padded = torch.constant_pad_nd(grad.to(stack.dtype), (1, 0))  # column 0 is the diagonal
+        return _product(padded.index_select(1, columns).view(batch, fields, fields), stack)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -97,27 +91,15 @@ def _stacked(embeddings: Sequence[Tensor]) -> Tensor:
     return embeddings[0] if len(embeddings) == 1 else torch.stack(list(embeddings), dim=1)
 
 
-def _pair_places(num_fields: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """First and second field of each pair, (P,) each."""
-    if torch.compiler.is_compiling():  # which cannot follow a cache, and needs none
-        return torch.triu_indices(num_fields, num_fields, offset=1, device=device).unbind()
-    return _cached_places(num_fields, device)
-
-
 @cache
-def _cached_places(num_fields: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _places(fields: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of an M x M matrix, row by row: the place of each pair (P,); for each place 1 + the number of its pair, 0 on the
+    diagonal (M * M,)."""
     with torch.inference_mode(False):  # tensors of inference mode could not be saved for a backward pass later
-        return torch.triu_indices(num_fields, num_fields, offset=1, device=device).unbind()
-
-
-@cache
-def _symmetric_slots(num_fields: int, device: torch.device) -> Tensor:
-    """For each place of an M x M matrix, row by row, 1 + the number of its pair; 0 on the diagonal."""
-    with torch.inference_mode(False):
-        first, second = _pair_places(num_fields, device)
-        slots = torch.zeros(num_fields, num_fields, dtype=torch.int64, device=device)
-        slots[first, second] = slots[second, first] = torch.arange(1, len(first) + 1, device=device)
-        return slots.flatten()
+        first, second = torch.triu_indices(fields, fields, offset=1, device=device)
+        columns = torch.zeros(fields, fields, dtype=torch.int64, device=device)
+        columns[first, second] = columns[second, first] = torch.arange(1, len(first) + 1, device=device)
+        return first * fields + second, columns.flatten()
 
 
 # ---- one kernel forward and one backward, made by torch's compiler for any batch size -------------------------------
@@ -151,12 +133,9 @@ class _Fused(torch.autograd.Function):
         return forward(*parts)[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
-        parts = ctx.saved_tensors
-        if torch.is_grad_enabled():  # this pass is to be differentiated itself
-            together = _gradient(grad, _stacked(parts))
-            return (together,) if len(parts) == 1 else together.unbind(1)
-        return tuple(ctx.backward_kernel(grad.contiguous(), *parts))
+        return tuple(ctx.backward_kernel(grad.contiguous(), *ctx.saved_tensors))
 
 
 def _kind_of(parts: Sequence[Tensor]) -> tuple[Any, ...]:

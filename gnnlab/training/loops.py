@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.profiling.estimates import CONTROL
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.sampling import quiet, synchronizer
 from gnnlab.profiling.timing import stopwatch
@@ -220,7 +220,7 @@ class RacedLoops:
         rows = [self._row(form, {n: wide[n].to_numpy() for n in wide}, fields, noise) for form in self._forms()]
         equal = {**next(row for row in rows if row["form"] == self.control), "form": f"{self.control}, equal score"}
         difference = estimates.summary(self.last(self.control) - self.last(self.baseline), "mean")
-        text = f"validation score minus that of {self.baseline}: {_signed(difference)} over {difference.n} seeds"
+        text = f"validation score minus that of {self.baseline}: {difference} over {difference.n} seeds"
         within = difference.low is not None and max(-difference.low, difference.high) <= MARGIN
         reason = self._why_untrained() or (None if within else f"{text}, not within {MARGIN:g}")
         equal |= {"notes": text} if reason is None else {"status": "unavailable", "reason": reason}
@@ -287,39 +287,28 @@ class RacedLoops:
 
     def trained(self) -> str:
         """The score that the control's loop reaches, and the known scores to compare it with."""
-        mean = float(self.last(self.control).mean())
+        mean, constant = float(self.last(self.control).mean()), self.known["constant answer"]
         text = f"training reaches a validation score of {mean:.3f}, {self._known_scores_text()}"
         if "truth" not in self.known:
             return text
-        return f"{text}: {100 * self._progress(mean):.0f} % of the way from a constant answer to the truth"
+        way = (mean - constant) / (self.known["truth"] - constant)
+        return f"{text}: {100 * way:.0f} % of the way from a constant answer to the truth"
 
     def _known_scores_text(self) -> str:
         """ "chance 0.253, a constant answer 0.448, the truth 0.823" """
         words = {"chance": "chance", "constant answer": "a constant answer", "truth": "the truth"}
         return ", ".join(f"{words[name]} {self.known[name]:.3f}" for name in words if name in self.known)
 
-    def _progress(self, score: float) -> float:
-        """0 at the score of a constant answer, 1 at that of the truth."""
-        constant = self.known["constant answer"]
-        return (score - constant) / (self.known["truth"] - constant)
-
     def _why_untrained(self) -> str | None:
         """The reason why equal scores say little: training is too near a constant answer. None where it is not.
 
         Where the best possible score is not known, the mean has to be ten margins above the constant answer.
         """
-        mean = float(self.last(self.control).mean())
-        if "truth" in self.known:
-            enough, needed = (
-                self._progress(mean) >= TRAINED,
-                f", {100 * TRAINED:.0f} % are needed; more epochs train further",
-            )
-        else:
-            enough = mean >= self.known["constant answer"] + 10 * MARGIN
-            needed = (
-                f": less than {10 * MARGIN:g} above the constant answer; more epochs or smaller batches train further"
-            )
-        return None if enough else self.trained() + needed
+        constant = self.known["constant answer"]
+        gain = TRAINED * (self.known["truth"] - constant) if "truth" in self.known else 10 * MARGIN
+        if self.last(self.control).mean() >= constant + gain:
+            return None
+        return f"{self.trained()}; {constant + gain:.3f} is needed: more epochs or smaller batches train further"
 
     def _forms(self) -> list[str]:
         return [*self.loops, CONTROL]
@@ -347,14 +336,6 @@ class RacedLoops:
             ratio = replace(ratio, low=ratio.low / floor, high=ratio.high * floor)
         fields = {"baseline": base, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
         return row | fields | {"parity_error": self.errors.get(form)}
-
-
-def _signed(difference: Estimate) -> str:
-    def text(value: float) -> str:
-        return f"{round(value, 4) + 0.0:+.4f}"  # no -0.0000
-
-    ends = "no interval" if difference.low is None else f"{text(difference.low)} to {text(difference.high)}"
-    return f"{text(difference.value)} ({ends})"
 
 
 def _known_scores(training: FeatureTable, validation: FeatureTable) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from gnnlab.errors import GnnlabError, shown, whole_numbers
+from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.workloads.tables import Target
 
 
@@ -50,8 +50,14 @@ class DeepFM(nn.Module):
     ):
         super().__init__()
         self.cardinalities, self.targets = tuple(cardinalities), tuple(targets)
-        _check(self.cardinalities, self.targets, embedding_dim, hidden, dropout)
         num_fields = len(self.cardinalities)
+        sizes = {f"cardinality of field {m}": size for m, size in enumerate(self.cardinalities)}
+        whole_numbers(1, **sizes, embedding_dim=embedding_dim, hidden=hidden)
+        if num_fields < 2 or hidden % 4:
+            raise GnnlabError(
+                f"deepfm: {num_fields} fields, hidden {hidden}; two fields or more are needed, and a hidden that is a "
+                "multiple of 4 (the branch halves it twice)"
+            )
         self.interactions = interactions
         self.embeddings = nn.ModuleList(nn.Embedding(size, embedding_dim) for size in self.cardinalities)
         for table in self.embeddings:  # so that the product of a pair starts with variance 1, whatever the width
@@ -73,19 +79,3 @@ class DeepFM(nn.Module):
         embedded = self.embed(fields)  # (B, M, D)
         joined = torch.cat([self.deep(embedded.flatten(1)), self.interactions(embedded)], dim=1)
         return {target.name: head(joined) for target, head in zip(self.targets, self.heads, strict=True)}
-
-
-def _check(
-    cardinalities: tuple[int, ...], targets: tuple[Target, ...], embedding_dim: int, hidden: int, dropout: float
-) -> None:
-    if len(cardinalities) < 2:
-        raise GnnlabError(f"deepfm: a pair needs two fields or more, got {len(cardinalities)}")
-    sizes = {f"cardinality of field {m}": size for m, size in enumerate(cardinalities)}
-    whole_numbers(1, **sizes, embedding_dim=embedding_dim, hidden=hidden)
-    if hidden % 4:
-        raise GnnlabError(f"deepfm: hidden must be a multiple of 4 (the branch halves it twice), got {hidden}")
-    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise GnnlabError(f"deepfm: dropout must be a number in 0..1, below 1, got {shown(dropout)}")
-    names = [target.name for target in targets]
-    if not names or len(set(names)) < len(names):
-        raise GnnlabError(f"deepfm: one target or more, each with a name of its own, are needed, got {shown(names)}")

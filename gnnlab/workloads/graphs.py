@@ -79,34 +79,6 @@ def of_size(size: str, features: int) -> Data:
     return Data(x=x, edge_index=graph.edge_index, num_nodes=graph.num_nodes, name=size)
 
 
-def describe(data: Data) -> dict[str, str | int | float | bool]:
-    """What a reader wants to know of a graph before any time is measured on it.
-
-    The degree of a node is the number of edges that end in it, which is the number of messages that it receives.
-    `duplicate_edges` counts edges beyond the first between the same ordered pair; `directed` says that some edge has
-    no counterpart in the other direction.
-    """
-    source, target = data.edge_index
-    nodes = int(data.num_nodes)
-    degree = torch.bincount(target, minlength=nodes)
-    pairs = (source * nodes + target).unique()
-    mirrored = (target * nodes + source).unique()
-    return {
-        "name": str(data.get("name") or "graph"),
-        "nodes": nodes,
-        "edges": int(data.num_edges),
-        "features": int(data.num_features),
-        "weighted": data.get("edge_weight") is not None,
-        "degree_min": int(degree.min()),
-        "degree_mean": float(degree.double().mean()),
-        "degree_max": int(degree.max()),
-        "isolated_nodes": int((degree + torch.bincount(source, minlength=nodes) == 0).sum()),
-        "self_loops": int((source == target).sum()),
-        "duplicate_edges": int(data.num_edges - len(pairs)),
-        "directed": not torch.equal(pairs, mirrored),
-    }
-
-
 @lru_cache(maxsize=1)
 def _digits() -> Data:
     """Each digit joined with the ten nearest by their pixels, and these with it: symmetric, so that spectral encodings

@@ -16,20 +16,18 @@ from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, meant, one_line, shown
 
-FAMILIES = {"planetoid": "Planetoid", "lrgb": "LRGBDataset", "pyg": None}
+FAMILIES = {"planetoid": "Planetoid", "lrgb": "LRGBDataset", "pyg": ""}
 NAMES = {
-    "Planetoid": ("Cora", "CiteSeer", "PubMed"),
-    "LRGBDataset": ("PascalVOC-SP", "COCO-SP", "PCQM-Contact", "Peptides-func", "Peptides-struct"),
+    "planetoid": ("Cora", "CiteSeer", "PubMed"),
+    "lrgb": ("PascalVOC-SP", "COCO-SP", "PCQM-Contact", "Peptides-func", "Peptides-struct"),
 }
 
 
 def full_name(spec: str) -> str | None:
     """`lrgb:Peptides-func[7]` of `peptides_func[7]`, a data set that is named alone; None for another text."""
     name, bracket, index = spec.partition("[")
-    for family, class_name in FAMILIES.items():
-        if known := _known(class_name, name):
-            return f"{family}:{known}{bracket}{index}"
-    return None
+    known = ((family, as_pyg) for family in NAMES if (as_pyg := _known(family, name)))
+    return next((f"{family}:{as_pyg}{bracket}{index}" for family, as_pyg in known), None)
 
 
 def load(spec: str, folder: Path) -> Data:
@@ -42,16 +40,13 @@ def load(spec: str, folder: Path) -> Data:
     class_name, _, name = rest.partition(":") if family == "pyg" else (FAMILIES[family], ":", rest)
     if class_name not in datasets.__all__:
         raise GnnlabError(f"PyG has no data set {shown(class_name)}{meant(class_name, datasets.__all__)}")
-    if family != "pyg" and not _known(class_name, name):
-        raise GnnlabError(f"{class_name} has no data set {shown(name)}; it has {', '.join(NAMES[class_name])}")
-    name = _known(class_name, name) or name
+    if family in NAMES and not (name := _known(family, rest)):
+        raise GnnlabError(f"{class_name} has no data set {shown(rest)}; it has {', '.join(NAMES[family])}")
     root = folder / (f"{class_name}-{name}" if name else class_name)
-    options = {"name": name} if name else {}
     try:
         kind = getattr(datasets, class_name)
-        if "root" in inspect.signature(kind).parameters:
-            options["root"] = str(root)
-        return kind(**options)[int(index or 0)]
+        options = {"root": str(root)} if "root" in inspect.signature(kind).parameters else {}
+        return kind(**options, **({"name": name} if name else {}))[int(index or 0)]
     except Exception as error:  # whatever PyG or the data set's reader raises
         raise GnnlabError(
             f"PyG gives no {shown(spec)}: {one_line(error)}; {family}:NAME or {family}:NAME[7] is understood, the "
@@ -59,7 +54,7 @@ def load(spec: str, folder: Path) -> Data:
         ) from error
 
 
-def _known(class_name: str | None, name: str) -> str | None:
-    """The name of a data set as PyG writes it; None where it is none of `NAMES`."""
-    plain = {known.lower(): known for known in NAMES.get(class_name or "", ())}
+def _known(family: str, name: str) -> str | None:
+    """The name of a data set as PyG writes it; None where the family has none of that name."""
+    plain = {known.lower(): known for known in NAMES[family]}
     return plain.get(name.lower().replace("_", "-"))

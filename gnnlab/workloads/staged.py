@@ -133,10 +133,6 @@ class StagedLayer:
     def numbers(self) -> range:
         return range(1, len(self.stages) + 1)
 
-    def shapes(self, nodes: int, edges: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and type of every value at this size."""
-        return {name: (value.shape(nodes, edges), value.dtype) for name, value in self.values.items()}
-
     def block(self, first: int, last: int) -> StageBlock:
         """The stages `first`..`last` as one module, weights shared with the layer.
 

@@ -26,7 +26,6 @@ KINDS = ("classes", "labels")
 SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text, an identifier or a quantity
 MISSING = ("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")
-WHOLE = r"[+-]?[0-9]+(\.0*)?"  # a column of integers is written as 1.0 where a cell is missing
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,6 @@ class Target:
         least = 2 if self.kind == "classes" else 1
         if self.kind not in KINDS or self.size < least:
             raise GnnlabError(f"target {self.name!r}: {self.size} {self.kind}; {least} or more of {KINDS} are needed")
-
-    def fits(self, column: Tensor, rows: int) -> bool:
-        """Are these answers to it: of its shape and type, each a class or 0 or 1?"""
-        if self.kind == "classes":
-            return column.shape == (rows,) and column.dtype == torch.int64 and _within(column, self.size)
-        yes_or_no = bool(((column == 0) | (column == 1)).all())
-        return column.shape == (rows, self.size) and column.dtype == torch.float32 and yes_or_no
 
 
 def scores(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]) -> dict[str, float]:
@@ -76,10 +68,7 @@ def scores(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: 
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """R rows of M categorical fields and T targets.
-
-    Raises `GnnlabError` where shapes, types or ranges do not fit together.
-    """
+    """R rows of M categorical fields and T targets."""
 
     fields: Tensor  # (R, M) int64; column m holds 0..cardinalities[m]-1; in a user's table 0 is missing
     targets: Mapping[str, Tensor]  # by Target.name; shapes and types as in Target
@@ -88,20 +77,6 @@ class FeatureTable:
     field_names: tuple[str, ...]
     truth: Mapping[str, Tensor] | None = field(default=None, repr=False)  # (R, size) true probabilities, where known
     notes: tuple[str, ...] = ()  # what was left out or filled in when the table was read, a sentence each
-
-    def __post_init__(self) -> None:
-        shape = (len(self.fields), len(self.cardinalities))
-        if self.fields.shape != shape or self.fields.dtype != torch.int64 or not self.fields.numel():
-            raise GnnlabError(f"fields of a table: int64 of shape (rows, {shape[1]}) is needed, at least one row")
-        for name, size, column in zip(self.field_names, self.cardinalities, self.fields.unbind(dim=1), strict=True):
-            if not _within(column, size):
-                raise GnnlabError(f"field {name!r}: 0..{size - 1} are allowed")
-        names = [spec.name for spec in self.specs]
-        if not names or sorted(names) != sorted(self.targets):
-            raise GnnlabError(f"a table needs one column for each target {names}, got {shown(list(self.targets))}")
-        for spec in self.specs:
-            if not spec.fits(self.targets[spec.name], len(self)):
-                raise GnnlabError(f"target {spec.name!r}: its column does not hold {spec.size} {spec.kind} a row")
 
     def __len__(self) -> int:
         return self.fields.shape[0]
@@ -139,10 +114,6 @@ class FeatureTable:
         return self.rows(order[count:].sort().values), self.rows(order[:count].sort().values)
 
 
-def _within(column: Tensor, size: int) -> bool:
-    return bool(((column >= 0) & (column < size)).all())
-
-
 # ---- from a file ----------------------------------------------------------------------------------------------------
 
 
@@ -174,11 +145,6 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
         if columns[name].nunique(dropna=False) < 2:
             notes.append(f"field {name} is left out: it holds one value only")
             continue
-        if len(values) * ROWS_A_CLASS > len(columns):
-            notes.append(
-                f"field {name} has {len(values)} different values in {len(columns)} rows, as a date, an identifier or "
-                "a quantity has; hardly anything can be learned from it, so cut it into fewer (month, weekday, range)"
-            )
         if missing := int((place < 0).sum()):
             notes.append(f"field {name}: {missing} of {len(columns)} values missing, read as index 0")
         places[name], sizes[name] = place + 1, len(values) + 1
@@ -228,9 +194,9 @@ def _places(column: pd.Series) -> tuple[np.ndarray, list[str]]:
 
 
 def _ascending(values: Sequence[str]) -> list[str]:
-    """Integers by their size, anything else as text."""
+    """Numbers by their size, anything else as text."""
     try:
-        return sorted(values, key=lambda value: (int(value), value))
+        return sorted(values, key=lambda value: (float(value), value))
     except ValueError:
         return sorted(values)
 
@@ -252,10 +218,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
 
 def _text(column: pd.Series) -> pd.Series:
     column = column.astype("string").str.strip()
-    column = column.mask(column.isin(MISSING))
-    if column.dropna().str.fullmatch(WHOLE).all():
-        column = column.str.replace(r"\.0*$", "", regex=True)
-    return column
+    return column.mask(column.isin(MISSING))
 
 
 def _read_text(path: Path, separator: str) -> pd.DataFrame:

@@ -180,7 +180,7 @@ def test_epochs_are_rows_with_a_sample_for_each_seed_and_epoch(lab):
     assert rows[CONTROL].baseline == OURS and rows[CONTROL].ratio == 1
     found, verdict = judged(lab, "goal.training_epoch")
     assert verdict == "met" and found.estimate.value == pytest.approx(4)
-    assert "validation score minus that of S3, original: +0.0000" in rows["ours, equal score"].notes[0]
+    assert "validation score minus that of S3, original: 0 (0 to 0)" in rows["ours, equal score"].notes[0]
 
 
 def test_what_the_control_shows_is_in_the_interval_of_every_loop():
@@ -196,7 +196,7 @@ def test_what_the_control_shows_is_in_the_interval_of_every_loop():
         (
             SCORES[OURS],
             {"constant answer": 0.55, "truth": 0.8},
-            "20 % of the way from a constant answer to the truth, 50",
+            "20 % of the way from a constant answer to the truth; 0.675 is needed",
         ),
     ],
 )
@@ -239,11 +239,11 @@ def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_marg
     [
         (
             {"constant answer": 0.448, "truth": 0.823},
-            "the truth 0.823: 41 % of the way from a constant answer to the truth, 50 % are needed",
+            "the truth 0.823: 41 % of the way from a constant answer to the truth; 0.635 is needed: more epochs",
         ),
         (
             {"constant answer": 0.58},
-            "0.600, a constant answer 0.580: less than 0.05 above the constant answer; more epochs",
+            "0.600, a constant answer 0.580; 0.630 is needed: more epochs",
         ),
     ],
 )
