@@ -255,7 +255,7 @@ def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
     a, random, inputs = given
     assert (random.num_nodes, random.graph, inputs.graph) == (1000, "digits", "inputs:m:inputs")
     assert cli.main(["profile", "--num_nodes", "1000", "--inputs", "m:inputs"]) == 2
-    assert (a.model, a.graph, a.profile, a.json) == ("m:f", "karate", ["runtime", "flops"], "-")
+    assert (a.model, a.graph, a.profile, a.json) == ("m:f", "karate", ["runtime", "flops"], True)
     assert (a.hidden_dim, a.num_layers, a.num_nodes, a.ffn_dim, a.num_heads) == (512, 12, None, 64, 2)
     assert (a.batch_size, a.num_runs, a.device, a.budget) == (None, None, "cpu", 60.0)
 

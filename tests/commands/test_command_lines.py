@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from edge_states import S2_STATE
-from torch_geometric import datasets
-from torch_geometric.data import Data
 
 from gnnlab import cli
 from gnnlab.commands import profile
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import discovery
-from gnnlab.workloads import graphs
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-lines.md"
 LINES = re.findall(r"^\| (S\d) \| `python (\S+) ?([^`]*)` \| `gnnlab ([^`]*)` \|$", PAGE.read_text("utf-8"), re.M)
@@ -60,31 +57,6 @@ def test_lines_of_s2_answer_a_state_or_say_what_is_missing(capsys, monkeypatch, 
         assert code == 2 and "cuda" in printed.err and len(printed.err.splitlines()) == 1
     else:
         assert code == 0 and json.loads(printed.out)["node_id"].startswith("node_")
-
-
-@pytest.mark.parametrize(
-    ("written", "asked"),
-    [
-        ("peptides_func", ["Peptides-func", 0]),
-        ("lrgb:peptides_struct[3]", ["Peptides-struct", 3]),
-        ("cora", ["Cora", 0]),
-    ],
-)
-def test_a_data_set_is_understood_without_its_family_and_with_underscores(monkeypatch, tmp_path, written, asked):
-    seen = []
-
-    class Any:
-        def __init__(self, root, name):
-            seen.append(name)
-
-        def __getitem__(self, index):
-            seen.append(index)
-            return Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
-
-    monkeypatch.setattr(datasets, "LRGBDataset", Any)
-    monkeypatch.setattr(datasets, "Planetoid", Any)
-    graphs.load(written, cache=tmp_path)
-    assert seen == asked
 
 
 @pytest.mark.parametrize("model", ["graph_transformer", "own_models:plain"])

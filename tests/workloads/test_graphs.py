@@ -223,7 +223,7 @@ class Molecules:
         ][i]
 
 
-@pytest.mark.parametrize("spec", ["planetoid:Cora", "lrgb:Peptides-func[3]", "pyg:TUDataset:MUTAG"])
+@pytest.mark.parametrize("spec", ["planetoid:Cora", "cora", "lrgb:Peptides-func[3]", "pyg:TUDataset:MUTAG"])
 def test_without_a_network_one_line_says_so(spec, monkeypatch, tmp_path):
     for name in ("Planetoid", "LRGBDataset", "TUDataset"):
         monkeypatch.setattr(datasets, name, Offline)
