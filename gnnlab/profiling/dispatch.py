@@ -1,4 +1,4 @@
-"""Watching a model at work: each operator call below autograd, and the tensors in what goes in and out."""
+"""Operator calls below autograd, by torch's schemas, and the tensors in what goes in and out of a model."""
 
 from __future__ import annotations
 
@@ -9,32 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnlab.errors import GnnlabError
-
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-class OperatorWatch(TorchDispatchMode):
-    """Inside `with OperatorWatch():` each operator call is handed to `seen`, after it ran.
-
-    Composite operators arrive as the operators that they are made of, in inference mode too.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        # The C++ kernel itself: `func.decompose` prefers Python ones, which run other operators than the model does.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
-        output = func(*args, **kwargs)
-        self.seen(func, args, kwargs, output)
-        return output
-
-    def seen(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> None:
-        """One call of an operator, with what it was given and what it gave back."""
-        raise NotImplementedError
 
 
 def name_of(func: torch._ops.OpOverload) -> str:

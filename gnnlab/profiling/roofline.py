@@ -24,13 +24,14 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.machine import cache_bytes
 
 from .context import Conditions, call
 from .costs import Cost, cost
-from .dispatch import OperatorWatch, cpu_or_cuda, name_of
+from .dispatch import cpu_or_cuda, name_of
 from .timing import race
 
 WORKING_SETS = tuple(kib * 1024 for kib in (32, 64, 256, 1024, 2048, 8192, 32768, 65536, 131072, 262144))  # bytes
@@ -38,6 +39,7 @@ _GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 _LEAST_COPIED = 4 * 2**20  # bytes of one sample: smaller working sets are copied several times
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _SUMMED = ["flops", "matrix_flops", "bytes_read", "bytes_written", "bytes"]
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _TARGET = 0.001  # of the intervals of the race, so that it lasts as long as the budget
 
 
@@ -124,13 +126,25 @@ def attention_fused(fused: bool) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-class _Counter(OperatorWatch):
+class _Counter(TorchDispatchMode):
+    """Inside, the cost of each operator call, counted after it ran.
+
+    Composite operators arrive as the operators that they are made of, in inference mode too.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.records: Counter[tuple[str, Cost]] = Counter()
 
-    def seen(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> None:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        # The C++ kernel itself: `func.decompose` prefers Python ones, which run other operators than the model does.
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        output = func(*args, **kwargs)
         self.records[name_of(func), cost(func, args, kwargs, output)] += 1
+        return output
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 | `symptoms` | the co-occurrence graph of S0: 58 nodes, 776 edges with weights |
 | `digits` | scikit-learn's handwritten digits: 1,797 nodes, neighbours by pixels |
 | `karate` | Zachary's karate club: 34 nodes, 156 edges |
-| `planetoid:Cora`, `lrgb:Peptides-func[7]`, `pyg:Class:Name` | data sets that PyG downloads (`pyg_datasets`) |
+| `planetoid:Cora`, `lrgb:Peptides-func[7]`, `pyg:Class:Name`, `peptides_func` | data sets that PyG downloads |
 | `random:nodes=1000,edges=10000,degrees=powerlaw,seed=0` | made up, with an exact number of edges (`random_graphs`) |
 | a path to `.pt`, `.npz`, `.graphml`, `.csv`, `.tsv` | a graph of one's own (`graph_files`) |
 """
@@ -13,22 +13,30 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch_geometric import datasets
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.transforms import LocalDegreeProfile
 
 from gnnlab.errors import GnnlabError, meant, one_line, shown
-from gnnlab.workloads import graph_files, pyg_datasets, random_graphs, symptom_gat
+from gnnlab.workloads import graph_files, random_graphs, symptom_gat
 from gnnlab.workloads.tables import read_file
 
 CACHE = Path("data")  # where PyG keeps what it downloads, beside the work of the reader
 NEIGHBOURS = 10
+# of PyG's data sets: class by family, and the names that are understood without it; `pyg:` takes any class
+FAMILIES = {"planetoid": "Planetoid", "lrgb": "LRGBDataset", "pyg": ""}
+NAMES = {
+    "planetoid": ("Cora", "CiteSeer", "PubMed"),
+    "lrgb": ("PascalVOC-SP", "COCO-SP", "PCQM-Contact", "Peptides-func", "Peptides-struct"),
+}
 
 
 def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
@@ -43,20 +51,20 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
         data = checked(spec, "graph")
         data.name = str(data.get("name") or "graph")
         return data
-    name = pyg_datasets.full_name(str(spec)) or str(spec)
+    name = _full_name(str(spec)) or str(spec)
     family, colon, rest = name.partition(":")
     if name in BUNDLED:
         data = copy.deepcopy(BUNDLED[name]())
     elif colon and family == "random":
         data = random_graphs.generate(rest)
-    elif colon and family in pyg_datasets.FAMILIES:
-        data = pyg_datasets.load(name, cache)
+    elif colon and family in FAMILIES:
+        data = _from_pyg(name, cache)
     elif Path(name).suffix.lower() in graph_files.READERS and name.isprintable():
         data = read_file(Path(name), graph_files.READERS)
         name = Path(name).stem
     else:
-        families = [f"{family}:" for family in ("random", *pyg_datasets.FAMILIES)]
-        sets = [known for names in pyg_datasets.NAMES.values() for known in names]
+        families = [f"{family}:" for family in ("random", *FAMILIES)]
+        sets = [known for names in NAMES.values() for known in names]
         allowed = f"{', '.join([*BUNDLED, *families])} or a path to {', '.join(graph_files.READERS)}"
         raise GnnlabError(
             f"{shown(spec)} is no graph{meant(spec, [*BUNDLED, *families, *sets])}: {allowed} are understood"
@@ -64,6 +72,50 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
     data = checked(data, str(spec))
     data.name = name
     return data
+
+
+# ---- PyG's data sets -------------------------------------------------------------------------------------------------
+
+
+def _full_name(spec: str) -> str | None:
+    """`lrgb:Peptides-func[7]` of `peptides_func[7]`, a data set that is named alone; None for another text."""
+    name, bracket, index = spec.partition("[")
+    known = ((family, as_pyg) for family in NAMES if (as_pyg := _known(family, name)))
+    return next((f"{family}:{as_pyg}{bracket}{index}" for family, as_pyg in known), None)
+
+
+def _from_pyg(spec: str, folder: Path) -> Data:
+    """The graph of PyG's data set that `spec` asks for, the first unless another is, downloaded into `folder` when it
+    is not there yet. (The raw files of some are pickles of their publishers, which PyG reads; nothing else here does.)
+
+    Raises `GnnlabError` where the data set is unknown, has no such graph, or cannot be downloaded.
+    """
+    family, _, rest = spec.partition(":")
+    rest, _, index = rest.removesuffix("]").partition("[")
+    class_name, _, name = rest.partition(":") if family == "pyg" else (FAMILIES[family], ":", rest)
+    if class_name not in datasets.__all__:
+        raise GnnlabError(f"PyG has no data set {shown(class_name)}{meant(class_name, datasets.__all__)}")
+    if family in NAMES and not (name := _known(family, rest)):
+        raise GnnlabError(f"{class_name} has no data set {shown(rest)}; it has {', '.join(NAMES[family])}")
+    root = folder / (f"{class_name}-{name}" if name else class_name)
+    try:
+        kind = getattr(datasets, class_name)
+        options = {"root": str(root)} if "root" in inspect.signature(kind).parameters else {}
+        return kind(**options, **({"name": name} if name else {}))[int(index or 0)]
+    except Exception as error:  # whatever PyG or the data set's reader raises
+        raise GnnlabError(
+            f"PyG gives no {shown(spec)}: {one_line(error)}; {family}:NAME or {family}:NAME[7] is understood, the "
+            f"first use needs a network; if an earlier download broke off, delete {root}"
+        ) from error
+
+
+def _known(family: str, name: str) -> str | None:
+    """The name of a data set as PyG writes it; None where the family has none of that name."""
+    plain = {known.lower(): known for known in NAMES[family]}
+    return plain.get(name.lower().replace("_", "-"))
+
+
+# ---- made here ------------------------------------------------------------------------------------------------------
 
 
 def of_size(size: str, features: int) -> Data:
