@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,24 +81,11 @@ def _ratio(part: ClaimPart, measured: CheckedClaim) -> Estimate:
 
 def as_json(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: CheckedClaim) -> dict[str, Any]:
     """The whole result, for JSON: each part with its interval and verdict, the times, the conditions."""
-    return {
-        "file": path.name,
-        "claim": measured.claim,
-        "claims": [
-            {"claim": part.text, "read_as": part.reading, **_numbers(_ratio(part, measured)), "verdict": judged.value}
-            for part, judged in parts
-        ],
-        "before_ms": _numbers(measured.before_ms),
-        "after_ms": _numbers(measured.after_ms),
-        "processes": [_numbers(each) for each in measured.processes],
-        "parity_error": measured.parity_error,
-        "smallest_effect_seen": measured.detectable,
-        "conditions": measured.conditions,
-    }
-
-
-def _numbers(estimate: Estimate) -> dict[str, Any]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}
+    claims = [
+        {"claim": part.text, "read_as": part.reading, **asdict(_ratio(part, measured)), "verdict": judged.value}
+        for part, judged in parts
+    ]
+    return {"file": path.name, "claims": claims, **asdict(measured), "smallest_effect_seen": measured.detectable}
 
 
 def markdown(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: CheckedClaim) -> str:

@@ -99,7 +99,8 @@ def run(arguments: Namespace) -> int:
                     report[part], frame = section(workload, arguments, share_s)
                 if not arguments.json:
                     show(_table(title, frame))
-                    show("\n".join(report[part].get("notes", [])))
+                    for line in report[part].get("notes", []):
+                        show(line)
     if arguments.json:
         show(json.dumps(report, indent=2))
     return 0

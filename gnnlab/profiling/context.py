@@ -15,7 +15,7 @@ import copy
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,27 +76,7 @@ class Conditions:
 
 
 class Under:
-    """A form that runs under `conditions` in each of its calls, whatever they are around it; None leaves those.
-
-    `row` are fields of its rows.
-    """
-
-    def __init__(
-        self, form: Callable[..., Any], conditions: Conditions | None, row: Mapping[str, Any] | None = None
-    ) -> None:
-        self.form, self.conditions, self.row = form, conditions, row_of(form) | dict(row or {})
-        bare = getattr(form, "_orig_mod", form)  # a compiled module has the signature of its own
-        self.__signature__ = inspect.signature(bare.forward if hasattr(bare, "forward") else bare)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if self.conditions is None:
-            return self.form(*arguments, **named)
-        with self.conditions.applied():
-            return self.form(*arguments, **named)
-
-
-def under(form: Callable[..., Any], *, threads: int | None = None, precision: str | None = None, **row: Any) -> Under:
-    """`form` with so many threads of torch, or with float32 products so exact, in each of its calls.
+    """`form` with so many threads of torch, or with float32 products so exact, in each of its calls; as `under`.
 
     A `precision` of `OWN_PRECISIONS` and the fields `row` (runtime, device, notes) change nothing: they are said in the
     rows of the form.
@@ -104,14 +84,26 @@ def under(form: Callable[..., Any], *, threads: int | None = None, precision: st
     Raises:
         ValueError: a precision that is not known.
     """
-    if precision not in (None, *PRECISIONS, *OWN_PRECISIONS):
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS + OWN_PRECISIONS)}, got {precision!r}")
-    products = precision if precision in PRECISIONS else None
-    row |= {"precision": precision} if precision in OWN_PRECISIONS else {}
-    row |= {} if threads is None else {"threads": threads}
-    now = Conditions.now()
-    applied = Conditions(threads or now.threads, products or now.precision) if threads or products else None
-    return Under(form, applied, row)
+
+    def __init__(
+        self, form: Callable[..., Any], *, threads: int | None = None, precision: str | None = None, **row: Any
+    ) -> None:
+        if precision not in (None, *PRECISIONS, *OWN_PRECISIONS):
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS + OWN_PRECISIONS)}, got {precision!r}")
+        products, now = precision if precision in PRECISIONS else None, Conditions.now()
+        own = {"precision": precision if precision in OWN_PRECISIONS else None, "threads": threads}
+        self.form, self.row = form, row_of(form) | row | {name: value for name, value in own.items() if value}
+        changes = bool(threads or products)
+        self.conditions = Conditions(threads or now.threads, products or now.precision) if changes else None
+        bare = getattr(form, "_orig_mod", form)  # a compiled module has the signature of its own
+        self.__signature__ = inspect.signature(bare.forward if hasattr(bare, "forward") else bare)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        with self.conditions.applied() if self.conditions else nullcontext():
+            return self.form(*arguments, **named)
+
+
+under = Under
 
 
 def row_of(form: Any) -> dict[str, Any]:
@@ -194,6 +186,9 @@ def training_step(
         yield step, optimizer
 
 
+_entered: list[ProfilingContext] = []  # held here, or the garbage collector would undo one that is never left
+
+
 class ProfilingContext:
     """Eval mode, no dropout, a fixed seed; after it, also after an exception, everything is as it was before.
 
@@ -232,9 +227,11 @@ class ProfilingContext:
         held = self._held()
         held.__enter__()
         self._open.append(held)
+        _entered.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        _entered.remove(self)
         self._open.pop().__exit__(*exception)
 
     @contextmanager
@@ -243,8 +240,8 @@ class ProfilingContext:
         training = [(module, module.training) for module in self.model.modules()]
         norms = [module for module, _ in training if isinstance(module, _NormBase)]
         buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        made = [buffer for buffer in buffers if not isinstance(buffer, UninitializedTensorMixin)]
-        statistics = [(buffer, buffer.detach().clone()) for buffer in made]
+        buffers = [buffer for buffer in buffers if not isinstance(buffer, UninitializedTensorMixin)]
+        statistics = [(buffer, buffer.detach().clone()) for buffer in buffers]
         rates = list(_dropout_rates(self.model)) if self.disable_dropout else []
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             try:

@@ -127,8 +127,9 @@ def _effects(experiment: Experiment) -> Iterator[Finding]:
         if effect.extent == NONE:
             value = effect.value
             size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
-            kept = f"has no effect: in {effect.tried} other forms of it the output kept every bit."
-            yield Finding(f"unused_{effect.kind}", effect.name, f"The {effect.kind} {effect.name}{size} {kept}")
+            what = f"The {effect.kind} {effect.name}{size} has no effect"
+            tried = f"in {effect.tried} other forms of it the output kept every bit."
+            yield Finding(f"unused_{effect.kind}", effect.name, f"{what}: {tried}")
 
 
 def _constant_output(experiment: Experiment, arguments: list[Effect]) -> Iterator[Finding]:

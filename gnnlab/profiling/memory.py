@@ -53,13 +53,11 @@ class MemoryStats:
 
 
 def reset_memory_stats(device: Any = None) -> None:
-    """Forget the peak so far; with no device that of the CPU and of the current CUDA device."""
+    """Forget the peak so far, of the CPU and of the CUDA device (the current one unless given)."""
     global _peak_on_cpu
-    kinds = ("cpu", "cuda") if device is None else (cpu_or_cuda(device, "memory").type,)
-    if "cpu" in kinds:
-        _peak_on_cpu = 0
-    if "cuda" in kinds and torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats(device)
+    _peak_on_cpu = 0
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats(None if str(device) == "cpu" else device)
 
 
 def get_peak_memory(device: Any = "cpu") -> float:
@@ -69,13 +67,10 @@ def get_peak_memory(device: Any = "cpu") -> float:
         GnnlabError: on a CPU, when nothing was measured since: there is no peak to tell, and it was not 0.
     """
     where = cpu_or_cuda(device, "memory")
-    if where.type == "cuda":
-        return torch.cuda.max_memory_allocated(where) / MIB
-    if not _peak_on_cpu:
-        raise GnnlabError(
-            "no memory was measured on the CPU since the reset: call profile_memory_usage or a MemoryProfiler first"
-        )
-    return _peak_on_cpu / MIB
+    peak = torch.cuda.max_memory_allocated(where) if where.type == "cuda" else _peak_on_cpu
+    if where.type == "cpu" and not peak:
+        raise GnnlabError("no memory was measured on the CPU since the reset: call profile_memory_usage first")
+    return peak / MIB
 
 
 def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None, **kwargs: Any) -> MemoryStats:
@@ -280,9 +275,7 @@ def _train_once(model: nn.Module, batch: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def _model_device(model: nn.Module, device: Any) -> torch.device:
-    here = device_of(model)
-    if device is not None and cpu_or_cuda(device, "memory").type != here.type:
-        raise GnnlabError(
-            f"{type(model).__name__} is on {here}, not on {device}: move it there with model.to({device!r})"
-        )
-    return cpu_or_cuda(here, "memory")
+    own = cpu_or_cuda(device_of(model), "memory")
+    if device is not None and cpu_or_cuda(device, "memory").type != own.type:
+        raise GnnlabError(f"{type(model).__name__} is on {own}, not on {device}: move it there by model.to({device!r})")
+    return own

@@ -81,10 +81,10 @@ class StageBlock(nn.Module):
         self.stages, self.values = stages, dict(values)
         self.first, self.last = stages[0].number, stages[-1].number
         self.steps = nn.ModuleList(stage.module for stage in stages)
-        made = [stage.writes for stage in stages]
-        self.reads = tuple(dict.fromkeys(name for stage in stages for name in stage.takes if name not in made))
+        written = [stage.writes for stage in stages]
+        self.reads = tuple(dict.fromkeys(name for stage in stages for name in stage.takes if name not in written))
         self.shape_only = frozenset(self.reads) - {name for stage in stages for name in stage.reads}
-        self.writes = tuple(name for name in made if name in later)
+        self.writes = tuple(name for name in written if name in later)
 
     @property
     def reduces(self) -> bool:
@@ -159,14 +159,14 @@ class StagedLayer:
         known = f"write 1..{len(self.stages)}, a block as 1-{len(self.stages)}, stages, or all"
         if not texts:
             raise GnnlabError(f"no stages; {known}")
-        found = []
+        blocks = []
         for text in map(str, texts):
             match = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", text, re.ASCII)
             one = [(int(match[1]), int(match[2] or match[1]))] if match else named.get(text, [])
             if not one or one[0] not in every:
                 raise GnnlabError(f"stages {text!r} are not there; {known}")
-            found += one
-        return list(dict.fromkeys(found))
+            blocks += one
+        return list(dict.fromkeys(blocks))
 
     def bytes_moved(self, number: int, nodes: int, edges: int) -> int:
         """Bytes that stage `number` reads and writes."""

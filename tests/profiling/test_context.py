@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import OrderedDict
 
 import numpy as np
@@ -76,6 +78,18 @@ def test_everything_is_as_before_after_the_context(graph, eval_mode, fails):
     except RuntimeError:
         assert fails
     assert everything(model) == before
+
+
+def test_one_that_is_never_left_is_not_undone_by_the_garbage_collector():
+    model = Drops()
+    context = ProfilingContext(model)
+    context.__enter__()
+    weak = weakref.ref(context)
+    del context
+    gc.collect()
+    assert model.inner[1].p == 0 and not model.training
+    weak().__exit__(None, None, None)
+    assert model.inner[1].p == 0.3 and model.training
 
 
 def test_it_can_be_nested(graph):
