@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from gnnlab.errors import GnnlabError
+
 from . import timing
 from .context import Loss, call, training_loss, training_step, unchanged
 from .dispatch import device_of
@@ -60,57 +62,41 @@ def benchmark_function(
     2 % or `budget_s` is spent. With `setup`, each run calls `fn(setup(), *args, **kwargs)` and the set-up is not timed.
     `device` is synchronized around each run.
     """
+
+    def form(*prepared: Any) -> Any:
+        return fn(*prepared, *args, **kwargs)
+
     if num_runs is None:
-        timed = timing.measure(lambda *made: fn(*made, *args, **kwargs), setup=setup, device=device, budget_s=budget_s)
+        timed = timing.measure(form, setup=setup, device=device, budget_s=budget_s)
         return RuntimeStats(timed.samples_ms, notes=timed.notes)
     if num_runs < 1 or warmup_runs < 0:
-        raise ValueError(
-            f"num_runs={num_runs}, warmup_runs={warmup_runs}: wanted at least 1 run and no negative warm-up"
-        )
-    samples = timing.sample(
-        lambda *made: fn(*made, *args, **kwargs), runs=num_runs, warm_up=warmup_runs, setup=setup, device=device
-    )
-    return RuntimeStats(tuple(samples))
+        raise GnnlabError(f"num_runs {num_runs}, warmup_runs {warmup_runs}: at least 1 run and 0 to warm up are needed")
+    return RuntimeStats(tuple(timing.sample(form, runs=num_runs, warm_up=warmup_runs, setup=setup, device=device)))
 
 
-def profile_forward(
-    model: nn.Module, batch: Any, num_runs: int | None = 100, warmup_runs: int = 10, **options: Any
-) -> RuntimeStats:
+def profile_forward(model: nn.Module, batch: Any, **options: Any) -> RuntimeStats:
     """Time the forward pass in inference mode; the model's train or eval mode is left as it is.
 
-    Options of this and the next two go to `benchmark_function`.
+    Options of this and the others (num_runs, warmup_runs, budget_s) are those of `benchmark_function`.
     """
 
     def forward() -> Any:
         with torch.inference_mode():
             return call(model, batch)
 
-    return benchmark_function(forward, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model), **options)
+    return benchmark_function(forward, device=device_of(model), **options)
 
 
-def profile_backward(
-    model: nn.Module,
-    batch: Any,
-    loss_fn: Loss | None = None,
-    num_runs: int | None = 100,
-    warmup_runs: int = 10,
-    **options: Any,
-) -> RuntimeStats:
+def profile_backward(model: nn.Module, batch: Any, loss_fn: Loss | None = None, **options: Any) -> RuntimeStats:
     """Time the backward pass alone: each run gets a fresh graph, whose forward pass is not timed.
 
     `loss_fn(output, target)` compares with zeros of the output's shape; mean squared error unless given.
     Gradients that the model had are put back.
     """
+    options["setup"] = lambda: training_loss(model, batch, loss_fn)
     with unchanged(model):
         model.zero_grad(set_to_none=True)
-        return benchmark_function(
-            lambda loss: loss.backward(),
-            setup=lambda: training_loss(model, batch, loss_fn),
-            num_runs=num_runs,
-            warmup_runs=warmup_runs,
-            device=device_of(model),
-            **options,
-        )
+        return benchmark_function(lambda loss: loss.backward(), device=device_of(model), **options)
 
 
 def profile_training_step(
@@ -118,8 +104,6 @@ def profile_training_step(
     batch: Any,
     optimizer: torch.optim.Optimizer | None = None,
     loss_fn: Loss | None = None,
-    num_runs: int | None = 100,
-    warmup_runs: int = 10,
     **options: Any,
 ) -> RuntimeStats:
     """Time a whole step: zero gradients, forward, loss, backward, optimizer (plain Adam unless given).
@@ -127,24 +111,20 @@ def profile_training_step(
     The weights, buffers and gradients that the model had are put back, so profiling does not train it.
     """
     with training_step(model, batch, optimizer, loss_fn) as (step, _):
-        return benchmark_function(step, num_runs=num_runs, warmup_runs=warmup_runs, device=device_of(model), **options)
+        return benchmark_function(step, device=device_of(model), **options)
 
 
-def profile_pe_computation(
-    pe_transform: Callable[[Any], Any], data: Any, num_runs: int | None = 10, **options: Any
-) -> RuntimeStats:
-    """Time a positional encoding on a fresh copy of `data` each run (a cost paid once a graph)."""
-    return benchmark_function(pe_transform, setup=data.clone, num_runs=num_runs, warmup_runs=1, **options)
+def profile_pe_computation(pe_transform: Callable[[Any], Any], data: Any, **options: Any) -> RuntimeStats:
+    """Time a positional encoding (a cost paid once a graph), on a fresh copy of `data` in each of 10 runs."""
+    return benchmark_function(pe_transform, setup=data.clone, **{"num_runs": 10, "warmup_runs": 1} | options)
 
 
 class RuntimeProfiler:
     """Forward pass, backward pass and training step of one model."""
 
-    def __init__(
-        self, model: nn.Module, device: Any = None, num_runs: int | None = 100, warmup_runs: int = 10, **options: Any
-    ) -> None:
+    def __init__(self, model: nn.Module, device: Any = None, **options: Any) -> None:
         self.model = model if device is None else model.to(device)
-        self.options = {"num_runs": num_runs, "warmup_runs": warmup_runs} | options
+        self.options = options
 
     def profile_all(
         self, batch: Any, optimizer: torch.optim.Optimizer | None = None, loss_fn: Loss | None = None

@@ -196,18 +196,14 @@ def run_node_scaling(
     num_nodes_list: Sequence[int] = (100, 500, 1000, 2000, 5000),
     avg_degree: float = AVERAGE_DEGREE,
     device: Any = "cpu",
-    feature_dim: int = 16,
     **options: Any,
 ) -> ScalingResult:
-    """`model_factory()` on random graphs of growing size at the same average degree.
+    """`model_factory()` on random graphs of growing size at the same average degree, 16 features a node.
 
     Options of this and the next two go to `sweep`.
     """
     model = model_factory().to(device)
-
-    def build(n: int) -> tuple[nn.Module, Data]:
-        return model, generate_scaling_graphs([n], avg_degree, feature_dim)[0].to(device)
-
+    build = lambda n: (model, generate_scaling_graphs([n], avg_degree)[0].to(device))  # noqa: E731
     return sweep("nodes", num_nodes_list, build, **options)
 
 
@@ -216,11 +212,10 @@ def run_layer_scaling(
     num_layers_list: Sequence[int] = (2, 4, 6, 8, 12, 16),
     num_nodes: int = 500,
     device: Any = "cpu",
-    feature_dim: int = 16,
     **options: Any,
 ) -> ScalingResult:
     """`model_factory(num_layers=...)` on one graph."""
-    graph = generate_scaling_graphs([num_nodes], feature_dim=feature_dim)[0].to(device)
+    graph = generate_scaling_graphs([num_nodes])[0].to(device)
     return sweep("layers", num_layers_list, lambda n: (model_factory(num_layers=n).to(device), graph), **options)
 
 
@@ -229,7 +224,6 @@ def run_pe_scaling(
     pe_configs: Sequence[Mapping[str, Any]] = PE_CONFIGS,
     num_nodes: int = 500,
     device: Any = "cpu",
-    feature_dim: int = 16,
     **options: Any,
 ) -> ScalingResult:
     """`model_factory(pe_type=..., pe_dim=...)` with each encoding, which is computed before anything is timed.
@@ -237,7 +231,7 @@ def run_pe_scaling(
     A value is a name and a dimension, as "lap 16". A model with a method `prepare(data)` adds its encoding
     itself; for others it is PyG's transform, stored under PyG's names (`laplacian_eigenvector_pe`, `random_walk_pe`).
     """
-    graph = generate_scaling_graphs([num_nodes], feature_dim=feature_dim)[0]
+    graph = generate_scaling_graphs([num_nodes])[0]
     if unknown := {config["name"] for config in pe_configs} - _PE_TRANSFORMS.keys():
         raise GnnlabError(f"positional encoding {sorted(unknown)}: known are {sorted(_PE_TRANSFORMS)}")
 

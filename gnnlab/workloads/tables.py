@@ -22,7 +22,6 @@ from torch import Tensor
 
 from gnnlab.errors import GnnlabError, meant, one_line, shown
 
-KINDS = ("classes", "labels")
 SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text, an identifier or a quantity
 MISSING = ("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")
@@ -38,11 +37,6 @@ class Target:
     name: str
     kind: str  # classes|labels
     size: int
-
-    def __post_init__(self) -> None:
-        least = 2 if self.kind == "classes" else 1
-        if self.kind not in KINDS or self.size < least:
-            raise GnnlabError(f"target {self.name!r}: {self.size} {self.kind}; {least} or more of {KINDS} are needed")
 
 
 def scores(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], specs: Sequence[Target]) -> dict[str, float]:
@@ -126,37 +120,35 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     Raises `GnnlabError`: no such file or column, a file of another kind, a target of one class only or of hardly any
     repeated value.
     """
-    path, notes = Path(path), []
+    path = Path(path)
     for what, names in {"fields": fields, "targets": targets}.items():
         if isinstance(names, str) or not names:
             raise GnnlabError(f"{path}: {what} must name one column or more, as [name, name], got {shown(names)}")
     columns = read_columns(path, [*fields, *targets])
     if columns.columns.has_duplicates:
         raise GnnlabError(f"{path}: a column is asked for twice; name each field and target once")
-    for name in targets:
-        missing = columns[name].isna()
-        if missing.any():
-            notes.append(f"{missing.sum()} of {len(columns)} rows are left out: target {name} is missing")
-            columns = columns[~missing]
-    answers = {name: _target(path, columns[name]) for name in targets}
+    rows, notes = columns.dropna(subset=list(targets)), []
+    if left_out := len(columns) - len(rows):
+        notes.append(f"{left_out} of {len(columns)} rows are left out: a target is missing")
+    answers = [_target(path, rows[name]) for name in targets]
     places, sizes = {}, {}
     for name in fields:
-        place, values = _places(columns[name])
-        if columns[name].nunique(dropna=False) < 2:
+        place, values = _places(rows[name])
+        missing = int((place < 0).sum())
+        if len(values) + bool(missing) < 2:
             notes.append(f"field {name} is left out: it holds one value only")
             continue
-        if missing := int((place < 0).sum()):
-            notes.append(f"field {name}: {missing} of {len(columns)} values missing, read as index 0")
+        if missing:
+            notes.append(f"field {name}: {missing} of {len(rows)} values missing, read as index 0")
         places[name], sizes[name] = place + 1, len(values) + 1
     if not places:
         raise GnnlabError(f"{path}: every field holds one value only ({', '.join(fields)}); choose fields that vary")
-    for spec, _ in answers.values():
-        if spec.kind == "labels":
-            notes.append(f"target {spec.name} is read as {spec.size} labels separated by {SEPARATOR!r}")
+    labels = [spec for spec, _ in answers if spec.kind == "labels"]
+    notes += [f"target {spec.name} is read as {spec.size} labels separated by {SEPARATOR!r}" for spec in labels]
     return FeatureTable(
         fields=torch.from_numpy(np.stack(list(places.values()), axis=1)),
-        targets={name: column for name, (_, column) in answers.items()},
-        specs=tuple(spec for spec, _ in answers.values()),
+        targets={spec.name: column for spec, column in answers},
+        specs=tuple(spec for spec, _ in answers),
         cardinalities=tuple(sizes.values()),
         field_names=tuple(places),
         notes=tuple(notes),
@@ -165,19 +157,16 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
 
 def _target(path: Path, column: pd.Series) -> tuple[Target, Tensor]:
     """What a column asks for, and its answers: classes (R,) or labels (R, size)."""
-    if column.str.contains(SEPARATOR, regex=False).any():
-        kind = "labels"
+    kind = "labels" if column.str.contains(SEPARATOR, regex=False).any() else "classes"
+    if kind == "labels":
         dummies = column.str.replace(rf"\s*{SEPARATOR}\s*", SEPARATOR, regex=True).str.get_dummies(SEPARATOR)
         values = _ascending([label for label in dummies if label])  # a separator alone is no label
         answers = torch.tensor(dummies[values].to_numpy(dtype=np.float32))
-        varied = bool((answers != answers[:1]).any())
     else:
-        kind = "classes"
         places, values = _places(column)
         answers = torch.from_numpy(places)
-        varied = len(values) > 1
     what = f"{path}: target {column.name!r}"
-    if not varied:
+    if not (answers != answers[:1]).any():
         raise GnnlabError(f"{what} holds fewer than two different answers in {len(column)} rows; 2 are needed")
     if len(values) > max(2, len(column) / ROWS_A_CLASS):
         raise GnnlabError(

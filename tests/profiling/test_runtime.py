@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import runtime
 from gnnlab.profiling.runtime import RuntimeProfiler, RuntimeStats, benchmark_function
 
@@ -111,7 +112,7 @@ def test_the_encoding_gets_a_fresh_copy_of_the_data_each_run():
 
 @pytest.mark.parametrize("options", [{"num_runs": 0}, {"warmup_runs": -1}])
 def test_impossible_numbers_of_runs_are_refused(options):
-    with pytest.raises(ValueError, match="at least 1 run"):
+    with pytest.raises(GnnlabError, match="at least 1 run"):
         benchmark_function(lambda: None, **options)
 
 
