@@ -90,7 +90,7 @@ def as_json(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: Checke
 
 def markdown(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: CheckedClaim) -> str:
     """For a terminal, and for a comment on a pull request."""
-    from gnnlab.lab.table import estimate_text, number
+    from gnnlab.lab.text import estimate_text, number
 
     verdicts = [f"{part.text}: {judged.value}, {estimate_text(_ratio(part, measured))}x" for part, judged in parts]
     lines = [f"**{path.name}**: {'; '.join(verdicts)}", ""]

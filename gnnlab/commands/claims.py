@@ -92,24 +92,13 @@ def _verdicts(title: str, rows: Sequence[Judged]) -> list[Any]:
     from rich.text import Text
 
     from gnnlab.lab.claims import Verdict
-    from gnnlab.lab.ledger import line
 
     cells = []
-    for shown in map(line, rows):
-        record, badge = shown.record, shown.badge
-        counts = ("", "") if record.value is None else (f"{record.n:,}", record.runs)
-        verdict = Text(f"{badge.symbol} {badge.word}", style=STYLES.get(badge.css, ""))
-        cells.append(
-            (
-                f"{record.id}\n{record.statement}",
-                shown.claimed,
-                shown.measured,
-                shown.interval,
-                *counts,
-                verdict,
-                record.why,
-            )
-        )
+    for row in rows:
+        counts = ("", "") if row.value is None else (f"{row.n:,}", row.runs)
+        verdict = Text(f"{row.badge.symbol} {row.badge.word}", style=STYLES.get(row.badge.css, ""))
+        numbers = (row.claimed_text, row.measured, row.interval, *counts)
+        cells.append((f"{row.id}\n{row.statement}", *numbers, verdict, row.why))
     wanted = ("goal", "wanted") if title == "Goals" else ("claim", "claimed")
     columns = (*wanted, "measured", "95 % interval", "n", "runs", "verdict", "why")
     verdicts = Counter(row.verdict for row in rows)

@@ -61,7 +61,7 @@ def of_comparison(comparison: RunComparison) -> Group:
 def _changed(change: Change) -> tuple[Any, ...]:
     from rich.text import Text
 
-    from gnnlab.lab.table import format_value
+    from gnnlab.lab.text import format_value
 
     unit = "" if change.unit in ("count", "ratio", "x") or change.scale is None else f" {change.unit}"
     digits = "+.3g" if change.scale == "difference" else ".3g"

@@ -123,7 +123,7 @@ def _scores(decide: Callable[[list[State]], list[Decision]], states: list[State]
 
 
 def _table(forms: dict[str, tuple[Raced, float]]) -> Table:
-    from gnnlab.lab.table import estimate_text
+    from gnnlab.lab.text import estimate_text
     from gnnlab.profiling import estimates
 
     cells = []

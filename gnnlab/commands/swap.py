@@ -46,7 +46,7 @@ def run(arguments: Namespace) -> int:
 
 def _training(before: Any, after: Any, batch: Any) -> str:
     """Time and memory of a forward and backward pass, dropout at 0, and how far the gradients differ."""
-    from gnnlab.lab.table import estimate_text
+    from gnnlab.lab.text import estimate_text
     from gnnlab.profiling import estimates
     from gnnlab.profiling.context import ProfilingContext
     from gnnlab.profiling.memory import profile_memory_usage

@@ -25,7 +25,8 @@ from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from .table import Interval, Row, Strict, Table, format_value
+from .table import Interval, Row, Strict, Table
+from .text import format_value
 
 Range = tuple[float, float]
 

@@ -1,7 +1,7 @@
 """The ledger: each claim's rule evaluated over the rows of a run, pooled over runs, and judged.
 
-    judge(Path("outputs/quick"))        # every claim of the catalogue, from the result files alone
-    line(judged.rows[0]).measured       # as a reader sees it: "1.42×"
+    judged = judge(Path("outputs/quick"))   # every claim of the catalogue, from the result files alone
+    judged.rows[0].measured                 # as a reader sees it: "1.42×"
 
 Nothing here measures: the same files give the same ledger on any machine (`gnnlab claims --recompute`).
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,34 @@ from gnnlab.profiling.estimates import Estimate
 from . import results
 from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, cell_ratio, documents, evaluate, verdict
 from .results import ResultFile
-from .table import Interval, Row, Strict, Table, digits, error_text, format_range, shown_as
+from .table import Interval, Row, Strict, Table
+from .text import claimed_text, error_text, with_unit
 
 RECORD = "claims.json"
+ONE_RUN = "one run, so without the variation between processes"
 SAMPLING_NOTES = ("interval is", "noisy", "drift", "the hypervisor", "A/A")  # of a row: its interval says as much
+
+
+@dataclass(frozen=True)
+class Badge:
+    """Word, symbol and CSS class of a verdict or a status: colour alone never carries it."""
+
+    word: str
+    symbol: str
+    css: str
+
+
+VERDICTS = {
+    Verdict.REPRODUCED: Badge("reproduced", "✓", "good"),
+    Verdict.EXCEEDED: Badge("exceeded", "▲", "best"),
+    Verdict.WEAKER: Badge("weaker", "▽", "fair"),
+    Verdict.REFUTED: Badge("refuted", "✕", "bad"),
+    Verdict.INCONCLUSIVE: Badge("inconclusive", "≈", "open"),
+    Verdict.UNTESTABLE: Badge("untestable here", "○", "none"),
+    Verdict.MET: Badge("met", "✓", "good"),
+    Verdict.MISSED: Badge("missed", "✕", "bad"),
+    Verdict.OPEN: Badge("open", "≈", "open"),
+}
 
 
 class Judged(Strict):
@@ -59,6 +83,39 @@ class Judged(Strict):
     def of(self) -> str:
         """Whose it is: "S4", "lab" or, of the lab's goals, "goal"."""
         return documents().get(self.source, {"name": self.source})["name"]
+
+    @property
+    def how(self) -> str:
+        """How the figure was computed, but for the number of runs."""
+        return self.why.removesuffix(f"; {ONE_RUN}").removesuffix(f"; {self.runs} runs")
+
+    @property
+    def badge(self) -> Badge:
+        return VERDICTS[self.verdict]
+
+    @property
+    def claimed_text(self) -> str:
+        """ "1.41 to 1.45×", "at least 5×", "some gain"."""
+        return claimed_text(self.claimed, self.unit)
+
+    @property
+    def measured(self) -> str:
+        """ "1.42×", or "" without a number."""
+        return "" if self.value is None else with_unit(self._estimate, self.unit)[0]
+
+    @property
+    def interval(self) -> str:
+        """ "1.40 to 1.45×", or "" without one."""
+        return "" if self.value is None else with_unit(self._estimate, self.unit)[1]
+
+    @property
+    def text(self) -> str:
+        """The number with its interval: "1.42× (1.40 to 1.45×)"."""
+        return f"{self.measured} ({self.interval})" if self.interval else self.measured
+
+    @property
+    def _estimate(self) -> Estimate:
+        return Estimate(self.value, self.low, self.high, self.n)
 
 
 @dataclass(frozen=True)
@@ -170,7 +227,7 @@ def _why(of_runs: Sequence[Evidence], runs: int, figure: Estimate) -> str:
     if figure.interval is None:
         parts.append(f"{figure.n} {'sample has' if figure.n == 1 else 'samples have'} no 95 % interval")
     if not exact:
-        parts.append("one run, so without the variation between processes" if runs == 1 else f"{runs} runs")
+        parts.append(ONE_RUN if runs == 1 else f"{runs} runs")
     return "; ".join(part for part in parts if part)
 
 
@@ -260,95 +317,3 @@ def _short(row: Mapping[str, Any] | None) -> str:
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
     pairs = zip(a, b, strict=True)
     return all(x is y or (None not in (x, y) and math.isclose(x, y, rel_tol=1e-9)) for x, y in pairs)
-
-
-# ---- for a reader ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Badge:
-    """Word, symbol and CSS class of a verdict or a status: colour alone never carries it."""
-
-    word: str
-    symbol: str
-    css: str
-
-
-VERDICTS = {
-    Verdict.REPRODUCED: Badge("reproduced", "✓", "good"),
-    Verdict.EXCEEDED: Badge("exceeded", "▲", "best"),
-    Verdict.WEAKER: Badge("weaker", "▽", "fair"),
-    Verdict.REFUTED: Badge("refuted", "✕", "bad"),
-    Verdict.INCONCLUSIVE: Badge("inconclusive", "≈", "open"),
-    Verdict.UNTESTABLE: Badge("untestable here", "○", "none"),
-    Verdict.MET: Badge("met", "✓", "good"),
-    Verdict.MISSED: Badge("missed", "✕", "bad"),
-    Verdict.OPEN: Badge("open", "≈", "open"),
-}
-
-
-@dataclass(frozen=True)
-class LedgerLine:
-    """One row of the ledger in a reader's words. `order` holds what its columns sort by, "" first."""
-
-    record: Judged
-    badge: Badge
-    claimed: str
-    measured: str
-    interval: str
-    href: str | None
-    note: str | None
-    order: dict[str, float | str]
-
-    @property
-    def text(self) -> str:
-        """The number with its interval: "1.42× (1.40 to 1.45×)"."""
-        return f"{self.measured} ({self.interval})" if self.interval else self.measured
-
-    @property
-    def promise(self) -> str:
-        """Who claims what, to end a sentence with; nothing of a goal."""
-        return "" if self.record.is_goal else f"; {self.record.of} claims {self.claimed}"
-
-
-def line(
-    record: Judged, link: Callable[[Judged], str | None] = lambda _: None, notes: Mapping[str, str] | None = None
-) -> LedgerLine:
-    """The row of `record`; `link` gives the address of its figure, `notes` a remark by notebook number."""
-    factor, suffix = _unit(record.unit)
-    measured = None if record.value is None else record.value * factor
-    ci = None if record.low is None else _scaled((record.low, record.high), factor)
-    exact = ci is None or ci[0] == ci[1]
-    return LedgerLine(
-        record=record,
-        badge=VERDICTS[record.verdict],
-        claimed=claimed_text(record),
-        measured="" if measured is None else digits(measured, *(ci or (None, None))) + suffix,
-        interval="" if exact or measured is None else f"{digits(ci[0], *ci)} to {digits(ci[1], *ci)}{suffix}",
-        href=link(record),
-        note=(notes or {}).get(record.notebook),
-        order={
-            "verdict": list(Verdict).index(record.verdict),
-            "claimed": next((end for end in record.claimed or () if end is not None), ""),
-            "measured": "" if record.value is None else record.value,
-            "n": record.n,
-        },
-    )
-
-
-def claimed_text(claim: Judged | Claim) -> str:
-    """The claimed range with its unit, or "some gain" where no number was named."""
-    factor, suffix = _unit(claim.unit)
-    bounds = claim.bounds if isinstance(claim, Claim) else claim.claimed
-    text = format_range(_scaled(bounds, factor))
-    return text if bounds is None else text + suffix
-
-
-def _unit(unit: str) -> tuple[float, str]:
-    """The factor of a unit, and what a reader sees behind the number."""
-    factor, shown = shown_as(unit)
-    return factor, {"x": "×", "count": "", "difference": ""}.get(shown, f" {shown}")
-
-
-def _scaled(pair: tuple[float | None, float | None] | None, factor: float) -> tuple[float | None, float | None] | None:
-    return None if pair is None else tuple(None if end is None else end * factor for end in pair)

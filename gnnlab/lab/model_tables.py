@@ -6,20 +6,28 @@ lines(kept, "AMD EPYC, 2 cores") # as Markdown, nothing where nothing was measur
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from gnnlab.errors import Untestable
 from gnnlab.profiling import estimates
 
 from .claims import Claim, catalogue, evaluate
-from .table import Table, number
+from .table import Table
+from .text import markdown, number
 
 RACED, GROWN = "whole_models", "growth"
 GOAL = "goal.whole_model_forward"  # whose rule names the peers
 LEAST_EDGES = 1_000_000  # of the table of growth
 MIB_PER_GIB = 1024
+GROWN_COLUMNS = {  # heading: phase, quantity, and how much of its unit is one of the heading's
+    "forward, s": ("forward", "time", 1000),
+    "training step, s": ("training step", "time", 1000),
+    "its peak memory, GiB": ("training step", "peak memory", MIB_PER_GIB),
+}
+FIRST_CALL = "first call over a later one"
 Kept = dict[str, list[dict[str, Any]]]
 
 
@@ -31,13 +39,14 @@ def figures_of(tables: Sequence[Table]) -> Kept:
 
 def _gains(tables: Sequence[Table]) -> list[dict[str, Any]]:
     goal, gains = catalogue()[GOAL], []
-    for keys in _distinct(row.keys for table in tables for row in table.select(RACED)):
+    cells = [row.keys for table in tables for row in table.select(RACED)]
+    for keys in [keys for place, keys in enumerate(cells) if keys not in cells[:place]]:
         rule = goal.of.model_copy(update={"where": keys, "cells": None})
         over_best = _pooled(goal.model_copy(update={"of": rule}), tables)
         over_pyg = _pooled(goal.model_copy(update={"of": rule.model_copy(update={"over": None})}), tables)
         if over_best and over_pyg:
-            rows = [row for row in tables[0].select(RACED, goal.of.form, keys) if row.status == "ok"]
-            gains.append({**keys, "over_pyg": over_pyg, "over_best": over_best, "threads": rows[0].threads})
+            threads = next(row.threads for row in tables[0].select(RACED, goal.of.form, keys) if row.status == "ok")
+            gains.append({**keys, "over_pyg": over_pyg, "over_best": over_best, "threads": threads})
     return gains
 
 
@@ -51,16 +60,12 @@ def _pooled(claim: Claim, tables: Sequence[Table]) -> float | None:
 
 def _grown(tables: Sequence[Table]) -> list[dict[str, Any]]:
     rows = [row for table in tables for row in table.select(GROWN) if row.keys["edges"] >= LEAST_EDGES]
-    cells = []
-    for cell in _distinct({**row.keys, "form": row.form} for row in rows):
-        of_cell = [row.value for row in rows if {**row.keys, "form": row.form} == cell and row.value is not None]
-        if of_cell:
-            cells.append({**cell, "value": statistics.median(of_cell)})
-    return cells
-
-
-def _distinct(keys: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [dict(one) for one in dict.fromkeys(tuple(each.items()) for each in keys)]
+    if not rows:
+        return []
+    frame = pd.DataFrame([{**row.keys, "form": row.form, "value": row.value} for row in rows])
+    keys = [name for name in frame if name != "value"]
+    medians = frame.dropna(subset="value").groupby(keys, sort=False, as_index=False)["value"].median()
+    return medians.to_dict("records")
 
 
 # ---- as Markdown ----------------------------------------------------------------------------------------------------
@@ -71,48 +76,39 @@ def lines(kept: Kept, machine: str) -> list[str]:
     return [*_gain_lines(kept.get(RACED, []), machine), *_growth_lines(kept.get(GROWN, []), machine)]
 
 
-def _gain_lines(gains: Sequence[dict[str, Any]], machine: str) -> list[str]:
+def _gain_lines(gains: Sequence[Mapping[str, Any]], machine: str) -> list[str]:
     if not gains:
         return []
-    columns = _distinct({"graph": one["graph"], "pass": one["pass"]} for one in gains)
-    cells = {
-        (one["model"], one["graph"], one["pass"]): f"{number(one['over_pyg'])} / {number(one['over_best'])}"
-        for one in gains
-    }
-    rows = [
-        (model, *(cells.get((model, *column.values()), "") for column in columns))
-        for model in dict.fromkeys(one["model"] for one in gains)
-    ]
-    threads = gains[0]["threads"]
+    frame = pd.DataFrame(gains)
+    frame["cell"] = [f"{number(one['over_pyg'])} / {number(one['over_best'])}" for one in gains]
+    frame["column"] = frame["graph"] + ", " + frame["pass"]
+    cells = frame.pivot(index="model", columns="column", values="cell").fillna("")
+    cells = cells.loc[frame["model"].unique(), frame["column"].unique()]
     return [
         "",
         "`swap` on whole models of two layers, times as fast as PyG / as the best of PyG with its cache, a sparse CSR "
-        f"adjacency, sparse features, `EdgeIndex` and torch.compile ({machine}, {threads} threads):",
+        f"adjacency, sparse features, `EdgeIndex` and torch.compile ({machine}, {frame['threads'][0]} threads):",
         "",
-        *_markdown(("", *(", ".join(column.values()) for column in columns)), rows),
+        *markdown(("", *cells.columns), cells.itertuples()),
     ]
 
 
-def _growth_lines(grown: Sequence[dict[str, Any]], machine: str) -> list[str]:
+def _growth_lines(grown: Sequence[Mapping[str, Any]], machine: str) -> list[str]:
     if not grown:
         return []
-    known = {(one["edges"], one["form"], one["phase"], one["quantity"]): one["value"] for one in grown}
-
-    def both(edges: int, model: str, phase: str, quantity: str, per: float) -> str:
-        values = [known.get((edges, f"{model}, {form}", phase, quantity)) for form in ("PyG", "gnnlab")]
-        texts = ["does not fit" if value is None else number(value / per) for value in values]
-        return "" if values == [None, None] else " → ".join(texts)
-
     rows = []
-    for edges, model in dict.fromkeys((one["edges"], one["form"].partition(",")[0]) for one in grown):
-        times = [both(edges, model, phase, "time", 1000) for phase in ("forward", "training step")]
-        peak = both(edges, model, "training step", "peak memory", MIB_PER_GIB)
-        first = known.get((edges, f"{model}, gnnlab", "forward", "first call over a later one"))
-        rows.append((f"{edges:,}", model, *times, peak, "" if first is None else number(first)))
-    header = ("edges", "model", "forward, s", "training step, s", "its peak memory, GiB", "first call over a later one")
+    frame = pd.DataFrame(grown)
+    frame[["model", "form"]] = frame["form"].str.split(", ", n=1, expand=True)
+    for (edges, model), cells in frame.groupby(["edges", "model"], sort=False):
+        values = cells.set_index(["phase", "quantity", "form"])["value"]
+        both = [_before_and_after(values, *column) for column in GROWN_COLUMNS.values()]
+        first = values.get(("forward", FIRST_CALL, "gnnlab"))
+        rows.append((f"{edges:,}", model, *both, "" if first is None else number(first)))
     title = f"How they grow, PyG → `swap`, 100 features, two layers of 64 channels ({machine}):"
-    return ["", title, "", *_markdown(header, rows)]
+    return ["", title, "", *markdown(("edges", "model", *GROWN_COLUMNS, FIRST_CALL), rows)]
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+def _before_and_after(values: pd.Series, phase: str, quantity: str, per: float) -> str:
+    """ "4 → 0.5", "does not fit → 2.5"; nothing where neither was measured."""
+    pair = [values.get((phase, quantity, form)) for form in ("PyG", "gnnlab")]
+    return "" if pair == [None, None] else " → ".join("does not fit" if v is None else number(v / per) for v in pair)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,15 +39,16 @@ _LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
 _REPORTED = re.compile(r"\d\d_\w+\.ipynb")
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
-_TITLE = re.compile(r"^#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_OPENING = re.compile(r"^#[ \t]+(.+?)[ \t#]*$\n*((?:[^\n#|][^\n]*\n?)*)", re.MULTILINE)  # a title, a paragraph
 
 
 @dataclass
 class Cells:
-    """The rendered cells of a notebook, and its headings of level 2 as (id, text)."""
+    """The rendered cells of a notebook, the question below its title, and its headings of level 2 as (id, text)."""
 
+    question: Markup
     html: Markup
-    headings: list[tuple[str, str]] = field(default_factory=list)
+    headings: list[tuple[str, str]]
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -64,10 +65,11 @@ def read(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def title(notebook: nbformat.NotebookNode) -> str | None:
-    """The first heading of level 1."""
-    heads = (_TITLE.search(cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
-    return next((head[1] for head in heads if head), None)
+def opening(notebook: nbformat.NotebookNode) -> tuple[str | None, str]:
+    """The title of a notebook, its first heading of level 1, and the paragraph below, its question."""
+    heads = (_OPENING.search(cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
+    head = next(filter(None, heads), None)
+    return (head[1], head[2].strip()) if head else (None, "")
 
 
 def run_of(notebook: nbformat.NotebookNode) -> str | None:
@@ -79,47 +81,35 @@ def run_of(notebook: nbformat.NotebookNode) -> str | None:
 def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord]) -> Cells:
     """The cells as HTML. `figures` are those of the result file, by name: they get links to their PNG and SVG."""
     headings: list[tuple[str, str, int]] = []
+
+    def markdown(source: str, attachments: Mapping[str, Any]) -> Markup:
+        return clean(MarkdownWithMath(renderer=_Renderer(headings, attachments)).render(source))
+
     exporter = HTMLExporter(
         template_name="cells",
         extra_template_basedirs=[str(TEMPLATES)],
-        filters={
-            "clean": clean,
-            "markdown": lambda source, attachments: clean(
-                MarkdownWithMath(renderer=_Renderer(headings, attachments)).render(source)
-            ),
-            "code": code,
-            "ansi": lambda text: Markup(ansi2html(text)),
-        },
+        filters={"clean": clean, "markdown": markdown, "code": code, "ansi": lambda text: Markup(ansi2html(text))},
         config=Config({"NbConvertBase": {"display_data_priority": [*_SHOWN, *_LEFT_OUT]}}),
     )
     exporter.environment.autoescape = True
     try:
+        question = markdown(opening(notebook)[1], {})
         html = exporter.from_notebook_node(_prepared(notebook), resources={"figures": figures})[0]
     except Exception as error:  # whatever a filter raises where an output is not what its type says
         raise GnnlabError(f"a cell or an output of it cannot be shown: {one_line(error)}") from error
-    return Cells(Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
-
-
-def _address(url: str) -> str | None:
-    """Where a link of a notebook leads on the site; None where the site has no such page."""
-    if re.match(r"[\w+.-]+:|[/#]", url):
-        return url
-    path, mark, anchor = url.partition("#")
-    if not _REPORTED.fullmatch(path):
-        return None
-    return path.removesuffix(".ipynb") + ".html" + mark + (f"s-{anchor}" if anchor else "")
+    return Cells(question, Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A copy without its title, the cells that the page shows elsewhere with the text above them, and without outputs
-    tagged away."""
+    """A copy without its title and question, without the cells that the page shows elsewhere and the text above them,
+    and without outputs tagged away."""
     notebook = copy.deepcopy(notebook)
     notebook.metadata.pop("widgets", None)
     cells, titled = [], False
     for cell in notebook.cells:
         tags = set(cell.metadata.get("tags", []))
         if cell.cell_type == "markdown" and not titled:
-            cell.source, titled = _TITLE.subn("", cell.source, count=1)
+            cell.source, titled = _OPENING.subn("", cell.source, count=1)
         if tags & _DROPPED_TAGS or not cell.source.strip():
             continue
         if tags & _SHOWN_ELSEWHERE:
@@ -145,10 +135,13 @@ class _Renderer(IPythonRenderer):
         self.headings = headings
 
     def link(self, text: str, url: str, title: str | None = None) -> str:
-        address = _address(url)
-        if address is None:
+        path, mark, anchor = url.partition("#")
+        if re.match(r"[\w+.-]+:|[/#]", url):
+            return super().link(text, url, title)
+        if not _REPORTED.fullmatch(path):
             return f"{text} (<code>{escape(url.removeprefix('../'))}</code>)"
-        return super().link(text, address, title)
+        page = path.removesuffix(".ipynb") + ".html"
+        return super().link(text, f"{page}{mark}{'s-' * bool(anchor)}{anchor}", title)
 
     def heading(self, text: str, level: int, **attributes: Any) -> str:
         plain = Markup(text).striptags()
@@ -235,8 +228,6 @@ def clean(html: str) -> Markup:
         for head in table.find_all("th"):
             if not head.get_text(strip=True):  # heads nothing, and is announced as if it did
                 head.name = "td"
-            for name in head.find_all(string=lambda text: ":" in text) if head.find_parent("thead") else ():
-                name.replace_with(BeautifulSoup(str(escape(name)).replace(":", ":<wbr>"), "html.parser"))
     safe = _CLEANER.clean(str(soup))
     safe = re.sub(r"<table\b", '<div class="wide" role="group" aria-label="Table" tabindex="0"><table', safe)
     safe = re.sub(r"<pre\b", '<pre tabindex="0"', safe)

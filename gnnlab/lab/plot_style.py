@@ -31,7 +31,8 @@ from gnnlab.errors import GnnlabError
 from gnnlab.files import write_atomically
 
 from .results import FigureRecord
-from .table import Origin, number
+from .table import Origin
+from .text import number
 
 SURFACE, INK, MUTED, GRID = "#fcfcfc", "#1d2126", "#646b75", "#e4e6ea"
 WIDTH, DPI = 7.2, 200  # inches; twice the 100 dots at which the figure is read
@@ -199,12 +200,6 @@ def size(mib: float) -> str:
     units = (("GiB", 2**-10), ("MiB", 1), ("KiB", 2**10), ("B", 2**20))
     unit, factor = next((unit, factor) for unit, factor in units if mib * factor >= 1 or unit == "B")
     return f"{number(mib * factor)} {unit}"
-
-
-def axis_label(label: str, unit: str) -> str:
-    """A quantity with its unit; without one that says the same once more: "scores", "times as fast as PyG"."""
-    named = unit in ("", "count") or label.endswith((unit, f"{unit}s")) or (unit == "x" and label.startswith("times"))
-    return label if named else f"{label} ({'×' if unit == 'x' else unit})"
 
 
 def wrapped(text: Any) -> str:

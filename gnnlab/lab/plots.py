@@ -29,7 +29,8 @@ from gnnlab.profiling.roofline import Ceilings
 
 from . import plot_style as style
 from .plot_style import COLOURS, GRID, HATCHES, INK, MARKERS, MUTED, STAR, SURFACE, styled
-from .table import Origin, number
+from .table import Origin
+from .text import axis_label, number
 
 
 @styled
@@ -76,7 +77,7 @@ def bars(
             style.note(ax, words, (max(end, base), place), 7 if points else 4)
     style.categories(ax, labels, centres, room.sum())
     style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float), sizes)
-    ax.set_xlabel(label if sizes else style.axis_label(label, unit))
+    ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
     handles = [
         Line2D([], [], ls="none", label=str(group), **style.point(colour, marker))
@@ -166,7 +167,7 @@ def samples(
             style.note(ax, words, (edge, place + 0.1), 4, ha="right", color=MUTED)
     labels = [f"{name}\nn = {len(values)}" for name, values in data.items()]
     style.categories(ax, labels, np.arange(len(data)) + 0.5, len(data))
-    ax.set_xlabel(style.axis_label(label, unit))
+    ax.set_xlabel(axis_label(label, unit))
     style.legend(fig, [Line2D([], [], label=f"{statistic} and its 95 % interval", color=INK, marker="|", ms=9, lw=1.8)])
     return fig
 

@@ -1,4 +1,4 @@
-"""The site of an output folder: a report for each notebook, and a front page with the ledger first.
+"""The site of an output folder: a report for each notebook, and a front page with what matters first.
 
 JSON is the truth, HTML is rendered from it and from the executed notebooks: `NN_name/RUN/result.json` +
 `notebook.ipynb` -> `NN_name.html`, and all of them -> `claims.json` + `index.html`. A page
@@ -27,7 +27,8 @@ from gnnlab.errors import GnnlabError
 from . import advice, claims, ledger, provenance, results
 from .ledger import Badge, Judged
 from .results import FigureRecord, ResultFile, Status
-from .table import Table, duration
+from .table import Table
+from .text import claimed_text, duration
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
@@ -44,16 +45,15 @@ class NotebookEntry:
     """A notebook on the front page: its last good result, the run that failed since, and what could not be read."""
 
     stem: str  # "01_profile_bottlenecks"
-    path: Path | None = None  # the result file
+    title: str
     result: ResultFile | None = None
     failure: ResultFile | None = None
-    problems: list[str] = field(default_factory=list)
-    title: str = ""
     page: str | None = None  # NN_name.html, where there is one
     failure_page: str | None = None
+    problems: list[str] = field(default_factory=list)
     uses: list[advice.Use] = field(default_factory=list)
     own: bool = False  # something of the reader's is in it
-    drawn: set[str] = field(default_factory=set)  # studies with a figure to link to
+    thumbnail: tuple[FigureRecord, str] | None = None
 
     @property
     def number(self) -> str:
@@ -64,10 +64,18 @@ class NotebookEntry:
         shown = self.failure or self.result
         return STATUSES[shown.status] if shown else DAMAGED
 
+    @property
+    def drawn(self) -> set[str]:
+        """The studies with a figure to link to."""
+        return {figure.name for figure in self.result.figures} if self.result else set()
+
 
 def environment_card(environment: Mapping[str, Any]) -> str:
     """The environment of a run as a small HTML card that also looks right inside JupyterLab, light and dark."""
     return _templates().get_template("environment_card.html.j2").render(rows=provenance.in_rows(environment))
+
+
+# ---- a report -------------------------------------------------------------------------------------------------------
 
 
 def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()) -> None:
@@ -91,20 +99,16 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
     for figure in result.figures:  # links lead from the page
         links = {kind: (place / getattr(figure, kind)).as_posix() for kind in ("png", "svg")}
         figures[figure.name] = figure.model_copy(update=links)
-    cells = notebook_html.render(notebook, figures)
-    rows = [
-        ledger.line(row, lambda r: f"#fig-{r.study}" if r.study in figures else None)
-        for row in advice.by_surprise(judged)
-    ]
     table = Table(result.rows if ended else ())  # a run that failed is no ground for advice
     declared = _declared(executed_ipynb)
     html = _page(
         "report.html.j2",
-        title=notebook_html.title(notebook) or _in_words(result.notebook),
+        title=notebook_html.opening(notebook)[0] or _in_words(result.notebook),
         result=result,
         status=STATUSES[result.status],
-        cells=cells,
-        rows=rows,
+        cells=notebook_html.render(notebook, figures),
+        parts=advice.parts(judged),
+        href=lambda row: f"#fig-{row.study}" if row.study in figures else None,
         parameters=[(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()],
         machine=provenance.in_a_phrase(result.environment),
         noise=advice.noise(result, table),
@@ -112,6 +116,21 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
         drawn=set(figures),
     )
     files.write_atomically(path, lambda file: file.write(html))
+
+
+def _counts(rows: Sequence[Judged]) -> list[tuple[Badge, int]]:
+    """How many rows have each verdict; verdicts without a row are left out."""
+    counts = Counter(row.badge for row in rows)
+    return [(badge, counts[badge]) for badge in ledger.VERDICTS.values() if badge in counts]
+
+
+def _usual(rows: Sequence[Judged]) -> tuple[str, int]:
+    """The conditions and the number of runs that most rows with a number have: a page says them once."""
+    seen = Counter((row.conditions, row.runs) for row in rows if row.value is not None)
+    return seen.most_common(1)[0][0] if seen else ("", 0)
+
+
+# ---- the front page -------------------------------------------------------------------------------------------------
 
 
 def build_site(out_dir: Path) -> Path:
@@ -125,54 +144,54 @@ def build_site(out_dir: Path) -> Path:
         raise GnnlabError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
     judged = ledger.judge(out_dir)
     files.write_json(out_dir / ledger.RECORD, judged.to_dict())
-    stems = {path.parent.parent.name for path in results.paths(out_dir)}
-    entries = [NotebookEntry(stem, title=_in_words(stem)) for stem in sorted(stems)]
-    for entry in entries:
-        of_notebook = [row for row in judged.rows if row.notebook == entry.number]
-        entry.path, failed = results.newest(out_dir, entry.stem)
-        entry.result, entry.page = _rendered(entry.path, out_dir / f"{entry.stem}.html", entry, of_notebook)
-        entry.failure, entry.failure_page = _rendered(failed, out_dir / f"{entry.stem}.failed.html", entry, [])
-        of_runs = [_in_folder(out_dir, line) for line in judged.problems if entry.stem in line]
-        entry.problems = list(dict.fromkeys([*entry.problems, *of_runs]))
-        if entry.result and entry.page:
-            declared = _declared(entry.path.with_name(results.NOTEBOOK))
-            entry.own = bool(advice.yours(entry.result.parameters, declared))
-            entry.uses = advice.uses(Table(entry.result.rows), entry.result.purposes, entry.own)
-            entry.drawn = {figure.name for figure in entry.result.figures}
-    older = {entry.number: "older run" for entry in entries if entry.failure and entry.result}
+    stems = sorted({path.parent.parent.name for path in results.paths(out_dir)})
+    entries = {stem[:2]: _entry(out_dir, stem, judged) for stem in stems}
+    passed = [entry.result for entry in entries.values() if entry.result]
+    newest = max(passed, key=lambda result: result.started, default=None)
 
-    def line(record: Judged) -> ledger.LedgerLine:
-        return ledger.line(record, lambda r: _figure_link(r, entries), older)
+    def href(row: Judged) -> str | None:
+        entry = entries.get(row.notebook)
+        if entry is None or not entry.page:
+            return None
+        return f"{entry.page}#fig-{row.study}" if row.study in entry.drawn else entry.page
 
-    rows = [line(record) for record in advice.by_surprise(judged.rows)]
-    newest = max((e.result for e in entries if e.result), key=lambda result: result.started, default=None)
     html = _page(
         "index.html.j2",
         title="gnnlab",
         folder=out_dir.name,
-        claims_of_documents=[row for row in rows if not row.record.is_goal],
-        goals=[row for row in rows if row.record.is_goal],
-        counts=_counts,
+        parts=advice.parts(judged.rows),
+        href=href,
+        older=[number for number, entry in entries.items() if entry.failure and entry.result],
         documents=claims.documents(),
-        missing=[(entry, ledger.claimed_text(entry)) for entry in judged.missing],
-        entries=entries,
-        headlines=[(kind, line(record)) for kind, record in advice.headlines(judged.rows)],
-        own=[entry for entry in entries if entry.own],
-        thumbnails={e.stem: _thumbnail(e.path.parent, e.result) for e in entries if e.result},
-        environment=newest.environment if newest else None,
-        machine=provenance.in_a_phrase(newest.environment) if newest else None,
-        machines=sorted({provenance.in_a_phrase(e.result.environment) for e in entries if e.result}),
+        missing=judged.missing,
+        entries=list(entries.values()),
+        headlines=advice.headlines(judged.rows),
+        gains=advice.gains(judged.rows),
         newest=newest,
+        machine=provenance.in_a_phrase(newest.environment) if newest else None,
+        machines=sorted({provenance.in_a_phrase(result.environment) for result in passed}),
     )
     path = out_dir / "index.html"
     files.write_atomically(path, lambda file: file.write(html))
     return path
 
 
-def _counts(rows: Sequence[ledger.LedgerLine]) -> list[tuple[Badge, int]]:
-    """How many rows have each verdict; verdicts without a row are left out."""
-    counts = Counter(row.badge for row in rows)
-    return [(badge, counts[badge]) for badge in ledger.VERDICTS.values() if badge in counts]
+def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
+    """What the front page says of a notebook; its reports are rendered where they are stale."""
+    entry = NotebookEntry(stem, _in_words(stem))
+    path, failed = results.newest(out_dir, stem)
+    rows = [row for row in judged.rows if row.notebook == entry.number]
+    entry.result, entry.page = _rendered(path, out_dir / f"{stem}.html", entry, rows)
+    entry.failure, entry.failure_page = _rendered(failed, out_dir / f"{stem}.failed.html", entry, [])
+    problems = [*entry.problems, *(line for line in judged.problems if stem in line)]
+    entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in problems))
+    if entry.result:
+        entry.thumbnail = _thumbnail(path.parent, entry.result)
+    if entry.page:
+        declared = _declared(path.with_name(results.NOTEBOOK))
+        entry.own = bool(advice.yours(entry.result.parameters, declared))
+        entry.uses = advice.uses(Table(entry.result.rows), entry.result.purposes, entry.own)
+    return entry
 
 
 def _rendered(
@@ -186,27 +205,14 @@ def _rendered(
         return None, None
     result = results.read(path)
     try:
-        entry.title = notebook_html.title(notebook_html.read(path.with_name(results.NOTEBOOK))) or entry.title
+        notebook = notebook_html.read(path.with_name(results.NOTEBOOK))
+        entry.title = notebook_html.opening(notebook)[0] or entry.title
         if not page.exists() or page.stat().st_mtime < path.parent.parent.stat().st_mtime:  # when a run was put there
             render_notebook(path, page, judged)
     except GnnlabError as error:
-        entry.problems.append(_in_folder(page.parent, str(error)))
+        entry.problems.append(str(error))
         return result, None
     return result, page.name
-
-
-def _in_folder(out_dir: Path, line: str) -> str:
-    """With file names as they are in the folder of the page."""
-    return line.replace(f"{out_dir}{os.sep}", "")
-
-
-def _figure_link(record: Judged, entries: list[NotebookEntry]) -> str | None:
-    """The place in a report that shows the claim: the figure of its study, else the report itself."""
-    entry = next((e for e in entries if e.result and e.page and e.number == record.notebook), None)
-    if entry is None:
-        return None
-    drawn = record.study in {figure.name for figure in entry.result.figures}
-    return f"{entry.page}#fig-{record.study}" if drawn else entry.page
 
 
 def _thumbnail(run: Path, result: ResultFile) -> tuple[FigureRecord, str] | None:
@@ -218,6 +224,9 @@ def _thumbnail(run: Path, result: ResultFile) -> tuple[FigureRecord, str] | None
     if path.suffix != ".png" or not path.is_relative_to(run.resolve()) or not path.is_file():
         return None
     return figure, "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
 
 
 def _declared(notebook: Path) -> Mapping[str, Any]:
@@ -251,9 +260,13 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["moment"] = _moment
-    environment.filters["duration"] = duration
-    environment.globals["environment_rows"] = provenance.in_rows
+    environment.filters |= {"moment": _moment, "duration": duration}
+    environment.globals |= {
+        "environment_rows": provenance.in_rows,
+        "usual": _usual,
+        "counts": _counts,
+        "claimed_text": claimed_text,
+    }
     return environment
 
 

@@ -26,7 +26,7 @@ from . import discovery, execution, parameters, provenance, results
 from . import runs as folders
 from .discovery import Notebook, ParameterSet
 from .results import ResultFile, Status
-from .table import duration
+from .text import duration
 
 ALL_PARTS = ", ".join(provenance.PARTS)
 

@@ -41,6 +41,7 @@ from . import table as tables
 from .results import END, RUN, FigureRecord, ResultFile, Status
 from .study import Study, headed
 from .table import Interval, Origin, Table
+from .text import number
 
 warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)")  # torch says it once a process, to every reader
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler writes to the terminal otherwise
@@ -64,7 +65,7 @@ class Lab:
         values = parameters.from_namespace(namespace, declared)
         self.yours = advice.yours(values, declared)
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
-        pd.set_option("display.float_format", tables.number)  # three digits, thousands separated
+        pd.set_option("display.float_format", number)  # three digits, thousands separated
         self.notebook = notebook
         self._of_runs = base / values["output_dir"]
         self.folder = runs.for_exploring(base, self._of_runs) if by_hand() else self._of_runs
@@ -268,8 +269,10 @@ class Lab:
     def verdicts(self) -> None:
         """Show what this run says of the claims that rest on this notebook."""
         columns = ["claim", "claimed", "measured here", "95 % interval", "verdict", "why"]
-        lines = [(of.record, of) for of in map(ledger.line, self.judged())]
-        rows = [(r.id, of.claimed, of.measured or "not here", of.interval, of.badge.word, r.why) for r, of in lines]
+        rows = [
+            (row.id, row.claimed_text, row.measured or "not here", row.interval, row.badge.word, row.why)
+            for row in self.judged()
+        ]
         display(headed(pd.DataFrame(rows, columns=columns), "claim"))
 
     def judged(self) -> list[ledger.Judged]:

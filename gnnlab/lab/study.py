@@ -20,55 +20,66 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from gnnlab.errors import GnnlabError
+from gnnlab.files import digest
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots
-from . import table as tables
-from .plot_style import MAX_SERIES, axis_label
-from .table import FIELDS, Origin, Row, Table, fits, over_baseline, shown_as
-from .wording import cell_name, grouped_reasons, named_series, plain, words_of
+from .plot_style import MAX_SERIES
+from .table import FIELDS, Origin, Row, Table, fits, over_baseline
+from .text import (
+    MOST_NAMED,
+    axis_label,
+    cell_name,
+    error_text,
+    estimate_text,
+    format_value,
+    gain_text,
+    grouped_reasons,
+    named,
+    number,
+    plain,
+    shown_as,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from .session import Lab
 
 LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
 STATISTICS = {"p95": "95th percentile"}  # those that a title names
+WORST_FIRST = ("failed", "timeout", "unavailable", "ok")
 
 
 class Study:
     """The rows recorded under one name, or those of them that `only` selected.
 
-    `frame` has a column for each key and field, for a reader's own figures.
+    `frame` has a column for each key and field, for a reader's own figures; `rows` are the same as `Row`s.
     """
 
     def __init__(
-        self, name: str, table: Table, lab: Lab, where: Mapping[str, Any] | None = None, label: str = ""
+        self, name: str, table: Table, lab: Lab, selected: Mapping[str, Any] | None = None, label: str = ""
     ) -> None:
-        self.name, self._table, self._lab, self._where, self._label = name, table, lab, dict(where or {}), label
+        self.name, self._table, self._lab, self._selected, self._label = name, table, lab, dict(selected or {}), label
+        rows = table.select(name)
+        self.rows = [row for row in rows if all(fits(row.get(n), wanted) for n, wanted in self._selected.items())]
+        keys = dict.fromkeys(key for row in self.rows for key in row.keys)
+        columns = [*keys, *(field for field in FIELDS if field not in ("study", "keys", *keys))]
+        self.frame = pd.DataFrame([row.keys | row.model_dump() for row in self.rows], columns=columns)
+        self.keys = [key for key in keys if self.frame[key].nunique(dropna=False) > 1]  # those that differ
 
     def only(self, **fields: Any) -> Study:
         """The rows whose keys or fields have these values, or one of a list of them. Raises `GnnlabError`."""
         self._need(*fields)
-        return Study(self.name, self._table, self._lab, self._where | fields, self._label)
+        return Study(self.name, self._table, self._lab, self._selected | fields, self._label)
 
     def named(self, label: str) -> Study:
         """The same rows; titles, axes and columns say `label` for what they are: "error at sizes left out"."""
-        return Study(self.name, self._table, self._lab, self._where, label)
+        return Study(self.name, self._table, self._lab, self._selected, label)
 
     def _need(self, *names: str) -> None:
-        known = {*FIELDS, *(key for row in self.rows for key in row.keys)}
-        if unknown := [name for name in names if name not in known]:
-            keys = ", ".join(sorted(known - set(FIELDS))) or "none"
+        if unknown := [name for name in names if name not in self.frame]:
+            keys = ", ".join(sorted({*self.frame} - set(FIELDS))) or "none"
             raise GnnlabError(f"{self.name} has no key or field {unknown[0]!r}; its keys: {keys}")
-
-    @property
-    def rows(self) -> list[Row]:
-        rows = self._table.select(self.name)
-        return [row for row in rows if all(fits(row.get(name), wanted) for name, wanted in self._where.items())]
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        return pd.DataFrame([{**row.keys, **row.model_dump(exclude={"study", "keys"})} for row in self.rows])
 
     @property
     def samples(self) -> list[Any]:
@@ -81,21 +92,15 @@ class Study:
         return {row.form: row.reason for row in self.rows if row.status == "failed"}
 
     @property
-    def keys(self) -> list[str]:
-        """The keys that differ between rows."""
-        names = dict.fromkeys(key for row in self.rows for key in row.keys)
-        return [key for key in names if len({row.keys.get(key) for row in self.rows}) > 1]
+    def label(self) -> str:
+        """What the rows are, on an axis."""
+        return self._label or plain(self.name)
 
     @property
     def title(self) -> str:
         """The name for a reader, and what `only` selected: "Gat layer, size 58/776"."""
-        selected = [f"{plain(name)} {words_of(wanted)}" for name, wanted in self._where.items() if name != "status"]
+        selected = [f"{plain(name)} {words_of(wanted)}" for name, wanted in self._selected.items() if name != "status"]
         return ", ".join([self.label[:1].upper() + self.label[1:], *selected])
-
-    @property
-    def label(self) -> str:
-        """What the rows are, on an axis."""
-        return self._label or plain(self.name)
 
     # ---- what the rows say ------------------------------------------------------------------------------------------
 
@@ -129,11 +134,11 @@ class Study:
         factor, unit = shown_as(rows[0].unit)
         title = f"{self.title}, {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else self.title
         unit = "×" if unit == "x" else "" if axis_label(title.lower(), unit) == title.lower() else f" {unit}"
-        keys, several = self.keys, len({row.form for row in rows}) > 1
-        cells = [(row, cell_name(row.keys, keys)) for row in (rows[0], rows[-1])]
-        named = [(row, [cell, row.form] if several or not cell else [cell]) for row, cell in cells]
-        names = [(row, ", ".join(dict.fromkeys(filter(None, parts)))) for row, parts in named]
-        ends = [f"{tables.format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})" for row, name in names]
+        several, ends = len({row.form for row in rows}) > 1, []
+        for row in (rows[0], rows[-1]):
+            cell = cell_name(row.keys, self.keys)
+            name = ", ".join(dict.fromkeys(filter(None, [cell, row.form if several or not cell else ""])))
+            ends.append(f"{format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})")
         return f"{title}: {ends[0]}" if len(rows) == 1 else f"{title}: from {ends[0]} to {ends[1]}"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ class Study:
         for each value of `by`; `y` "samples" draws every sample. `key` marks the figure that the front page shows.
         What was not measured is hatched.
         """
-        if self._nothing():
+        if self._is_empty():
             return
         if y == "samples":
             taken = {row.form: (self._table.samples_of(row), row.estimate) for row in self.rows if row.status == "ok"}
@@ -156,40 +161,42 @@ class Study:
             fig = plots.samples(taken, **axis, title=self.finding())
             self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
             return
-        frame, label, unit = self._drawn(y)
+        frame, label, unit = self._valued(y)
         if log is None:
             values = frame["value"][frame["value"] > 0]
             wide = len(values) and (values.max() / values.min() > 5 or y == "ratio")
             log = bool(wide and not ((frame["low"] <= 0) & (frame["high"] > 0)).any())
-        frame = frame[frame["value"] > 0] if log and x is not None else frame
-        if x is not None:
+        if x is None:
+            fig = self._bars(frame, by, label=label, unit=unit, log=log)
+        else:
             self._need(x)
             self._numeric(frame, x)
+            frame = frame[frame["value"] > 0] if log else frame
             axes = {"x": x, "y": "value", "x_label": plain(x), "y_label": axis_label(label, unit)}
-            frame = named_series(frame, by)
-            fig = plots.points(frame, **axes, hue=by, joined=True, log=log, title=self.finding())
-        else:
-            names = [name for name in [*self.keys, "form"] if name != by and frame[name].nunique() > 1]
-            grouped = bool(names) and frame[by].nunique() <= MAX_SERIES
-            names = names if grouped else [*(name for name in names if name != "form"), by]
-            frame = frame.assign(cell=[cell_name(row, names) for row in frame[names].to_dict("records")])
-            hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a form named as its cell
-            frame = named_series(frame, by)
-            fig = plots.bars(frame, y="cell", hue=hue, label=label, unit=unit, log=log, title=self.finding())
+            fig = plots.points(_series(frame, by), **axes, hue=by, joined=True, log=log, title=self.finding())
         shape = f"Lines over {x}" if x else "Bars"
-        kind = "value" if y == "value" and any(row.ratio is not None for row in self.rows) else ""
-        by = f", by {' and '.join(map(plain, self.keys))}" if self.keys else ""
-        self._show(fig, kind, f"{shape}: {label}{by}, with 95 % intervals", key)
+        kind = "value" if y == "value" and self.frame["ratio"].notna().any() else ""
+        by_keys = f", by {' and '.join(map(plain, self.keys))}" if self.keys else ""
+        self._show(fig, kind, f"{shape}: {label}{by_keys}, with 95 % intervals", key)
         if remarks := self._remarks():
             self._lab.say("\n".join(remarks))
+
+    def _bars(self, frame: pd.DataFrame, by: str, **options: Any) -> Figure:
+        """A bar for each row: grouped `by` where cells have several and a figure can tell them apart."""
+        names = [name for name in [*self.keys, "form"] if name != by and frame[name].nunique() > 1]
+        grouped = bool(names) and frame[by].nunique() <= MAX_SERIES
+        names = names if grouped else [*(name for name in names if name != "form"), by]
+        frame = frame.assign(cell=[cell_name(row, names) for row in frame[names].to_dict("records")])
+        hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a form named as its cell
+        return plots.bars(_series(frame, by), y="cell", hue=hue, title=self.finding(), **options)
 
     def heat(self, *, row: str, column: str, panel: str = "form", key: bool = False) -> None:
         """A map of the value by two keys or fields, a panel for each value of a third, numbers in the fields. Colours
         compare within a row; what was not measured has a star, and a field is grey where there is no number.
         """
-        if self._nothing():
+        if self._is_empty():
             return
-        frame, label, unit = self._drawn("value", missing=True)
+        frame, label, unit = self._valued("value", missing=True)
         shape = {"row": row, "column": column, "panel": panel}
         fig = plots.heat(frame, **shape, label=axis_label(label, unit), title=self.finding())
         words = f"Heat maps: {label} by {plain(row)} and {plain(column)}, one map for each {plain(panel)}"
@@ -200,74 +207,49 @@ class Study:
 
         Where several rows share a field of the matrix, the worst of them counts.
         """
-        compared = [each for each in self.rows if each.form != CONTROL]
-        if not compared:
+        compared = self.frame[self.frame["form"] != CONTROL]
+        if compared.empty:
             self._lab.say(f"{self.title}: nothing was measured.")
             return
         self._need(row, column)
-        rows = [{row: each.get(row), column: each.get(column), "status": each.status} for each in compared]
-        worst = ("failed", "timeout", "unavailable", "ok")
-        frame = pd.DataFrame(rows).sort_values("status", key=lambda s: s.map(worst.index), kind="stable")
-        frame = frame.drop_duplicates([row, column]).sort_index()
-        counts = ", ".join(f"{(frame['status'] == s).sum()} {s}" for s in worst[::-1] if (frame["status"] == s).any())
-        title = f"{self.title}: of {len(frame)} pairs of {plain(row)} and {plain(column)}, {counts}"
-        fig = plots.marks(frame, row=row, column=column, title=title)
+        order = compared["status"].map(WORST_FIRST.index)
+        worst = compared.loc[order.sort_values(kind="stable").index].drop_duplicates([row, column]).sort_index()
+        statuses = worst["status"].value_counts()
+        counts = ", ".join(f"{statuses[status]} {status}" for status in WORST_FIRST[::-1] if status in statuses)
+        title = f"{self.title}: of {len(worst)} pairs of {plain(row)} and {plain(column)}, {counts}"
+        fig = plots.marks(worst, row=row, column=column, title=title)
         self._show(fig, "marks", f"A mark for each {plain(row)} and {plain(column)}: {counts}", key)
-        lost = [(r.get(row), r.get(column), f"{r.status}: {r.reason}") for r in compared if r.status != "ok"]
-        if lost:
-            why = grouped_reasons(lost, plain(column), frame[column].nunique())
-            self._lab.say("\n".join(f"- {line}" for line in why))
+        lost = compared[compared["status"] != "ok"]
+        why = zip(lost[row], lost[column], lost["status"] + ": " + lost["reason"].astype(str), strict=True)
+        if lines := grouped_reasons(why, plain(column), worst[column].nunique()):
+            self._lab.say("\n".join(f"- {line}" for line in lines))
 
     def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:
         """Points of two numbers: two forms in the same cells, with the line of equality, or two keys or fields.
 
         `by` is the key or field that tells points apart, the form unless `x` and `y` are forms.
         """
-        if self._nothing():
+        if self._is_empty():
             return
+        factor, unit = shown_as(self._unit())
         frame = self.frame[(self.frame["status"] == "ok") & (self.frame["form"] != CONTROL)]
-        forms = set(frame["form"])
-        paired = {x, y} <= forms
-        if paired:
-            frame = self._paired(frame, x, y)
+        forms, title, equal = set(frame["form"]), self.finding(), ""
+        labels = {name: axis_label(self.label, unit) if name == "value" else plain(name) for name in (x, y)}
+        if {x, y} <= forms:
+            frame = _paired(frame, x, y, factor)
             if frame.empty:
                 self._lab.say(f"{self.title}: {x} and {y} have no cell in common.")
                 return
+            title, equal = f"{self.title}: {_off(frame, x, y, unit)}", ", with the line of equality"
+            labels = {name: axis_label(plain(name), unit) for name in (x, y)}
         if missing := [name for name in (x, y) if name not in frame]:
-            raise GnnlabError(
-                f"{self.name} has no form, key or field {missing[0]!r}; forms: {', '.join(sorted(forms))}"
-            )
+            known = ", ".join(sorted(forms))
+            raise GnnlabError(f"{self.name} has no form, key or field {missing[0]!r}; forms: {known}")
         self._numeric(frame, x, y)
-        valued = {name for name in (x, y) if paired or name == "value"}
-        words = {name: self.label if name == "value" else plain(name) for name in (x, y)}
-        labels = {n: axis_label(w, shown_as(self._unit())[1]) if n in valued else w for n, w in words.items()}
-        hue = by or (None if paired else "form")
+        hue = by or (None if equal else "form")
         axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
-        title = self.finding()
-        if paired:
-            percent = shown_as(self._unit())[1] == "%"
-            off = (frame[y] - frame[x]).abs() if percent else 100 * (frame[y] / frame[x] - 1).abs()
-            middle, most = (tables.number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
-            far_unit = "percentage points" if percent else "%"
-            far = f"{middle} {far_unit} in the median of {len(off)} cells, {most} {far_unit} at most"
-            title = f"{self.title}: {plain(y)} is off {plain(x)} by {far}"
-        fig = plots.points(frame, **axes, hue=hue, equal=paired, title=title)
-        self._show(
-            fig, "scatter", f"Points: {labels[y]} over {labels[x]}" + ", with the line of equality" * paired, key
-        )
-
-    def _paired(self, frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-        """A row for each cell in which both forms have a number, their values under their names."""
-        keys = list(dict.fromkeys(key for row in self.rows for key in row.keys))
-        factor = shown_as(self._unit())[0]
-        sides = []
-        for name in (x, y):
-            side = frame[frame["form"] == name]
-            numbers = {
-                f"{name}{end}": side[c] * factor for end, c in (("", "value"), ("_low", "low"), ("_high", "high"))
-            }
-            sides.append(side[[*keys, "origin"]].assign(**numbers))
-        return sides[0].drop(columns="origin").merge(sides[1], on=keys)
+        fig = plots.points(frame, **axes, hue=hue, equal=bool(equal), title=title)
+        self._show(fig, "scatter", f"Points: {labels[y]} over {labels[x]}{equal}", key)
 
     def _unit(self) -> str:
         """The one unit of the rows that have a number. Raises `GnnlabError` where there are several."""
@@ -284,50 +266,49 @@ class Study:
                 example = next(value for value in frame[name] if not isinstance(value, int | float))
                 raise GnnlabError(f"{self.name}: {name} is no number ({example!r}); an axis needs numbers")
 
-    def _nothing(self) -> bool:
+    def _is_empty(self) -> bool:
         """Say so where no row has a number."""
-        empty = not any(row.status == "ok" for row in self.rows)
+        empty = not (self.frame["status"] == "ok").any()
         if empty:
             self._lab.say(f"{self.title}: nothing was measured.")
         return empty
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
-        parts = [self.name, *(words_of(wanted, distinct=True) for wanted in self._where.values()), kind]
+        parts = [self.name, *map(_part, self._selected.values()), kind]
         name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", part).strip("-") for part in parts if part)
         forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
         self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
 
-    def _drawn(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
+    def _valued(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
         """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit."""
-        frame = self.frame
-        frame = frame[(frame["form"] != CONTROL) & ((frame["status"] == "ok") | missing)]
+        frame = self.frame[self.frame["form"] != CONTROL]
         if y == "ratio":
-            base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
             frame = frame[frame["ratio"].notna()]
-            ratio = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
-            frame = frame.assign(**{name: frame[column].astype(float) for name, column in ratio.items()})
-            return frame, f"times as fast as {base}", "x"
-        unit, better = self._unit(), next(row.better for row in self.rows if row.status == "ok")
-        factor, shown = shown_as(unit)
-        numbers = {end: frame[end].astype(float) * factor for end in ("value", "low", "high")}
-        return frame.assign(**numbers), self._label or LABELS.get((unit, better), self.label), shown
+            base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
+            columns, factor, label, unit = ("ratio", "ratio_low", "ratio_high"), 1.0, f"times as fast as {base}", "x"
+        else:
+            frame = frame[(frame["status"] == "ok") | missing]
+            better = next(row.better for row in self.rows if row.status == "ok")
+            label = self._label or LABELS.get((self._unit(), better), self.label)
+            columns, (factor, unit) = ("value", "low", "high"), shown_as(self._unit())
+        numbers = frame[[*columns]].astype(float).to_numpy() * factor
+        return frame.assign(value=numbers[:, 0], low=numbers[:, 1], high=numbers[:, 2]), label, unit
 
     def _remarks(self) -> list[str]:
         """Each form over all cells, what the A/A control shows, and what has no number."""
         gains = self.over_baseline()
-        timed = [row for row in self.rows if row.ratio is not None]
-        worst = {f: max((r.parity_error or 0.0) for r in timed if r.form == f) for f in gains}
+        control = gains.pop(CONTROL, None)
         lines = []
         for form, gain in gains.items():
-            if form != CONTROL:
-                lines.append(f"- {form}: {tables.gain_text(gain)}, {tables.error_text(worst[form])}")
+            error = max(row.parity_error or 0.0 for row in self.rows if row.form == form and row.ratio is not None)
+            lines.append(f"- {form}: {gain_text(gain)}, {error_text(error)}")
         for form, reason in self.failed.items():
             rows = [row for row in self.rows if row.form == form]
             lost = sum(row.status != "ok" for row in rows)
             lines.append(f"- {form}: not timed in {lost} of {len(rows)} cells: {reason}")
-        if CONTROL in gains:
-            lines.append(f"- the baseline against itself (A/A): {tables.gain_text(gains[CONTROL])}")
+        if control is not None:
+            lines.append(f"- the baseline against itself (A/A): {gain_text(control)}")
         return lines
 
     # ---- tables -----------------------------------------------------------------------------------------------------
@@ -341,35 +322,70 @@ class Study:
         if not self.rows:
             return pd.DataFrame({self.name: ["nothing was measured"]})
         valued = [row for row in self.rows if row.status == "ok"]
-        statistics = {row.statistic for row in valued}
+        statistics, units = ({getattr(row, name) for row in valued} for name in ("statistic", "unit"))
         usual = statistics.pop() if len(statistics) == 1 else "value"
-        mixed = len({row.unit for row in valued}) > 1  # then each number has its unit beside it
-        rows = []
-        for row in self.rows:
-            factor, unit = shown_as(row.unit)
-            ok = row.status == "ok"
-            heading = self._heading(usual, "" if mixed else unit)
-            value = (
-                f"{tables.estimate_text(row.estimate, factor)} {unit if mixed else ''}".strip() if ok else row.status
-            )
-            line = {**row.keys, "form": row.form, heading: value}
-            line |= {"n": row.n, "over baseline": "" if row.gain is None else tables.estimate_text(row.gain)}
-            error = row.parity_error
-            line["relative error"] = "" if error is None else f"{error:.1e}" if error else "0"
-            line |= {"origin": row.origin.value, "why": row.reason or ""}
-            rows.append(line | {c: "; ".join(row.notes) if c == "notes" else getattr(row, c) for c in columns})
-        frame = pd.DataFrame(rows).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
+        unit = units.pop() if len(units) == 1 else None  # else each number has its unit beside it
+        heading = self.label if usual in ("count", "single", "estimate") else STATISTICS.get(usual, usual)
+        heading = axis_label(heading, shown_as(unit)[1] if unit else "")
+        lines = [
+            {
+                **row.keys,
+                "form": row.form,
+                heading: _value_text(row, unit),
+                "n": row.n,
+                "over baseline": "" if row.gain is None else estimate_text(row.gain),
+                "relative error": "" if row.parity_error is None else f"{row.parity_error:.1e}".replace("0.0e+00", "0"),
+                "origin": row.origin.value,
+                "why": row.reason or "",
+                **{name: "; ".join(row.notes) if name == "notes" else getattr(row, name) for name in columns},
+            }
+            for row in self.rows
+        ]
+        frame = pd.DataFrame(lines).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
         empty = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
-        empty += ["origin"] if frame["origin"].nunique() == 1 else []
-        empty += ["n"] if usual == "count" else []
+        empty += ["origin"] * (frame["origin"].nunique() == 1) + ["n"] * (usual == "count")
         front = [*self.keys, "form"]
         frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *empty))]]
         return headed(frame.rename(columns=plain), plain(front[0]))
 
-    def _heading(self, statistic: str, unit: str) -> str:
-        """What a column of values is called: "median (ms)"; what is none of its samples by the name of the study."""
-        words = self.label if statistic in ("count", "single", "estimate") else STATISTICS.get(statistic, statistic)
-        return axis_label(words, unit)
+
+def _value_text(row: Row, unit: str | None) -> str:
+    """The value of a row with its interval, or its status; with its own unit where the column has none."""
+    if row.status != "ok":
+        return row.status
+    factor, own = shown_as(row.unit)
+    return estimate_text(row.estimate, factor) + ("" if unit else f" {own}")
+
+
+def _series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
+    return frame.assign(**{by: [named(by, value) for value in frame[by]]})
+
+
+def _part(wanted: Any) -> str:
+    """What was selected, in the name of a file: of several values that no name has room for, apart by a digest."""
+    several = isinstance(wanted, list | tuple | set) and len(wanted) > MOST_NAMED
+    return f"{words_of(wanted)} {digest([str(each) for each in wanted])[:6]}" if several else words_of(wanted)
+
+
+def _paired(frame: pd.DataFrame, x: str, y: str, factor: float) -> pd.DataFrame:
+    """A row for each cell in which both forms have a number, their values times `factor` under their names."""
+    keys = [name for name in frame if name not in FIELDS]
+    sides = []
+    for name in (x, y):
+        side = frame.loc[frame["form"] == name, [*keys, "origin", "value", "low", "high"]]
+        side = side.astype(dict.fromkeys(("value", "low", "high"), float))
+        side[["value", "low", "high"]] *= factor
+        sides.append(side.rename(columns={"value": name, "low": f"{name}_low", "high": f"{name}_high"}))
+    return sides[0].drop(columns="origin").merge(sides[1], on=keys)
+
+
+def _off(frame: pd.DataFrame, x: str, y: str, unit: str) -> str:
+    """How far form `y` is off form `x`, in the median of the cells and at most."""
+    off = (frame[y] - frame[x]).abs() if unit == "%" else 100 * (frame[y] / frame[x] - 1).abs()
+    far = "percentage points" if unit == "%" else "%"
+    middle, most = (number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
+    return f"{plain(y)} is off {plain(x)} by {middle} {far} in the median of {len(off)} cells, {most} {far} at most"
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery, execution, provenance, results, runner, table
+from gnnlab.lab import discovery, execution, provenance, results, runner, text
 from gnnlab.lab.results import Status
 
 PARAMETERS = """\
@@ -242,7 +242,7 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
 
     assert outcomes["01"].status == "failed" and runner.exit_code(outcomes.values()) == 1
     assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [4], under 'The answer')"
-    assert f"01_first  failed   {table.duration(outcomes['01'].seconds)}  KeyError" in printed
+    assert f"01_first  failed   {text.duration(outcomes['01'].seconds)}  KeyError" in printed
     after = contents(folder)
     place = failed(repository)
     why = results.read(place / "result.json")

@@ -1,6 +1,6 @@
 "use strict";
-// The ledger sorts by its columns and filters by verdict; a report opens and closes all its code. Without this script
-// the page is whole: the table in its own order, each code cell behind a fold of its own.
+// The ledger sorts by its columns and filters by verdict; long tables show their first rows; a report opens and closes
+// all its code. Without this script the page is whole: tables in their own order, each code cell behind a fold of its own.
 (() => {
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
 
@@ -22,24 +22,43 @@
         const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
         const sorted = [...body.rows].sort((a, b) => sign * order(value(a, head.cellIndex), value(b, head.cellIndex)));
         body.append(...sorted);
+        table.parentElement.dispatchEvent(new Event("sorted"));
       });
     }
   }
 
-  for (const part of all("section")) {
-    const chips = all(".chip", part);
-    const rows = all("table.ledger tbody tr", part);
-    const status = part.querySelector(".count");
+  // a long table shows its first rows, and all of them on request or where verdicts are chosen
+  const SHOWN = 10;
+  for (const box of all(".wide:has(> table)")) {
+    const body = box.querySelector("tbody");
+    const chips = all(".chip", box.closest("section") || box);
+    const status = box.closest("section")?.querySelector(".count");
+    const rows = () => [...(body?.rows || [])];
+    const more = document.createElement("button");
+    more.type = "button";
+    more.className = "switch more";
+    more.textContent = `All ${rows().length} rows`;
+    const long = rows().length > SHOWN + 4;
+    const show = () => {
+      const wanted = chips.filter((c) => c.getAttribute("aria-pressed") === "true").map((c) => c.dataset.verdict);
+      rows().forEach((row, index) => {
+        row.hidden = wanted.length > 0 && !wanted.includes(row.dataset.verdict);
+        row.classList.toggle("folded", long && !more.hidden && wanted.length === 0 && index >= SHOWN);
+      });
+      const count = rows().filter((row) => !row.hidden).length;
+      if (status) status.textContent = wanted.length > 0 ? `${count} of ${rows().length} shown` : "";
+    };
+    if (long) box.after(more);
+    more.addEventListener("click", () => { more.hidden = true; show(); });
+    box.addEventListener("sorted", show);
     for (const chip of chips) {
       chip.disabled = false;
       chip.addEventListener("click", () => {
         chip.setAttribute("aria-pressed", String(chip.getAttribute("aria-pressed") !== "true"));
-        const wanted = chips.filter((c) => c.getAttribute("aria-pressed") === "true").map((c) => c.dataset.verdict);
-        rows.forEach((row) => { row.hidden = wanted.length > 0 && !wanted.includes(row.dataset.verdict); });
-        const shown = rows.filter((row) => !row.hidden).length;
-        status.textContent = wanted.length > 0 ? `${shown} of ${rows.length} shown` : "";
+        show();
       });
     }
+    show();
   }
 
   // what scrolls takes the focus; what fits is no stop on the keyboard's way
@@ -49,7 +68,7 @@
   all("[tabindex]").forEach((box) => watch.observe(box));
 
   // on paper nothing can be opened
-  const folded = all(".facts details, details.missing");
+  const folded = all(".facts details, details.missing, details.how");
   let closed = [];
   window.addEventListener("beforeprint", () => {
     closed = folded.filter((part) => !part.open);
@@ -57,7 +76,7 @@
   });
   window.addEventListener("afterprint", () => closed.forEach((part) => { part.open = false; }));
 
-  const button = document.querySelector(".switch");
+  const button = document.querySelector(".contents .switch");
   const code = all("details.code");
   if (button && code.length > 0) {
     button.hidden = false;

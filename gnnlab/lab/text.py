@@ -1,0 +1,170 @@
+"""How a reader sees numbers and names: digits worth their interval, ranges, units, what keys and columns are called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from gnnlab.profiling.estimates import Estimate
+
+MOST_NAMED = 2  # of several values that were selected
+Bounds = tuple[float | None, float | None]
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def format_value(value: float) -> str:
+    """Integers in full with thousands separators, everything else to four digits."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def number(value: float) -> str:
+    """On axes and bars: three digits, thousands separated, no exponent between 0.001 and 1e9."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+def digits(value: float, low: float | None, high: float | None) -> str:
+    """`value` with as many digits as its interval is worth: those of the half-width, one more when it begins with 1.
+
+    The end nearer to 0 keeps two digits, so that a wide interval does not seem to reach 0.
+    """
+    if low is None or high is None or low == high:
+        return format_value(value)
+    half, nearer = (high - low) / 2, min(abs(low), abs(high))
+    places = -math.floor(math.log10(half)) + (half / 10 ** math.floor(math.log10(half)) < 2)
+    if nearer > half / 200:
+        places = max(places, 1 - math.floor(math.log10(nearer)))
+    if places > 6:
+        return f"{value:.3g}"
+    places = max(places, 0)
+    return f"{round(value, places) + 0.0:,.{places}f}"  # no "-0.0"
+
+
+def shown_as(unit: str) -> tuple[float, str]:
+    """The factor and the unit in which a reader sees values of a unit: shares as percent."""
+    return (100.0, "%") if unit == "share" else (1.0, unit)
+
+
+def with_unit(estimate: Estimate, unit: str) -> tuple[str, str]:
+    """An estimate and its interval, "" where there is none: ("1.42×", "1.40 to 1.45×")."""
+    factor, suffix = _suffix(unit)
+    value, *ends = (None if end is None else end * factor for end in (estimate.value, estimate.low, estimate.high))
+    exact = ends[0] is None or ends[0] == ends[1]
+    interval = "" if exact else " to ".join(digits(end, *ends) for end in ends) + suffix
+    return digits(value, *ends) + suffix, interval
+
+
+def claimed_text(bounds: Bounds | None, unit: str) -> str:
+    """A claimed range: "1.41 to 1.45×", "at least 5 %", or "some gain" where no number was named."""
+    if bounds is None:
+        return "some gain"
+    factor, suffix = _suffix(unit)
+    low, high = (None if end is None else format_value(end * factor) for end in bounds)
+    if low is None or high is None:
+        return (f"at least {low}" if high is None else f"at most {high}") + suffix
+    return (low if low == high else f"{low} to {high}") + suffix
+
+
+def _suffix(unit: str) -> tuple[float, str]:
+    """The factor of a unit, and what stands behind the number."""
+    factor, name = shown_as(unit)
+    return factor, {"x": "×", "count": "", "difference": ""}.get(name, f" {name}")
+
+
+def estimate_text(estimate: Estimate, factor: float = 1.0) -> str:
+    """As "1.42 (1.40 to 1.45)", times `factor`; an exact number and one without an interval stand alone."""
+    value, *ends = (None if end is None else end * factor for end in (estimate.value, estimate.low, estimate.high))
+    if ends[0] is None or ends[0] == ends[1]:
+        return format_value(value)
+    return "{} ({} to {})".format(*(digits(end, *ends) for end in (value, *ends)))
+
+
+def error_text(error: float) -> str:
+    """ "largest relative error 2.3e-07", or that the outputs were the same."""
+    return f"largest relative error {error:.1e}" if error else "outputs identical"
+
+
+def gain_text(gain: Estimate) -> str:
+    """ "2.31 (2.25 to 2.37) times as fast", or that no difference was seen."""
+    if gain.low is None:
+        return f"{gain.value:.3g} times as fast, of {gain.n} rounds, too few for an interval"
+    text = estimate_text(gain)
+    return f"no difference seen, {text}" if gain.low <= 1 <= gain.high else f"{text} times as fast"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a reader says them: "0.8 s", "41 s", "2 min 5 s"."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def plain(name: str) -> str:
+    """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
+    if name == "pu":  # as S4 calls it
+        return "processing unit"
+    for ending, unit, quantity in (("gb_s", "GB/s", "bandwidth"), ("mib", "MiB", "size"), ("ms", "ms", "time")):
+        if name == ending:
+            return f"{quantity} ({unit})"
+        if name.endswith(f"_{ending}"):
+            return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({unit})"
+    return name.replace("_", " ")
+
+
+def axis_label(label: str, unit: str) -> str:
+    """A quantity with its unit; without one that says the same once more: "scores", "times as fast as PyG"."""
+    named = unit in ("", "count") or label.endswith((unit, f"{unit}s")) or (unit == "x" and label.startswith("times"))
+    return label if named else f"{label} ({'×' if unit == 'x' else unit})"
+
+
+def named(key: str, value: Any) -> str:
+    """A text speaks for itself, a number needs its name: "nodes 10"."""
+    if isinstance(value, str):
+        return value
+    name, bracket, unit = plain(key).partition(" (")
+    unit = f" {unit.removesuffix(')')}" if bracket else ""
+    return f"{name} {value:.4g}{unit}" if isinstance(value, float) else f"{name} {value}{unit}"
+
+
+def cell_name(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The name of a cell: "1000/1000, features 64"."""
+    return ", ".join(named(key, row[key]) for key in keys if key in row)
+
+
+def words_of(wanted: Any) -> str:
+    """One value, or the first of several and how many more."""
+    several = wanted if isinstance(wanted, list | tuple | set) else [wanted]
+    words = [str(each) for each in several]
+    more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+    return ", ".join(words[:MOST_NAMED]) + more
+
+
+def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns: int) -> list[str]:
+    """A line for each reason, of (row, column, reason) `cells`, and where it holds: "why (a × every size; b × 10/20)".
+
+    `column` is what a column is called, `columns` how many there are.
+    """
+    frame = pd.DataFrame(cells, columns=["row", "column", "reason"]).astype(str).drop_duplicates()
+    lines = []
+    for reason, of_reason in frame.groupby("reason", sort=False):
+        places = [
+            f"{row} × {f'every {column}' if len(at) == columns > 1 else ', '.join(at)}"
+            for row, at in of_reason.groupby("row", sort=False)["column"]
+        ]
+        lines.append(f"{reason} ({'; '.join(places)})")
+    return lines
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |" for cells in lines]
