@@ -19,18 +19,6 @@ from tqdm.std import tqdm
 Step = Callable[..., None]  # step("what", done=3, total=8): without `done` one more than before
 
 
-def by_hand() -> bool:
-    """Does someone run notebook cells one by one in this process? JupyterLab and VS Code let a cell ask for input;
-    `gnnlab run`, papermill and nbconvert do not. That parameters were put in says nothing: an executed notebook can be
-    opened. Outside of IPython nobody does.
-    """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None:
-        return False
-    request = shell.get_parent() if hasattr(shell, "get_parent") else {}
-    return request.get("content", {}).get("allow_stdin", True)
-
-
 @contextmanager
 def progress(what: str, total: int | None = None, *, file: TextIO | None = None) -> Iterator[Step]:
     """Show how many of `total` pieces of `what` are done; gives what is called after each.
@@ -38,8 +26,9 @@ def progress(what: str, total: int | None = None, *, file: TextIO | None = None)
     `file` is standard error unless given; the bar is gone when the work is done.
     """
     file = file or sys.stderr
-    nobody = not (file.isatty() or by_hand())
-    with tqdm(desc=what, total=total, file=file, disable=nobody, leave=False, dynamic_ncols=True) as bar:
+    with tqdm(
+        desc=what, total=total, file=file, disable=not (file.isatty() or _front_end()), leave=False, dynamic_ncols=True
+    ) as bar:
 
         def step(note: str = "", done: int | None = None, total: int | None = None) -> None:
             bar.total = total or bar.total
@@ -47,3 +36,11 @@ def progress(what: str, total: int | None = None, *, file: TextIO | None = None)
             bar.set_postfix_str(note)
 
         yield step
+
+
+def _front_end() -> bool:
+    """Is this a kernel whose cell was sent by JupyterLab or the like? Those let a cell ask for input, papermill and
+    nbconvert do not.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "get_parent") and shell.get_parent().get("content", {}).get("allow_stdin", False)

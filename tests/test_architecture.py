@@ -94,7 +94,7 @@ def test_a_notebook_holds_what_is_compared_and_no_machinery(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_parameter_set_of_a_notebook_passes_its_own_check(path):
-    from gnnlab.lab import parameters
+    from gnnlab.lab import parameters, runs
 
     declared = parameters.declared(path)
     sets = list(ROOT.glob(f"params/*/{path.stem}.yaml"))
@@ -102,6 +102,7 @@ def test_every_parameter_set_of_a_notebook_passes_its_own_check(path):
     for file in sets:
         values = parameters.check(parameters.load_yaml(file), declared)
         assert values["output_dir"] == f"outputs/{file.parent.name}", file
+    assert declared["output_dir"].default == runs.LAB
 
 
 def test_conda_and_pip_install_the_same():

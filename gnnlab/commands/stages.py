@@ -134,18 +134,17 @@ _STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
 
 def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     """Parameters from params/SET, notebook 05 over 04, command-line options over both (06's go to `tables`), and the
-    results folder: outputs/lab if options were given, else outputs/SET. `models` are the exported ones, of this
-    folder or, where it has none, of outputs/SET.
+    results folder: outputs/lab if options were given with a set of the repository, else that of the set. `models` are
+    the exported ones, of this folder or, where it has none, of that of the set.
     """
     from gnnlab.campaign import sizes
-    from gnnlab.lab import discovery, parameters
-    from gnnlab.lab.runs import for_exploring
+    from gnnlab.lab import discovery, parameters, runs
 
     root = discovery.root()
     every = discovery.notebooks(root)
     chosen = discovery.select(every, (*CAMPAIGN, TABLES))
-    set_ = discovery.parameter_set(arguments.params, root)
-    in_set = discovery.read_parameters(chosen, set_, every=list(every.values()))
+    params = discovery.parameter_set(arguments.params, root)
+    in_set = discovery.read_parameters(chosen, params, every=list(every.values()))
     values: dict[str, Any] = {}
     for notebook in sorted(chosen, key=lambda notebook: notebook.number):
         checked = parameters.check(in_set[notebook.name] or {}, notebook.declared)
@@ -154,8 +153,9 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     if named["sizes"]:  # a file lies where the command was given, not in the repository
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
     values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
-    folder = discovery.output_folder(set_, in_set.values(), root)
-    place = for_exploring(root, folder) if any(named.values()) else folder  # what a run left stays as it is
+    folder = discovery.output_folder(params, in_set.values(), root)
+    own = any(named.values()) and params.parent == root / "params"
+    place = root / runs.LAB if own else folder  # what a run left stays as it is
     exports = arguments.all or arguments.export or (place / "exported_models").exists()
     values["models"] = (place if exports else folder) / "exported_models"
     values["sizes"] = sizes.read(values["sizes"], root)

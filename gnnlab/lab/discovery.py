@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from gnnlab.errors import GnnlabError, meant
 from . import parameters
 from .parameters import Parameter
 
-DEFAULT_TIMEOUT_MINUTES = 60.0
+TIMEOUT_MINUTES = 60.0
 _NAME = re.compile(r"(\d\d)_\w+")
 
 
@@ -30,7 +30,7 @@ class Notebook:
 
     path: Path
     needs: tuple[str, ...] = ()
-    timeout_minutes: float = DEFAULT_TIMEOUT_MINUTES
+    timeout_minutes: float = TIMEOUT_MINUTES
 
     @property
     def name(self) -> str:
@@ -40,21 +40,14 @@ class Notebook:
     def number(self) -> str:
         return self.name[:2]
 
+    def parameters_in(self, folder: Path) -> Path:
+        """Its file in the folder of a parameter set."""
+        return folder / f"{self.name}.yaml"
+
     @cached_property
     def declared(self) -> dict[str, Parameter]:
         """The parameters that it declares; raises as `parameters.declared`."""
         return parameters.declared(self.path)
-
-
-@dataclass(frozen=True)
-class ParameterSet:
-    """A folder of flat YAML files named as the notebooks: `params/quick`, or a folder of the user's own."""
-
-    name: str
-    folder: Path
-
-    def file(self, notebook: Notebook) -> Path:
-        return self.folder / f"{notebook.name}.yaml"
 
 
 def root(start: Path | None = None) -> Path:
@@ -94,52 +87,56 @@ def select(notebooks: dict[str, Notebook], wanted: Sequence[str]) -> list[Notebo
     return [notebook for number, notebook in notebooks.items() if number in numbers]
 
 
-def parameter_set(wanted: str, root: Path) -> ParameterSet:
-    """The set `params/<wanted>`, or the folder of that path. Raises `GnnlabError` when there is neither."""
+def parameter_set(wanted: str, root: Path) -> Path:
+    """The folder of a set, of YAML files named as the notebooks: `params/<wanted>`, or one of the user's own by its
+    path. Raises `GnnlabError` when there is neither.
+    """
     known = sorted(folder.name for folder in (root / "params").iterdir() if folder.is_dir())
     if wanted in known:
-        return ParameterSet(wanted, root / "params" / wanted)
+        return root / "params" / wanted
     folder = Path(wanted).expanduser().resolve()
     if wanted and folder.is_dir():
         if not any(folder.glob("*.y*ml")):
             raise GnnlabError(f"--params {folder} holds no parameter file (*.yaml); sets are {', '.join(known)}")
-        return ParameterSet(folder.name, folder)
+        return folder
     raise GnnlabError(f"there is no parameter set or folder {wanted!r}; sets are {', '.join(known)}")
 
 
 def read_parameters(
     chosen: Sequence[Notebook],
-    set_: ParameterSet,
+    folder: Path,
     overrides: Sequence[tuple[str, str]] = (),
     *,
     every: Sequence[Notebook],
 ) -> dict[str, dict[str, Any] | None]:
-    """The parameters of each chosen notebook by its name, checked; None where the set has no file for it.
+    """The parameters that a set's files and the command line give each chosen notebook, by its name, checked; None
+    where the set has no file for it.
 
-    `overrides` are (name, text) pairs from a command line; each goes to the notebooks that declare it. Files that
-    belong to none of `every` notebook are refused: they would be ignored otherwise.
-    Raises `GnnlabError`.
+    `overrides` are (name, text) pairs; each goes to the notebooks that declare it. Files that belong to none of `every`
+    notebook are refused: they would be ignored otherwise. Raises `GnnlabError`.
     """
-    names = [notebook.name for notebook in every]
-    for file in sorted([*set_.folder.glob("*.yaml"), *set_.folder.glob("*.yml")]):
-        if file.suffix != ".yaml" or file.stem not in names:
-            raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, [f'{name}.yaml' for name in names])}")
+    names = [f"{notebook.name}.yaml" for notebook in every]
+    for file in sorted(folder.glob("*.y*ml")):
+        if file.name not in names:
+            raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, names)}")
     known = {name: parameter for notebook in chosen for name, parameter in notebook.declared.items()}
     for place, (name, _) in enumerate(overrides):
         if name not in known:
             raise GnnlabError(f"-p {name}: {parameters.unknown(name, known)}")
         if name in dict(overrides[:place]):
             raise GnnlabError(f"-p {name} is given twice")
-    return {n.name: _read(set_.file(n), n.declared, overrides) if set_.file(n).exists() else None for n in chosen}
+    files = {notebook: notebook.parameters_in(folder) for notebook in chosen}
+    return {n.name: _read(file, n.declared, overrides) if file.exists() else None for n, file in files.items()}
 
 
-def output_folder(set_: ParameterSet, given: Iterable[dict[str, Any] | None], root: Path) -> Path:
-    """Where the results of a set go: the `output_dir` that its files name (relative to the repository), else
-    `outputs/<set>`. Raises `GnnlabError` when they name several, or when a set of that name belongs to the repository.
+def output_folder(params: Path, given: Iterable[Mapping[str, Any] | None], root: Path) -> Path:
+    """Where the results of the set in the folder `params` go: the `output_dir` that is `given` (relative to the
+    repository), else `outputs/<set>`. Raises `GnnlabError` when several are given, or none and a set of that name
+    belongs to the repository.
     """
     named = {values.get("output_dir") for values in given if values is not None} or {None}
     if len(named) > 1:
-        raise GnnlabError(f"the parameters of {set_.folder} name different output_dir; one run has one folder")
+        raise GnnlabError(f"the parameters of {params} name different output_dir; one run has one folder")
     if (name := named.pop()) is not None:
         folder = (root / name).resolve()
         if folder.is_file():
@@ -147,14 +144,14 @@ def output_folder(set_: ParameterSet, given: Iterable[dict[str, Any] | None], ro
         if folder in (root, *root.parents):
             raise GnnlabError(f"output_dir {name!r} holds the repository; it must be a folder for results alone")
         return folder
-    if set_.folder != root / "params" / set_.name and (root / "params" / set_.name).is_dir():
+    if params != root / "params" / params.name and (root / "params" / params.name).is_dir():
         raise GnnlabError(
-            f"outputs/{set_.name} belongs to params/{set_.name}; rename {set_.folder} or give -p output_dir"
+            f"outputs/{params.name} belongs to params/{params.name}; rename {params} or give -p output_dir"
         )
-    return root / "outputs" / set_.name
+    return root / "outputs" / params.name
 
 
-def _read(file: Path, schema: dict[str, Parameter], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _read(file: Path, schema: Mapping[str, Parameter], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The values that a file and the command line give, checked; not the defaults."""
     given = parameters.load_yaml(file)
     try:
@@ -168,16 +165,15 @@ def _read(file: Path, schema: dict[str, Parameter], overrides: Sequence[tuple[st
 def _notebook(path: Path) -> Notebook:
     try:
         about = json.loads(path.read_bytes())["metadata"].get("gnnlab", {})
-        needs = tuple(about.get("needs", ()))
-        minutes = float(about.get("timeout_minutes", DEFAULT_TIMEOUT_MINUTES))
+        notebook = Notebook(path, tuple(about.get("needs", ())), float(about.get("timeout_minutes", TIMEOUT_MINUTES)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise GnnlabError(f"{path} is not a notebook, or its metadata 'gnnlab' is not as it should be") from None
-    if not minutes > 0:
-        raise GnnlabError(f"{path}: timeout_minutes is {minutes}; it must be above 0")
-    return Notebook(path, needs, minutes)
+    if not notebook.timeout_minutes > 0:
+        raise GnnlabError(f"{path}: timeout_minutes is {notebook.timeout_minutes}; it must be above 0")
+    return notebook
 
 
-def _number(word: str, notebooks: dict[str, Notebook]) -> str:
+def _number(word: str, notebooks: Mapping[str, Notebook]) -> str:
     stem = Path(word).stem
     for number, notebook in notebooks.items():
         if stem in (number, number.removeprefix("0"), notebook.name):

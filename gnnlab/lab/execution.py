@@ -38,10 +38,7 @@ _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended, with a reason of one line unless it passed.
-
-    `result` is what it left in its folder: None unless it passed, or skipped itself with a reason.
-    """
+    """How a run ended, with a reason of one line unless it passed; `result` is what it wrote, None where it failed."""
 
     status: Status
     reason: str | None
@@ -68,8 +65,6 @@ def execute(
             status, reason = result.status, result.reason
         except GnnlabError as error:
             status, reason = Status.FAILED, str(error)
-    if status not in (Status.PASSED, Status.SKIPPED):
-        result, reason = None, reason or "the notebook gives no reason"
     return Ended(status, reason and _short(reason), time.monotonic() - start, result)
 
 

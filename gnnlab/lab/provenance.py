@@ -1,47 +1,27 @@
-"""On what machine, with what software and in what state was a number measured, and from what was it made?
-
-A fingerprint has five parts, each a mapping so that a change can be named: parameters, code, inputs, versions, machine.
-"""
+"""On what machine, with what software and in what state was a number measured? For JSON, and in words for a reader."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
 import platform
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-import gnnlab
-from gnnlab import files, machine, user_code
+from gnnlab import machine
 from gnnlab.openvino_core import openvino_core
 
 PACKAGES = (
-    "torch",
-    "torch-geometric",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "pandas",
-    "openvino",
-    "onnx",
-    "papermill",
-    "nbconvert",
+    *("torch", "torch-geometric", "numba", "numpy", "scipy", "scikit-learn", "pandas"),
+    *("openvino", "onnxruntime", "onnx", "papermill", "nbconvert"),
 )
 SPEED_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-PARTS = ("parameters", "code", "inputs", "versions", "machine")
 HOST_NAME = "GNNLAB_HOST"  # the name that results shall give this machine; they give none unless told, for people
-NOT_CODE = ("__pycache__", "templates")  # templates render results; they do not make them
-CELLS = "the notebook's code cells"
-
-Fingerprint = dict[str, dict[str, Any]]
 
 
 def collect() -> dict[str, Any]:
@@ -55,6 +35,7 @@ def collect() -> dict[str, Any]:
 
 def system() -> dict[str, Any]:
     """What of it is known without loading a framework."""
+    flags = machine.cpuinfo("flags", "Features").split()
     return {
         **_repository(),
         "host": os.environ.get(HOST_NAME) or None,
@@ -65,7 +46,7 @@ def system() -> dict[str, Any]:
             "architecture": platform.machine(),
             "cores": psutil.cpu_count(logical=False),
             "logical": psutil.cpu_count(),
-            "flags": list(_flags()),
+            "flags": [flag for flag in SPEED_FLAGS if flag in flags],
             **{f"l{level}_cache_bytes": size for level, size in machine.cache_bytes().items()},
         },
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
@@ -89,28 +70,16 @@ def state() -> dict[str, Any]:
 
 
 def _repository() -> dict[str, Any]:
-    """Commit of the code that ran, and whether it had uncommitted changes. None outside a git checkout."""
-    here = Path(__file__).resolve().parent
-    commit = git(here, "rev-parse", "--short=10", "HEAD")
-    status = git(here, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit or None, "dirty": None if status is None else bool(status)}
-
-
-def git(folder: Path, *arguments: str) -> str | None:
-    """What git prints in `folder`; None where it refuses, or where there is no git."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command, options = ["git", "-C", str(folder), *arguments], {"text": True, "errors": "replace", "env": plain}
+    """Commit of the code that ran, and whether it had uncommitted changes. None without git, or outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "check": True}
+    options["env"] = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        return subprocess.run(command, capture_output=True, timeout=60, check=True, **options).stdout.strip()
+        commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], **options).stdout.strip()
+        status = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], **options).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return None
-
-
-@cache
-def _flags() -> tuple[str, ...]:
-    """Instructions that decide over speed, of those that the processor has."""
-    known = machine.cpuinfo("flags", "Features").split()
-    return tuple(flag for flag in SPEED_FLAGS if flag in known)
+        return {"commit": None, "dirty": None}
+    return {"commit": commit, "dirty": bool(status)}
 
 
 def devices() -> list[dict[str, Any]]:
@@ -134,83 +103,6 @@ def _openvino() -> tuple[tuple[str, str], ...]:
         return tuple((kind, core.get_property(kind, "FULL_DEVICE_NAME")) for kind in core.available_devices)
     except (ImportError, RuntimeError):
         return ()
-
-
-# ---- from what it was made -------------------------------------------------------------------------------------------
-
-
-def surroundings() -> Fingerprint:
-    """The parts of a fingerprint that all notebooks of a run share: code, versions, machine."""
-    return {"code": package_code(), "versions": versions(), "machine": this_machine()}
-
-
-def fingerprint(
-    notebook: Path,
-    parameters: Mapping[str, Any],
-    needs: Sequence[Path],
-    shared: Fingerprint,
-    *,
-    here: Path,
-    folder: Path,
-) -> Fingerprint:
-    """What the results of a notebook are made from.
-
-    `parameters` are all that it declares; `needs` are the result files that it builds on; `shared` comes from
-    `surroundings`. Files and modules that parameters name are read relative to `here`, and what lies in `folder`,
-    where the results go, does not count.
-    """
-    cells = [cell for cell in json.loads(notebook.read_bytes())["cells"] if cell["cell_type"] == "code"]
-    tagged = [["".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells]
-    texts = [text for value in parameters.values() for text in (value if isinstance(value, list) else [value])]
-    named = [path for text in texts if isinstance(text, str) for path in _named(text, here)]
-    inputs = {
-        path.relative_to(here).as_posix() if here in path.parents else str(path): files.digest(path)
-        for path in named
-        if folder not in path.parents
-    }
-    return {
-        "parameters": dict(parameters),
-        "code": {**shared["code"], CELLS: files.digest(tagged)},
-        "inputs": {path.parent.parent.name: files.digest(path) for path in needs} | inputs,
-        "versions": shared["versions"],
-        "machine": shared["machine"],
-    }
-
-
-def package_code() -> dict[str, str]:
-    """Digest of every module and data file of this package."""
-    package = Path(gnnlab.__file__).parent
-    names = [path.relative_to(package) for path in sorted(package.rglob("*")) if path.is_file()]
-    code = [name for name in names if not any(part in NOT_CODE or part.startswith(".") for part in name.parts)]
-    return {name.as_posix(): files.digest(package / name) for name in code}
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of what this package requires, where installed."""
-    try:
-        requirements = importlib.metadata.requires("gnnlab") or []
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return machine.versions()
-    return machine.versions(*(re.match(r"[\w.-]+", line).group() for line in requirements if "extra ==" not in line))
-
-
-def this_machine() -> dict[str, Any]:
-    """Processor, cores and accelerators, as far as they are seen without loading a framework."""
-    return {
-        **machine.about(),
-        "accelerators": sorted(map(str, [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev/accel").glob("accel*")])),
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
-    }
-
-
-def _named(text: str, here: Path) -> list[Path]:
-    """The files that a parameter names: by a path, or as a module in `module:factory`."""
-    try:
-        if (here / text).is_file():
-            return [(here / text).resolve()]
-        return user_code.files_of(text.partition(":")[0], here) if re.fullmatch(r"[^\W\d][\w.]*:\w+", text) else []
-    except (OSError, ValueError):  # too long for a name, or no name at all
-        return []
 
 
 # ---- for a reader ---------------------------------------------------------------------------------------------------

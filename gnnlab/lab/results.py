@@ -69,15 +69,10 @@ class ResultFile(Strict):
     seconds: float = Field(ge=0)
 
 
-def samples_path(path: Path) -> Path:
-    """Where the samples of the result file at `path` lie."""
-    return Path(path).with_name(SAMPLES)
-
-
 def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
     """Write a result file with the rows and samples of `table`: samples first, so that none are ever missing."""
     if table is not None:
-        written = table.write_samples(samples_path(path))
+        written = table.write_samples(path.with_name(SAMPLES))
         result = result.model_copy(update={"rows": list(table), "samples_sha256": written})
     write_json(path, result.model_dump(mode="json"))
 
@@ -100,7 +95,7 @@ def table_of(path: Path, result: ResultFile) -> Table:
     """The rows of a result file with their samples. Raises `GnnlabError` where the samples are not its own."""
     table = Table(result.rows)
     if result.samples_sha256 is not None:
-        table.read_samples(samples_path(path), result.samples_sha256)
+        table.read_samples(path.with_name(SAMPLES), result.samples_sha256)
     return table
 
 
@@ -128,30 +123,26 @@ def newest(folder: Path, notebook: str) -> tuple[Path | None, Path | None]:
 def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, list[Loaded]], list[str]]:
     """The runs of each notebook that count, and a line for each that cannot be read.
 
-    The newest comes first, then the earlier ones in their order.
-    Earlier runs count where they were made from the same as the newest one: parameters, code, inputs, versions,
-    machine. Those that failed do not count.
+    The newest comes first, then the earlier ones in their order, as far as they were made from the same as the newest:
+    parameters, code, inputs, versions, machine. Those that failed do not count.
     """
     by_notebook: dict[str, list[Loaded]] = {}
     problems: list[str] = []
     for path in paths(folder, notebook):
         try:
             result = read(path)
-            runs = by_notebook.get(path.parent.parent.name, [])
-            known = {earlier.run for earlier, _ in runs}
-            same = not runs or _made_from(result) == _made_from(runs[0][0])
-            if result.status in (Status.PASSED, Status.SKIPPED) and same and result.run not in known:
-                by_notebook[path.parent.parent.name] = [*runs, (result, table_of(path, result))]
+            runs = by_notebook.setdefault(path.parent.parent.name, [])
+            passed = result.status in (Status.PASSED, Status.SKIPPED)
+            same = all(
+                (other.fingerprint, other.parameters) == (result.fingerprint, result.parameters)
+                and other.run != result.run
+                for other, _ in runs
+            )
+            if passed and same:
+                runs.append((result, table_of(path, result)))
         except GnnlabError as error:
             problems.append(str(error))
-    return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(by_notebook.items())}, problems
-
-
-def _made_from(result: ResultFile) -> tuple[Any, ...]:
-    """What two runs must have in common to be samples of one thing."""
-    known = result.environment
-    same = (known.get(name) for name in ("commit", "dirty", "versions", "devices"))
-    return result.fingerprint, result.parameters, *same
+    return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(by_notebook.items()) if runs}, problems
 
 
 def schema() -> dict[str, Any]:

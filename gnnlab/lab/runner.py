@@ -24,11 +24,9 @@ from gnnlab.errors import GnnlabError
 
 from . import discovery, execution, parameters, provenance, results
 from . import runs as folders
-from .discovery import Notebook, ParameterSet
+from .discovery import Notebook
 from .results import ResultFile, Status
 from .text import duration
-
-ALL_PARTS = ", ".join(provenance.PARTS)
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class NotebookRun:
     notebook: str
     status: Status
     reason: str | None
-    seconds: float
-    out_path: Path | None
+    seconds: float = 0.0
+    out_path: Path | None = None
     ran: bool = True  # False: its earlier results still hold, or it was skipped before it started
 
 
@@ -53,7 +51,7 @@ def run(
     root: Path | None = None,
     console: Console | None = None,
 ) -> list[NotebookRun]:
-    """Run the notebooks `numbers` (none: all) with a parameter set, then render the site of its results.
+    """Run the notebooks `numbers` (none: all) with a parameter set, and render the site of its results after each.
 
     Every parameter file is checked before anything executes or is written: `GnnlabError`, one line.
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
@@ -64,25 +62,16 @@ def run(
     base = root.resolve() if root else discovery.root()
     every = discovery.notebooks(base)
     chosen = discovery.select(every, numbers)
-    set_ = discovery.parameter_set(params_set, base)
-    given = discovery.read_parameters(chosen, set_, overrides, every=list(every.values()))
-    here = base if root else Path.cwd()
-    folder = discovery.output_folder(set_, given.values(), base)
+    params = discovery.parameter_set(params_set, base)
+    given = discovery.read_parameters(chosen, params, overrides, every=list(every.values()))
+    folder = discovery.output_folder(params, given.values(), base)
     with folders.only_run(folder):
         from .report import build_site  # nbconvert, heavy
 
+        here = base if root else Path.cwd()
+        width = max(len(notebook.name) for notebook in chosen)
+        job = _Job(base, here, params, folder, given, every, console or Console(), width)
         page = None
-        job = _Job(
-            root=base,
-            here=here,
-            set=set_,
-            folder=folder,
-            given=given,
-            every=every,
-            shared=provenance.surroundings(),
-            console=console or Console(),
-            width=max(len(notebook.name) for notebook in chosen),
-        )
         try:
             for notebook in chosen:
                 job.settle(notebook, runs, force)
@@ -104,10 +93,10 @@ def exit_code(outcomes: Sequence[NotebookRun]) -> int:
 def output_folder(params_set: str, root: Path | None = None) -> Path:
     """The folder of the results of a parameter set; raises `GnnlabError` where nothing has been run with it."""
     base = root.resolve() if root else discovery.root()
-    set_ = discovery.parameter_set(params_set, base)
-    files = [set_.file(notebook) for notebook in discovery.notebooks(base).values()]
+    params = discovery.parameter_set(params_set, base)
+    files = [notebook.parameters_in(params) for notebook in discovery.notebooks(base).values()]
     given = [parameters.load_yaml(file) for file in files if file.exists()]
-    folder = discovery.output_folder(set_, given, base)
+    folder = discovery.output_folder(params, given, base)
     if not folder.is_dir():
         raise GnnlabError(f"there are no results in {folder}; run gnnlab run --params {params_set} first")
     return folder
@@ -119,11 +108,10 @@ class _Job:
 
     root: Path
     here: Path  # what paths and modules of the user's are relative to
-    set: ParameterSet
-    folder: Path
+    params: Path  # the folder of the parameter set
+    folder: Path  # of the results
     given: Mapping[str, dict[str, Any] | None]
     every: Mapping[str, Notebook]
-    shared: provenance.Fingerprint
     console: Console
     width: int  # of the longest name, so that the columns align
     outcomes: dict[str, NotebookRun] = field(default_factory=dict)
@@ -132,83 +120,61 @@ class _Job:
         """Skip a notebook, keep its earlier results, or run it until there are `wanted` runs; a line for each."""
         name = notebook.name
         if reason := self.cannot_run(notebook):
-            self.ended(NotebookRun(name, Status.SKIPPED, reason, 0.0, None, ran=False))
-            return
+            return self.ended(NotebookRun(name, Status.SKIPPED, reason, ran=False))
         path, failed = results.newest(self.folder, name)
-        changed = self.changed(notebook)
-        done = 0 if path is None or changed else len(results.runs_of(self.folder, name)[0].get(name, []))
+        before = path and results.read(path)
+        changed = before and folders.why_again(path, before, self.fingerprint(notebook))
+        done = 0 if before is None or changed else len(results.runs_of(self.folder, name)[0].get(name, []))
         if force:
-            self.run_on(notebook, done, done + wanted, "forced")
+            last, why = done + wanted, "forced"
         elif failed:
-            self.run_on(notebook, done, max(wanted, done + 1), "runs again: its last run did not pass")
-        elif done >= wanted or (done and results.read(path).status is Status.SKIPPED):
-            self.ended(self.unchanged(name, path, done))
+            last, why = max(wanted, done + 1), "runs again: its last run did not pass"
+        elif done >= wanted or (done and before.status is Status.SKIPPED):
+            when = f"{datetime.fromisoformat(before.started).astimezone():%Y-%m-%d %H:%M}"
+            reason = (
+                f"{done} runs, " * (done > 1) + f"unchanged since {when}: parameters, code, inputs, versions, machine"
+            )
+            reason = f"{before.reason} ({reason})" if before.reason else reason
+            executed = path.with_name(results.NOTEBOOK)
+            return self.ended(NotebookRun(name, before.status, reason, before.seconds, executed, ran=False))
         else:
-            why = f"runs again: {changed}" if changed else "" if path else "first run"
-            self.run_on(notebook, done, wanted, why)
+            last, why = wanted, f"runs again: {changed}" if changed else "" if before else "first run"
+        for number in range(done + 1, last + 1):
+            place = f"run {number} of {last}" if last > 1 else ""
+            about = ", ".join(filter(None, (place, why if number == done + 1 else "")))
+            outcome = self.run_once(notebook, about)
+            if outcome.status is not Status.PASSED and number > 1:
+                outcome = replace(outcome, reason=f"{place}: {outcome.reason}; the runs before it stand")
+            self.ended(outcome, about)
+            if outcome.status is not Status.PASSED:
+                break
 
     def cannot_run(self, notebook: Notebook) -> str | None:
         """Why a notebook cannot run: no parameter file, or a need without results."""
         if self.given[notebook.name] is None:
-            return f"{self.set.folder.name} has no {self.set.file(notebook).name}"
+            return f"{self.params.name} has no {notebook.parameters_in(self.params).name}"
         for number in notebook.needs:
             need = self.every[number].name
             path, _ = results.newest(self.folder, need)
             if need in self.outcomes and self.outcomes[need].status is not Status.PASSED:
                 return f"it needs {need}, which is {self.outcomes[need].status}"
             if path is None or results.read(path).status is not Status.PASSED:
-                wanted = self.set.name if self.set.folder.parent == self.root / "params" else self.set.folder
-                elsewhere = self.given[notebook.name].get("output_dir")
-                into = f" -p output_dir {elsewhere}" if elsewhere else ""
-                return f"run {number} first: gnnlab run {number} --params {wanted}{into}"
+                params = self.params.name if self.params.parent == self.root / "params" else self.params
+                usual = self.folder == self.root / "outputs" / self.params.name
+                into = "" if usual else f" -p output_dir {self.values(notebook)['output_dir']}"
+                return f"run {number} first: gnnlab run {number} --params {params}{into}"
         return None
-
-    def fingerprint(self, notebook: Notebook) -> provenance.Fingerprint:
-        needs = [results.newest(self.folder, self.every[number].name)[0] for number in notebook.needs]
-        values = self.values(notebook)
-        return provenance.fingerprint(notebook.path, values, needs, self.shared, here=self.here, folder=self.folder)
-
-    def changed(self, notebook: Notebook) -> str | None:
-        """What is not as it was when the newest run of a notebook was made; None where nothing is, or none was."""
-        path, _ = results.newest(self.folder, notebook.name)
-        return path and folders.why_again(path, results.read(path), self.fingerprint(notebook))
 
     def values(self, notebook: Notebook) -> dict[str, Any]:
         """Every parameter of a notebook, and where its results go."""
         below = self.folder.is_relative_to(self.root)
         folder = self.folder.relative_to(self.root) if below else self.folder
-        given = {"output_dir": folder.as_posix(), **self.given[notebook.name]}
-        return parameters.check(given, notebook.declared)
+        return parameters.check({**self.given[notebook.name], "output_dir": folder.as_posix()}, notebook.declared)
 
-    def unchanged(self, name: str, path: Path, done: int) -> NotebookRun:
-        before = results.read(path)
-        when = f"{datetime.fromisoformat(before.started).astimezone():%Y-%m-%d %H:%M}"
-        reason = f"{done} runs, " * (done > 1) + f"unchanged since {when}: {ALL_PARTS}"
-        reason = f"{before.reason} ({reason})" if before.reason else reason
-        return NotebookRun(name, before.status, reason, before.seconds, path.with_name(results.NOTEBOOK), ran=False)
-
-    def run_on(self, notebook: Notebook, done: int, last: int, why: str) -> None:
-        """Run a notebook until there are `last` runs, of which `done` are there.
-
-        Stops at the first that does not pass, and where something has changed since the run before: runs of other code
-        are no samples of one thing. The earlier ones stand.
-        """
-        for number in range(done + 1, last + 1):
-            place, changed = f"run {number} of {last}" if last > 1 else "", None
-            about = ", ".join(filter(None, (place, why if number == done + 1 else "")))
-            if number > done + 1:
-                self.shared = provenance.surroundings()
-                changed = self.changed(notebook)
-            if changed:
-                outcome = NotebookRun(notebook.name, Status.FAILED, f"not started, {changed}; run again", 0.0, None)
-            else:
-                outcome = self.run_once(notebook, about)
-            if outcome.status is not Status.PASSED and number > 1:
-                stands = f"{number - 1} {'runs stand' if number > 2 else 'run stands'}"
-                outcome = replace(outcome, reason=f"{place}: {outcome.reason}; {stands}")
-            self.ended(outcome, about)
-            if outcome.status is not Status.PASSED:
-                return
+    def fingerprint(self, notebook: Notebook) -> folders.Fingerprint:
+        """From what a run of the notebook would be made now."""
+        needs = [results.newest(self.folder, self.every[number].name)[0] for number in notebook.needs]
+        return folders.fingerprint(notebook.path, self.values(notebook), needs, here=self.here, folder=self.folder)
 
     def run_once(self, notebook: Notebook, about: str) -> NotebookRun:
         """Run a notebook, and put its run in place, with from what it was made, or with the reason of its failure."""
@@ -216,16 +182,16 @@ class _Job:
             self.say(busy)
         name, started, values = notebook.name, datetime.now(UTC), self.values(notebook)
         made_from = self.fingerprint(notebook)  # before it runs: code may change meanwhile
-        given = {parameter: values[parameter] for parameter in {"output_dir", *self.given[name]}}
         place = folders.begin(self.folder, name)
         bar = name.ljust(self.width) if self.console.is_terminal else None
         if bar is None:
             self.say(f"{name.ljust(self.width)}  running  {about}")
+        given = {parameter: values[parameter] for parameter in {"output_dir", *self.given[name]}}
         ended = execution.execute(notebook, given, here=self.here, place=place, bar=bar)
         result = ended.result or ResultFile(
             run=uuid.uuid4().hex,
             notebook=name,
-            params_set=self.set.name,
+            params_set=self.params.name,
             status=ended.status,
             reason=ended.reason,
             parameters=values,

@@ -4,7 +4,7 @@
     gat = lab.race("gat_layer", {"PyG": conv, "gnnlab": fast}, over={"58/776": {"x": x, "edge_index": edges}})
     gat.plot()
     lab.verdicts()
-    lab.finish()                                  # a folder in outputs/quick/02_optimize_gnn
+    lab.finish()                                  # a folder in 02_optimize_gnn of the outputs folder
 
 Every number becomes a row of one table (`gnnlab.lab.table`). All stays in memory until `finish`, which writes it
 whole or not at all.
@@ -34,7 +34,7 @@ from gnnlab import files, machine
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
-from gnnlab.progress import by_hand, progress
+from gnnlab.progress import progress
 
 from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results, runs
 from . import table as tables
@@ -52,9 +52,9 @@ KEY = "case"  # name of the key of a race whose cells have plain names
 class Lab:
     """One run of one notebook, whose `globals()` hold its parameters.
 
-    `parameters` holds the checked values as attributes, `folder` is where outputs go, `table` what was recorded,
-    `yours` the names of the parameters (models, graph, ...) by which the reader named something of their own.
-    Who runs the cells by hand gets a folder of their own, `outputs/lab`, never that of a run.
+    `parameters` holds the checked values as attributes, `folder` is where outputs go (`output_dir`, below the
+    repository), `table` what was recorded, `yours` the names of the parameters (models, graph, ...) by which the reader
+    named something of their own. What `outputs/lab`, the default, does not hold is read from `outputs/quick`.
     Raises `GnnlabError`: a parameter is unknown, of another type or out of range; before anything was computed.
     """
 
@@ -67,8 +67,8 @@ class Lab:
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
         pd.set_option("display.float_format", number)  # three digits, thousands separated
         self.notebook = notebook
-        self._of_runs = base / values["output_dir"]
-        self.folder = runs.for_exploring(base, self._of_runs) if by_hand() else self._of_runs
+        self.folder = base / values["output_dir"]
+        self._earlier = [self.folder, base / runs.QUICK] if self.folder == base / runs.LAB else [self.folder]
         runs.claim(self.folder)
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
@@ -77,19 +77,16 @@ class Lab:
         self.table = Table()
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
-        mine = {"dir": self.folder, "prefix": ".run-", "ignore_cleanup_errors": True}
-        self._own = None if runs.PLACE in os.environ else tempfile.TemporaryDirectory(**mine)
+        own = {"dir": self.folder, "prefix": ".run-", "ignore_cleanup_errors": True}
+        self._own = None if runs.PLACE in os.environ else tempfile.TemporaryDirectory(**own)
         self._place = Path(self._own.name if self._own else os.environ[runs.PLACE])  # the folder that this run fills
         display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
-        if by_hand() and (busy := machine.warning(self.environment)):  # the runner says it itself
+        if self._own and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
-        if self.folder != self._of_runs:
-            mine, of_runs = (os.path.relpath(folder, base) for folder in (self.folder, self._of_runs))
-            self.say(f"Run by hand: what these cells write goes to `{mine}`, and nothing in `{of_runs}` is changed.")
 
     def left(self, name: str) -> Path:
-        """A folder that earlier notebooks left, as "stages": of the reader's own runs, else of `gnnlab run`."""
-        return next((f / name for f in (self.folder, self._of_runs) if (f / name).exists()), self.folder / name)
+        """The folder `name` that earlier notebooks left, as "stages"."""
+        return next((f / name for f in self._earlier if (f / name).exists()), self.folder / name)
 
     # ---- measuring and recording ------------------------------------------------------------------------------------
 
@@ -282,11 +279,11 @@ class Lab:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
-        """Write what this run found, and put it in place; returns the result file. Raises `GnnlabError` when the disk
-        refuses."""
+        """Write what this run measured, and put it in place; returns the result file. Raises `GnnlabError` when the
+        disk refuses."""
         path = self._place / results.RESULT
         results.write(path, self._result(status, reason), self.table)
-        if runs.PLACE in os.environ:  # the runner does it, when all cells have run
+        if self._own is None:  # the runner puts it in place, when all cells have run
             return path
         with files.locked(self.folder, "writes results to"):  # later cells may add to what is there
             fresh = shutil.copytree(self._place, runs.begin(self.folder, self.notebook), dirs_exist_ok=True)
@@ -336,14 +333,10 @@ class Lab:
             shell.input_transformers_post.append(lambda lines: ["pass\n"])
 
     def need(self, notebook: str) -> ResultFile:
-        """The result of another notebook; where it is missing, one line says which to run first.
-
-        By hand, what is not there yet is that of `gnnlab run`.
-        """
-        for folder in (self.folder, self._of_runs):
+        """The result of another notebook; where it is missing, one line says which to run first."""
+        for folder in self._earlier:
             for place in folder.glob(f"{notebook}_*/"):
-                path, _ = results.newest(folder, place.name)
-                if path is not None:
+                if path := results.newest(folder, place.name)[0]:
                     return results.read(path)
         raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
 

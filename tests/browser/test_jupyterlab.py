@@ -35,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "notebooks" / f"{FIRST}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     values = parameters.load_yaml(ROOT / "params" / "quick" / f"{FIRST}.yaml") | SMALL["01"]
+    del values["output_dir"]  # the notebook's own default
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     for name, value in values.items():
         cell.source = re.sub(rf"^({name}: [^=]+) = .+?(  #|$)", rf"\1 = {value!r}\2", cell.source, flags=re.MULTILINE)

@@ -14,7 +14,7 @@ from edge_states import S2_STATE
 from gnnlab import cli
 from gnnlab.commands import profile
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery
+from gnnlab.lab import discovery, runs
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-lines.md"
 LINES = re.findall(r"^\| (S\d) \| `python (\S+) ?([^`]*)` \| `gnnlab ([^`]*)` \|$", PAGE.read_text("utf-8"), re.M)
@@ -89,7 +89,7 @@ def test_stages_to_analyze_that_nobody_measured_are_one_line(capsys, monkeypatch
 
 def test_a_unit_of_sums_alone_gives_no_tables_and_says_what_to_do(capsys, monkeypatch, tmp_path):
     root = discovery.root()
-    monkeypatch.setattr(discovery, "output_folder", lambda *_: tmp_path)
+    monkeypatch.setattr(runs, "LAB", tmp_path)
     monkeypatch.chdir(root)
     given = ["--sizes", "50/200", "--units", "fast:CPU", "--blocks", "1-5"]
     assert cli.main(["stages", "--measure", "--analyze", *given]) == 0

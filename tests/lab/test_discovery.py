@@ -5,7 +5,6 @@ import pytest
 from refusals import refusal as refused
 
 from gnnlab.lab import discovery
-from gnnlab.lab.discovery import ParameterSet
 
 CELL = "width: int = 8  # channels; 1..64\noutput_dir: str = 'outputs/quick'  # where results go"
 
@@ -40,7 +39,7 @@ def test_notebooks_have_numbers_needs_and_a_time_limit(repository):
     found = discovery.notebooks(repository)
     assert list(found) == ["01", "02"]
     assert (found["02"].name, found["02"].needs, found["02"].timeout_minutes) == ("02_second", ("01",), 10.0)
-    assert (found["01"].needs, found["01"].timeout_minutes) == ((), discovery.DEFAULT_TIMEOUT_MINUTES)
+    assert (found["01"].needs, found["01"].timeout_minutes) == ((), discovery.TIMEOUT_MINUTES)
 
 
 def test_notebooks_come_after_what_they_need_and_else_by_number(repository):
@@ -90,8 +89,8 @@ def test_a_damaged_notebook_is_named(repository, content):
 def test_a_parameter_set_is_a_name_or_a_folder(repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mine")
     (folder / "01_first.yaml").write_text("width: 8")
-    assert discovery.parameter_set("full", repository) == ParameterSet("full", repository / "params/full")
-    assert discovery.parameter_set(str(folder), repository) == ParameterSet(folder.name, folder)
+    assert discovery.parameter_set("full", repository) == repository / "params/full"
+    assert discovery.parameter_set(str(folder), repository) == folder
     assert "there is no parameter set or folder 'ful'; sets are full, quick" in refused(
         discovery.parameter_set, "ful", repository
     )
@@ -117,7 +116,7 @@ def test_given_parameters_are_understood_an_override_first_and_defaults_are_left
     assert given == {"01_first": {"width": 9}, "02_second": {"width": 9, "rate": 0.001}}
     given = discovery.read_parameters(chosen[:1], quick, [("width", "10")], every=chosen)  # goes before the file
     assert given == {"01_first": {"width": 10}}
-    quick.file(chosen[0]).unlink()
+    chosen[0].parameters_in(quick).unlink()
     assert discovery.read_parameters(chosen, quick, every=chosen)["01_first"] is None
 
 
@@ -139,10 +138,10 @@ def test_a_wrong_override_is_refused(chosen, quick, overrides, part):
     [("01_frist.yaml", "did you mean 01_first.yaml?"), ("02_second.yml", "02_second.yaml"), ("x.yaml", "")],
 )
 def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(chosen, quick, name, hint):
-    quick.file(chosen[1]).write_text("widht: 5")
+    chosen[1].parameters_in(quick).write_text("widht: 5")
     message = refused(discovery.read_parameters, chosen, quick, every=chosen)
     assert "02_second.yaml: unknown parameter 'widht' (did you mean width?)" in message
-    (quick.folder / name).write_text("")
+    (quick / name).write_text("")
     message = refused(discovery.read_parameters, chosen, quick, every=chosen)
     assert f"{name} belongs to no notebook" in message and hint in message
 

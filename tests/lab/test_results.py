@@ -34,7 +34,7 @@ def test_rows_and_samples_read_back_as_they_were_written(tmp_path, result_file):
     again = results.table_of(path, result)
     assert [again.samples_of(each) is not None for each in again] == [True, False, False]
     assert again.samples_of(result.rows[0]).tolist() == [1.0, 2.0, 3.0] * 3
-    assert list(pd.read_parquet(results.samples_path(path)).columns) == ["row", "sample", "value"]
+    assert list(pd.read_parquet(path.with_name(results.SAMPLES)).columns) == ["row", "sample", "value"]
 
 
 @pytest.mark.parametrize("name", sorted(set(Row.model_fields) - {"reason", "notes"}))
@@ -79,7 +79,7 @@ def damage(path):
 def test_samples_of_another_result_or_none_are_refused_in_one_line(tmp_path, result_file, change):
     path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())
-    change(results.samples_path(path))
+    change(path.with_name(results.SAMPLES))
     with refused(r"01_a/1/samples\.parquet"):
         results.table_of(path, results.read(path))
 

@@ -1,13 +1,20 @@
-"""Runs go to a folder that is gnnlab's alone, one process at a time, and stand whole wherever a process ends."""
+"""Runs go to a folder that is gnnlab's alone, one process at a time, stand whole wherever a process ends, and hold
+exactly as long as everything that they were made from is as it was.
+"""
 
 import errno
+import json
 import os
 import sys
 
+import nbformat
 import pytest
+import run_folders
 import table_rows
 from moments import at_moment, killed
+from refusals import refused as refused_in_one_line
 
+import gnnlab
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import results, runs
 
@@ -27,20 +34,19 @@ def test_a_folder_with_files_of_someone_or_of_an_older_gnnlab_is_refused_in_one_
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("mine")
         before = contents(folder)
-        with pytest.raises(GnnlabError, match="is no outputs folder of this gnnlab") as error, runs.only_run(folder):
+        with refused_in_one_line("is no outputs folder of this gnnlab"), runs.only_run(folder):
             pytest.fail("it is not for results")
-        assert contents(folder) == before and len(str(error.value).splitlines()) == 1
+        assert contents(folder) == before
 
 
-@pytest.mark.parametrize("left", ["nothing", "half a mark", "stages"])
-def test_a_new_folder_an_empty_one_and_one_of_ours_are_taken(tmp_path, left):
+@pytest.mark.parametrize("there", ["nothing", "empty", "stages"])
+def test_a_new_folder_an_empty_one_and_one_of_ours_are_taken(tmp_path, there):
     folder = tmp_path / "outputs/quick"
-    if left == "half a mark":  # of a process that was killed
+    if there == "empty":
         folder.mkdir(parents=True)
-        (folder / "..gnnlab-x.tmp").write_text("")
     for _ in range(2):
         with runs.only_run(folder):
-            (folder / left).mkdir(exist_ok=True)
+            (folder / there).mkdir(exist_ok=True)
 
 
 # ---- whole or not at all
@@ -113,3 +119,106 @@ def test_a_rename_puts_a_run_in_place_and_the_one_before_stays_as_it_was(tmp_pat
         results.SAMPLES,
         results.NOTEBOOK,
     }
+
+
+# ---- as long as nothing has changed
+
+
+@pytest.fixture
+def repository(tmp_path, result_file, monkeypatch):
+    """A repository with a notebook, a user's files, and the results of a run; what surrounds it stays the same."""
+    monkeypatch.setattr(runs, "package_code", lambda: {"lab/a.py": "1"})
+    monkeypatch.setattr(runs, "this_machine", lambda: {"cores": 2})
+    monkeypatch.setattr(runs.machine, "versions", lambda *_: {"torch": "2.13"})
+    run_folders.put(tmp_path / "outputs/quick", result_file(notebook="01_a"), table_rows.raced({}))
+    for name in ("outputs/quick/01_a/1/notebook.ipynb", "00_need/1/result.json", "graph.npz", "mine/models.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("made")
+    write_notebook(tmp_path)
+    return tmp_path
+
+
+def write_notebook(root, code="x = 1", prose="words"):
+    cells = [nbformat.v4.new_markdown_cell(prose), nbformat.v4.new_code_cell(code)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), root / "01_a.ipynb")
+
+
+def fingerprint(root, **parameters):
+    values = {"width": 8, "graph": "graph.npz", "model": "mine.models:make", "kinds": ["lap"]} | parameters
+    needs = [root / "00_need/1/result.json"]
+    return runs.fingerprint(root / "01_a.ipynb", values, needs, here=root, folder=root / "outputs/quick")
+
+
+def why(root, before, now):
+    path = root / "outputs/quick/01_a/1/result.json"
+    results.write(path, results.read(path).model_copy(update={"fingerprint": before}))
+    return runs.why_again(path, results.read(path), now)
+
+
+def test_what_is_as_it_was_holds_whatever_the_prose_around_it(repository):
+    before = fingerprint(repository)
+    assert why(repository, before, fingerprint(repository)) is None
+    write_notebook(repository, prose="better words")
+    assert why(repository, before, fingerprint(repository)) is None
+
+
+CHANGES = {
+    "code changed (the notebook's code cells)": lambda root, patch: write_notebook(root, code="x = 2"),
+    "code changed (lab/a.py)": lambda root, patch: patch(runs, "package_code", lambda: {"lab/a.py": "2"}),
+    "code changed (0.py, 1.py and 4 more)": lambda root, patch: patch(
+        runs, "package_code", lambda: {"lab/a.py": "1"} | {f"{i}.py": "1" for i in range(6)}
+    ),
+    "inputs changed (graph.npz)": lambda root, patch: (root / "graph.npz").write_text("other"),
+    "inputs changed (mine/models.py)": lambda root, patch: (root / "mine/models.py").write_text("other"),
+    "inputs changed (00_need)": lambda root, patch: (root / "00_need/1/result.json").write_text("[]"),
+    "versions changed (torch)": lambda root, patch: patch(runs.machine, "versions", lambda *_: {"torch": "2.14"}),
+    "machine changed (gpus)": lambda root, patch: patch(runs, "this_machine", lambda: {"cores": 2, "gpus": []}),
+}
+
+
+@pytest.mark.parametrize("clause", CHANGES)
+def test_each_change_is_seen_and_named(repository, monkeypatch, clause):
+    before = fingerprint(repository)
+    CHANGES[clause](repository, monkeypatch.setattr)
+    assert why(repository, before, fingerprint(repository)) == clause
+    both = f"parameters changed (width); {clause}"
+    assert why(repository, before, fingerprint(repository, width=9)) == both
+
+
+@pytest.mark.parametrize("lost", ["notebook.ipynb", "samples.parquet"])
+def test_an_output_that_is_missing_is_made_again(repository, lost):
+    (repository / "outputs/quick/01_a/1" / lost).unlink()
+    assert why(repository, fingerprint(repository), fingerprint(repository)) == f"{lost} is missing"
+
+
+def test_a_result_that_gnnlab_run_did_not_make_is_made_again(repository):
+    assert why(repository, {"run": {"id": "a"}}, fingerprint(repository)) == "its last run was not by gnnlab run"
+
+
+def test_files_among_the_results_are_no_inputs(repository):
+    parameters = {"graph": "outputs/quick/01_a/1/result.json", "model": "no.such:module"}
+    assert list(fingerprint(repository, **parameters)["inputs"]) == ["00_need"]
+
+
+@pytest.mark.parametrize(
+    "value", ["", ".", "x" * 5000, "~nobody/x", "a:b", "digits", "C:\\x", "random:nodes=5,edges=2"]
+)
+def test_a_value_that_names_no_file_is_no_input(repository, value):
+    assert list(fingerprint(repository, graph=value, model="")["inputs"]) == ["00_need"]
+
+
+def test_code_is_every_module_and_data_file_but_what_renders(tmp_path, monkeypatch):
+    for name in ("a.py", "lab/b.py", "lab/claims.yaml", "lab/templates/page.j2", "__pycache__/a.pyc", ".hidden/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(gnnlab, "__file__", str(tmp_path / "__init__.py"))
+    before = runs.package_code()
+    assert list(before) == ["a.py", "lab/b.py", "lab/claims.yaml"]
+    (tmp_path / "a.py").write_text("changed")
+    assert runs.package_code()["a.py"] != before["a.py"]
+
+
+def test_the_machine_is_known_without_a_framework():
+    machine = runs.this_machine()
+    assert machine["processor"] and machine["cores"] >= 1
+    assert json.loads(json.dumps(machine)) == machine

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import nbformat
 import numpy as np
@@ -37,14 +36,7 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for module in (session, study):
         monkeypatch.setattr(module, "display", lambda *_, **__: None)
-    ask(monkeypatch, allow_stdin=False)
     return Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"})
-
-
-def ask(monkeypatch, *, allow_stdin):
-    """Let cells be sent by a front end that can be asked for input, or by papermill and its like."""
-    shell = SimpleNamespace(get_parent=lambda: {"content": {"allow_stdin": allow_stdin}})
-    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
 
 
 def _figure(title):
@@ -71,23 +63,16 @@ def test_everything_recorded_is_in_the_file_with_its_samples(lab):
     assert result.environment["versions"]["torch"] and "finished" in result.environment
 
 
-def by_hand(monkeypatch, **given):
-    """A session of the same notebook in JupyterLab, where it may have been executed before."""
-    ask(monkeypatch, allow_stdin=True)
-    return Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick", **given})
-
-
-@pytest.mark.parametrize("given", [{}, {"In": ["# Parameters\nsize = 4"]}])
-def test_who_runs_cells_by_hand_writes_to_a_folder_of_their_own(lab, monkeypatch, given):
+def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_left(lab):
     kept = lab.finish()
     before = kept.read_bytes()
     (lab.folder / "stages").mkdir()
-    said = []
-    monkeypatch.setattr(session, "display", lambda *shown, **_: said.extend(shown))
-    mine = by_hand(monkeypatch, **given)
-    assert mine.folder == lab.folder.parent / "lab"
-    assert "`outputs/lab`, and nothing in `outputs/quick` is changed" in said[-1].data
+    mine = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/lab"})
+    other = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/mine"})
     assert mine.need("01").run == lab.run and mine.left("stages") == lab.folder / "stages"
+    assert other.left("stages") == other.folder / "stages"
+    with pytest.raises(GnnlabError, match="gnnlab run 01"):
+        other.need("01")
     mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
     (mine.folder / "stages").mkdir()
     for _ in range(2):  # the last cell may be run again
@@ -97,14 +82,6 @@ def test_who_runs_cells_by_hand_writes_to_a_folder_of_their_own(lab, monkeypatch
     assert mine.need("01").run == mine.run and lab.need("01").run == lab.run
     assert mine.left("stages") == mine.folder / "stages"
     assert kept.read_bytes() == before and results.paths(lab.folder) == [kept]
-
-
-def test_a_folder_that_someone_names_for_exploring_is_taken_unless_it_holds_a_run(
-    lab, monkeypatch, tmp_path, result_file
-):
-    assert by_hand(monkeypatch, output_dir="outputs/mine").folder == tmp_path / "outputs/mine"
-    run_folders.put(tmp_path / "outputs/mine", result_file(notebook="02_b"))
-    assert by_hand(monkeypatch, output_dir="outputs/mine").folder == tmp_path / "outputs/lab"
 
 
 def test_papermill_alone_adds_a_run_of_its_own_and_respects_the_lock(lab, result_file):
