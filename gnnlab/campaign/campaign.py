@@ -30,6 +30,7 @@ from gnnlab import machine, user_code
 from gnnlab.campaign import checkpoints, report, table
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
+from gnnlab.campaign.checkpoints import Record, record
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
 from gnnlab.files import digest, locked, write_atomically
@@ -41,45 +42,25 @@ from gnnlab.units.unit import Availability
 from gnnlab.worker import Worker
 
 PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
-HERE = "here"  # the name of this machine
 _WARM_UP, _RUNS = 2, 41  # some 50 ms: with 9 runs the reference workload itself scattered by 20 % on a shared machine
 
 
 @dataclass(frozen=True)
-class CellAnswer:
-    """What became of a cell, on what host, and the seconds that it took, loading included."""
-
-    cell: Cell
-    outcome: CellResult
-    host: str = HERE
-    took_s: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        about = {"cell": asdict(self.cell), "host": self.host, "took_s": round(self.took_s, 4)}
-        return {"key": self.cell.key, **about, "outcome": self.outcome.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CellAnswer:
-        outcome = CellResult.from_json(data["outcome"])
-        return cls(Cell(**data["cell"]), outcome, data["host"], data["took_s"])
-
-
-@dataclass(frozen=True)
 class Finished:
-    """A campaign at its end: an answer for every cell that was asked for, in that order. `known` of them were known
+    """A campaign at its end: a record for every cell that was asked for, in that order. `known` of them were known
     before this run."""
 
-    answers: tuple[CellAnswer, ...]
+    answers: tuple[Record, ...]
     known: int
     messages: tuple[str, ...]
 
     def __str__(self) -> str:
-        minutes = sum(answer.took_s for answer in self.answers) / 60
+        minutes = sum(answer["took_s"] for answer in self.answers) / 60
         return f"{len(self.answers)} cells, {self.known} known before. All of them took {minutes:.2f} minutes."
 
 
 class Measured(NamedTuple):
-    """A campaign at its end: its cells as a table, its answers, and which units it could use."""
+    """A campaign at its end: its cells as a table, its records, and which units it could use."""
 
     cells: pd.DataFrame
     done: Finished
@@ -161,8 +142,8 @@ def run(
 ) -> Finished:
     """Measure the cells that are not known, in random order by `seed`, phase after phase.
 
-    `working`: `LocalUnits`, or the like: called with cells, it gives a `CellAnswer` for each as they come. `folder`
-    gets the journal, both checkpoints and `raw_measurements.json`.
+    `working`: `LocalUnits`, or the like: called with cells, it gives a record for each as they come. `folder` gets the
+    journal, both checkpoints and `raw_measurements.json`.
 
     Raises:
         GnnlabError: no cells, two of one key, or another campaign holds the folder.
@@ -172,9 +153,9 @@ def run(
     key, times = Counter(cell.key for cell in cells).most_common(1)[0]
     if times > 1:
         raise GnnlabError(f"cell {key} is asked for twice; a campaign has one layer, precision and thread count")
-    settings = {**working.settings.to_json(), "models": None}  # wherever that folder lies
+    settings = {**asdict(working.settings), "models": None}  # wherever that folder lies
     made_by = {"settings": settings, "code": package_digest(), "versions": machine.versions()}
-    known_by = {cell: _known_by(cell, working.available[cell.unit], made_by) for cell in cells}
+    known_by = {cell.key: _known_by(cell, working.available[cell.unit], made_by) for cell in cells}
     random, messages = np.random.default_rng(seed), []
 
     def tell(line: str) -> None:
@@ -182,28 +163,37 @@ def run(
         say(line)
 
     with locked(folder, "measures into"):
-        journal = folder / checkpoints.JOURNAL
-        earlier = {} if anew else checkpoints.read_journal(journal)
-        found = {cell: earlier[key] for cell, key in known_by.items() if key in earlier}
-        found = {cell: record for cell, record in found.items() if record["outcome"]["samples_ms"]}
-        known = len(found)
+        earlier = {} if anew else checkpoints.read_journal(folder / checkpoints.JOURNAL)
+        records = {key: earlier[by] for key, by in known_by.items() if by in earlier}
+        known = len(records)
         for phase, words in PHASES.items():
-            mine = [cell for cell in cells if phase_of(cell) == phase]
-            todo = [cell for cell in mine if cell not in found]
-            tell(f"{words}: {len(todo)} cells to measure, {len(mine) - len(todo)} known")
-            reference_ms = []
+            of_phase = [cell for cell in cells if phase_of(cell) == phase]
+            todo = [cell for cell in of_phase if cell.key not in records]
+            tell(f"{words}: {len(todo)} cells to measure, {len(of_phase) - len(todo)} known")
+            reference_ms: tuple[float, ...] = ()
             if todo:
-                reference_ms.append(working.call(reference))
-                with progress("cells", len(todo)) as step, checkpoints.open_journal(journal) as append:
-                    for answer in working([todo[i] for i in random.permutation(len(todo))]):
-                        found[answer.cell] = {"known_by": known_by[answer.cell], **answer.to_json()}
-                        append(found[answer.cell])
-                        step(answer.cell.key)
-                reference_ms.append(working.call(reference))
+                shuffled = [todo[place] for place in random.permutation(len(todo))]
+                measured, reference_ms = _measure(shuffled, working, folder / checkpoints.JOURNAL, known_by)
+                records |= measured
                 tell("reference workload: {:.3g} ms before, {:.3g} ms after".format(*reference_ms))
-            checkpoints.write(folder, phase, [found[cell] for cell in mine], digest(made_by), reference_ms)
+            of_phase = [records[cell.key] for cell in of_phase]
+            checkpoints.write(folder, phase, of_phase, digest(made_by), reference_ms)
         messages += checkpoints.merge(folder)
-    return Finished(tuple(CellAnswer.from_json(found[cell]) for cell in cells), known, tuple(messages))
+    return Finished(tuple(records[cell.key] for cell in cells), known, tuple(messages))
+
+
+def _measure(
+    cells: Sequence[Cell], working: Any, journal: Path, known_by: Mapping[str, str]
+) -> tuple[dict[str, Record], tuple[float, float]]:
+    """The records of cells by key, each in the journal before the next is measured, and the ms of the reference
+    workload before and after them."""
+    records, before_ms = {}, working.call(reference)
+    with progress("cells", len(cells)) as step, checkpoints.open_journal(journal) as append:
+        for each in working(cells):
+            records[each["key"]] = each
+            append({"known_by": known_by[each["key"]], **each})
+            step(each["key"])
+    return records, (before_ms, working.call(reference))
 
 
 def phase_of(cell: Cell) -> str:
@@ -255,23 +245,22 @@ class LocalUnits(AbstractContextManager):
         with ExitStack() as stack:
             self._workers = {unit: stack.enter_context(Worker()) for unit in dict.fromkeys(names)}
             with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # at once: nothing is timed yet
-                found = pool.map(lambda pair: units.probe_by(pair[1], pair[0]), self._workers.items())
-                self.available = dict(zip(self._workers, found, strict=True))
+                probed = pool.map(units.probe_by, self._workers.values(), self._workers)
+                self.available = dict(zip(self._workers, probed, strict=True))
             self._stack = stack.pop_all()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function gives on the machine that measures."""
         return function(*arguments)
 
-    def __call__(self, cells: Sequence[Cell]) -> Iterator[CellAnswer]:
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[Record]:
         for cell in cells:
             with stopwatch() as took:
-                found = self.available[cell.unit]
-                if found.usable:
+                if (available := self.available[cell.unit]).usable:
                     outcome = ask(self._workers[cell.unit], cell, self.settings, self.timeout_s)
                 else:
-                    outcome = CellResult.unmeasured(cell, "unavailable", found.reason)
-            yield CellAnswer(cell, outcome, took_s=took.s)
+                    outcome = CellResult.unmeasured(cell, "unavailable", available.reason)
+            yield record(cell, outcome, took_s=took.s)
 
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)

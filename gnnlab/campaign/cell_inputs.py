@@ -58,8 +58,8 @@ def layer_of(name: str, features: int) -> StagedLayer:
 
 def values_of(cell: Cell) -> dict[str, np.ndarray]:
     """Every value of the layer on the cell's graph, by name, computed by torch in float32. Read only."""
-    found = _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
-    return {name: tensor.numpy() for name, tensor in found.items()}
+    tensors = _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 @lru_cache(maxsize=2)
@@ -71,11 +71,11 @@ def graph_of(nodes: int, edges: int, features: int, graph: str) -> dict[str, Ten
         return random_inputs(nodes, edges, features)
     from gnnlab.workloads import graphs
 
-    found = graphs.load(graph)
-    has = (int(found.num_nodes), int(found.edge_index.shape[1]))
+    loaded = graphs.load(graph)
+    has = (int(loaded.num_nodes), int(loaded.edge_index.shape[1]))
     if has != (nodes, edges):
         raise GnnlabError(f"graph {graph} has {has[0]} nodes and {has[1]} edges, the cell says {nodes} and {edges}")
-    return inputs_of(found, features)
+    return inputs_of(loaded, features)
 
 
 @lru_cache(maxsize=2)
@@ -98,42 +98,21 @@ def model_for(unit: Unit, cell: Cell, models: str | None) -> Artefact | None:
     """The exported model that a unit runs for a cell, from the folder `models`; None where there is none.
 
     A ready one comes before others, and of static ones the smallest that the cell's graph fits. Raises `Unavailable`
-    where there are no models at all.
+    where no folder is given.
     """
     if unit.exporter is None:
         return None
     if models is None:
         raise Unavailable(f"{unit.name} runs exported models, and no folder of them was given (notebook 04 makes one)")
-    wanted = (cell.layer, cell.features, cell.first, cell.last, unit.exporter)
-    fitting = [
-        model
-        for model in _models(Path(models))
-        if (model.layer, model.features, model.first, model.last, model.exporter) == wanted
-        and model.form == (unit.form or model.form)
-        and _holds(model, cell, unit.static_shapes)
-    ]
+    from gnnlab.export.artefacts import of_block
+
+    of_stages = of_block(Path(models), cell.layer, cell.features, cell.first, cell.last, unit.exporter)
+    fitting = [m for m in of_stages if m.form == (unit.form or m.form) and _holds(m, cell, unit.static_shapes)]
     return min(fitting, key=lambda model: (not model.ready, model.edges or 0, model.nodes or 0), default=None)
 
 
 def _holds(model: Artefact, cell: Cell, static: bool) -> bool:
     """Does a graph of the cell's size fit? Padded edges need one more node for their ends."""
-    dynamic = model.nodes is None
-    if dynamic or not static:
-        return dynamic and not static
+    if model.dynamic or not static:
+        return model.dynamic and not static
     return model.edges >= cell.edges and model.nodes >= cell.nodes + (model.edges > cell.edges)
-
-
-def _models(folder: Path) -> list[Artefact]:
-    from gnnlab.export.artefacts import CHECK
-
-    return _read_models(folder, max((path.stat().st_mtime_ns for path in folder.rglob(CHECK)), default=0))
-
-
-@lru_cache(maxsize=1)
-def _read_models(folder: Path, changed: int) -> list[Artefact]:
-    from gnnlab.export.artefacts import load_artefacts
-
-    try:
-        return load_artefacts(folder)
-    except GnnlabError as error:
-        raise Unavailable(str(error)) from None

@@ -11,48 +11,33 @@ ever filled from another unit.
 from __future__ import annotations
 
 import math
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from gnnlab.campaign.cell_inputs import Cell, layer_of, load, values_of
-from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
+from gnnlab.errors import ParityError, Unavailable, one_line
 from gnnlab.profiling import timing
 from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.estimates import median_interval
 from gnnlab.profiling.races import relative_error
 from gnnlab.units.registry import find
-from gnnlab.units.simulated import SCATTERS, SimulatedUnit
-from gnnlab.units.unit import TOLERANCES, Loaded, Unit
+from gnnlab.units.unit import TOLERANCES, Loaded
 from gnnlab.worker import Worker
 from gnnlab.worker_process import DETAIL
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How cells are measured. `models`: the folder of exported models, for units that run those.
-
-    `budget_s`: seconds of sampling for a cell; `target`: half-width of the interval over the median at which it is
-    enough; `npu_cannot`: names of stages that the simulated NPU does not run.
-    """
+    """How cells are measured. `models`: the folder of exported models, for units that run those; `budget_s`: seconds of
+    sampling for a cell."""
 
     models: str | None = None
     budget_s: float = 1.0
-    target: float = timing.TARGET
-    npu_cannot: tuple[str, ...] = SCATTERS
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        return cls(**{**data, "npu_cannot": tuple(data["npu_cannot"])})
 
 
 @dataclass(frozen=True)
@@ -72,14 +57,18 @@ class CellResult:
     precision: str = ""
     threads: int = 0
     notes: tuple[str, ...] = ()
-    started: str = ""
-    seconds: float = 0.0
     detail: str = ""
 
     @classmethod
-    def unmeasured(cls, cell: Cell, status: str, reason: str | None, **fields: Any) -> CellResult:
+    def unmeasured(cls, cell: Cell, status: str, reason: str | None, detail: str = "") -> CellResult:
         """The outcome of a cell that has no time."""
-        return cls(status, reason, precision=cell.precision, threads=cell.threads, **fields)
+        return cls(status, reason, precision=cell.precision, threads=cell.threads, detail=detail)
+
+    @classmethod
+    def timed(cls, status: str, samples_ms: tuple[float, ...], notes: tuple[str, ...] = ()) -> CellResult:
+        """The outcome of these samples, with their median, its interval and their standard deviation."""
+        numbers = {"median_ms": float(np.median(samples_ms)), "std_ms": float(np.std(samples_ms))}
+        return cls(status, samples_ms=samples_ms, ci_ms=median_interval(samples_ms), notes=notes, **numbers)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,11 +84,10 @@ def measure(cell: Cell, settings: Settings) -> CellResult:
     """Measure a cell in this process. Whatever goes wrong with the cell is an outcome, too.
 
     Raises:
-        GnnlabError: the unit, the layer or the graph is not known, or the cell's numbers make no sense.
+        GnnlabError: the unit or the layer is not known.
     """
-    unit = _checked_unit(cell, settings)
+    unit = find(cell.unit)
     layer_of(cell.layer, cell.features)  # an unknown one is refused
-    started, start = datetime.now(UTC), time.perf_counter()
     loaded: Loaded | None = None
     about: dict[str, Any] = {"precision": cell.precision, "threads": cell.threads}
     before = Conditions.now()
@@ -108,7 +96,7 @@ def measure(cell: Cell, settings: Settings) -> CellResult:
         about["precision"] = unit.computes_in(cell.precision)
         loaded = load(unit, cell, settings.models, about["precision"])
         about |= {"device": loaded.device, "runtime_version": loaded.version}
-        outcome = _measured(loaded, cell, settings, about["precision"])
+        outcome = _measured(loaded, cell, settings.budget_s, about["precision"])
     except Unavailable as error:
         outcome = CellResult("unavailable", str(error))
     except MemoryError:
@@ -119,36 +107,34 @@ def measure(cell: Cell, settings: Settings) -> CellResult:
         if loaded is not None:
             loaded.close()
         before.set()
-    seconds = round(time.perf_counter() - start, 4)
-    return replace(outcome, **about, started=started.isoformat(timespec="milliseconds"), seconds=seconds)
+    return replace(outcome, **about)
 
 
 def measure_here(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """`measure` for a worker: from JSON to JSON."""
-    return measure(Cell(**cell), Settings.from_json(settings)).to_json()
+    return measure(Cell(**cell), Settings(**settings)).to_json()
 
 
 def ask(worker: Worker, cell: Cell, settings: Settings, timeout_s: float) -> CellResult:
     """Measure a cell in a worker. A process that hangs gives the outcome `timeout`, one that ends `failed`."""
-    started, start = datetime.now(UTC), time.perf_counter()
-    request = {"cell": asdict(cell), "settings": settings.to_json()}
+    request = {"cell": asdict(cell), "settings": asdict(settings)}
     answer = worker.call(f"{__name__}:measure_here", request, timeout_s=timeout_s)
     if answer.status == "done":
         return CellResult.from_json(answer.value)
-    when = {"started": started.isoformat(timespec="milliseconds"), "seconds": round(time.perf_counter() - start, 4)}
     status = "timeout" if answer.status == "timeout" else "failed"
-    return CellResult.unmeasured(cell, status, answer.reason, detail=answer.detail, **when)
+    return CellResult.unmeasured(cell, status, answer.reason, answer.detail)
 
 
-def _measured(loaded: Loaded, cell: Cell, settings: Settings, precision: str) -> CellResult:
+def _measured(loaded: Loaded, cell: Cell, budget_s: float, precision: str) -> CellResult:
     values = values_of(cell)
     if loaded.simulated_ms is not None:
-        return timed("simulated", loaded.simulated_ms, tuple(loaded.notes))
+        return CellResult.timed("simulated", loaded.simulated_ms, tuple(loaded.notes))
     error, why = parity(cell, loaded.run(values), precision)
     if why is not None:
         return CellResult("wrong", why, parity_error=error, notes=tuple(loaded.notes))
-    found = timing.measure(partial(loaded.run, values), target=settings.target, budget_s=settings.budget_s)
-    return replace(timed("measured", found.samples_ms, (*loaded.notes, *found.notes)), parity_error=error)
+    times = timing.measure(partial(loaded.run, values), budget_s=budget_s)
+    outcome = CellResult.timed("measured", times.samples_ms, (*loaded.notes, *times.notes))
+    return replace(outcome, parity_error=error)
 
 
 def parity(cell: Cell, outputs: Mapping[str, np.ndarray], precision: str) -> tuple[float | None, str | None]:
@@ -164,29 +150,3 @@ def parity(cell: Cell, outputs: Mapping[str, np.ndarray], precision: str) -> tup
     allowed = f"allowed is {TOLERANCES[precision]:.0e} in {precision}"
     why = f"differs from torch's float32 block by {error:.2e} relative, {allowed}"
     return error if math.isfinite(error) else None, why
-
-
-def timed(status: str, samples: tuple[float, ...], notes: tuple[str, ...]) -> CellResult:
-    """An outcome of these samples in ms."""
-    return CellResult(
-        status,
-        samples_ms=samples,
-        median_ms=float(np.median(samples)),
-        ci_ms=median_interval(samples),
-        std_ms=float(np.std(samples)),
-        notes=notes,
-    )
-
-
-def _checked_unit(cell: Cell, settings: Settings) -> Unit:
-    """The cell's unit. Raises `GnnlabError` where a number or the precision of the cell is invalid."""
-    numbers = {name: getattr(cell, name) for name in ("features", "nodes", "edges", "first", "last", "threads")}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise GnnlabError(f"cell {cell.key}: {name}={value!r}; a whole number above 0 is needed")
-    if cell.precision not in TOLERANCES:
-        raise GnnlabError(f"cell {cell.key}: precision {cell.precision!r}; one of {', '.join(TOLERANCES)} is needed")
-    unit = find(cell.unit)
-    if isinstance(unit, SimulatedUnit) and unit.processor == "NPU":
-        unit = replace(unit, cannot=frozenset(settings.npu_cannot))
-    return unit

@@ -14,34 +14,43 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gnnlab.campaign.cells import Cell, CellResult
 from gnnlab.errors import GnnlabError
 from gnnlab.files import read_json, write_json
 
 NAMES = {"cpugpu": "checkpoint_cpugpu.json", "npu": "checkpoint_npu.json"}
 JOURNAL, RAW, REPORT = "journal.jsonl", "raw_measurements.json", "profiling_report.txt"
 SCHEMA_VERSION = 1
+HERE = "here"  # the name of this machine
 DRIFT = 0.15  # between the reference workload before and after a phase; beyond it a message says so
 REMEDY = "measure first: gnnlab stages --measure, which goes on from the journal"
-Record = dict[str, Any]
+Record = dict[str, Any]  # key, cell, host, took_s, outcome, as `record` makes it
+
+
+def record(cell: Cell, outcome: CellResult, *, host: str = HERE, took_s: float = 0.0) -> Record:
+    """What became of a cell, on what host, and the seconds that it took, loading included; of JSON's types."""
+    about = {"key": cell.key, "cell": asdict(cell), "host": host, "took_s": round(took_s, 4)}
+    return {**about, "outcome": outcome.to_json()}
 
 
 def read_journal(path: Path) -> dict[str, Record]:
-    """The records of a journal by what their cells are known by (`known_by`), the latest of each.
+    """The records with a time of a journal by what their cells are known by (`known_by`), the latest of each.
 
     A line that a kill cut off does not parse, and is left out.
     """
-    found = {}
+    records = {}
     for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
-            record = json.loads(line)
-            found[record["known_by"]] = record
+            each = json.loads(line)
+            records[each["known_by"]] = each
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return {known_by: each for known_by, each in records.items() if each["outcome"]["samples_ms"]}
 
 
 @contextmanager
@@ -51,8 +60,8 @@ def open_journal(path: Path) -> Iterator[Callable[[Record], None]]:
         if file.tell() and not path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
             file.write(b"\n")
 
-        def append(record: Record) -> None:
-            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        def append(each: Record) -> None:
+            file.write(json.dumps(each, allow_nan=False).encode() + b"\n")
             file.flush()
 
         yield append
@@ -63,7 +72,7 @@ def write(
 ) -> None:
     """Write the checkpoint of a phase. `reference_ms`: of the reference workload before it and after it, if it ran."""
     fields = ("cell", "host", "took_s", "outcome")
-    measurements = {record["key"]: {name: record[name] for name in fields} for record in records}
+    measurements = {each["key"]: {name: each[name] for name in fields} for each in records}
     about = {"phase": phase, "reference_ms": list(reference_ms), **_head(campaign)}
     write_json(folder / NAMES[phase], {**about, "measurements": measurements})
 
@@ -74,33 +83,36 @@ def merge(folder: Path) -> list[str]:
     A checkpoint of an earlier campaign (other code, versions, settings) than the newest is left out. Raises
     `GnnlabError` where there is none.
     """
-    found = {name: _read(folder / name) for name in NAMES.values() if (folder / name).exists()}
-    if not found:
+    checkpoints = {name: _read(folder / name) for name in NAMES.values() if (folder / name).exists()}
+    if not checkpoints:
         raise GnnlabError(f"no checkpoint in {folder}; {REMEDY}")
-    newest = max(found.values(), key=lambda checkpoint: checkpoint["written"])
+    newest = max(checkpoints.values(), key=lambda checkpoint: checkpoint["written"])
     messages, measurements = [], {}
-    for name, checkpoint in found.items():
-        if checkpoint["campaign"] != newest["campaign"]:
+    for name in NAMES.values():
+        checkpoint = checkpoints.get(name)
+        if checkpoint is None:
+            messages.append(f"{name} is missing: that phase has not come to its end")
+        elif checkpoint["campaign"] != newest["campaign"]:
             messages.append(f"{name} is of another campaign ({checkpoint['written']}) and was left out")
-            continue
-        measurements |= checkpoint["measurements"]
-        if reference := checkpoint.get("reference_ms"):
-            drift = reference[1] / reference[0] - 1
-            if abs(drift) > DRIFT:
-                messages.append(f"{name}: the reference workload took {100 * drift:+.0f} % after the phase; {_UNSURE}")
-    messages += [
-        f"{name} is missing: that phase has not come to its end" for name in NAMES.values() if name not in found
-    ]
+        else:
+            measurements |= checkpoint["measurements"]
+            messages += _drifted(name, checkpoint.get("reference_ms"))
     write_json(folder / RAW, {**_head(newest["campaign"]), "measurements": measurements})
     return messages
-
-
-_UNSURE = "the machine has changed on the way, so its times are less sure than their intervals say"
 
 
 def raw(folder: Path) -> dict[str, Record]:
     """The measurements of `raw_measurements.json` by key. Raises `GnnlabError` where it is missing or damaged."""
     return _read(folder / RAW)["measurements"]
+
+
+def _drifted(name: str, reference_ms: Sequence[float] | None) -> list[str]:
+    """A message where the reference workload took another time after the phase than before."""
+    drift = reference_ms[1] / reference_ms[0] - 1 if reference_ms else 0.0
+    if abs(drift) <= DRIFT:
+        return []
+    unsure = "the machine has changed on the way, so its times are less sure than their intervals say"
+    return [f"{name}: the reference workload took {100 * drift:+.0f} % after the phase; {unsure}"]
 
 
 def _head(campaign: str) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gnnlab import machine
-from gnnlab.campaign.campaign import CellAnswer, package_digest
+from gnnlab.campaign.campaign import package_digest
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
+from gnnlab.campaign.checkpoints import Record, record
 from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.units import registry as units
@@ -33,6 +34,7 @@ except ImportError:
     raise Unavailable("a cluster needs Dask: pip install 'gnnlab[cluster]'") from None
 
 CONNECT_S = 10  # for a scheduler to answer
+_children: dict[str, Worker] = {}  # on a worker: a process for each unit
 
 
 class ClusterUnits(AbstractContextManager):
@@ -64,33 +66,31 @@ class ClusterUnits(AbstractContextManager):
         resources = {"CPU": 1} if "CPU" in self._declared else None
         return self.client.submit(function, *arguments, resources=resources, pure=False).result()
 
-    def __call__(self, cells: Sequence[Cell]) -> Iterator[CellAnswer]:
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[Record]:
         running = {}
         for cell in cells:
-            if self.available[cell.unit].usable:
+            if (available := self.available[cell.unit]).usable:
                 asked = (cell, self.settings, self.timeout_s)
                 running[self.client.submit(_measure, *asked, resources=_needs(cell.unit), pure=False)] = cell
             else:
-                why = self.available[cell.unit].reason
-                yield CellAnswer(cell, CellResult.unmeasured(cell, "unavailable", why))
+                yield record(cell, CellResult.unmeasured(cell, "unavailable", available.reason))
         for future in as_completed(running):
+            cell = running[future]
             if future.status == "finished":
                 yield future.result()
             elif future.status == "error":
-                why = one_line(future.exception())
-                yield CellAnswer(running[future], CellResult.unmeasured(running[future], "failed", why))
+                yield record(cell, CellResult.unmeasured(cell, "failed", one_line(future.exception())))
             else:
                 raise GnnlabError("the scheduler of the cluster is gone; the same command goes on from what is known")
 
     def _declarations(self) -> set[str]:
-        """The processors that workers declare, each of one machine: a table mixes no machines."""
+        """The processors that workers declare, each of one kind of machine: a table mixes no machines."""
         about, machines = self.client.run(_about, on_error="return"), {}
         for address, worker in self.client.scheduler_info(n_workers=-1)["workers"].items():
             if not isinstance(about.get(address), dict) or about[address]["code"] != package_digest():
                 raise GnnlabError(f"worker {address} has another gnnlab than this one, or none; install the same")
             for processor in worker["resources"]:
-                first = machines.setdefault(processor, about[address]["machine"])
-                if about[address]["machine"] != first:
+                if machines.setdefault(processor, about[address]["machine"]) != about[address]["machine"]:
                     raise GnnlabError(f"worker {address} declares {processor}=1, and so does another kind of machine")
         return set(machines)
 
@@ -105,19 +105,14 @@ def _needs(unit: str) -> dict[str, int]:
     return {units.find(unit).processor: 1}
 
 
-# ---- on a worker ----------------------------------------------------------------------------------------------------
-
-_children: dict[str, Worker] = {}  # a process for each unit
-
-
 def _about() -> dict[str, Any]:
     return {"code": package_digest(), "machine": machine.about()}
 
 
-def _measure(cell: Cell, settings: Settings, timeout_s: float) -> CellAnswer:
+def _measure(cell: Cell, settings: Settings, timeout_s: float) -> Record:
     with stopwatch() as took:
         outcome = ask(_child(cell.unit), cell, settings, timeout_s)
-    return CellAnswer(cell, outcome, urlsplit(get_worker().address).hostname or "", took.s)
+    return record(cell, outcome, host=urlsplit(get_worker().address).hostname or "", took_s=took.s)
 
 
 def _probe_child(unit: str) -> Availability:

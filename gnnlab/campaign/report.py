@@ -19,15 +19,15 @@ STAR = "*"
 def report(cells: pd.DataFrame, messages: Sequence[str] = ()) -> str:
     """The text of `profiling_report.txt`."""
     starred = cells.assign(unit=cells["unit"] + np.where(cells["origin"] == tables.SIMULATED, STAR, ""))
+    gains = tables.gain_rows(cells).reindex(columns=["stage", "form", "baseline", "value", "low", "high"])
     sums = tables.sum_rows(cells).reindex(columns=["size", "block", "form", "origin", "value", "low", "high"])
     parts = {
         "Configuration": _configuration(starred),
         "Latency in ms, geometric mean over sizes (least to most)": _statistics(tables.timed(starred)),
         "Every cell in ms, 95 % interval (~ wider than 2 %)": _intervals(starred),
-        "Fastest on the CPU: time of the next over it": _shown(tables.winners(cells)),
-        "Stages one by one over fused": _shown(sums),
-        "What could not be measured, and why": _shown(tables.gaps(cells)),
-        "Beside it, as a CPU's figure": _shown(tables.cpu_reference(cells)),
+        "On the CPU, times as fast as the baseline": _text(gains),
+        "Stages one by one over fused": _text(sums),
+        "What could not be measured, and why": _text(tables.gaps(cells)),
     }
     head = ["GNN stage profile", "=" * 17, *messages]
     if (cells["origin"] == tables.SIMULATED).any():
@@ -51,18 +51,18 @@ def _configuration(cells: pd.DataFrame) -> str:
 
 def _statistics(timed: pd.DataFrame) -> str:
     grouped = timed.assign(log=np.log(timed["ms"])).groupby(["stage", "unit"], sort=False)
-    found = grouped["ms"].agg(least="min", most="max", sizes="size")
-    found.insert(0, "mean", np.exp(grouped["log"].mean()))
-    return _shown(found, index=True)
+    ms = grouped["ms"].agg(least="min", most="max", sizes="size")
+    ms.insert(0, "mean", np.exp(grouped["log"].mean()))
+    return _text(ms, index=True)
 
 
 def _intervals(cells: pd.DataFrame) -> str:
     """ms by stage and size (rows) and unit (columns), of units that have a time; others show their status."""
-    shown = cells[cells["unit"].isin(tables.timed(cells)["unit"])]
-    shown = shown.assign(text=[_cell_text(row) for row in shown.to_dict("records")])
-    wide = shown.pivot(index=["stage", "size"], columns="unit", values="text")
-    order = list(dict.fromkeys(zip(shown["stage"], shown["size"], strict=True)))
-    return _shown(wide.loc[order, list(dict.fromkeys(shown["unit"]))], index=True)
+    named = cells[cells["unit"].isin(tables.timed(cells)["unit"])]
+    named = named.assign(text=[_cell_text(row) for row in named.to_dict("records")])
+    wide = named.pivot(index=["stage", "size"], columns="unit", values="text")
+    order = list(dict.fromkeys(zip(named["stage"], named["size"], strict=True)))
+    return _text(wide.loc[order, list(dict.fromkeys(named["unit"]))], index=True)
 
 
 def _cell_text(row: Mapping[str, Any]) -> str:
@@ -71,7 +71,7 @@ def _cell_text(row: Mapping[str, Any]) -> str:
     return f"{row['ms']:.3g} ({row['ms_low']:.3g} to {row['ms_high']:.3g}){'' if row['within'] else ' ~'}"
 
 
-def _shown(frame: pd.DataFrame, index: bool = False) -> str:
+def _text(frame: pd.DataFrame, index: bool = False) -> str:
     if frame.empty:
         return "none"
     return frame.to_string(index=index, float_format=lambda value: f"{value:.4g}", max_colwidth=None)

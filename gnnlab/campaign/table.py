@@ -2,15 +2,15 @@
 
     cells = table(checkpoints.raw(folder))
     lab.record("latency", cell_rows(cells, available), keys=["size", "stage"])
+    lab.record("unit_gains", gain_rows(cells), keys=["stage"])       # which unit is fastest at which stage, by how much
     lab.record("stage_sums", sum_rows(cells), keys=["size", "block"])
-    winners(cells)            # which unit is fastest at which stage, by how much
 
 A cell that has no time has none in the table either: nothing is filled in from another unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,15 @@ import pandas as pd
 from gnnlab.campaign import sizes
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import CONFIDENCE, LEAST_SAMPLES, over_clusters
-from gnnlab.profiling.sampling import TARGET, half_width
+from gnnlab.profiling.estimates import (
+    CONFIDENCE,
+    LEAST_SAMPLES,
+    Estimate,
+    geometric_mean,
+    over_clusters,
+    quotient,
+)
+from gnnlab.profiling.sampling import TARGET
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 
@@ -30,6 +37,7 @@ NOWHERE = "(none here)"  # the chip of a unit that is not here
 CONSTANTS = "published constants"
 DRAWN = "the spread of its samples is drawn, not seen"
 ONE_BY_ONE = "cells were measured one by one; what the machine changed between them is not in the interval"
+BASELINE = "torch:CPU"  # of gains
 S4_CELLS = 210 + 105  # of CPU and GPU, and of the NPU
 S4_LAYER = ("sage", 500)
 SPENT = "with loading and parity; without exporting, probing the units and the reference workload"
@@ -39,9 +47,9 @@ STATUSES = {MEASURED: "ok", SIMULATED: "ok", "unavailable": "unavailable", "time
 def table(measurements: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """A row for each cell, by stage, size and unit.
 
-    Columns: key, layer, features, size, nodes, edges, first, last, fused, stage ("3 REDUCE_SUM"), unit,
-    processor, origin, status, ms, ms_low, ms_high, std_ms, n, samples_ms (n,), within (is the interval within 2 %?),
-    parity_error, precision, threads, device, runtime_version, took_s (loading included), reason, notes; of cells
+    Columns: key, layer, features, size ("1000/2000"), nodes, edges, graph, first, last, fused, stage ("3 REDUCE_SUM"),
+    unit, processor, origin, status, ms, ms_low, ms_high, std_ms, n, samples_ms (n,), within (is the interval within
+    2 %?), parity_error, precision, threads, device, runtime_version, took_s (loading included), reason, notes; of cells
     without a time the numbers are NaN.
 
     Raises:
@@ -49,47 +57,49 @@ def table(measurements: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """
     if not measurements:
         raise GnnlabError("no measurements; measure first: gnnlab stages --measure")
-    rows = [_row(key, each["cell"], each["outcome"], each["took_s"]) for key, each in measurements.items()]
+    flat = [
+        {"key": key, "took_s": each["took_s"], **each["cell"], **each["outcome"]} for key, each in measurements.items()
+    ]
+    cells = pd.DataFrame(flat).rename(columns={"median_ms": "ms"}).drop(columns="detail")
+    of_unit = {name: units.find(name) for name in cells["unit"].unique()}
+    low, high = zip(*((np.nan, np.nan) if ci is None else ci for ci in cells.pop("ci_ms")), strict=True)
+    cells = cells.assign(
+        size=[f"{nodes}/{edges}" for nodes, edges in zip(cells["nodes"], cells["edges"], strict=True)],
+        fused=cells["first"] != cells["last"],
+        stage=[_stage(row) for row in cells[["layer", "features", "first", "last"]].itertuples(index=False)],
+        processor=[of_unit[name].processor for name in cells["unit"]],
+        origin=[of_unit[name].origin for name in cells["unit"]],
+        ms_low=low,
+        ms_high=high,
+        n=cells["samples_ms"].map(len),
+        reason=cells["reason"].fillna(""),
+        notes=cells["notes"].map("; ".join),
+    ).astype({"ms": float, "std_ms": float})
+    half = (cells["ms_high"] - cells["ms_low"]) / 2
+    cells["within"] = (cells["n"] >= LEAST_SAMPLES) & (half <= TARGET * cells["ms"])
     order = ["nodes", "edges", "fused", "first", "last"]
-    return pd.DataFrame(rows).sort_values(order, kind="stable", ignore_index=True)
+    return cells.sort_values(order, kind="stable", ignore_index=True)
 
 
-def _row(key: str, cell: Mapping[str, Any], outcome: Mapping[str, Any], took_s: float) -> dict[str, Any]:
-    unit, samples = units.find(cell["unit"]), outcome["samples_ms"]
-    median, ci = outcome["median_ms"], outcome["ci_ms"] or (np.nan, np.nan)
-    timed = outcome["status"] in TIMED
-    first, last = cell["first"], cell["last"]
-    block = layer_of(cell["layer"], cell["features"]).block(first, last)
-    return {
-        **{name: cell[name] for name in ("layer", "features", "nodes", "edges", "first", "last", "unit")},
-        **{name: outcome[name] for name in ("status", "parity_error", "precision", "threads", "device")},
-        "key": key,
-        "size": f"{cell['nodes']}/{cell['edges']}",
-        "fused": first != last,
-        "stage": f"{first if first == last else f'{first}-{last}'} {block.name}",
-        "processor": unit.processor,
-        "origin": unit.origin,
-        "ms": median if timed else np.nan,
-        "ms_low": ci[0],
-        "ms_high": ci[1],
-        "std_ms": outcome["std_ms"] if timed else np.nan,
-        "n": len(samples),
-        "samples_ms": tuple(samples),
-        "within": timed and within(median, ci, len(samples)),
-        "runtime_version": outcome["runtime_version"],
-        "took_s": took_s,
-        "reason": outcome["reason"] or "",
-        "notes": "; ".join(outcome["notes"]),
-    }
+def _stage(cell: Any) -> str:
+    """`3 REDUCE_SUM`, or `1-5 GATHER..NORMALIZE`."""
+    numbers = cell.first if cell.first == cell.last else f"{cell.first}-{cell.last}"
+    return f"{numbers} {layer_of(cell.layer, cell.features).block(cell.first, cell.last).name}"
 
 
-def within(median: float, ci: tuple[float, float], n: int) -> bool:
-    """Is the interval of `n` samples within 2 % of their median?"""
-    return n >= LEAST_SAMPLES and half_width(median, ci) <= TARGET
+def timed(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells with a time, measured or simulated."""
+    return cells[cells["status"].isin(TIMED)]
 
 
 def measured(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells whose time was measured."""
     return cells[cells["status"] == MEASURED]
+
+
+def measured_on_cpu(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells whose time was measured on a CPU."""
+    return cells[(cells["status"] == MEASURED) & (cells["processor"] == "CPU")]
 
 
 def reasons(cells: pd.DataFrame) -> str:
@@ -103,9 +113,14 @@ def need_times(cells: pd.DataFrame, skip: Callable[[str], None]) -> None:
         skip(f"no cell has a time: {reasons(cells)}")
 
 
-def timed(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with a time, measured or simulated."""
-    return cells[cells["status"].isin(TIMED)]
+def gaps(cells: pd.DataFrame) -> pd.DataFrame:
+    """What could not be measured, and why: unit, status, reason, cells (how many), stages."""
+    lacking = cells[~cells["status"].isin(TIMED)].sort_values(["unit", "fused", "first", "last"], kind="stable")
+    rows = []
+    for (unit, status, reason), part in lacking.groupby(["unit", "status", "reason"], sort=False):
+        numbers = dict.fromkeys(stage.partition(" ")[0] for stage in part["stage"])
+        rows.append((unit, status, reason, len(part), ", ".join(numbers)))
+    return pd.DataFrame(rows, columns=["unit", "status", "reason", "cells", "stages"])
 
 
 # ---- rows of the lab's one table ------------------------------------------------------------------------------------
@@ -150,7 +165,7 @@ def _notes(cell: Mapping[str, Any]) -> list[str]:
         return [*notes, DRAWN]
     if cell["within"] or any(note.startswith("interval is") for note in notes):
         return notes
-    half = half_width(cell["ms"], (cell["ms_low"], cell["ms_high"]))
+    half = (cell["ms_high"] - cell["ms_low"]) / 2 / cell["ms"]
     return [*notes, f"interval is ±{100 * half:.1f} % after {cell['n']} samples, wanted ±{100 * TARGET:.0f} %"]
 
 
@@ -159,8 +174,7 @@ def roof_rows(cells: pd.DataFrame, bound_ms: Callable[[int, int, int, int], floa
 
     `bound_ms(first, last, nodes, edges)`; `samples`: of each ceiling behind it, of which the best counts.
     """
-    on_cpu = measured(cells)
-    on_cpu = on_cpu[on_cpu["processor"] == "CPU"]
+    on_cpu = measured_on_cpu(cells)
     at = zip(*(on_cpu[name] for name in ("first", "last", "nodes", "edges", "samples_ms")), strict=True)
     shares = [bound_ms(first, last, n, e) / np.asarray(ms) for first, last, n, e, ms in at]
     rows = cell_rows(on_cpu, {})
@@ -169,6 +183,32 @@ def roof_rows(cells: pd.DataFrame, bound_ms: Callable[[int, int, int, int], floa
     note = f"the ceilings are the best of {samples} samples and have no interval; this is that of the time alone"
     notes = [f"{own}; {note}" if own else note for own in rows["notes"]]
     return rows.assign(samples=shares, unit="share", better="higher", notes=notes)
+
+
+def gain_rows(cells: pd.DataFrame) -> pd.DataFrame:
+    """How many times as fast as torch each unit of a CPU is at each stage: the geometric mean over the sizes.
+
+    The key is stage, the form the unit. Only units that were measured at all sizes of a stage; where torch was not, the
+    first of them is the baseline. Cells were measured one by one, so the intervals of both times count.
+    """
+    rows = []
+    for stage, part in measured_on_cpu(cells).groupby("stage", sort=False):
+        sizes_of = part.groupby("unit", sort=False)["size"].nunique()
+        whole = list(sizes_of.index[sizes_of == part["size"].nunique()])
+        baseline = BASELINE if BASELINE in whole else whole[0] if whole else None
+        at = {unit: part[part["unit"] == unit].sort_values("size").to_dict("records") for unit in whole}
+        for unit in (unit for unit in whole if unit != baseline):
+            pairs = zip(at[baseline], at[unit], strict=True)
+            gain = geometric_mean([quotient(_estimate(slow), _estimate(fast)) for slow, fast in pairs])
+            row = _factor(at[unit][0], gain) | {"stage": stage, "baseline": baseline, "better": "higher"}
+            row |= {"ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
+            row["parity_error"] = max(cell["parity_error"] for cell in at[unit])
+            rows.append(row | {"notes": f"over {len(at[unit])} sizes; {ONE_BY_ONE}"})
+    return pd.DataFrame(rows)
+
+
+def _estimate(cell: Mapping[str, Any]) -> Estimate:
+    return Estimate(cell["ms"], cell["ms_low"], cell["ms_high"], cell["n"])
 
 
 def sum_rows(cells: pd.DataFrame) -> pd.DataFrame:
@@ -188,23 +228,26 @@ def sum_rows(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sum_row(alone: pd.DataFrame, block: Mapping[str, Any]) -> dict[str, Any]:
-    total = float(alone["ms"].sum())
+    total, n = float(alone["ms"].sum()), min(int(alone["n"].min()), block["n"])
     below = float(np.linalg.norm(alone["ms"] - alone["ms_low"]))
     above = float(np.linalg.norm(alone["ms_high"] - alone["ms"]))
-    given = _cell_row(block, None)
-    conditions = {name: given[name] for name in ("size", "form", "origin", "device", "runtime", "precision", "threads")}
+    ends = (total - below) / block["ms_high"], (total + above) / block["ms_low"]
+    row = _factor(block, Estimate(total / block["ms"], *ends, n)) | {"size": block["size"], "block": block["stage"]}
+    return row | {"better": "neither", "notes": DRAWN if block["origin"] == SIMULATED else ONE_BY_ONE}
+
+
+def _factor(cell: Mapping[str, Any], estimate: Estimate) -> dict[str, Any]:
+    """Fields of a row that compares times, under the conditions of `cell`."""
+    given = _cell_row(cell, None)
     return {
-        **conditions,
-        "block": block["stage"],
-        "value": total / block["ms"],
-        "low": (total - below) / block["ms_high"],
-        "high": (total + above) / block["ms_low"],
-        "n": min(int(alone["n"].min()), block["n"]),
+        **{name: given[name] for name in ("form", "origin", "device", "runtime", "precision", "threads")},
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n": estimate.n,
         "unit": "x",
-        "better": "neither",
         "statistic": "estimate",
         "interval": CONFIDENCE,
-        "notes": DRAWN if block["origin"] == SIMULATED else ONE_BY_ONE,
     }
 
 
@@ -216,90 +259,33 @@ def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], kn
     Cells of a unit share what it takes to load, so units are resampled. S4's own GPU and NPU are not among them.
     """
     usable = [name for name, probed in available.items() if probed.usable and units.find(name).origin == MEASURED]
-    study = [f"{size.nodes}/{size.edges}" for size in sizes.read(["study"])]
-    stages = cells[~cells["fused"] & cells["unit"].isin(usable) & cells["size"].isin(study)]
-    stages = stages[(stages["layer"] == S4_LAYER[0]) & (stages["features"] == S4_LAYER[1])]
+    study, every = list(map(str, sizes.read(["study"]))), measured(cells)
+    layer, features = S4_LAYER
+    stages = cells[~cells["fused"] & (cells["layer"] == layer) & (cells["features"] == features)]
+    stages = stages[stages["unit"].isin(usable) & stages["size"].isin(study)]
     counts = stages["unit"].value_counts()
-    whole = [unit for unit in usable if counts.get(unit) == len(study) * len(layer_of(*S4_LAYER).stages)]
+    whole = [unit for unit in usable if counts.get(unit) == len(study) * len(layer_of(layer, features).stages)]
     on = measured(stages[stages["unit"].isin(whole)])
     tried = {name for name, unit in units.all_units().items() if unit.origin == MEASURED} <= set(available)
-    every = measured(cells)
-    shared = {
-        "better": "lower",
-        "device": ", ".join(dict.fromkeys(map(device, every["processor"], every["device"]))) or device("CPU", ""),
-        "runtime": ", ".join(dict.fromkeys(every["runtime_version"])),
-        "precision": ", ".join(dict.fromkeys(every["precision"])),
-        "threads": int(max(every.loc[every["processor"] == "CPU", "threads"], default=0)),
-    }
+    needed = "the 7 stages at S4's 15 sizes, all measured by this run (params/full, anew: true)"
     minutes = {"form": "this campaign", "unit": "min", "origin": MEASURED, "statistic": "single"}
     hours = {"form": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
-    needed = "the 7 stages at S4's 15 sizes, all measured by this run (params/full, anew: true)"
     if known or not (whole == usable and tried and len(on)):
         minutes |= {"status": "unavailable", "reason": f"needs, of every unit that is usable here, {needed}"}
     else:
-        narrow = int(stages["within"].sum())
-        notes = f"{len(stages)} cells of {len(whole)} units, {narrow} intervals within 2 %; {SPENT}"
-        minutes |= {"status": "ok", "value": stages["took_s"].sum() / 60, "n": 1, "notes": notes}
+        notes = f"{len(stages)} cells of {len(whole)} units, {stages['within'].sum()} intervals within 2 %; {SPENT}"
+        minutes |= {"value": stages["took_s"].sum() / 60, "n": 1, "notes": notes}
     if known or on.empty:
         hours |= {"status": "unavailable", "reason": f"needs, of a usable unit, {needed}"}
     else:
-        estimate = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
-        ends = {"low": None, "high": None, "interval": "none"}
-        if estimate.low is not None:
-            ends = {"low": max(estimate.low, 0.0), "high": estimate.high, "interval": CONFIDENCE}
+        mean = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
+        ends = {} if mean.low is None else {"low": max(mean.low, 0.0), "high": mean.high, "interval": CONFIDENCE}
         notes = f"{len(on)} cells of {len(whole)} units, scaled to S4's {S4_CELLS}; {SPENT}"
-        hours |= {"status": "ok", "value": estimate.value, "n": estimate.n, **ends, "notes": notes}
-    return pd.DataFrame([minutes | shared, hours | shared])
-
-
-# ---- what a reader asks ---------------------------------------------------------------------------------------------
-
-
-def winners(cells: pd.DataFrame) -> pd.DataFrame:
-    """For each stage the CPU's fastest unit and the next one, of those that were measured at all sizes.
-
-    Columns: stage, unit, next, ratio (time of the next over that of the fastest, geometric mean over the sizes), sizes,
-    spread (slowest unit over fastest). The fastest is chosen by the samples that it is shown with, so these ratios are
-    for reading and are not recorded.
-    """
-    rows = []
-    timed = measured(cells)
-    for stage, part in timed[timed["processor"] == "CPU"].groupby("stage", sort=False):
-        wide = part.pivot(index="size", columns="unit", values="ms").dropna(axis="columns").pipe(np.log)
-        means = wide.mean().sort_values()
-        if len(means) < 2:
-            continue
-        ratio, spread = np.exp(means.iloc[[1, -1]] - means.iloc[0])
-        named = {"stage": stage, "unit": means.index[0], "next": means.index[1]}
-        rows.append({**named, "ratio": ratio, "sizes": len(wide), "spread": spread})
-    return pd.DataFrame(rows)
-
-
-def gaps(cells: pd.DataFrame) -> pd.DataFrame:
-    """What could not be measured, and why: unit, status, reason, cells, stages."""
-    lacking = cells[~cells["status"].isin(TIMED)].sort_values("unit", kind="stable")
-    grouped = lacking.groupby(["unit", "status", "reason"], sort=False)
-    rows = [
-        {"unit": u, "status": s, "reason": r, "cells": len(part), "stages": ", ".join(_numbers(part))}
-        for (u, s, r), part in grouped
-    ]
-    return pd.DataFrame(rows, columns=["unit", "status", "reason", "cells", "stages"])
-
-
-def cpu_reference(cells: pd.DataFrame) -> pd.DataFrame:
-    """The fastest time on a CPU for each cell without a time, as a CPU's figure.
-
-    Columns: size, stage, unit, status, cpu_unit, cpu_ms, cpu_low, cpu_high (NaN where no CPU unit was measured either).
-    """
-    on_cpu = measured(cells)
-    on_cpu = on_cpu[on_cpu["processor"] == "CPU"].sort_values("ms").drop_duplicates(["size", "stage"])
-    figures = on_cpu[["size", "stage", "unit", "ms", "ms_low", "ms_high"]]
-    figures = figures.set_axis(["size", "stage", "cpu_unit", "cpu_ms", "cpu_low", "cpu_high"], axis="columns")
-    lacking = cells[~cells["status"].isin(TIMED)]
-    return lacking[["size", "stage", "unit", "status"]].merge(figures, on=["size", "stage"], how="left")
-
-
-def _numbers(part: pd.DataFrame) -> Sequence[str]:
-    order = ["fused", "first", "last"]
-    pairs = part[order].drop_duplicates().sort_values(order)[["first", "last"]].itertuples(index=False)
-    return [str(first) if first == last else f"{first}-{last}" for first, last in pairs]
+        hours |= {"value": mean.value, "n": mean.n, "notes": notes, **ends}
+    return pd.DataFrame([minutes, hours]).assign(
+        better="lower",
+        device=", ".join(dict.fromkeys(map(device, every["processor"], every["device"]))) or device("CPU", ""),
+        runtime=", ".join(dict.fromkeys(every["runtime_version"])),
+        precision=", ".join(dict.fromkeys(every["precision"])),
+        threads=int(measured_on_cpu(cells)["threads"].max()) if len(measured_on_cpu(cells)) else 0,
+    )

@@ -91,9 +91,8 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
     options = {name: getattr(given, name) for name in _OPTIONS}
     measured = campaign.measure(folder / "stages", names=given.units, say=_say, **options)
     _say(f"measure: {measured.done}")
-    without = measured.cells[~measured.cells["status"].isin(table.TIMED)]
-    for (status, unit, reason), cells in without.groupby(["status", "unit", "reason"], sort=False):
-        _say(f"  {status}, {len(cells)} of {unit}: {reason}")
+    for gap in table.gaps(measured.cells).itertuples():
+        _say(f"  {gap.status}, {gap.cells} of {gap.unit}: {gap.reason}")
 
 
 def _analyze(given: SimpleNamespace, folder: Path) -> None:

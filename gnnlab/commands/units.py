@@ -32,8 +32,7 @@ def run(arguments: Namespace) -> int:
     """Try every unit, or those named, each in a worker; it loads no runtime here, which may be what is broken."""
     from gnnlab.units import registry
 
-    registry.tried(arguments.units)
-    units = {name: registry.find(name) for name in arguments.units} or registry.all_units()
+    units = registry.tried(arguments.units) or registry.all_units()
     rows = [row(name, units[name], availability) for name, availability in registry.probe(units).items()]
     show(json.dumps(rows, indent=2) if arguments.json else _table(rows))
     return 0

@@ -1,7 +1,7 @@
 """Exported models on disk: a folder for each, by its name, with the model and what its check found.
 
-make(folder, wanted, key, build)   # the model `wanted`, built and checked by `build` unless it is there
-load_artefacts(folder)             # all of them, whether ready or not
+make(folder, wanted, key, build)                  # the model `wanted`, built and checked by `build` unless it is there
+of_block(folder, "sage", 500, 1, 5, "onnx")       # what is there of a block by an exporter, ready or not
 """
 
 from __future__ import annotations
@@ -11,22 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnnlab.errors import GnnlabError
-from gnnlab.files import digest, made_once, read_json, write_json
+from gnnlab.files import made_once, read_json, write_json
 
 CHECK = "check.json"
 MODELS = ("model.onnx", "model.xml")
 READY, FAILED, WRONG = "ready", "failed", "wrong"
-DYNAMIC, STATIC = "dynamic", "static"
-
-
-@dataclass(frozen=True)
-class Check:
-    """What became of a model: ready, failed (`reason` says why) or wrong; `error` is its largest relative error."""
-
-    status: str
-    reason: str | None = None
-    error: float | None = None
+DYNAMIC = "dynamic"
 
 
 @dataclass(frozen=True)
@@ -34,9 +24,8 @@ class Artefact:
     """One exported block of stages.
 
     `reads` and `writes` are its inputs and outputs in order; of the inputs `sized_by` only the number of rows counts.
-    `nodes`, `edges`: the static size, None for dynamic shapes. `key`: a digest of all that it was made from. `status`:
-    ready, failed (`reason` says why) or wrong (`parity_error` is too large). `seconds`: to make and check it, 0 where
-    it was found on the disk.
+    `nodes`, `edges`: the static size, None for dynamic shapes. `status`: ready, failed (`reason` says why) or wrong
+    (`parity_error`, its largest relative error, is too large). `seconds`: to make and check it, 0 where it was there.
     """
 
     layer: str
@@ -50,13 +39,12 @@ class Artefact:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     sized_by: tuple[str, ...] = ()
-    key: str = ""
-    path: Path | None = None
-    size_bytes: int = 0
-    seconds: float = 0.0
     status: str = READY
     reason: str | None = None
     parity_error: float | None = None
+    path: Path | None = None
+    size_bytes: int = 0
+    seconds: float = 0.0
 
     @property
     def ready(self) -> bool:
@@ -72,13 +60,9 @@ class Artefact:
         return self.nodes is None
 
     @property
-    def shapes(self) -> str:
-        return DYNAMIC if self.dynamic else STATIC
-
-    @property
     def stages(self) -> str:
         """`3`, or `1-5`."""
-        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return _numbers(self.first, self.last)
 
     @property
     def name(self) -> str:
@@ -88,38 +72,31 @@ class Artefact:
 
 
 def make(
-    folder: Path, wanted: Artefact, key: Mapping[str, Any], build: Callable[[Path], Check], *, anew: bool = False
+    folder: Path, wanted: Artefact, key: Mapping[str, Any], build: Callable[[Path], Artefact], *, anew: bool = False
 ) -> Artefact:
-    """The model `wanted` in `folder`: found if made from the same `key`, else written into an empty folder and checked
-    by `build`. With `anew` it is built in any case."""
+    """The model `wanted` in `folder`: as it is there if made from the same `key`, else what `build` writes into an
+    empty folder, with the outcome of its check. With `anew` it is built in any case."""
 
     def fill(empty: Path) -> None:
-        check = build(empty)
-        found = {"status": check.status, "reason": check.reason, "parity_error": check.error}
-        write_json(empty / CHECK, asdict(replace(wanted, key=digest(dict(key)), **found)))
+        write_json(empty / CHECK, {**asdict(build(empty)), "path": None})
 
     place = Path(folder) / wanted.name
     seconds = made_once(place, key, fill, anew=anew)
     return replace(_read(place / CHECK), seconds=seconds)
 
 
-def load_artefacts(folder: Path) -> list[Artefact]:
-    """Every model of `outputs/<set>/exported_models`, by name, ready or not.
+def of_block(folder: Path, layer: str, features: int, first: int, last: int, exporter: str) -> list[Artefact]:
+    """The models of a block by an exporter, in every form and size, ready or not."""
+    models = Path(folder) / f"{layer}-{features}" / _numbers(first, last) / exporter
+    return [_read(path) for path in sorted(models.glob(f"*/*/{CHECK}"))]
 
-    Raises:
-        GnnlabError: nothing was exported to that folder.
-    """
-    found = [_read(path) for path in sorted(Path(folder).glob(f"*/*/*/*/*/{CHECK}"))]
-    if not found:
-        raise GnnlabError(f"no exported models in {folder}: run notebook 04 first, with gnnlab run 04")
-    return found
+
+def _numbers(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _read(check: Path) -> Artefact:
     facts = read_json(check, "gnnlab run 04 --force exports it again")
-    paths = [check.with_name(name) for name in MODELS]
-    on_disk = {
-        "path": next((path for path in paths if path.exists()), None),
-        "size_bytes": sum(file.stat().st_size for file in check.parent.glob("model.*")),
-    }
-    return Artefact(**{name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()} | on_disk)
+    facts["path"] = next((path for path in map(check.with_name, MODELS) if path.exists()), None)
+    facts["size_bytes"] = sum(file.stat().st_size for file in check.parent.glob("model.*"))
+    return Artefact(**{name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()})

@@ -8,6 +8,7 @@ again with every number far below zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import onnxruntime
 import torch
 
 from gnnlab.errors import ParityError, one_line
-from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check
+from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import configuration, openvino_core
 from gnnlab.profiling.races import RTOL_FLOAT32, relative_error
@@ -40,8 +41,8 @@ def loaded(path: Path, runtime: str) -> Run:
     return _RUNTIMES[runtime](path)
 
 
-def check(artefact: Artefact, path: Path, layer: StagedLayer, runtime: str) -> Check:
-    """How the model fares against torch on each of `check_graphs`, in float32."""
+def check(artefact: Artefact, path: Path, layer: StagedLayer, runtime: str) -> Artefact:
+    """The artefact with how its model at `path` fares against torch on each of `check_graphs`, in float32."""
     worst, size = 0.0, None if artefact.dynamic else (artefact.nodes, artefact.edges)
     try:
         run = loaded(path, runtime)
@@ -49,12 +50,21 @@ def check(artefact: Artefact, path: Path, layer: StagedLayer, runtime: str) -> C
             error = _error(artefact, layer, run, values)
             worst = max(worst, error)
             if not error <= RTOL_FLOAT32:
-                known = bool(np.isfinite(error))
-                off = f"off by {error:.2g} of the largest magnitude" if known else "not finite, or of another shape,"
-                return Check(WRONG, f"{off} on a graph with {name}", error if known else None)
+                finite = bool(np.isfinite(error))
+                off = f"off by {error:.2g} of the largest magnitude" if finite else "not finite, or of another shape,"
+                return _outcome(artefact, WRONG, f"{off} on a graph with {name}", error if finite else None)
     except Exception as error:  # whatever a runtime raises is recorded as the model's failure
-        return Check(FAILED, reason_of(error))
-    return Check(READY, None, worst)
+        return failed(artefact, error)
+    return _outcome(artefact, READY, None, worst)
+
+
+def failed(artefact: Artefact, error: BaseException) -> Artefact:
+    """The artefact of a model that an exporter or a runtime refused."""
+    return _outcome(artefact, FAILED, reason_of(error), None)
+
+
+def _outcome(artefact: Artefact, status: str, reason: str | None, error: float | None) -> Artefact:
+    return replace(artefact, status=status, reason=reason, parity_error=error)
 
 
 @lru_cache(maxsize=2)
@@ -110,8 +120,8 @@ def _in_openvino(path: Path) -> Run:
     names = [port.get_names() for port in model.inputs]
 
     def run(arrays: Arrays) -> list[np.ndarray]:
-        found = model([next(arrays[name] for name in arrays if name in known) for known in names])
-        return [found[place] for place in range(len(model.outputs))]
+        results = model([next(arrays[name] for name in arrays if name in known) for known in names])
+        return [results[place] for place in range(len(model.outputs))]
 
     return run
 

@@ -1,7 +1,7 @@
 """Export blocks of a layer, each checked before anyone may measure it.
 
-    made = export(layer, 3, 3, exporter="onnx", folder=folder)       # dynamic shapes
-    made = export(layer, 6, 6, exporter="openvino", folder=folder, size=(1000, 5000))
+    export(layer, 3, 3, exporter="onnx", folder=folder)              # an `Artefact`, of dynamic shapes
+    export(layer, 6, 6, exporter="openvino", folder=folder, size=(1000, 5000))
     export_all(layer, sizes, folder)                                 # what the stage campaign runs
     every_combination(layer, folder)                                 # which exporter is right where
 
@@ -19,9 +19,7 @@ A model that fails or computes something else is an outcome, not an error: its a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino
@@ -31,13 +29,13 @@ import torch
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.export import artefacts, checking, exporters, openvino_graphs
-from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact, Check
+from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact
 from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
 from gnnlab.files import digest
 from gnnlab.openvino_core import openvino_core
 from gnnlab.workloads import graphsage, staged
 from gnnlab.workloads.graphsage import random_inputs
-from gnnlab.workloads.staged import REDUCTIONS, StageBlock, StagedLayer
+from gnnlab.workloads.staged import REDUCTIONS, StagedLayer
 
 HANDBUILT, THROUGH_ONNX = "handbuilt", "openvino-onnx"
 FORMS = {
@@ -65,7 +63,7 @@ COMBINATIONS = (
 )
 OUTCOMES = {READY: "ok", WRONG: "failed", FAILED: "unavailable"}  # as statuses of the lab's table
 _PACKAGES = ("torch", "openvino", "onnx", "onnxscript", "onnxruntime")
-_CODE = (staged, graphsage, exporters, openvino_graphs, checking)
+_CODE = tuple(Path(module.__file__) for module in (staged, graphsage, exporters, openvino_graphs, checking))
 
 
 def export(
@@ -90,16 +88,22 @@ def export(
     """
     wanted = _wanted(layer, first, last, exporter, form, size)
 
-    def build(empty: Path) -> Check:
+    def build(empty: Path) -> Artefact:
         try:
             path = _written(layer, wanted, folder, empty)
         except OSError:  # the disk, not the model
             raise
         except Exception as error:  # whatever a converter raises is recorded as the model's failure
-            return Check(FAILED, checking.reason_of(error))
+            return checking.failed(wanted, error)
         return checking.check(wanted, path, layer, checking.native(path))
 
-    return artefacts.make(folder, wanted, _key(layer.block(first, last), wanted), build, anew=anew)
+    made_from = {
+        "block": [wanted.name, wanted.reads, wanted.writes, wanted.sized_by],
+        "weights": layer.block(first, last).fingerprint(),
+        "versions": machine.versions(*_PACKAGES),
+        "code": digest(*_CODE),
+    }
+    return artefacts.make(folder, wanted, made_from, build, anew=anew)
 
 
 def export_all(
@@ -118,19 +122,12 @@ def export_all(
     too. With `anew` every model is exported by this call, also one that is there unchanged.
     """
     every = list(dict.fromkeys([*layer.blocks(["stages"]), *blocks]))
-    made = [
-        export(layer, *block, exporter=exporter, folder=folder, anew=anew)
-        for block in every
-        for exporter in ("onnx", "openvino", HANDBUILT)
-        if exporter != HANDBUILT or _can_be_built(layer, block)
-    ]
-    made += [
-        export(layer, *block, exporter="openvino", folder=folder, size=size, anew=anew)
-        for size in dict.fromkeys(sizes)
-        for block in every
-        if static_sums or not layer.block(*block).reduces
-    ]
-    return made
+    summing = [block for block in every if layer.block(*block).reduces]
+    wanted = [(block, exporter, None) for block in every for exporter in ("onnx", "openvino")]
+    wanted += [(block, HANDBUILT, None) for block in summing if layer.name == openvino_graphs.LAYER]
+    static = every if static_sums else [block for block in every if block not in summing]
+    wanted += [(block, "openvino", size) for size in dict.fromkeys(sizes) for block in static]
+    return [export(layer, *block, exporter=e, folder=folder, size=size, anew=anew) for block, e, size in wanted]
 
 
 def every_combination(
@@ -150,17 +147,31 @@ def every_combination(
     for exporter, form, runtime in combinations:
         for block in dict.fromkeys([*layer.blocks(["stages"]), *blocks]):
             try:
-                made = export(layer, *block, exporter=exporter, form=form, folder=folder)
+                model = export(layer, *block, exporter=exporter, form=form, folder=folder)
             except GnnlabError:  # not offered
                 continue
-            found = Check(made.status, made.reason, made.parity_error)
-            if made.path and runtime != checking.native(made.path):  # in its own it was checked when it was exported
-                found = checking.check(made, made.path, layer, runtime)
+            if model.path and runtime != checking.native(model.path):  # in its own it was checked when it was exported
+                model = checking.check(model, model.path, layer, runtime)
             row = {"form": f"{exporter}, {form}: {runtime}", "exporter": exporter, "stage": layer.label(*block)}
-            row |= {"status": OUTCOMES[found.status], "reason": found.reason, "parity_error": found.error}
+            row |= {"status": OUTCOMES[model.status], "reason": model.reason, "parity_error": model.parity_error}
             package = "onnxruntime" if runtime == ONNXRUNTIME else "openvino"
-            rows.append({**row, "value": found.error, "runtime": f"{runtime} {machine.version(package)}", "n": 1})
+            row["runtime"] = f"{runtime} {machine.version(package)}"
+            rows.append({**row, "value": model.parity_error, "n": 1})
     return pd.DataFrame(rows)
+
+
+def in_words(judged: pd.DataFrame) -> list[str]:
+    """What `every_combination` found, a sentence each: what is right everywhere, what computes something else and at
+    which stages, what cannot be converted or loaded."""
+    right = [form for form, rows in judged.groupby("form", sort=False) if (rows["status"] == "ok").all()]
+    sentences = [f"**Computes the same at every stage:** {'; '.join(right) or 'none'}."]
+    words = {WRONG: "Computes something else, without an error", FAILED: "Cannot be converted or loaded"}
+    for outcome, beginning in words.items():
+        rows = judged[judged["status"] == OUTCOMES[outcome]]
+        stages = rows.groupby("form", sort=False)["stage"].agg(", ".join)
+        parts = "; ".join(f"{form} (stages {at})" for form, at in stages.items())
+        sentences += [f"**{beginning}:** {parts}."] if parts else []
+    return sentences
 
 
 def on_graph(
@@ -173,10 +184,9 @@ def on_graph(
     Raises:
         GnnlabError: none does.
     """
-    made = (
-        export(layer, 1, len(layer.stages), exporter=e, folder=folder, size=size) for e in ("openvino", THROUGH_ONNX)
-    )
-    ready = next((artefact for artefact in made if artefact.ready), None)
+    whole = 1, len(layer.stages)
+    models = (export(layer, *whole, exporter=e, folder=folder, size=size) for e in ("openvino", THROUGH_ONNX))
+    ready = next((model for model in models if model.ready), None)
     if ready is None:
         raise GnnlabError(f"{layer.name}: neither openvino nor {THROUGH_ONNX} gets the whole layer right")
     run, feed = checking.loaded(ready.path, OPENVINO), checking.feed_for(ready, layer, values)
@@ -206,17 +216,6 @@ def _wanted(
         reads = tuple(name for name in block.reads if size is None or name not in block.shape_only)
     place = (layer.name, layer.features, first, last, exporter, form, *(size or (None, None)))
     return Artefact(*place, reads, block.writes, sized_by)
-
-
-def _key(block: StageBlock, wanted: Artefact) -> dict[str, Any]:
-    """All that a model is made from."""
-    return {
-        "name": wanted.name,
-        **{name: getattr(wanted, name) for name in ("reads", "writes", "sized_by")},
-        "weights": block.fingerprint(),
-        "versions": machine.versions(*_PACKAGES),
-        "code": _code(),
-    }
 
 
 def _written(layer: StagedLayer, wanted: Artefact, models: Path, folder: Path) -> Path:
@@ -253,15 +252,3 @@ def _source(layer: StagedLayer, wanted: Artefact, exporter: str, models: Path) -
     if not source.ready:
         raise GnnlabError(f"the model that it is made from is {source.status}: {source.reason}")
     return source
-
-
-def _can_be_built(layer: StagedLayer, block: tuple[int, int]) -> bool:
-    try:
-        return bool(openvino_graphs.reads(layer, *block))
-    except GnnlabError:
-        return False
-
-
-@lru_cache(maxsize=1)
-def _code() -> str:
-    return digest(*(Path(module.__file__) for module in _CODE))

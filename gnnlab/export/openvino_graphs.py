@@ -32,7 +32,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.workloads.staged import StagedLayer
 
-FORM = "bag"
+FORM, LAYER = "bag", "sage"  # the layer whose blocks are built
 GATHER, MESSAGE, SUM, COUNT, NORMALIZE, TRANSFORM, ACTIVATE = range(1, 8)
 INDICES = ("rowptr", "col", "order")
 
@@ -43,15 +43,14 @@ def reads(layer: StagedLayer, first: int, last: int) -> tuple[str, ...]:
     Raises:
         GnnlabError: a block that needs no hand-built graph.
     """
-    if layer.name != "sage":
-        raise GnnlabError(f"{layer.name}: hand-built graphs are of a sage layer")
+    if layer.name != LAYER:
+        raise GnnlabError(f"{layer.name}: hand-built graphs are of a {LAYER} layer")
     sums, counts = first <= SUM <= last, first <= COUNT <= last
     if not sums and not counts:
         raise GnnlabError(f"stages {first}-{last} sum over no neighbours; export them by openvino or onnx")
     block = layer.block(first, last)
     graph = ["rowptr"] + (["col" if first == GATHER else "order"] if sums else [])
-    kept = [name for name in block.reads if name != "edge_index" and name not in block.shape_only]
-    return (*kept, *graph)
+    return (*(name for name in block.reads if name != "edge_index" and name not in block.shape_only), *graph)
 
 
 def build(layer: StagedLayer, first: int, last: int) -> ov.Model:
@@ -88,9 +87,9 @@ def prepared(names: Iterable[str], values: Mapping[str, np.ndarray]) -> dict[str
     if edge_index.shape[1] == 0:
         raise GnnlabError("a graph without edges has no bags; use the models that read edge_index")
     neighbours = Neighbours.prepare(edge_index, nodes)
-    made = {name: getattr(neighbours, name).int().numpy() for name in wanted}
+    arrays = {name: getattr(neighbours, name).int().numpy() for name in wanted}
     # the ghost's index, behind those of the edges
-    return {name: np.append(a, np.int32(0)) if name in ("col", "order") else a for name, a in made.items()}
+    return {name: np.append(a, np.int32(0)) if name in ("col", "order") else a for name, a in arrays.items()}
 
 
 def _stage(number: int, known: dict[str, ov.Node], layer: StagedLayer, first: int) -> ov.Node:

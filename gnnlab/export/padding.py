@@ -44,8 +44,8 @@ def bucket(nodes: int, edges: int, policy: str = "powers") -> tuple[int, int]:
         raise GnnlabError(f"bucket({nodes}, {edges}, {policy!r}): 1 node, 1 edge at least and {'|'.join(POLICIES)}")
     if policy == "exact":
         return nodes, edges
-    wide = _power(edges)
-    return _power(nodes + (wide > edges)), wide
+    wide = 1 << (edges - 1).bit_length()
+    return 1 << (nodes + (wide > edges) - 1).bit_length(), wide
 
 
 def pad(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges: int) -> Arrays:
@@ -78,10 +78,6 @@ def crop(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges
     }
 
 
-def _power(count: int) -> int:
-    return 1 << (count - 1).bit_length()
-
-
 def _grown(array: np.ndarray, dims: tuple[int | str, ...], nodes: int, edges: int) -> np.ndarray:
     shape = [{NODES: nodes, EDGES: edges}.get(dim, dim) for dim in dims]
     grown = np.zeros(shape, array.dtype)
@@ -97,26 +93,25 @@ class Feed:
         self.notes: list[str] = []
         self._pads = artefact.nodes is not None and (artefact.nodes, artefact.edges) != (nodes, edges)
         self._prepares = artefact.exporter == "handbuilt"
-        self._graph: np.ndarray | None = None
-        self._made: Arrays = {}
+        self._graph: np.ndarray | None = None  # whose edges are sorted in `_sorted`
+        self._sorted: Arrays = {}
 
     def inputs(self, values: Mapping[str, np.ndarray]) -> Arrays:
         """What the model reads, by name."""
         if self._pads:
             names = {"x", "edge_index", *self.artefact.reads} & values.keys()
             values = pad(self.layer, {n: values[n] for n in names}, self.artefact.nodes, self.artefact.edges)
-        if self._prepares and (self._pads or self._graph is not values["edge_index"]):
+        if self._prepares and self._graph is not values["edge_index"]:
             self._prepare(values)
-        return {
-            name: self._made[name] if name in self._made else self._input(name, values) for name in self.artefact.reads
-        }
+        values = {**values, **self._sorted}
+        return {name: self._input(name, values) for name in self.artefact.reads}
 
     def outputs(self, results: Sequence[np.ndarray]) -> Arrays:
         """What the block writes, by name, from the model's outputs in order."""
-        found = dict(zip(self.artefact.writes, results, strict=True))
+        named = dict(zip(self.artefact.writes, results, strict=True))
         if self._pads or self._prepares:  # hand-built models may write a ghost's row
-            return crop(self.layer, found, self.nodes, self.edges)
-        return found
+            return crop(self.layer, named, self.nodes, self.edges)
+        return named
 
     def _input(self, name: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
         if name in self.artefact.sized_by:  # its number of rows is all that is wanted: one column goes to the device
@@ -127,8 +122,6 @@ class Feed:
         start = time.perf_counter()
         from gnnlab.export.openvino_graphs import prepared  # OpenVINO, which other artefacts do without
 
-        self._made = prepared(self.artefact.reads, values)
-        self._graph = values["edge_index"]
-        made = " and ".join(name for name in self.artefact.reads if name in self._made)
-        when = "at each run" if self._pads else "once, not timed"
-        self.notes[:] = [f"{made} made from the edges in {(time.perf_counter() - start) * 1e3:.3g} ms, {when}"]
+        self._sorted, self._graph = prepared(self.artefact.reads, values), values["edge_index"]
+        names, ms = " and ".join(self._sorted), (time.perf_counter() - start) * 1e3
+        self.notes[:] = [f"{names} made from the edges in {ms:.3g} ms, once, not timed"]

@@ -71,17 +71,19 @@ def find(name: str) -> Unit:
     return unit
 
 
-def tried(names: Iterable[str]) -> None:
-    """Make each unit of the user's own in a worker first, where its factory may hang or end the process.
+def tried(names: Iterable[str]) -> dict[str, Unit]:
+    """The units of these names. One of the user's own is made in a worker first: its factory may hang or exit.
 
     Raises:
-        GnnlabError: it hung, or ended the process. What it raises is for `find` to report.
+        GnnlabError: there is no such unit, or it hung or ended the process.
     """
+    names = list(names)
     with Worker() as worker:
         for name in (name for name in names if name not in all_units() and user_code.is_there(name)):
             answer = worker.call(f"{__name__}:name_of", {"name": name}, timeout_s=PROBE_S)
             if answer.lost:
                 answer.get(of=f"unit {name}")
+    return {name: find(name) for name in names}
 
 
 def name_of(name: str) -> str:

@@ -93,7 +93,7 @@ class CompiledUnit(TorchUnit):
 
 @dataclass(frozen=True)
 class FastUnit(TorchUnit):
-    """The lab's fast forms of blocks that sum over neighbours (`optimize.aggregation`); a GraphSAGE layer's only.
+    """The lab's fast forms of blocks that sum over neighbours (`kernels.aggregation`); a GraphSAGE layer's only.
 
     The graph is sorted by target once, outside the time: who runs a layer more than once on a graph does the same.
     """

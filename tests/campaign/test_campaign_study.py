@@ -83,7 +83,8 @@ def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
         local.available["openvino:GPU"] = Availability(False, "no GPU", "a driver")
         cells = campaign.cells_of("sage", 4, sizes.read(["5/9"]), [(1, 1)], ["openvino:GPU"])
         (answer,) = local(cells)
-    assert (answer.outcome.status, answer.outcome.reason) == ("unavailable", "no GPU; what helps: a driver")
+    outcome = answer["outcome"]
+    assert (outcome["status"], outcome["reason"]) == ("unavailable", "no GPU; what helps: a driver")
 
 
 def test_an_unknown_unit_stops_before_anything_runs(tmp_path):
@@ -126,7 +127,7 @@ def check_chain(graph, features, models, tmp_path):
     cells += campaign.cells_of("sage", features, at, [(1, 7)], runtimes)
     with LocalUnits(runtimes, settings, 60.0) as local:
         done = campaign.run(tmp_path / "stages", cells, local)
-    assert {answer.outcome.status for answer in done.answers} == {"measured"}
+    assert {answer["outcome"]["status"] for answer in done.answers} == {"measured"}
     table = campaign.analyze(tmp_path / "stages")
     assert len(table) == 12 and table["parity_error"].max() < 1e-5
 
@@ -203,11 +204,13 @@ def test_all_runs_the_three_steps_in_order(params, monkeypatch):
         (["--measure", "--sizes", "nonsense"], "size 'nonsense'"),
         (["--measure", "--sizes", "gone.json"], "could not read"),
         (["--measure", "--blocks", "9"], "stages '9' are not there"),
-        (["--measure", "--units", "nonsense:CPU"], "unit 'nonsense:CPU'"),
+        (["--all", "--units", "nonsense:CPU"], "unit 'nonsense:CPU' is not known"),
+        (["--all", "--units", TORCH, "nope"], "unit 'nope' is not known"),
         (["--analyze"], "measure first"),
     ],
 )
-def test_bad_input_is_one_line(params, options, words, capsys):
+def test_bad_input_is_one_line_before_anything_is_exported(params, options, words, capsys, monkeypatch):
+    monkeypatch.setattr("gnnlab.export.export.export_all", lambda *_, **__: pytest.fail("exported"))
     assert cli.main(["stages", *options, "--params", params]) == cli.BAD_INPUT
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1 and words in said[0]

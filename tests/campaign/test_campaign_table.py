@@ -7,8 +7,8 @@ from table_rows import as_rows
 
 from gnnlab.campaign import report, sizes
 from gnnlab.campaign import table as tables
-from gnnlab.campaign.campaign import CellAnswer
 from gnnlab.campaign.cells import Cell, CellResult
+from gnnlab.campaign.checkpoints import record
 from gnnlab.errors import GnnlabError
 from gnnlab.units import registry
 from gnnlab.units.unit import Availability
@@ -19,18 +19,27 @@ HERE = Availability(True, device="chip", version="runtime 1")
 
 def timed(ms, half=0.01, status="measured", **changes):
     samples = tuple(ms * np.linspace(1 - half, 1 + half, 25))
-    about = {"median_ms": ms, "ci_ms": (ms * (1 - half), ms * (1 + half)), "std_ms": 0.0, "parity_error": 0.0}
-    about |= {"device": "chip", "runtime_version": "runtime 1", "precision": "float32", "threads": 2}
-    return CellResult(status, samples_ms=samples, **(about | changes))
+    ends = {"median_ms": ms, "ci_ms": (ms * (1 - half), ms * (1 + half)), "std_ms": 0.0}
+    about = {
+        "parity_error": 0.0,
+        "device": "chip",
+        "runtime_version": "runtime 1",
+        "precision": "float32",
+        "threads": 2,
+    }
+    return CellResult(status, samples_ms=samples, **(ends | about | changes))
+
+
+def missing(status="unavailable", why="no such device", **changes):
+    return CellResult(status, why, precision="float32", threads=2, **changes)
 
 
 def answer(unit, first, outcome, size=(10, 20), last=None, took_s=0.5, features=500):
-    return CellAnswer(Cell("sage", features, *size, first, last or first, unit), outcome, took_s=took_s)
+    return record(Cell("sage", features, *size, first, last or first, unit), outcome, took_s=took_s)
 
 
 def table(*answers):
-    found = [a.to_json() for a in answers]
-    return tables.table({each.pop("key"): each for each in found})
+    return tables.table({each["key"]: each for each in answers})
 
 
 # ---- cells
@@ -38,41 +47,30 @@ def table(*answers):
 
 def test_a_cell_is_a_row_with_every_sample_and_its_conditions():
     (found,) = tables.cell_rows(table(answer(TORCH, 2, timed(2.0))), {TORCH: HERE}).to_dict("records")
-    assert len(found["samples"]) == 25 and (found["origin"], found["statistic"], found["unit"]) == (
-        "measured",
-        "median",
-        "ms",
-    )
+    assert len(found["samples"]) == 25
+    assert (found["origin"], found["statistic"], found["unit"]) == ("measured", "median", "ms")
     (row,) = as_rows(pd.DataFrame([found]), "size", "stage")
     assert row.keys == {"size": "10/20", "stage": "2 MESSAGE"} and row.form == TORCH
     assert (row.device, row.runtime, row.precision, row.threads) == ("CPU chip", "runtime 1", "float32", 2)
 
 
 def test_a_cell_without_a_time_has_a_reason_and_no_number():
-    outcomes = {
-        1: CellResult("unavailable", "no such stage", precision="float32", threads=2),
-        2: CellResult("timeout", "no answer within 60 s", precision="float32", threads=2),
-        3: CellResult("wrong", "differs from torch", parity_error=0.5, precision="float32", threads=2),
-        4: CellResult("failed", "crashed", precision="float32", threads=2),
-    }
-    cells = table(*(answer(TORCH, first, outcome) for first, outcome in outcomes.items()))
+    outcomes = [missing("unavailable"), missing("timeout"), missing("wrong", parity_error=0.5), missing("failed")]
+    cells = table(*(answer(TORCH, first, outcome) for first, outcome in enumerate(outcomes, 1)))
     found = as_rows(tables.cell_rows(cells, {TORCH: HERE}), "size", "stage")
     assert [row.status for row in found] == ["unavailable", "timeout", "failed", "failed"]
     assert all(row.reason and row.value is None and row.n == 0 and row.device == "CPU chip" for row in found)
 
 
 def test_a_unit_that_is_not_here_has_no_chip_and_no_threads_of_a_cpu():
-    cells = table(answer(GPU, 1, CellResult("unavailable", "no GPU", precision="float32", threads=2)))
-    (row,) = as_rows(
-        tables.cell_rows(cells, {GPU: Availability(False, "no GPU", version="OpenVINO 1")}), "size", "stage"
-    )
+    probed = {GPU: Availability(False, "no GPU", version="OpenVINO 1")}
+    (row,) = as_rows(tables.cell_rows(table(answer(GPU, 1, missing())), probed), "size", "stage")
     assert (row.device, row.runtime, row.threads) == ("GPU (none here)", "OpenVINO 1", 0)
 
 
 def test_simulated_cells_are_never_measured_and_say_that_their_spread_is_drawn():
-    simulated = timed(
-        0.1, status="simulated", device="chip (simulated)", precision="float16", runtime_version="simulated"
-    )
+    about = {"device": "chip (simulated)", "precision": "float16", "runtime_version": "simulated"}
+    simulated = timed(0.1, status="simulated", **about)
     (row,) = as_rows(tables.cell_rows(table(answer(NPU, 1, simulated)), {NPU: HERE}), "size", "stage")
     assert (row.origin, row.device, row.precision, row.threads) == ("simulated", "NPU chip (simulated)", "float16", 0)
     assert row.runtime == "published constants" and tables.DRAWN in row.notes
@@ -111,10 +109,6 @@ def test_sums_are_rows_with_their_interval_and_the_origin_of_their_cells():
 # ---- what a reader asks
 
 
-def missing(why="no such device"):
-    return CellResult("unavailable", why)
-
-
 @pytest.fixture
 def cells():
     """torch is twice as slow as ONNX Runtime at stage 1, as fast at stage 2; fused 1-2 takes 2 ms; no GPU."""
@@ -123,7 +117,7 @@ def cells():
         answers += [answer(TORCH, 1, timed(2.0), size), answer(ORT, 1, timed(1.0), size)]
         answers += [answer(TORCH, 2, timed(2.0), size), answer(ORT, 2, timed(1.99), size)]
         answers += [answer(TORCH, 1, timed(2.0), size, last=2), answer(NPU, 1, timed(0.1, status="simulated"), size)]
-        answers += [answer(GPU, 1, missing(), size), answer(NPU, 3, missing("no sums"), size)]
+        answers += [answer(GPU, 1, missing(), size), answer(NPU, 3, missing(why="no sums"), size)]
     return table(*answers)
 
 
@@ -147,18 +141,22 @@ def test_no_measurements_are_refused():
         tables.table({})
 
 
-def test_a_winner_is_named_with_the_next_one(cells):
-    first = tables.winners(cells).set_index("stage").loc["1 GATHER"]
-    assert (first["unit"], first["next"], first["sizes"]) == (ORT, TORCH, 2) and first["ratio"] == pytest.approx(2)
+def test_gains_are_over_torch_at_each_stage_and_say_over_how_many_sizes(cells):
+    first, second = as_rows(tables.gain_rows(cells), "stage")
+    assert (first.keys, first.form, first.baseline) == ({"stage": "1 GATHER"}, ORT, TORCH)
+    assert first.value == first.ratio == pytest.approx(2) and first.low < 2 < first.high and first.n == 25
+    assert "over 2 sizes" in first.notes and second.keys == {"stage": "2 MESSAGE"}
+    assert second.ratio == pytest.approx(2 / 1.99) and second.ratio_low < 1
 
 
-def test_a_unit_that_lacks_a_size_cannot_win(cells):
-    fast = table(answer(FAST, 1, timed(0.1)))
-    assert tables.winners(pd.concat([cells, fast], ignore_index=True)).iloc[0]["unit"] == ORT
+def test_a_unit_that_lacks_a_size_has_no_gain_and_without_torch_another_is_the_baseline(cells):
+    more = table(answer(FAST, 1, timed(0.1)), *(answer(FAST, 2, timed(0.1), size) for size in ((10, 20), (30, 60))))
+    rows = as_rows(tables.gain_rows(pd.concat([cells[cells["unit"] != TORCH], more], ignore_index=True)), "stage")
+    assert [(row.keys["stage"], row.form, row.baseline) for row in rows] == [("2 MESSAGE", FAST, ORT)]
 
 
-def test_simulated_units_win_nothing_on_the_cpu(cells):
-    assert NPU not in set(tables.winners(cells)["unit"])
+def test_simulated_units_have_no_gain_on_the_cpu(cells):
+    assert set(tables.gain_rows(cells)["form"]) == {ORT}
 
 
 def test_the_sum_of_stages_is_compared_with_the_fused_block_of_the_same_unit(cells):
@@ -167,23 +165,16 @@ def test_the_sum_of_stages_is_compared_with_the_fused_block_of_the_same_unit(cel
     assert (found["low"] < 2).all() and (found["high"] > 2).all()
 
 
-def test_gaps_say_why_and_the_cpu_stands_beside_as_a_cpu(cells):
-    gap = tables.gaps(cells).set_index("unit").loc[GPU]
-    assert (gap["stages"], gap["status"], gap["reason"], gap["cells"]) == ("1", "unavailable", "no such device", 2)
-    figures = tables.cpu_reference(cells).set_index(["unit", "size"])
-    assert figures.loc[(GPU, "10/20"), "cpu_unit"] == ORT and np.isnan(figures.loc[(NPU, "10/20"), "cpu_ms"])
-    assert tables.gaps(tables.timed(cells)).empty
+def test_gaps_say_why_and_of_which_stages(cells):
+    more = table(*(answer(GPU, first, missing(), (1, 1), last) for first, last in ((1, 5), (2, 2), (1, 1))))
+    gap = tables.gaps(pd.concat([cells, more], ignore_index=True)).set_index("unit").loc[GPU]
+    assert (gap["status"], gap["reason"], gap["cells"]) == ("unavailable", "no such device", 5)
+    assert gap["stages"] == "1, 2, 1-5" and tables.gaps(tables.timed(cells)).empty
 
 
 def test_the_report_names_everything_and_stars_what_is_simulated(cells):
     text = report.report(cells, ["a message"])
-    for words in (
-        "a message",
-        "10/20, 30/60",
-        f"{NPU}*",
-        "simulated from published constants",
-        "no such device",
-    ):
+    for words in ("a message", "10/20, 30/60", f"{NPU}*", "simulated from published constants", "no such device"):
         assert words in text
     assert f"{TORCH}*" not in text
 
@@ -194,7 +185,7 @@ def test_a_table_without_times_has_a_report_too_and_skips_the_notebook():
     skipped = []
     tables.need_times(cells, skipped.append)
     assert skipped == [f"no cell has a time: {GPU}: no such device"]
-    assert tables.winners(cells).empty and tables.sum_rows(cells).empty
+    assert tables.gain_rows(cells).empty and tables.sum_rows(cells).empty
 
 
 # ---- what the campaign took
@@ -249,11 +240,8 @@ def test_hours_are_extrapolated_from_whole_units_which_are_what_is_resampled():
     available = ALL | {TORCH: HERE, ORT: HERE}
     more = [answer(TORCH, 1, timed(1.0), last=5, took_s=1e6)]
     _, row = campaign_time(whole(TORCH, 1.0) + whole(ORT, 3.0) + more, available)
-    assert row.value == pytest.approx(2 * 315 / 3600) and (row.origin, row.statistic, row.n) == (
-        "extrapolated",
-        "estimate",
-        210,
-    )
+    assert row.value == pytest.approx(2 * 315 / 3600)
+    assert (row.origin, row.statistic, row.n) == ("extrapolated", "estimate", 210)
     assert row.low <= 1 * 315 / 3600 and row.high >= 3 * 315 / 3600 and "scaled to S4's 315" in row.notes[0]
     _, alone = campaign_time(whole(TORCH, 1.0), available)
     assert alone.interval == "none" and alone.value == pytest.approx(315 / 3600)

@@ -42,11 +42,8 @@ def test_what_computes_something_else_is_wrong_and_never_timed(monkeypatch, erro
     monkeypatch.setattr(cells.timing, "measure", lambda *_, **__: pytest.fail("timed"))
     monkeypatch.setattr(cells, "load", lambda *_: cells.Loaded(off, "device", "1.0"))
     outcome = measure(SMALL, QUICK)
-    assert (
-        outcome.status == "wrong"
-        and outcome.samples_ms == ()
-        and "differs from torch's float32 block" in outcome.reason
-    )
+    assert (outcome.status, outcome.samples_ms) == ("wrong", ())
+    assert "differs from torch's float32 block" in outcome.reason
     assert json.loads(json.dumps(outcome.to_json(), allow_nan=False))["device"] == "device"
 
 
@@ -65,6 +62,7 @@ def test_an_output_of_another_shape_is_an_outcome_too(monkeypatch):
         ({"unit": "openvino:CPU"}, "unavailable", "openvino:CPU runs exported models, and no folder of them was given"),
         ({"unit": "fast:CPU", "first": 6, "last": 7}, "unavailable", "TRANSFORM..ACTIVATE has no sum over neighbours"),
         ({"precision": "float16"}, "unavailable", "torch:CPU computes in float32 or bfloat16, not in float16"),
+        ({"nodes": 0}, "failed", "random graph of 0 nodes"),
         ({"layer": "gat", "unit": "fast:CPU"}, "unavailable", "the fast forms are of GraphSAGE's stages, not of gat's"),
         ({"first": 5, "last": 8}, "failed", "sage: no block of stages 5..8"),
         (
@@ -91,10 +89,6 @@ def test_what_goes_wrong_with_a_cell_is_its_outcome(changes, status, reason):
         ({"unit": "json:loads"}, "is not known"),
         ({"unit": ""}, "is not known"),
         ({"layer": "gcn"}, "layer 'gcn' is not known; one of sage, gat"),
-        ({"nodes": 0}, "nodes=0; a whole number above 0"),
-        ({"threads": 1.5}, "threads=1.5; a whole number above 0"),
-        ({"edges": True}, "edges=True; a whole number above 0"),
-        ({"precision": "int3"}, "precision 'int3'; one of float32, float16, bfloat16"),
     ],
 )
 def test_a_cell_that_makes_no_sense_is_refused(changes, message):
@@ -134,13 +128,10 @@ def test_samples_are_taken_by_the_rules_of_the_lab(monkeypatch):
         return Timing((1.0, 2.0, 3.0, 2.0, 2.0, 2.0), notes=("noisy",))
 
     monkeypatch.setattr(cells.timing, "measure", timed)
-    outcome = measure(SMALL, Settings(budget_s=3, target=0.05))
-    assert (asked["budget_s"], asked["target"]) == (3, 0.05) and set(asked["gave"]) == {"means"}
-    assert (
-        outcome.samples_ms == (1.0, 2.0, 3.0, 2.0, 2.0, 2.0)
-        and outcome.median_ms == 2.0
-        and outcome.notes == ("noisy",)
-    )
+    outcome = measure(SMALL, Settings(budget_s=3))
+    assert asked["budget_s"] == 3 and set(asked["gave"]) == {"means"}
+    assert outcome.samples_ms == (1.0, 2.0, 3.0, 2.0, 2.0, 2.0)
+    assert (outcome.median_ms, outcome.notes) == (2.0, ("noisy",))
 
 
 times = st.floats(min_value=0, max_value=1e9, allow_nan=False)
@@ -160,11 +151,6 @@ outcomes = st.builds(
 @given(outcomes)
 def test_an_outcome_comes_back_from_json_as_it_went(outcome):
     assert CellResult.from_json(json.loads(json.dumps(outcome.to_json(), allow_nan=False))) == outcome
-
-
-def test_settings_come_back_from_json_as_they_went():
-    settings = Settings("models", 0.3, 0.1, ("SUM",))
-    assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
 @pytest.fixture(scope="module")
@@ -191,5 +177,5 @@ def test_a_cell_is_measured_in_another_process_and_comes_back_whole(worker):
 def test_what_a_unit_does_to_its_process_costs_its_own_cell_alone(worker, unit, limit_s, status, reason):
     outcome = ask(worker, replace(SMALL, unit=f"fake_units:{unit}"), QUICK, limit_s)
     assert outcome.status == status and outcome.reason.startswith(reason)
-    assert outcome.samples_ms == () and outcome.median_ms is None and outcome.started
+    assert outcome.samples_ms == () and outcome.median_ms is None
     assert ask(worker, replace(SMALL, unit="fake_units:behaves"), QUICK, 60).status == "measured"

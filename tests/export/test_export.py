@@ -9,7 +9,7 @@ import torch
 
 from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, export, exporters
-from gnnlab.export.artefacts import FAILED, WRONG, load_artefacts
+from gnnlab.export.artefacts import FAILED, WRONG, of_block
 from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
 from gnnlab.export.export import every_combination, export_all
 from gnnlab.export.export import export as export_block
@@ -23,92 +23,71 @@ SIZES = [(20, 40), (20, 60)]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """What a campaign runs, exported once for all tests; they copy it before they change it."""
+    """What a campaign runs, exported once for all tests: the folder and the models."""
     folder = tmp_path_factory.mktemp("exported_models")
-    export_all(LAYER, SIZES, folder, static_sums=True)
-    return folder
+    return folder, export_all(LAYER, SIZES, folder, static_sums=True)
 
 
 @pytest.fixture
 def folder(exported, tmp_path):
-    return shutil.copytree(exported, tmp_path / "models")
+    """A copy that a test may change."""
+    return shutil.copytree(exported[0], tmp_path / "models")
 
 
-def find(folder, first, exporter, nodes=None):
+def model_of(folder, first, exporter, nodes=None):
     """The model of one stage."""
-    wanted = (first, first, exporter, nodes, nodes and 3 * nodes)
-    (found,) = [a for a in load_artefacts(folder) if (a.first, a.last, a.exporter, a.nodes, a.edges) == wanted]
-    return found
-
-
-def built(folder, **options):
-    """A model that is quickly made."""
-    return export_block(options.pop("layer", LAYER), 4, 4, exporter="handbuilt", folder=folder, **options)
+    models = of_block(folder, "sage", 6, first, first, exporter)
+    (model,) = [m for m in models if (m.nodes, m.edges) == (nodes, nodes and 3 * nodes)]
+    return model
 
 
 def test_a_campaign_gets_fourteen_dynamic_models_and_seven_static_ones_a_size_all_right(exported):
-    made = load_artefacts(exported)
-    assert all(a.ready and a.parity_error <= 1e-5 for a in made), [a.reason for a in made]
-    assert sum(a.dynamic and a.exporter in ("onnx", "openvino") for a in made) == 14
-    assert sum(not a.dynamic for a in made) == 7 * len(SIZES)
+    models = exported[1]
+    assert all(m.ready and m.parity_error <= 1e-5 for m in models), [m.reason for m in models]
+    assert sum(m.dynamic and m.exporter in ("onnx", "openvino") for m in models) == 14
+    assert sum(not m.dynamic for m in models) == 7 * len(SIZES)
+    assert sorted({m.first for m in models if m.exporter == "handbuilt"}) == [3, 4]
 
 
 def test_static_models_have_every_dimension_bounded_and_read_nothing_for_its_shape(exported):
-    for made in [a for a in load_artefacts(exported) if not a.dynamic]:
+    for made in [m for m in exported[1] if not m.dynamic]:
         model = openvino_core().read_model(made.path)
         assert not model.is_dynamic() and len(model.inputs) == len(made.reads) and not made.sized_by
-    reduce = find(exported, 3, "openvino", 20)
+    reduce = model_of(exported[0], 3, "openvino", 20)
     assert reduce.reads == ("messages", "edge_index") and reduce.size_bytes < 20_000
 
 
 def test_dynamic_models_know_their_width_and_leave_that_of_shapes_open(exported):
-    made = find(exported, 3, "openvino")
+    made = model_of(exported[0], 3, "openvino")
     model = openvino_core().read_model(made.path)
     assert made.reads == ("messages", "edge_index", "x") and made.sized_by == ("x",)
     assert [str(port.get_partial_shape()) for port in model.inputs] == ["[?,6]", "[2,?]", "[?,?]"]
     assert [port.get_any_name() for port in model.inputs] == list(made.reads)
 
 
-def test_what_is_unchanged_is_not_exported_again(folder, monkeypatch):
+def test_what_is_unchanged_is_not_exported_again_unless_anew(folder, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(export, "_written", lambda *_: pytest.fail("exported again"))
-    made = export_all(LAYER, SIZES, folder, static_sums=True)
-    assert not any(a.fresh for a in made)
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "_written", lambda *_: pytest.fail("exported again"))
+        assert not any(model.fresh for model in export_all(LAYER, SIZES, folder, static_sums=True))
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-
-
-def test_asked_to_export_anew_makes_every_model(tmp_path, monkeypatch):
-    layer, sizes = sage(4), [(20, 30), (20, 60)]
-    monkeypatch.setattr(type(layer), "blocks", lambda *_: [(4, 4), (5, 5)])
-    once = export_all(layer, sizes, tmp_path)
-    again = export_all(layer, sizes, tmp_path, anew=True)
-    assert all(a.fresh and a.ready and a.seconds > 0 for a in again) and len(again) == len(once)
-    assert [a.key for a in again] == [a.key for a in once]
-    assert not any(a.fresh for a in export_all(layer, sizes, tmp_path))
+    model = export_block(LAYER, 4, 4, exporter="handbuilt", folder=folder, anew=True)
+    assert model.fresh and model.ready and model.path == folder / model.name / "model.xml"
 
 
 @pytest.mark.parametrize("change", ["weights", "versions", "code", "width"])
 def test_a_change_of_what_a_model_is_made_from_exports_it_anew(folder, monkeypatch, change):
-    def ask(**options):
-        return export_block(options.pop("layer", LAYER), 3, 6, exporter="handbuilt", folder=folder, **options)
+    def ask(layer=LAYER, stages=(3, 6)):
+        return export_block(layer, *stages, exporter="handbuilt", folder=folder)
 
-    first, options = ask(), {}
-    if change == "weights":
-        options = {"layer": sage(6, seed=1)}
-    elif change == "width":
-        options = {"layer": sage(7)}
-    elif change == "versions":
+    first, layer = ask(), {"weights": sage(6, seed=1), "width": sage(7)}.get(change, LAYER)
+    if change == "versions":
         monkeypatch.setattr(export.machine, "versions", lambda *_: {"torch": "another"})
-    else:
-        monkeypatch.setattr(export, "_code", lambda: "another")
-    second = ask(**options)
-    assert second.fresh and second.key != first.key
-    assert second.path.exists() and (second.path == first.path) == (change != "width")  # one model of each name
-    assert len([a for a in load_artefacts(folder) if a.name == second.name]) == 1
-
-
-def test_weights_of_other_stages_do_not_matter(folder):
-    assert built(folder).key == built(folder, layer=sage(6, seed=1)).key
+    elif change == "code":
+        monkeypatch.setattr(export, "_CODE", ())
+    second = ask(layer)
+    assert second.fresh and (second.path == first.path) == (change != "width")  # one model of each name
+    assert not ask(layer).fresh and ask(layer, (4, 4)).fresh == (change != "weights")  # stage 4 has none
 
 
 def test_the_legacy_exporter_is_caught_being_wrong_in_silence(tmp_path):
@@ -119,13 +98,11 @@ def test_the_legacy_exporter_is_caught_being_wrong_in_silence(tmp_path):
 
 
 def test_a_model_that_cannot_be_converted_says_why_and_is_not_tried_again(tmp_path):
-    made = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path)
-    assert made.status == FAILED and "aten.index_add" in made.reason and "\n" not in made.reason
-    assert made.path is None and not made.size_bytes
-    again = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path)
-    assert again.status == FAILED and not again.fresh
-    static = export_block(LAYER, 4, 4, exporter="openvino", form="index_add", folder=tmp_path, size=(5, 9))
-    assert static.status == FAILED and "aten.index_add" in static.reason
+    asked = {"exporter": "openvino", "form": "index_add", "folder": tmp_path}
+    made, again = export_block(LAYER, 4, 4, **asked), export_block(LAYER, 4, 4, **asked)
+    static = export_block(LAYER, 4, 4, **asked, size=(5, 9))
+    assert all(m.status == FAILED and "aten.index_add" in m.reason for m in (made, again, static))
+    assert "\n" not in made.reason and made.path is None and not made.size_bytes and not again.fresh
 
 
 def test_a_wrong_converter_is_caught_on_the_graph_that_shows_it(tmp_path, monkeypatch):
@@ -184,7 +161,7 @@ def test_checks_use_another_graph_than_the_traced_one_with_all_that_is_awkward()
 
 
 def test_inputs_that_count_for_their_rows_alone_are_one_column(exported):
-    made = find(exported, 3, "onnx")
+    made = model_of(exported[0], 3, "onnx")
     values = checking.check_graphs(LAYER)["large negative numbers only"]
     fed = checking.feed_for(made, LAYER, values).inputs(values)
     assert fed["x"].shape == (37, 1) and list(fed) == list(made.reads)
@@ -237,6 +214,18 @@ def test_every_combination_says_what_is_wrong_where_sums_are_and_what_cannot_be_
     refused = judged[judged["status"] == "unavailable"]
     assert set(refused["form"]) == {"openvino, index_add: OpenVINO"} and refused["value"].isna().all()
     assert refused["reason"].str.contains("aten.index_add").all()
+
+
+def test_the_conclusion_names_what_is_right_what_is_wrong_and_what_is_refused(judged):
+    right, wrong, refused = export.in_words(judged)
+    assert right == "**Computes the same at every stage:** handbuilt, bag: OpenVINO."
+    assert wrong.startswith(
+        "**Computes something else, without an error:** onnx-legacy, index_add: ONNX Runtime (stages 3"
+    )
+    assert refused.startswith(
+        "**Cannot be converted or loaded:** openvino, index_add: OpenVINO (stages 3 REDUCE_SUM, 4"
+    )
+    assert export.in_words(judged[judged["status"] == "ok"])[1:] == []
 
 
 def test_what_an_exporter_does_not_offer_has_no_row(judged):

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 
 from gnnlab.campaign import checkpoints
-from gnnlab.campaign.campaign import CellAnswer, LocalUnits
+from gnnlab.campaign.campaign import LocalUnits
 from gnnlab.campaign.cells import Cell, CellResult
+from gnnlab.campaign.checkpoints import record
 from gnnlab.prediction.planted_truth import Truth
 from gnnlab.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
@@ -41,7 +42,7 @@ def cells(sizes=SIZES, blocks=BLOCKS, units=UNITS):
 def leave(folder, changes=lambda cell: {}, answer=outcome, cells=None):
     """Write the campaign; `changes` of a cell replace fields of its outcome."""
     asked = globals()["cells"]() if cells is None else cells
-    answers = [CellAnswer(c, dataclasses.replace(answer(c), **changes(c))).to_json() for c in asked]
+    answers = [record(c, dataclasses.replace(answer(c), **changes(c))) for c in asked]
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints.write(folder, "cpugpu", answers, "planted")
     checkpoints.merge(folder)
@@ -59,7 +60,7 @@ class PlantedUnits:
 
     def __call__(self, cells):
         for cell in cells:
-            yield CellAnswer(cell, outcome(cell), took_s=0.001)
+            yield record(cell, outcome(cell), took_s=0.001)
 
     def __enter__(self):
         return self
