@@ -67,21 +67,16 @@ class Loop:
 
 def check(training: FeatureTable, validation: FeatureTable, batch_size: int) -> None:
     """Raises `GnnlabError` where these tables cannot be trained on, or a batch is larger: before anything is raced."""
-    for spec in training.specs:
-        if _has_one_answer(training.targets[spec.name]):
-            rows = f"all {len(training)} rows of the training table, nothing to learn"
-            raise GnnlabError(f"target {spec.name!r} has one answer only in {rows}; leave it out or take more rows")
-        if spec.kind == "labels" and _has_one_answer(validation.targets[spec.name]):
-            rows = f"all {len(validation)} rows of the validation table"
-            raise GnnlabError(f"target {spec.name!r} has labels of one answer only in {rows}; take more rows")
+    for name, table in {"training": training, "validation": validation}.items():
+        for spec in table.specs:
+            column = table.targets[spec.name]
+            needed = name == "training" or spec.kind == "labels"  # no label that varies, no area under a curve
+            if needed and (column == column[0]).all():
+                rows = f"all {len(table)} rows of the {name} table"
+                raise GnnlabError(f"target {spec.name!r} has one answer only in {rows}; leave it out or take more rows")
     if batch_size > len(training):
         rows = f"{len(training)} rows to train on ({len(validation)} more are for validation)"
         raise GnnlabError(f"batch_size {batch_size} is larger than the table: it has {rows}; take a smaller batch_size")
-
-
-def _has_one_answer(column: Tensor) -> bool:
-    """Classes that are all the same, or labels none of which varies."""
-    return bool((column == column[0]).all())
 
 
 def race_loops(
