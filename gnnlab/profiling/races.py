@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch_geometric.data.data import BaseData
 
 from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
 
@@ -176,13 +176,19 @@ def in_float64(inputs: Inputs) -> Inputs:
 
 def _of_floats(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
     def one(value: Any) -> Any:
-        if isinstance(value, BaseData):
+        if _is_graph(value):
             return copy.copy(value).apply(one)
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         return change(value.detach()).requires_grad_(value.requires_grad)
 
     return pytree.tree_map(one, inputs)
+
+
+def _is_graph(value: Any) -> bool:
+    """Is it a graph of PyG? PyG takes seconds to load; whoever has a graph has loaded it."""
+    loaded = sys.modules.get("torch_geometric.data.data")
+    return loaded is not None and isinstance(value, loaded.BaseData)
 
 
 def _error(expected: Any, got: Any, name: str) -> float:

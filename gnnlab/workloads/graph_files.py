@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import networkx as nx
 import numpy as np
 import pandas as pd
 import torch
@@ -72,7 +71,9 @@ def read_graphml(path: Path) -> Data:
     Numeric node attributes become features in alphabetical order, except `y` or `label`, which become `y`; the edge
     attribute `weight` becomes `edge_weight`. Text attributes and other edge attributes are left out.
     """
-    graph = nx.read_graphml(path)
+    import networkx  # a quarter of a second, and only needed here
+
+    graph = networkx.read_graphml(path)
     number = {name: place for place, name in enumerate(graph)}
     edges = [(number[a], number[b], weight) for a, b, weight in graph.edges(data="weight")]
     if not graph.is_directed():
