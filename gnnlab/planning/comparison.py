@@ -2,6 +2,7 @@
 
     executed = lab.race("executed_plans", ...)             # over the sizes of the trials; forms are plans in words
     raced = Comparison(executed, bench.trials)
+    raced.chosen["1000/5000"]                              # the fastest of those that the ranking proposed
     raced.errors(); raced.coverage(); raced.regret(); raced.gain()         # rows for the one table
 
 The best of several plans is picked by every other round and judged by the rest, as in the ledger, so that luck does not
@@ -10,7 +11,7 @@ choose; what the A/A control of a race shows beyond 1 is in the intervals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,10 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.planning import conditions
-from gnnlab.planning.plans import parse
+from gnnlab.planning.planner import conditions
+from gnnlab.planning.plans import Plan, parse
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONFIDENCE, CONTROL, Estimate
-from gnnlab.profiling.timing import stopwatch
 
 if TYPE_CHECKING:
     from gnnlab.planning.bench import Trial
@@ -34,24 +34,12 @@ WORST = "chosen, at the worst size"
 _PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
 
 
-def in_turns(
-    forms: Mapping[Any, Callable[[], Any]], rounds: int, random: np.random.Generator
-) -> dict[Any, list[float]]:
-    """ms of `rounds` calls of each form: all in each round, in random order."""
-    names, took = list(forms), {form: [] for form in forms}
-    for _ in range(rounds):
-        for place in random.permutation(len(names)):
-            with stopwatch() as clock:
-                forms[names[place]]()
-            took[names[place]].append(clock.ms)
-    return took
-
-
 class Comparison:
     """`executed`: the study of a race of plans, which has a `frame` and the `samples` of its rows; `trials` by size.
+    `chosen`: at each size the fastest of the trial's `candidates`.
 
     Raises:
-        GnnlabError: at a size fewer than two plans ran, or the chosen one did not.
+        GnnlabError: at a size fewer than two plans ran, or none of the candidates.
     """
 
     def __init__(self, executed: Any, trials: Mapping[str, Trial]) -> None:
@@ -61,13 +49,15 @@ class Comparison:
         self.controls = frame[frame["form"] == CONTROL].set_index("size")["samples"]
         self.peers = frame[frame["form"].isin(PEERS)]
         self.executed = frame[~frame["form"].isin([CONTROL, *PEERS])]
+        self.chosen: dict[str, Plan] = {}
         parts = []
         for size, part in self.executed.groupby("size", sort=False):
-            chosen = trials[size].chosen.words()
-            if len(part) < 2 or chosen not in set(part["form"]):
-                raise GnnlabError(f"{size}: {len(part)} plans ran; the chosen one ({chosen}) and another are needed")
+            proposed = part[part["form"].isin([plan.words() for plan in trials[size].candidates])]
+            if len(part) < 2 or proposed.empty:
+                raise GnnlabError(f"{size}: {len(part)} plans ran; one that was proposed and another are needed")
+            self.chosen[size] = parse(_fastest(proposed)["form"])
             predicted = trials[size].predicted([parse(form) for form in part["form"]])
-            parts.append(predicted.assign(chosen=predicted["form"] == chosen))
+            parts.append(predicted.assign(chosen=predicted["form"] == self.chosen[size].words()))
         self.predicted = pd.concat(parts, ignore_index=True)
         ran = self.executed.rename(columns={"value": "ms", "low": "ms_low", "high": "ms_high", "n": "rounds"})
         self.both = self.predicted.merge(
@@ -122,14 +112,14 @@ class Comparison:
             ratio, rival = self._slower(chosen, others)
             regret = [None if end is None else 100 * max(0.0, end - 1) for end in (ratio.value, ratio.low, ratio.high)]
             regrets.append(Estimate(*regret, ratio.n))
-            notes = f"against {rival}, the fastest of {len(others)} others"
+            notes = f"{chosen['form']} against {rival}, the fastest of {len(others)} others"
             about = {"size": size, "form": "chosen", "notes": notes, **_conditions(chosen["form"])}
             rows.append({**about, **_PERCENT, **_numbers(regrets[-1])})
         ends = ([getattr(one, end) for one in regrets] for end in ("value", "low", "high"))
         # which size is the worst was seen in the same samples, so its own interval would be too narrow
         worst = Estimate(*(None if None in each else max(each) for each in ends), regrets[0].n)
         last = rows[int(np.argmax([one.value for one in regrets]))]
-        notes = f"{last['size']}, {last['notes']}; chosen on every other round and judged on the rest"
+        notes = f"{last['size']}: {last['notes']}; chosen by every other round and judged by the rest"
         return pd.DataFrame([*rows, {**last, **_numbers(worst), "size": "all", "form": WORST, "notes": notes}])
 
     def gain(self) -> pd.DataFrame:
@@ -147,15 +137,32 @@ class Comparison:
                     continue
                 ratio, rival = self._slower(chosen, rivals)
                 ends = (None if end is None else 1 / end for end in (ratio.value, ratio.high, ratio.low))
-                notes = f"over {rival}, the fastest of {len(rivals)} by every other round"
+                notes = f"{chosen['form']} over {rival}, the fastest of {len(rivals)} by every other round"
                 rows.append({**fixed, "form": form, **_numbers(Estimate(*ends, ratio.n)), "notes": notes})
         return pd.DataFrame(rows)
+
+    def conclusion(self) -> str:
+        """Which plan, what it gains over the best single unit, and if the prediction held; a sentence for each size."""
+        gains = self.gain().query("form == @ONE_UNIT").set_index("size")
+        sentences = []
+        for row in self.both[self.both["chosen"]].to_dict("records"):
+            gain = gains.loc[row["size"]]
+            ends = f" ({gain['low']:.2f} to {gain['high']:.2f})" if pd.notna(gain["low"]) else ""
+            over = f"{gain['value']:.2f}{ends} times as fast as the best single unit"
+            several = len(parse(row["form"]).units) > 1
+            off = 100 * (row["value"] / row["ms"] - 1)
+            held = "holds" if row["low"] <= row["ms"] <= row["high"] else "does not hold"
+            sentences.append(
+                f"At {row['size']} nodes/edges, **{row['form']}**: {row['ms']:.3g} ms a graph, "
+                f"{over if several else 'a single unit, which no plan of several was faster than'}. Expected were "
+                f"{row['value']:.3g} ms ({off:+.0f} %); the 90 % interval of that prediction {held}."
+            )
+        return "\n\n".join(sentences)
 
     def _slower(self, chosen: pd.Series, rivals: pd.DataFrame) -> tuple[Estimate, str]:
         """The chosen plan's time over that of the best of `rivals`, and that one: picked by the even rounds, judged by
         the odd ones."""
-        medians = [float(np.median(samples[::2])) for samples in rivals["samples"]]
-        best = rivals.iloc[int(np.argmin(medians))]
+        best = _fastest(rivals)
         ratio = estimates.ratio(chosen["samples"][1::2], best["samples"][1::2])
         if ratio.low is None:
             return ratio, best["form"]
@@ -163,6 +170,11 @@ class Comparison:
         baseline = self.executed[(self.executed["size"] == size) & self.executed["baseline"].isna()].iloc[0]
         floor = estimates.noise_floor(baseline["samples"], self.controls[size])
         return replace(ratio, low=ratio.low / floor, high=ratio.high * floor), best["form"]
+
+
+def _fastest(raced: pd.DataFrame) -> pd.Series:
+    """By every other round."""
+    return raced.iloc[int(np.argmin([float(np.median(samples[::2])) for samples in raced["samples"]]))]
 
 
 def _key(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,181 +1,228 @@
-"""What a plan costs: which calls each unit makes for one graph, which bytes go along, how long that takes.
+"""What a block takes on a unit, and what it takes to hand bytes on: one table of times, whoever measured them.
 
-    model = Model(layer, costs)                       # costs: predicted times of blocks, and of transfers
-    steps = model.steps(plan, nodes=4000, edges=9000)
-    steps[0][0].ms(costs)                             # the first unit of the first block
+    costs = load_costs(folder, ["openvino:CPU", "onnxruntime:CPU"])     # the tables of notebook 06
+    costs = read_costs(Path("lookup_table.json"), Path("bandwidth_table.json"))     # S4's, of any machine
+    costs.predict("openvino:CPU", 1, 5, nodes=4000, edges=9000)        # time_ms, low_ms, high_ms, origin
+    costs.only("openvino:CPU").with_simulated(npu_cannot=())    # and a GPU and an NPU by constants
+    costs.with_bandwidth(0.5)                                   # every transfer takes twice as long
 
-A unit runs a block as one fused call where one was measured, else as the fewest measured calls that make it up. Units
-that share a graph get parts of it with their halo; the halo is dropped as soon as no later stage looks at edges and
-before the layer's products. What a block writes is copied once, into memory that the next unit can read;
-the copy is on the account of the unit that writes.
+A time is looked up where it is known at that size, else predicted from those that are. S4's tables name processors as
+units and have single stages alone, each with its `total_time_ms`; nothing of them was measured here, and every origin
+says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
+from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import Cell, CellResult, Settings
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.partition import PartSize, expected_shares
-from gnnlab.planning.plans import Block, Plan
-from gnnlab.workloads.staged import EDGES
+from gnnlab.prediction.predictor import INTERPOLATED, MEASURED, Prediction, TimePredictor, simulated_time
+from gnnlab.prediction.tables import LookupEntry, load_tables, read_bandwidth, read_lookup
+from gnnlab.units import registry
+from gnnlab.units.simulated import SCATTERS, SimulatedUnit
+from gnnlab.workloads.staged import StagedLayer
 
-if TYPE_CHECKING:
-    from gnnlab.planning.table_costs import TableCosts
-    from gnnlab.workloads.staged import StagedLayer
-
+Span = tuple[int, int]  # first and last stage
+Key = tuple[str, int, int, int, int]  # unit, first, last, nodes, edges
 HOST = "host"  # where graphs come from and results go to
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Call:
-    """Stages `first`..`last` on a graph of this size, in one call."""
-
-    first: int
-    last: int
-    nodes: int
-    edges: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one unit does for one graph: its calls, and the ms of copies in and out of the memory that units share."""
-
-    unit: str
-    block: int
-    calls: tuple[Call, ...]
-    copies_ms: float
-
-    def times(self, costs: TableCosts) -> tuple[float, float, float]:
-        """Expected ms, and both ends: those of all calls at once."""
-        times = [costs.predict(self.unit, c.first, c.last, c.nodes, c.edges) for c in self.calls]
-        return tuple(
-            self.copies_ms + sum(getattr(time, end) for time in times) for end in ("time_ms", "low_ms", "high_ms")
-        )
-
-
-Steps = tuple[tuple[Step, ...], ...]  # by block, by unit of the block
-Shares = Callable[[Sequence[float]], Sequence[PartSize]]  # of the ratios in which units share a graph
-
-
-def cover(blocks: Collection[Span], first: int, last: int) -> tuple[Span, ...] | None:
-    """The fewest of `blocks` that make up first..last, the longest first; None where they do not.
-
-    >>> cover({(1, 5), (6, 6), (7, 7), (1, 1)}, 1, 7)
-    ((1, 5), (6, 6), (7, 7))
-    """
-    best: dict[int, tuple[Span, ...]] = {last + 1: ()}
-    for start in range(last, first - 1, -1):
-        ways = [
-            ((start, end), *best[end + 1])
-            for end in range(last, start - 1, -1)
-            if (start, end) in blocks and end + 1 in best
-        ]
-        if ways:
-            best[start] = min(ways, key=len)
-    return best.get(first)
-
-
-def halo_ends(layer: StagedLayer) -> int | None:
-    """The stage behind which a part no longer needs its halo: the last before the sums are multiplied by weights.
-
-    None where no such product follows the sums: rows are then dropped from the result alone.
-    """
-    last = max((stage.number for stage in layer.stages if "edge_index" in stage.reads), default=len(layer.stages))
-    products = (s.number for s in layer.stages[last:] if any(weight.dim() > 1 for weight in s.module.parameters()))
-    return next((number - 1 for number in products), None)
-
-
-def looks_at_edges(layer: StagedLayer, first: int, last: int) -> bool:
-    """Does a part of the graph need a halo for these stages?"""
-    block = layer.block(first, last)
-    return any(EDGES in layer.values[name].dims for name in (*block.reads, *block.writes))
+READ, FITTED = "read", "read, fitted between"
+SIMULATED_UNITS = ("simulated:GPU", "simulated:NPU")
+SLOW_TO_LOAD = ("torch-compiled:CPU",)  # compiles each call for half a minute: only where it is named
+S4_FEATURES = 500  # of S4's GraphSAGE, which its tables are of
+_NORMAL_90, _NORMAL_95 = 1.645, 1.96
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
-    """A layer and the times of its blocks. `separate`: units with a memory of their own, to which a whole cut travels;
-    all others read what lies in this machine's memory."""
+class Costs:
+    """Times of the units named.
+
+    `predictor`: of sizes that are not `known`, None where there are too few. `copy_ms`: of a source, a target and bytes
+    that go from one to the other. `processors`: CPU|GPU|NPU of each unit; `separate`: units with a memory of their own.
+    `simulated`: units by their constants.
+    """
 
     layer: StagedLayer
-    costs: TableCosts
+    units: tuple[str, ...]
+    predictor: TimePredictor | None
+    copy_ms: Callable[[str, str, float], float]
+    processors: Mapping[str, str]
     separate: frozenset[str] = frozenset()
-    _calls: dict[tuple, tuple[Span, ...] | None] = field(default_factory=dict, init=False, repr=False)
+    known: Mapping[Key, Prediction] = field(default_factory=dict)
+    simulated: Mapping[str, SimulatedUnit] = field(default_factory=dict)
+    _seen: dict[Key, Prediction] = field(default_factory=dict, init=False, repr=False)
 
-    def pieces(self, unit: str, first: int, last: int, shared: bool) -> tuple[Span, ...] | None:
-        """The calls by which a unit runs a block; None where a time is missing."""
-        key = (unit, first, last, shared)
-        if key in self._calls:
-            return self._calls[key]
-        known, cut = self.costs.blocks(unit), halo_ends(self.layer)
-        if not shared or cut is None or not first <= cut < last:
-            found = cover(known, first, last)
-        else:
-            halves = cover(known, first, cut), cover(known, cut + 1, last)
-            found = None if None in halves else (*halves[0], *halves[1])
-        self._calls[key] = found
-        return found
+    def only(self, *names: str) -> Costs:
+        """The same with these units alone."""
+        return replace(self, units=names)
 
-    def runs(self, plan: Plan) -> bool:
-        """Are the times of all its calls known?"""
-        return all(self.pieces(u, b.first, b.last, b.shared) is not None for b in plan.blocks for u in b.units)
+    def with_simulated(self, names: Collection[str] = SIMULATED_UNITS, npu_cannot: Collection[str] = SCATTERS) -> Costs:
+        """The same with simulated devices, which copy as this machine's memory does; `npu_cannot`: names of stages that
+        the NPU does not run."""
+        devices = {name: registry.find(name) for name in names}
+        barred = {name: frozenset(npu_cannot) for name, device in devices.items() if device.processor == "NPU"}
+        devices |= {name: replace(devices[name], cannot=cannot) for name, cannot in barred.items()}
+        return replace(
+            self,
+            units=tuple(dict.fromkeys([*self.units, *names])),
+            processors={**self.processors, **{name: device.processor for name, device in devices.items()}},
+            separate=self.separate | set(names),
+            simulated={**self.simulated, **devices},
+        )
 
-    def steps(self, plan: Plan, nodes: int, edges: int, shares: Shares | None = None) -> Steps:
-        """What each unit does for one graph of this size. `shares`: how it is cut; by default as a random graph is.
+    def with_bandwidth(self, factor: float) -> Costs:
+        """The same with so many times the bandwidth of all transfers."""
+        return replace(self, copy_ms=lambda *given: self.copy_ms(*given) / factor)
+
+    def with_measured(
+        self,
+        calls: Collection[Key],
+        measure: Callable[[Cell, Settings], CellResult],
+        models: str,
+        budget_s: float = 0.1,
+    ) -> Costs:
+        """The same once `measure` has measured these calls, each after its parity; a failed one stays as it was."""
+        known = dict(self.known)
+        for unit, first, last, nodes, edges in calls:
+            cell = Cell(self.layer.name, self.layer.features, nodes, edges, first, last, unit)
+            outcome = measure(cell, Settings(models, budget_s))
+            if outcome.status == "measured":
+                known[unit, first, last, nodes, edges] = Prediction(outcome.median_ms, *outcome.ci_ms, MEASURED)
+        return replace(self, known=known)
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Units that are hardware of their own: all that is no runtime of this CPU."""
+        return frozenset(unit for unit in self.units if self.processors[unit] != "CPU")
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The (nodes, edges) at which the tables have times of these units."""
+        fitted = self.predictor.measured if self.predictor else {}
+        sizes = {size for key, at in fitted.items() if key[0] in self.units for size in at}
+        return sorted(sizes | {key[3:] for key in self.known if key[0] in self.units})
+
+    def blocks(self, unit: str) -> set[Span]:
+        """The blocks (first, last) of which a unit's time is known."""
+        if unit in self.simulated:
+            cannot = self.simulated[unit].cannot
+            able = {stage.number for stage in self.layer.stages if stage.name not in cannot}
+            return {(a, b) for a, b in self.layer.blocks() if able.issuperset(range(a, b + 1))}
+        fitted = set(self.predictor.blocks(unit)) if self.predictor else set()
+        return fitted | {key[1:3] for key in self.known if key[0] == unit}
+
+    def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
+        """The time of a block in one call, its interval (95 % where it was measured), and its origin: measured,
+        interpolated, extrapolated, simulated, read, or "read, fitted between".
 
         Raises:
-            GnnlabError: the time of a block is not known.
+            GnnlabError: the tables give no time, or none that makes sense.
         """
-        shares = shares or (lambda ratios: expected_shares(nodes, edges, ratios))
-        after = [block.units for block in plan.blocks[1:]] + [(HOST,)]
-        found = []
-        for place, (block, targets) in enumerate(zip(plan.blocks, after, strict=True)):
-            sizes = shares(block.ratios) if block.shared else [PartSize(nodes, 0, edges)]
-            group = []
-            for unit, ratio, size in zip(block.units, block.ratios, sizes, strict=True):
-                copies = self._in_ms(unit, block, place, size, nodes, edges)
-                handed = [(target, self.moved_bytes(block, unit, target, nodes, edges)) for target in targets]
-                copies += ratio * max(self.costs.transfer_ms(unit, *each) for each in handed)  # to the slowest reader
-                group.append(Step(unit, place, self._calls_of(unit, block, size), copies))
-            found.append(tuple(group))
-        return tuple(found)
+        key = (unit, first, last, nodes, edges)
+        if key not in self._seen:
+            self._seen[key] = self.known.get(key) or self._predict(*key)
+        return self._seen[key]
 
-    def _calls_of(self, unit: str, block: Block, share: PartSize) -> tuple[Call, ...]:
-        spans = self.pieces(unit, block.first, block.last, block.shared)
-        if spans is None:
+    def transfer_ms(self, source: str, target: str, size_bytes: float) -> float:
+        """Handing bytes on; 0 within a unit. Times of measured devices hold their own copies in and out already."""
+        return 0.0 if source == target or size_bytes <= 0 else self.copy_ms(source, target, size_bytes)
+
+    def _predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
+        if unit in self.simulated:
+            return simulated_time(self.simulated[unit], self.layer, first, last, nodes, edges)
+        if self.predictor is None:
+            sizes = ", ".join(f"{n}/{e}" for n, e in self.sizes)
+            raise GnnlabError(f"no times at {nodes}/{edges} and too few sizes to fit between them; there are {sizes}")
+        predicted = self.predictor.predict(unit, first, last, nodes, edges)
+        if not (np.isfinite(predicted.time_ms) and predicted.time_ms > 0):
             raise GnnlabError(
-                f"no time of stages {block.first}-{block.last} on {unit}: neither fused nor in parts; measure the "
-                "missing cells (notebook 05)"
+                f"the tables give {predicted.time_ms} ms for stages {first}-{last} on {unit} at {nodes}/{edges}; "
+                "measure them anew (notebooks 05 and 06)"
             )
-        cut = halo_ends(self.layer) or block.last
-        halo = share.halo if looks_at_edges(self.layer, block.first, block.last) else 0
-        return tuple(Call(a, b, share.targets + halo * (a <= cut), share.edges) for a, b in spans)
+        was_read = any(key[0] == unit and time.origin == READ for key, time in self.known.items())
+        return replace(predicted, origin=FITTED) if was_read and predicted.origin == INTERPOLATED else predicted
 
-    def _in_ms(self, unit: str, block: Block, place: int, share: PartSize, nodes: int, edges: int) -> float:
-        """Bringing in: rows of a part that do not lie side by side; the graph itself where a device comes first."""
-        if unit in self.separate:
-            return self.costs.transfer_ms(HOST, unit, self.layer.cut_bytes(0, nodes, edges)) if place == 0 else 0.0
-        if not block.shared or not looks_at_edges(self.layer, block.first, block.last):
-            return 0.0
-        return self.costs.transfer_ms(HOST, unit, self.gathered_bytes(block, share))
 
-    def gathered_bytes(self, block: Block, share: PartSize) -> int:
-        """Bytes of the rows that a part of the graph is given, halo included; its edges are renumbered beforehand."""
-        found = self.layer.block(block.first, block.last)
-        names = set(found.reads) - found.shape_only - {"edge_index"}
-        return sum(self.layer.values[name].bytes(share.targets + share.halo, share.edges) for name in names)
+# ---- the tables of notebook 06 ---------------------------------------------------------------------------------------
 
-    def moved_bytes(self, block: Block, source: str, target: str, nodes: int, edges: int) -> int:
-        """Between units of this machine's memory: what the block writes. To or from another memory: all that later
-        stages still read, the graph included."""
-        if {source, target} & self.separate:
-            return self.layer.cut_bytes(block.last, nodes, edges)
-        names = self.layer.block(block.first, block.last).writes
-        return sum(self.layer.values[name].bytes(nodes, edges) for name in names)
 
-    def origins(self, steps: Steps) -> set[str]:
-        """Where the times of these steps come from."""
-        every = [(step.unit, call) for group in steps for step in group for call in step.calls]
-        return {self.costs.predict(unit, c.first, c.last, c.nodes, c.edges).origin for unit, c in every}
+def load_costs(folder: Path, names: Sequence[str] = ()) -> Costs:
+    """The tables of notebook 06 in `folder`, for those units of `names` that have times; none: this CPU's runtimes.
+
+    Raises:
+        GnnlabError: the tables are missing, damaged or of another schema, a unit is not known, or none has times.
+    """
+    predictor, transfers = load_tables(folder)
+    wanted = [registry.find(name).name for name in names] or [name for name in predictor.units if _is_cpu(name)]
+    chosen = tuple(name for name in predictor.units if name in wanted)  # in one order, however they were named
+    if not chosen:
+        raise GnnlabError(
+            f"no times of {', '.join(wanted) or 'a runtime of this CPU'} in {folder}; it has those of "
+            f"{', '.join(predictor.units)} (notebooks 05 and 06 measure the others)"
+        )
+    return measured_costs(predictor, chosen, transfers.plain.ms)
+
+
+def measured_costs(predictor: TimePredictor, units: Sequence[str], copy_ms: Callable[[float], float]) -> Costs:
+    """Costs of these units of this machine; units hand on by a plain copy, into memory that all of them read."""
+    processors = {unit: registry.find(unit).processor for unit in units}
+    return Costs(predictor.layer, tuple(units), predictor, lambda source, target, size: copy_ms(size), processors)
+
+
+def _is_cpu(name: str) -> bool:
+    unit = registry.find(name)
+    return unit.processor == "CPU" and unit.origin == "measured" and name not in SLOW_TO_LOAD
+
+
+# ---- S4's tables -----------------------------------------------------------------------------------------------------
+
+
+def read_costs(lookup: Path, bandwidth: Path) -> Costs:
+    """The costs that two files in S4's format give, of its GraphSAGE with 500 features. Stages one after the other take
+    the sum; a hand-over takes its bytes over the lesser of both bandwidths, the medians over stages.
+
+    Raises:
+        GnnlabError: a file is missing, in another format, or holds an invalid time or bandwidth; one line.
+    """
+    layer, entries, rates = layer_of("sage", S4_FEATURES), read_lookup(lookup), read_bandwidth(bandwidth)
+    if strange := [stage for *_, stage in entries if not 1 <= stage <= len(layer.stages)]:
+        raise GnnlabError(f"{lookup}: stage {strange[0]}; S4's layer has stages 1 to {len(layer.stages)}")
+    known, rows = {}, []
+    for (nodes, edges, processor, stage), entry in entries.items():
+        key = (processor, stage, stage, nodes, edges)
+        known[key] = Prediction(entry.total_time_ms, *_interval(entry, _NORMAL_90), READ)
+        rows.append((*key, entry.total_time_ms, *_interval(entry, _NORMAL_95)))
+    columns = ["unit", "first", "last", "nodes", "edges", "ms", "ms_low", "ms_high"]
+    try:
+        predictor = TimePredictor.fit(layer, pd.DataFrame(rows, columns=columns))
+    except GnnlabError:  # too few sizes: those that are there can still be planned
+        predictor = None
+    processors = {key[0]: key[0] for key in known}
+
+    def copy_ms(source: str, target: str, size_bytes: float) -> float:
+        """The host's memory is the CPU's."""
+        ends = ["CPU" if end == HOST else end for end in (source, target)]
+        return 0.0 if ends[0] == ends[1] else size_bytes / min(_rate(rates, end) for end in ends) / 1e3
+
+    separate = frozenset(processors) - {"CPU"}
+    return Costs(layer, tuple(processors), predictor, copy_ms, processors, separate, known)
+
+
+def _interval(entry: LookupEntry, deviations: float) -> tuple[float, float]:
+    """So many standard deviations around the time of an entry; the time alone where it has none."""
+    ms, half = entry.total_time_ms, deviations * (entry.std_ms or 0.0)
+    return max(ms - half, ms / 2), ms + half
+
+
+def _rate(rates: Mapping[str, float], processor: str) -> float:
+    """MB/s, the median over stages."""
+    known = [mb_s for key, mb_s in rates.items() if key.startswith(f"{processor}_")]
+    if not known:
+        raise GnnlabError(f"the bandwidth table says nothing of the {processor}; add {processor}_stageN, in MB/s")
+    return float(np.median(known))

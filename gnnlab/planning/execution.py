@@ -1,79 +1,220 @@
-"""A plan at work: its blocks on their units, all units at once on different graphs of a stream.
+"""A plan at work: its units at once on different graphs of a stream.
 
-    with UnitWorkers() as workers, Executor(plan, model, graphs, workers, models=folder) as executor:
-        for result in executor.run(range(100)):        # in the order of the stream
-            result.out                                 # equals the plain layer's to float32 accuracy
-        executor.burst(16).period_ms                   # what a stream takes
-    carry_out(plan, model, graph, workers, models=folder, parts=8).out     # a large graph, cut, its parts streamed
+    with UnitProcesses(plan.units) as processes, Executor(plan, costs, graphs, processes, models=folder) as executor:
+        executor.run(8)                        # 8 graphs in turn; the last result, equal to the plain layer's
+        executor.stream([0, 1, 2]).period_ms   # when each unit worked on which graph
 
-Graphs and values lie in memory that all units share. A graph in flight holds a slot of it, and there are few slots, so
-that fast units wait for slow ones. Units that share a block get parts of the graph; a block is done when all of its
-parts are. Where a unit fails, all graphs before that one come out, in order, and then the error.
+Graphs, and what blocks write for a graph, are tensors in memory that all processes share; graph g of a stream writes
+into slot g % `window`. A unit takes the graphs in their order: it waits for each unit of the block before, computes,
+and tells each unit of the block behind. Units of the first block wait for those of the last, so that no more than
+`window` graphs are in flight. This process only begins a stream and waits for its end.
 """
 
 from __future__ import annotations
 
 import itertools
-import queue
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
-from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.errors import GnnlabError
-from gnnlab.planning.block_runner import BlockTask, Fields, SharedArrays
-from gnnlab.planning.costs import Model
-from gnnlab.planning.partition import Graph, Part, by_metis, by_ranges
-from gnnlab.planning.planning import conditions
+from gnnlab.campaign.cell_inputs import Cell, layer_of, load
+from gnnlab.errors import GnnlabError, one_line
+from gnnlab.planning.costs import Costs, Span
+from gnnlab.planning.partition import Graph, ranges, shared
+from gnnlab.planning.pipeline import Segment, Trace, window
+from gnnlab.planning.planner import conditions
 from gnnlab.planning.plans import Block, Plan
-from gnnlab.planning.simulation import Segment, Trace, window
-from gnnlab.planning.unit_workers import Flying, Report, UnitWorkers, Window
+from gnnlab.planning.steps import looks_at_edges, pieces, whole_until
+from gnnlab.planning.unit_processes import UnitProcesses, count_progress, tell, wait_for
 from gnnlab.profiling.races import relative_error
-from gnnlab.profiling.timing import stopwatch
+from gnnlab.units import registry
+from gnnlab.units.unit import Loaded
+from gnnlab.worker_process import pin
+from gnnlab.workloads.staged import EDGES, NODES, StagedLayer, Value
 
-TIMEOUT_S = 120.0
+Values = dict[str, np.ndarray]
+Shared = dict[str, torch.Tensor]
 _keys = itertools.count()
 
 
 @dataclass(frozen=True)
-class Result:
-    """`out` (N, F') of the graph at place `item` of the stream; seconds of `time.perf_counter`."""
+class BlockTask:
+    """What a unit does in a plan. `blocks`: all of the plan; `place`: of its own among them; `spans`: its calls."""
 
-    item: int
-    graph: int
-    out: np.ndarray
-    entered_s: float
-    left_s: float
+    unit: str
+    layer: str
+    features: int
+    blocks: tuple[Block, ...]
+    place: int
+    spans: tuple[Span, ...]
+    models: str | None
+    core: int | None
+
+    @property
+    def block(self) -> Block:
+        return self.blocks[self.place]
+
+    def others(self, step: int) -> list[str]:
+        """The units of the block so many places on, without this one; the first comes after the last."""
+        block = self.blocks[(self.place + step) % len(self.blocks)]
+        return [unit for unit in block.units if unit != self.unit]
+
+    def load(self, span: Span, nodes: int, edges: int) -> Loaded:
+        """A call made ready for a size. Raises `GnnlabError` where the unit cannot run it."""
+        unit = registry.find(self.unit)
+        cell = Cell(self.layer, self.features, nodes, edges, *span, self.unit)
+        return load(unit, cell, self.models, unit.computes_in("float32"))
+
+
+# ---- in the process of a unit ----------------------------------------------------------------------------------------
+
+_opened: dict[str, tuple[BlockTask, list[_Part], list[Values], ExitStack]] = {}
+
+
+def _open(key: str, task: BlockTask, graphs: Sequence[Shared], slots: Sequence[Shared]) -> None:
+    """Load the unit's block for each graph: edges are sorted, models compiled, parts taken, once."""
+    with ExitStack() as stack:
+        parts = [_Part(task, _arrays(graph), stack) for graph in graphs]
+        _opened[key] = task, parts, list(map(_arrays, slots)), stack.pop_all()
+
+
+def _close(key: str) -> None:
+    if key in _opened:
+        _opened.pop(key)[-1].close()
+
+
+def _stream(key: str, numbers: Sequence[int]) -> list[tuple[float, float]]:
+    """When this unit began and ended each graph of a stream, seconds of `time.perf_counter`, which processes share."""
+    if key not in _opened:
+        raise GnnlabError("its process was replaced since; open the plan again")
+    task, parts, slots, _ = _opened[key]
+    first, last = task.place == 0, task.place == len(task.blocks) - 1
+    times = []
+    if task.core is not None:
+        pin(task.core)
+    for place, number in enumerate(numbers):
+        if not first or place >= len(slots):
+            for unit in task.others(-1):
+                wait_for(unit)
+        start = time.perf_counter()
+        try:
+            parts[number].run(slots[place % len(slots)])
+        except Exception as error:
+            stages = f"{task.block.first}-{task.block.last}"
+            raise GnnlabError(f"failed at graph {place} of the stream (stages {stages}): {one_line(error)}") from None
+        times.append((start, time.perf_counter()))
+        count_progress()
+        if not last or place + len(slots) < len(numbers):
+            for unit in task.others(1):
+                tell(unit)
+    return times
+
+
+def _arrays(tensors: Shared) -> Values:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+class _Part:
+    """One graph as one unit of a plan sees it: `run(slot)` does the unit's work, between the graph and a slot.
+
+    `rows` and `edges`: those that its first calls read; `own`: the rows that it writes. `whole`: how many calls compute
+    all rows, so that those of other nodes are dropped behind them.
+    """
+
+    def __init__(self, task: BlockTask, graph: Values, stack: ExitStack) -> None:
+        self.layer = layer_of(task.layer, task.features)
+        self.block = self.layer.block(task.block.first, task.block.last)
+        self.x, self.edge_index = graph["x"], graph["edge_index"]
+        self.size = len(self.x), self.edge_index.shape[1]
+        self.own = self.rows = self.edges = slice(None)
+        until = 0
+        if task.block.shared and looks_at_edges(self.layer, task.block.first, task.block.last):
+            until = whole_until(self.layer)
+            self._take_edges(task)
+        elif task.block.shared:
+            self.own = self.rows = ranges(np.ones(len(self.x)), task.block.ratios)[task.block.units.index(task.unit)]
+        self.whole = sum(span[0] <= until for span in task.spans)
+        self.calls = []
+        for place, span in enumerate(task.spans):
+            nodes = len(self.x if place < self.whole else self.x[self.own])
+            self.calls.append(task.load(span, nodes, self.edge_index.shape[1]))
+            stack.callback(self.calls[-1].close)
+
+    def run(self, slot: Values) -> None:
+        values = self._read(slot)
+        for place, loaded in enumerate(self.calls):
+            if place == self.whole > 0:
+                values = self._cropped(values)
+            values = values | loaded.run(values)
+        if self.whole == len(self.calls):
+            values = self._cropped(values)
+        for name in self.block.writes:
+            self._in_slot(name, slot)[self._places(name, self.own)] = values[name]
+
+    def _take_edges(self, task: BlockTask) -> None:
+        """Rows in the unit's ratio of the edges into them, and these edges."""
+        target = self.edge_index[1]
+        rows = ranges(np.bincount(target, minlength=len(self.x)), task.block.ratios)
+        self.own = rows[task.block.units.index(task.unit)]
+        edges = np.flatnonzero((self.own.start <= target) & (target < self.own.stop))
+        self.edges = edges if len(edges) else np.zeros(1, np.int64)  # runtimes refuse graphs without edges
+        self.edge_index = np.ascontiguousarray(self.edge_index[:, self.edges])
+
+    def _read(self, slot: Values) -> Values:
+        """The values that the block reads, of this unit's part."""
+        values = {"x": self.x[self.rows], "edge_index": self.edge_index}  # some units look at x for the number of nodes
+        given = {name: self._in_slot(name, slot) for name in self.block.reads if name not in values}
+        return values | {name: array[self._places(name, self.rows)] for name, array in given.items()}
+
+    def _cropped(self, values: Values) -> Values:
+        """The unit's own rows alone."""
+        of_nodes = {name for name in values if NODES in self.layer.values[name].dims}
+        return {name: array[self.own] if name in of_nodes else array for name, array in values.items()}
+
+    def _places(self, name: str, rows: slice) -> tuple:
+        """Where this part of a value lies in the whole."""
+        dims = self.layer.values[name].dims
+        return tuple({NODES: rows, EDGES: self.edges}.get(dim, slice(None)) for dim in dims)
+
+    def _in_slot(self, name: str, slot: Values) -> np.ndarray:
+        return _shaped(slot[name], self.layer.values[name], self.size)
+
+
+def _shaped(flat: Any, value: Value, size: tuple[int, int]) -> Any:
+    """The value of a graph of that size in its slot, which has room for that of the largest."""
+    shape = value.shape(*size)
+    return flat[: prod(shape)].reshape(shape)
+
+
+# ---- in this process -------------------------------------------------------------------------------------------------
 
 
 class Executor(AbstractContextManager):
-    """A plan on its units, for a stream of these graphs. `places`: the core of each unit; `timeout_s`: for a unit to
-    give any answer.
+    """A plan on its units, for streams of these graphs. `places`: the core of each unit.
 
     Raises:
-        GnnlabError: the plan, a graph or a unit is not fit for it.
+        GnnlabError: the plan, a graph or a unit is not fit for it, or there is no memory to share.
     """
 
     def __init__(
         self,
         plan: Plan,
-        model: Model,
+        costs: Costs,
         graphs: Sequence[Graph],
-        workers: UnitWorkers,
+        processes: UnitProcesses,
         *,
         models: Path | str | None = None,
         places: Mapping[str, Any] | None = None,
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        layer = model.layer
+        layer = costs.layer
         if not graphs or any(graph.x.shape[1] != layer.features for graph in graphs):
             raise GnnlabError(
                 f"{len(graphs)} graphs for a layer of {layer.features} features; 1 at least, all of that width"
@@ -82,134 +223,77 @@ class Executor(AbstractContextManager):
             raise GnnlabError(
                 f"units load the lab's own {layer.name} of {layer.features} features, this one has other weights"
             )
-        self.plan, self.layer, self.graphs, self.workers = plan, layer, list(graphs), workers
-        self.timeout_s, self.key = timeout_s, f"plan{next(_keys)}"
-        self.cores = _cores(plan, places or {})
-        self.reports: list[Report] = []
-        self._answered: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self._arrays: SharedArrays | None = None
-        self._window: Window | None = None
-        try:
-            self._open(model, None if models is None else str(models))
-        except BaseException:
-            self.close()
-            raise
+        self.plan, self.layer, self.graphs, self.processes = plan, layer, list(graphs), processes
+        self.key, self._last = f"plan{next(_keys)}", (0, 0)  # graph and slot of the last result
+        self._slots = _slots(plan, layer, graphs)
+        cores, tasks = _cores(plan, places or {}), {}
+        for place, block in enumerate(plan.blocks):
+            for unit in block.units:
+                registry.find(unit)
+                spans = pieces(costs, unit, block.first, block.last, block.shared)
+                if spans is None:
+                    stages = f"stages {block.first}-{block.last}"
+                    raise GnnlabError(f"{unit} has no way to run {stages}; measure the missing cells")
+                named = (unit, layer.name, layer.features, plan.blocks, place, spans)
+                tasks[unit] = BlockTask(*named, None if models is None else str(models), cores[unit])
+        given = [graph.shared for graph in graphs]
+        processes.ask({unit: (_open, self.key, task, given, self._slots) for unit, task in tasks.items()})
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
-        if self._window is not None:  # its results were not all taken: what is at work comes to its end first
-            self._window.drain()
-        for unit in self.plan.units:
-            self.workers.forget(unit, self.key)
-        if self._arrays is not None:
-            self._arrays.close()
-            self._arrays = None
+        if self.processes.running:
+            self.processes.ask(dict.fromkeys(self.plan.units, (_close, self.key)))
+        self._slots = []
 
-    def run(self, stream: Iterable[int]) -> Iterator[Result]:
-        """Send graphs through, named by their places in `graphs`; results in the order of the stream.
+    def stream(self, numbers: Iterable[int]) -> Trace:
+        """Send graphs through, named by their places in `graphs`.
 
         Raises:
-            GnnlabError: a unit failed; the results before that graph have come out.
+            GnnlabError: a unit failed, or its process died or hangs.
         """
-        for item, flying in self._stream(stream):
-            out = self._out(flying).copy()
-            yield Result(item, flying.graph, out, flying.entered_s, time.perf_counter())
+        numbers = list(numbers)
+        start = time.perf_counter()
+        times = self.processes.ask(dict.fromkeys(self.plan.units, (_stream, self.key, numbers)))
+        self._last = numbers[-1], (len(numbers) - 1) % len(self._slots)
+        segments = [
+            Segment(graph, place, unit, (begun - start) * 1e3, (ended - start) * 1e3)
+            for place, block in enumerate(self.plan.blocks)
+            for unit in block.units
+            for graph, (begun, ended) in enumerate(times[unit])
+        ]
+        return Trace(tuple(sorted(segments, key=lambda segment: segment.start_ms)))
 
     def burst(self, count: int) -> Trace:
-        """Send `count` graphs through, in turn, and say when each unit did what, ms from the start."""
-        start, entered, left = time.perf_counter(), [], []
-        for _, flying in self._stream(i % len(self.graphs) for i in range(count)):
-            entered.append((flying.entered_s - start) * 1e3)
-            left.append((time.perf_counter() - start) * 1e3)
-        segments = [
-            Segment(r.item, r.block, r.unit, (r.answer.start_s - start) * 1e3, (r.answer.end_s - start) * 1e3)
-            for r in self.reports
-        ]
-        return Trace(tuple(sorted(segments, key=lambda s: s.start_ms)), tuple(entered), tuple(left))
+        """Send `count` graphs through, in turn."""
+        return self.stream(place % len(self.graphs) for place in range(count))
 
-    def last(self, count: int) -> np.ndarray:
-        """Send `count` graphs through and give the result of the last: a form that can be timed and compared."""
-        out = None
-        for item, flying in self._stream(i % len(self.graphs) for i in range(count)):
-            if item == count - 1:
-                out = self._out(flying).copy()
-        return out
+    def run(self, count: int) -> np.ndarray:
+        """Send `count` graphs through, in turn; the result of the last: a form that can be timed and compared."""
+        self.burst(count)
+        return self.last()
 
-    def send(self, block: int, item: int, graph: int, slot: int) -> None:
-        """Hand a graph to the units of a block; each leaves a report."""
-        for unit in self.plan.blocks[block].units:
-            tell = partial(Report, item, block, unit)
-            self.workers.submit(unit, self.key, graph, slot, lambda answer, tell=tell: self._answered.put(tell(answer)))
+    def last(self) -> np.ndarray:
+        """The result (N, F') of the last graph of the last stream."""
+        (number, slot), result = self._last, self.layer.result
+        return _shaped(self._slots[slot][result].numpy(), self.layer.values[result], self.graphs[number].size).copy()
 
-    def next_report(self) -> Report | None:
-        """What a unit tells next; None where none tells anything in time."""
-        try:
-            report = self._answered.get(timeout=self.timeout_s)
-        except queue.Empty:
-            return None
-        self.reports.append(report)
-        return report
+    def differs(self, number: int) -> float:
+        """How far what the plan makes of a graph is from the plain layer's, relative."""
+        self.stream([number])
+        return relative_error(self.graphs[number].through(self.layer), self.last(), self.plan.words())
 
-    def _stream(self, stream: Iterable[int]) -> Iterator[tuple[int, Flying]]:
-        """Each graph that is done, by its place in the stream; its slot is free when the next is asked for."""
-        if self._arrays is None:
-            raise GnnlabError("this execution is closed; make another one")
-        if self._window is not None:
-            raise GnnlabError("one stream at a time: take all results of the one before, or close it")
-        self.reports.clear()
-        self.workers.pin(self.cores)
-        self._window = window = Window(self, enumerate(stream))
-        try:
-            yield from window.results()
-        finally:
-            window.drain()
-            self._window = None
 
-    def _out(self, flying: Flying) -> np.ndarray:
-        result = self.layer.result
-        return self._arrays.of_slot(
-            flying.slot, result, self.layer.values[result].shape(*self.graphs[flying.graph].size)
-        )
+def _slots(plan: Plan, layer: StagedLayer, graphs: Sequence[Graph]) -> list[Shared]:
+    """Room for what each block writes, for every graph in flight, of the size of the largest."""
+    values = {name: layer.values[name] for b in plan.blocks for name in layer.block(b.first, b.last).writes}
 
-    def _open(self, model: Model, models: str | None) -> None:
-        given, tasks = {}, []
-        for place, graph in enumerate(self.graphs):
-            given |= {f"graph{place}/x": graph.x, f"graph{place}/edge_index": graph.edge_index}
-        for block in self.plan.blocks:
-            shared = self.graphs if block.shared else []
-            parts = [by_ranges(graph.edge_index, graph.size[0], block.ratios) for graph in shared]
-            for place, of_graph in enumerate(parts):
-                for part, unit in zip(of_graph, block.units, strict=True):
-                    name = f"graph{place}/{unit}"
-                    given |= {f"{name}/{field}": getattr(part, field) for field in ("nodes", "edges", "edge_index")}
-            tasks += [self._task(model, block, number, parts, models) for number in range(len(block.units))]
-        self._arrays = SharedArrays.create(self._slots(), given)
-        self.workers.start(self.plan.units)
-        for task in tasks:
-            self.workers.open(task.unit, self.key, task, self._arrays)
+    def room(value: Value) -> torch.Tensor:
+        most = max(prod(value.shape(*graph.size)) for graph in graphs)
+        return shared(np.zeros(most, str(value.dtype).removeprefix("torch.")))
 
-    def _task(self, model: Model, block: Block, part: int, parts: list[list[Part]], models: str | None) -> BlockTask:
-        unit = block.units[part]
-        spans = model.pieces(unit, block.first, block.last, block.shared)
-        if spans is None:
-            raise GnnlabError(f"{unit} has no way to run stages {block.first}-{block.last}; measure the missing cells")
-        name = unit if block.shared else None
-        sizes = tuple(graph.size for graph in self.graphs)
-        shares = tuple(tuple(found[part].share) for found in parts)
-        return BlockTask(unit, self.layer.name, self.layer.features, spans, name, sizes, shares, models)
-
-    def _slots(self) -> Fields:
-        """Room for what each block writes, for every graph in flight."""
-        fields: dict[str, tuple[tuple[int, ...], str]] = {}
-        written = [name for b in self.plan.blocks for name in self.layer.block(b.first, b.last).writes]
-        for slot in range(window(len(self.plan.blocks))):
-            for name in dict.fromkeys(written):
-                value = self.layer.values[name]
-                most = max(prod(value.shape(*graph.size)) for graph in self.graphs)
-                fields[f"slot{slot}/{name}"] = (most,), str(value.dtype).removeprefix("torch.")
-        return fields
+    return [{name: room(value) for name, value in values.items()} for _ in range(window(len(plan.blocks)))]
 
 
 def _cores(plan: Plan, places: Mapping[str, Any]) -> dict[str, int | None]:
@@ -222,46 +306,28 @@ def _cores(plan: Plan, places: Mapping[str, Any]) -> dict[str, int | None]:
 
 @dataclass(frozen=True, eq=False)
 class Executed:
-    """`out` (N, F') and how far it is from the plain layer's, relative. `ms`: of one run, loading left out unless the
-    graph was cut into `parts`."""
+    """A plan on one graph: `out` (N, F'), how far it is from the plain layer's, relative, and the `ms` of one run."""
 
     plan: Plan
     size: tuple[int, int]
-    parts: int
     out: np.ndarray
     parity_error: float
     ms: float
 
     def row(self) -> dict[str, Any]:
         """One run, as a row for the one table."""
-        form = "one graph alone" if self.parts == 1 else f"{self.parts} parts, cut and loaded"
-        key = {"size": "/".join(map(str, self.size)), "form": form, "notes": [self.plan.words()]}
+        key = {"size": "/".join(map(str, self.size)), "form": "one graph alone", "notes": [self.plan.words()]}
         single = {"value": self.ms, "n": 1, "unit": "ms", "better": "lower", "statistic": "single"}
         return {**key, **single, "origin": "measured", "parity_error": self.parity_error, **conditions(self.plan.units)}
 
 
-def carry_out(
-    plan: Plan, model: Model, graph: Graph, workers: UnitWorkers, *, models: Path | str | None, parts: int = 1
-) -> Executed:
-    """Run the layer on a graph by a plan; in `parts` it is cut by METIS, and units work at once on different parts.
+def carry_out(plan: Plan, costs: Costs, graph: Graph, processes: UnitProcesses, models: Path | str | None) -> Executed:
+    """Run the layer on a graph by a plan, once after a first run.
 
     Raises:
-        GnnlabError: a unit cannot run its block, or failed; METIS is not there; fewer nodes than parts.
+        GnnlabError: a unit cannot run its block, or failed.
     """
-    if parts == 1:
-        with Executor(plan, model, [graph], workers, models=models) as executor:
-            executor.burst(1)
-            result = next(executor.run([0]))
-        out, ms = result.out, (result.left_s - result.entered_s) * 1e3
-    else:
-        with stopwatch() as took:
-            cut = by_metis(graph.edge_index, graph.size[0], parts)
-            pieces = [Graph(graph.x[part.nodes], part.edge_index) for part in cut]
-            out = np.empty(model.layer.values[model.layer.result].shape(*graph.size), np.float32)
-            with Executor(plan, model, pieces, workers, models=models) as executor:
-                for result in executor.run(range(len(cut))):
-                    part = cut[result.item]
-                    out[part.own] = result.out[: part.targets]
-        ms = took.ms
-    error = relative_error(graph.through(model.layer), out, str(plan))
-    return Executed(plan, graph.size, parts, out, error, ms)
+    with Executor(plan, costs, [graph], processes, models=models) as executor:
+        error = executor.differs(0)
+        ms = executor.stream([0]).total_ms
+        return Executed(plan, graph.size, executor.last(), error, ms)

@@ -1,24 +1,25 @@
-"""Graphs cut into parts, each with the nodes that its edges come from (its halo): parts give what the whole gives.
+"""A graph that a plan is carried out on, and its nodes cut into ranges for units that share it.
 
-    parts = by_ranges(edge_index, nodes, (0.5, 0.5))       # for units that share one graph
-    parts = by_metis(edge_index, nodes, 8)                 # for graphs that are too large for one piece
-    out[part.own] = layer.run(x[part.nodes], part.edge_index)[: part.targets]
+    for rows in ranges(edges_into_each_node, (0.3, 0.7)):
+        edges = (rows.start <= target) & (target < rows.stop)      # of a part; x stays whole
+        out[rows] = layer.run(x, edge_index[:, edges])[rows]
 
-A part owns some nodes and all edges that end in them. One layer looks one edge back, so with the sources of these edges
-beside them the rows of its own nodes are exact; those of the halo are not, and are dropped.
+A part owns consecutive nodes and all edges that end in them. It reads the whole x, so its own rows are exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, one_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch_geometric.data import Data
 
     from gnnlab.workloads.staged import StagedLayer
@@ -52,8 +53,8 @@ class Graph:
         """A random graph of that size, the same for the same numbers."""
         from gnnlab.workloads.graphsage import random_inputs
 
-        made = random_inputs(nodes, edges, features, seed=seed)
-        return cls(**{name: tensor.numpy() for name, tensor in made.items()})
+        inputs = random_inputs(nodes, edges, features, seed=seed)
+        return cls(**{name: tensor.numpy() for name, tensor in inputs.items()})
 
     @property
     def size(self) -> tuple[int, int]:
@@ -66,99 +67,40 @@ class Graph:
         with torch.no_grad():
             return layer.run(torch.from_numpy(self.x), torch.from_numpy(self.edge_index)).numpy()
 
-
-class PartSize(NamedTuple):
-    """The size of a part: nodes of its own, nodes of its halo, edges."""
-
-    targets: int
-    halo: int
-    edges: int
+    @cached_property
+    def shared(self) -> dict[str, Tensor]:
+        """Both in memory that processes share."""
+        return {"x": shared(self.x), "edge_index": shared(self.edge_index)}
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a graph.
+def shared(array: np.ndarray) -> Tensor:
+    """A copy in memory that processes share. Raises `GnnlabError` where there is none left."""
+    import torch
 
-    `nodes` (n): their numbers in the whole, its own `targets` first, then the halo. `edges` (e): the places of its
-    edges in the whole. `edge_index` (2, e): the same edges between places in `nodes`.
-    """
-
-    nodes: np.ndarray
-    targets: int
-    edges: np.ndarray
-    edge_index: np.ndarray
-
-    @property
-    def own(self) -> np.ndarray:
-        return self.nodes[: self.targets]
-
-    @property
-    def share(self) -> PartSize:
-        return PartSize(self.targets, len(self.nodes) - self.targets, len(self.edges))
-
-
-def by_ranges(edge_index: np.ndarray, nodes: int, ratios: Sequence[float]) -> list[Part]:
-    """Parts of consecutive nodes in these ratios.
-
-    Raises:
-        GnnlabError: fewer nodes than parts.
-    """
-    ends = _ends(nodes, ratios)
-    owner = np.repeat(np.arange(len(ratios)), np.diff([0, *ends]))
-    return _parts(edge_index, owner, len(ratios))
-
-
-def by_metis(edge_index: np.ndarray, nodes: int, count: int) -> list[Part]:
-    """`count` parts of about equal size with few edges between them, by METIS; fewer where METIS leaves one empty.
-
-    Raises:
-        GnnlabError: METIS is not installed, or fewer nodes than parts.
-    """
     try:
-        import pymetis
-    except ImportError:
-        raise GnnlabError("cutting a graph by METIS needs the package pymetis; install it, or cut by ranges") from None
-    _ends(nodes, (1 / count,) * count)
-    pairs = np.concatenate([edge_index, edge_index[::-1]], axis=1)
-    pairs = np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)  # both directions once, no loops: what METIS asks for
-    rowptr = np.concatenate([[0], np.cumsum(np.bincount(pairs[0], minlength=nodes))])
-    _, owner = pymetis.part_graph(count, pymetis.CSRAdjacency(rowptr, pairs[1]))
-    _, owner = np.unique(np.asarray(owner), return_inverse=True)
-    return _parts(edge_index, owner, int(owner.max()) + 1)
+        return torch.tensor(array).share_memory_()
+    except RuntimeError as error:
+        raise GnnlabError(
+            f"no shared memory of {array.nbytes / 1e6:,.2f} MB ({one_line(error)}); use fewer or smaller graphs, or "
+            "give the system more (/dev/shm; --shm-size of a container)"
+        ) from None
 
 
-def expected_shares(nodes: int, edges: int, ratios: Sequence[float]) -> list[PartSize]:
-    """What `by_ranges` gives on average where edges join any two nodes alike; for a graph that is not there yet.
+def ranges(weights: np.ndarray, ratios: Sequence[float]) -> list[slice]:
+    """Consecutive rows, a range for each ratio, whose `weights` (N,) add up as nearly as can be in these ratios.
 
-    Of the M nodes outside a part with e edges, M (1 - (1 - 1/N)^e) are a source of one of them.
+    Every range has a row at least.
+
+    Raises:
+        GnnlabError: fewer rows than ranges.
     """
-    found = []
-    for targets in np.diff([0, *_ends(nodes, ratios)]):
-        inside = max(1, round(edges * int(targets) / nodes))
-        halo = (nodes - targets) * -np.expm1(inside * np.log1p(-1 / nodes)) if nodes > 1 else 0
-        found.append(PartSize(int(targets), round(float(halo)), inside))
-    return found
-
-
-def _ends(nodes: int, ratios: Sequence[float]) -> list[int]:
-    """Behind which node each part ends; every part has one at least."""
-    count = len(ratios)
-    if nodes < count or count < 1:
-        raise GnnlabError(f"a graph of {nodes} nodes cannot be cut into {count} parts; at most {nodes}, at least 1")
-    ends = np.rint(np.cumsum(ratios) / sum(ratios) * nodes).astype(int)
-    for place in range(count):  # a part of its own for the smallest ratio, too
-        ends[place] = min(max(ends[place], (ends[place - 1] if place else 0) + 1), nodes - (count - 1 - place))
-    return ends.tolist()
-
-
-def _parts(edge_index: np.ndarray, owner: np.ndarray, count: int) -> list[Part]:
-    parts, into, place = [], owner[edge_index[1]], np.empty(len(owner), np.int64)
-    for number in range(count):
-        own, edges = np.flatnonzero(owner == number), np.flatnonzero(into == number)
-        if not len(edges) and edge_index.shape[1]:
-            edges = np.zeros(1, np.int64)  # runtimes refuse graphs without edges: one within the halo harms none
-        inside = edge_index[:, edges]
-        members = np.concatenate([own, np.setdiff1d(inside, own)])
-        place[members] = np.arange(len(members))
-        parts.append(Part(members, len(own), edges, np.ascontiguousarray(place[inside])))
-    return parts
+    rows, count = len(weights), len(ratios)
+    if rows < count:
+        raise GnnlabError(f"a graph of {rows} nodes cannot be shared by {count} units; each needs a node of its own")
+    reached = np.concatenate([[0], np.cumsum(weights)])  # by the first n rows
+    aims = np.cumsum(ratios) / sum(ratios) * reached[-1]
+    ends = [int(np.abs(reached - aim).argmin()) for aim in aims[:-1]]
+    starts = [0]
+    for place, end in enumerate(ends, 1):
+        starts.append(min(max(end, starts[-1] + 1), rows - (count - place)))
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], rows], strict=True)]

@@ -3,35 +3,34 @@
 from contextlib import nullcontext
 
 import pytest
-from synthetic_costs import Line, Predicted
+from synthetic_costs import costs
 
 from gnnlab import cli
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.lab import runner
-from gnnlab.planning import table_costs
-from gnnlab.planning.table_costs import TableCosts
-from gnnlab.planning.unit_workers import UnitWorkers
+from gnnlab.planning import costs as tables
+from gnnlab.planning.unit_processes import UnitProcesses
 
-UNITS = ("plan_units:cpu", "plan_units:gpu")
+UNITS = ("plan_units:cpu", "plan_units:gpu", "plan_units:npu")
 PLAN = '[[["plan_units:gpu"],[1,2]],[["plan_units:cpu"],[3,4,5,6,7]]]'
+SHARED = "1-5 on plan_units:gpu and plan_units:cpu (0.5, 0.5), 6-7 on plan_units:npu"
 WORDS = "1-2 on plan_units:gpu, 3-7 on plan_units:cpu"
 
 
 @pytest.fixture(scope="module")
-def workers():
+def processes():
     """Started once for all tests."""
-    with UnitWorkers() as made:
-        yield made
+    with UnitProcesses(UNITS) as units:
+        yield units
 
 
 @pytest.fixture
-def plan(workers, monkeypatch, tmp_path, capsys):
+def plan(processes, monkeypatch, tmp_path, capsys):
     """Runs the command on synthetic tables: code, what it printed, what it said beside."""
-    layer = layer_of("sage", 8)
-    costs = TableCosts(layer, Predicted(UNITS, layer), Line(), UNITS)
+    synthetic = costs(UNITS, layer_of("sage", 8))
     monkeypatch.setattr(runner.discovery, "output_folder", lambda *_: tmp_path)
-    monkeypatch.setattr(table_costs, "load_costs", lambda folder, units=(): costs)
-    monkeypatch.setattr("gnnlab.planning.unit_workers.UnitWorkers", lambda: nullcontext(workers))
+    monkeypatch.setattr(tables, "load_costs", lambda folder, units=(): synthetic)
+    monkeypatch.setattr("gnnlab.planning.unit_processes.UnitProcesses", lambda units: nullcontext(processes))
 
     def run(*arguments):
         code = cli.main(["plan", *arguments])
@@ -52,7 +51,7 @@ def test_a_size_outside_the_tables_says_so(plan):
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("--parts", "3"), ("--plan", PLAN), ("--plan", WORDS), ("--objective", "latency")]
+    "more", [(), ("--plan", PLAN), ("--plan", WORDS), ("--plan", SHARED), ("--objective", "latency")]
 )
 def test_a_graph_is_planned_and_carried_out(plan, more):
     code, out, _ = plan("--graph", "karate", "--execute", *more)
@@ -62,7 +61,7 @@ def test_a_graph_is_planned_and_carried_out(plan, more):
         and "the lab's own layer (" in out
         and "its result differs from the plain layer's by" in out
     )
-    assert ("--plan" not in more) or PLAN in out
+    assert ("--plan" not in more) or (PLAN if more[1] != SHARED else SHARED) in out
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_a_graph_is_planned_and_carried_out(plan, more):
         (("--nodes", "40", "--edges", "90", "--plan", '[[["TPU"],[1,2,3,4,5,6,7]]]'), "'TPU' is unknown"),
         (("--nodes", "40", "--edges", "90", "--plan", "nonsense"), "not understood"),
         (("--nodes", "40", "--edges", "90", "--params", "nowhere"), "nowhere"),
-        (("--graph", "karate", "--execute", "--parts", "50"), "cannot be cut into 50 parts"),
+        (("--graph", "karate", "--execute", "--parts", "8"), "let two units share each graph instead: --plan"),
     ],
 )
 def test_bad_input_is_one_line(plan, arguments, words):

@@ -71,7 +71,6 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
         "top": 1,
         "budget_s": 0.1,
         "runtime_size": "250/1050",
-        "parts": 2,
     },
     "08": {
         "sizes": [10],

@@ -4,18 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from one_table import Recorder
-from synthetic_costs import Line, Predicted
+from synthetic_costs import costs
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import ParityError
 from gnnlab.lab import plots
 from gnnlab.planning.bench import Bench
-from gnnlab.planning.calibration import Group
 from gnnlab.planning.comparison import Comparison
 from gnnlab.planning.partition import Graph
+from gnnlab.planning.planner import conditions, corrections
 from gnnlab.planning.plans import parse
-from gnnlab.planning.table_costs import TableCosts
 from gnnlab.workloads import graphs
 
 CPU, GPU = UNITS = ("plan_units:cpu", "plan_units:gpu")
@@ -23,13 +22,9 @@ LAYER = layer_of("sage", 8)
 MINE = parse(f"1-2 on {GPU}, 3-7 on {CPU}")
 
 
-def costs():
-    return TableCosts(LAYER, Predicted(UNITS, LAYER), Line(), UNITS)
-
-
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(costs(), "", count=4, cores=2) as made:
+    with Bench(costs(UNITS, LAYER), "", count=4, cores=2) as made:
         yield made
 
 
@@ -40,57 +35,52 @@ def calibrated(bench):
 
 @pytest.fixture(scope="module")
 def trial(bench, calibrated):
-    made = bench.at(GraphSize(60, 200), [MINE])
-    made.choose(rounds=1)
-    return made
+    return bench.at(GraphSize(60, 200), [MINE])
 
 
 @pytest.fixture(scope="module")
 def lab(trial):
     """What a notebook records of one race."""
     made = Recorder()
-    plans = trial.contenders(top=2, others=1)
+    plans = trial.contenders(most=2, others=1)
     forms = {plan.words(): trial.stream(plan) for plan in plans}
-    about = {plan.words(): trial.about(plan) for plan in plans}
+    about = {plan.words(): conditions(plan.units) for plan in plans}
     made.race("executed_plans", forms, {trial.size: ()}, key="size", budget_s=0.2, of_form=about, per=4)
     return made
 
 
 def test_drawn_plans_of_each_size_are_executed_beside_what_was_expected(bench, calibrated):
-    streams = bench.calibration.streams
-    assert {stream.size for stream in streams} == {"50/150", "80/240"} and len(streams) == 2 * 2 * 4
-    assert {stream.group for stream in streams} == {(several, timed) for several in (0, 1) for timed in (0, 1)}
-    assert all(np.isfinite(stream.ratio) and stream.ratio > 0 for stream in streams)
+    streams = bench.calibration
+    assert set(streams["size"]) == {"50/150", "80/240"} and len(streams) == 2 * 2 * 4
+    assert set(zip(streams["several"], streams["timed"], strict=True)) == {(a, b) for a in (0, 1) for b in (0, 1)}
+    assert (np.isfinite(streams["ratio"]) & (streams["ratio"] > 0)).all()
     rows = Recorder().record("calibration", calibrated, keys=["calls"]).rows
     assert sum(row.n for row in rows) == len(streams)
-    assert not bench.planner(bench.tables_alone).calibration.streams  # another machine's costs, it may be
+    assert bench.planner(bench.tables_alone).calibration is None  # another machine's costs, it may be
 
 
 def test_predictions_are_those_of_the_calibration(bench, trial):
-    plain = bench.planner(bench.costs)
-    place = trial.ranking.place(MINE)
-    middle, low, high = bench.calibration.factors(Group(several=True, timed=True))
-    expected = trial.planner.expected_ms(trial.ranking.steps[place])
-    ranked = trial.ranking.ms[place], trial.ranking.low[place], trial.ranking.high[place]
-    assert ranked == pytest.approx((expected * middle, expected * low, expected * high))
-    assert ranked[0] != pytest.approx(plain.rank(60, 200, plans=[MINE]).ms[0])
+    middle, low, high, count = corrections(bench.calibration)[True, True]
+    expected = trial.planner.expected_ms(trial.ranking.steps[MINE])
+    row = trial.ranking.row(MINE)
+    assert row[["ms", "low", "high"]].tolist() == pytest.approx([expected * each for each in (middle, low, high)])
+    assert row["n"] == count and row["ms"] != pytest.approx(
+        bench.planner(bench.costs).rank(60, 200, plans=[MINE]).row(MINE)["ms"]
+    )
 
 
-def test_calls_of_the_best_plans_are_measured_where_the_tables_only_guess(bench, trial):
-    assert "measured" in set(trial.ranking.table(trial.tried())["origin"])
-    assert bench.costs.measured and not bench.tables_alone.measured
-    mine = {(s.unit, c.first, c.last, c.nodes, c.edges)
-            for group in trial.ranking.steps[trial.ranking.place(MINE)] for s in group for c in s.calls}  # fmt: skip
-    assert mine <= set(bench.costs.measured)
+def test_calls_of_the_best_plans_are_measured_where_the_tables_only_predict(bench, trial):
+    assert bench.costs.known and not bench.tables_alone.known
+    calls = {(s.unit, *call) for group in trial.ranking.steps[MINE] for s in group for call in s.calls}
+    assert calls <= set(bench.costs.known) and trial.ranking.row(MINE)["origin"] == "measured"
 
 
-def test_the_best_plans_are_executed_and_the_fastest_is_chosen(bench):
+def test_contenders_are_what_the_ranking_proposes_plans_of_one_unit_and_some_that_are_not_winners(bench):
     trial = bench.at(GraphSize(70, 220), [MINE])
-    tried = {plan.words() for plan in trial.tried()}
-    rows = Recorder().record("choice", trial.choose(rounds=3), keys=["size"]).rows
-    assert {MINE.words(), trial.ranking.one_unit.words()} <= {row.form for row in rows} == tried
-    (chosen,) = (row for row in rows if row.notes)
-    assert chosen.form == trial.chosen.words() and chosen.value == min(row.value for row in rows) and chosen.n == 3
+    plans = trial.contenders(most=2, others=3)
+    assert MINE in trial.candidates and len(plans[0].units) == 1 and set(trial.candidates) < set(plans)
+    several = [plan for plan in plans if plan not in trial.candidates and len(plan.units) > 1]
+    assert len(plans) == len(set(plans)) and len(several) <= 3 <= len(set(plans) - set(trial.candidates))
 
 
 def test_a_stream_is_held_against_the_plain_layer_before_it_is_timed(trial, monkeypatch):
@@ -102,11 +92,11 @@ def test_a_stream_is_held_against_the_plain_layer_before_it_is_timed(trial, monk
 
 def test_a_race_of_plans_records_what_ran_under_what(lab, trial):
     rows = {row.form: row for row in lab.study("executed_plans").rows}
-    chosen, alone = rows[trial.chosen.words()], rows[trial.ranking.one_unit.words()]
+    alone = rows[trial.ranking.one_unit.words()]
     assert {MINE.words(), "A/A"} <= rows.keys() and {row.origin for row in rows.values()} == {"measured"}
-    assert "the chosen plan" in chosen.notes and alone.threads == rows["A/A"].threads == 1
+    assert alone.threads == rows["A/A"].threads == 1
     assert rows[MINE.words()].threads == 2 and rows[MINE.words()].runtime.startswith("torch ")
-    assert {row.n for row in rows.values()} == {chosen.n} and chosen.n >= 12  # half of the rounds have an interval
+    assert {row.n for row in rows.values()} == {alone.n} and alone.n >= 12  # half of the rounds have an interval
 
 
 def test_the_same_streams_are_predicted_with_and_before_what_was_measured(lab, trial):
@@ -142,39 +132,27 @@ def test_streams_of_one_size_are_open_at_a_time_and_open_again(bench, trial):
     assert not bench._open
     trial.stream(MINE)
     assert {size for size, _ in bench._open} == {trial.size}
-    other.stream(other.chosen)
+    other.stream(other.ranking.chosen)
     assert {size for size, _ in bench._open} == {other.size}
 
 
-def test_a_graph_that_comes_is_planned_at_its_size_and_carried_out_whole_and_in_parts(bench, trial):
+def test_a_graph_that_comes_is_planned_at_its_size_and_carried_out(bench, trial):
     ranked = bench.planner().rank(40, 90)
-    graph = graphs.load("karate")
-    done = [bench.carry_out(ranked.chosen, graph, parts) for parts in (1, 3)]
-    assert all(found.parity_error < 1e-5 and found.out.shape == (34, 8) for found in done)
-    lab = Recorder()
+    done = bench.carry_out(ranked.chosen, graphs.load("karate"))
+    assert done.parity_error < 1e-5 and done.out.shape == (34, 8)
     planned = ranked.rows({"planned": ranked.chosen}).assign(size="40/90")
-    lab.record("at_run_time", pd.concat([planned, pd.DataFrame([each.row() for each in done])]), keys=["size"])
-    rows = lab.study("at_run_time").rows
-    streams = bench.calibration.count(Group(len(ranked.chosen.units) > 1, timed=False))
+    rows = Recorder().record("at_run_time", pd.concat([planned, pd.DataFrame([done.row()])]), keys=["size"]).rows
+    streams = corrections(bench.calibration)[len(ranked.chosen.units) > 1, False][3]
     assert [(row.origin.value, row.n, row.interval.value) for row in rows] == [
-        ("predicted", streams, "90 % prediction"), ("measured", 1, "none"), ("measured", 1, "none")
+        ("predicted", streams, "90 % prediction"), ("measured", 1, "none")
     ]  # fmt: skip
 
 
 def test_machines_that_are_not_here_are_simulated_and_say_so(bench):
-    host = costs().only(CPU)
+    host = costs(UNITS, LAYER).only(CPU)
     machines = [host.with_simulated(), host.with_simulated().with_bandwidth(0.5), host.with_simulated(npu_cannot=())]
     rankings = [bench.planner(machine).rank(1000, 5000) for machine in machines]
     first, half, able = (ranking.rows({"chosen": ranking.chosen, "one": ranking.one_unit}) for ranking in rankings)
     assert half["value"][0] > first["value"][0] and (first["value"][0] <= first["value"][1] * 1.01)
-    assert any(parse(p).units == ("simulated:NPU",) for p in rankings[2].table()["plan"]) and len(able) == 2
+    assert any(plan.units == ("simulated:NPU",) for plan in rankings[2].table["plan"]) and len(able) == 2
     assert "simulated" in first["runtime"][0] or CPU in rankings[0].chosen.units
-
-
-def test_plans_are_counted_by_the_documents_rules_and_its_npu():
-    """28 is what an NPU without two stages leaves; S4's runs all seven."""
-    from gnnlab.planning.plans import Space
-
-    rules = {"sharing": (frozenset({"CPU", "GPU"}),), "ratios": (0.5,)}
-    spaces = [Space(("CPU", "GPU", "NPU"), unable=unable, **rules) for unable in ({}, {"NPU": {3, 4}})]
-    assert [len(space.candidates(max_blocks=2)) for space in spaces] == [49, 28]

@@ -24,7 +24,7 @@ def steady(ms, rounds=12):
 class Planted:
     """What a trial predicts: each plan's executed time times `off`, +-10 %; the tables alone the same."""
 
-    chosen = parse(CHOSEN)
+    candidates = (parse(CHOSEN),)
 
     def __init__(self, samples, off, fitted):
         self.value = {form: off.get(form, 1.0) * np.median(ms) for form, ms in samples.items()}
@@ -65,9 +65,23 @@ def race(one, chosen, other, **given):
     return {"ms": [steady(ms) if np.isscalar(ms) else ms for ms in (one, chosen, other)], **given}
 
 
+def test_the_fastest_of_the_proposed_plans_is_chosen_by_every_other_round():
+    lucky = np.tile([6.0, 2.0], 6)  # the best of all in the rounds that judge
+    samples = {ONE: steady(4), CHOSEN: steady(5), OTHER: lucky}
+    trial = Planted(samples, {}, "no")
+    trial.size, trial.candidates = "1/1", [parse(form) for form in (CHOSEN, OTHER)]
+    lab = Recorder()
+    for form, ms in samples.items():
+        over = {} if form == ONE else {"baseline": ONE, "ratio": float(np.median(samples[ONE] / ms))}
+        lab.samples("executed_plans", form, ms, unit="ms", keys={"size": "1/1"}, runtime="planted", threads=1, **over)
+    raced = Comparison(lab.study("executed_plans"), {"1/1": trial})
+    assert raced.chosen == {"1/1": parse(CHOSEN)} and raced.predicted["chosen"].tolist() == [False, True, False]
+
+
 def test_regret_is_held_against_the_best_of_the_others():
     found, verdict = recorded(race(10, 5, 4)).judge("goal.plan_regret")
     assert found.estimate.value == pytest.approx(25) and verdict == "missed" and OTHER in found.rows[0].notes[0]
+    assert CHOSEN in found.rows[0].notes[0]
     best, verdict = recorded(race(10, 4, 5)).judge("goal.plan_regret")
     assert best.estimate.interval == (0, 0) and verdict == "met"
 
@@ -115,6 +129,24 @@ def test_plans_of_one_size_are_no_samples_of_their_own():
     assert many.estimate.interval is not None and verdict == "missed"
 
 
+def test_the_conclusion_says_which_plan_what_it_gains_and_if_the_prediction_held():
+    lab = Recorder()
+    for given, off, words in (
+        ((10, 5, 6), 1.05, f"**{CHOSEN}**: 5 ms a graph, 2.00 (2.00 to 2.00) times as fast as the best single unit. "
+         "Expected were 5.25 ms (+5 %); the 90 % interval of that prediction holds."),
+        ((10, 5, 6), 1.5, "(+50 %); the 90 % interval of that prediction does not hold."),
+    ):  # fmt: skip
+        samples = dict(zip((ONE, CHOSEN, OTHER), map(steady, given), strict=True))
+        trial, lab = Planted(samples, {CHOSEN: off}, "no"), Recorder()
+        trial.size = "1/1"
+        for form, ms in {**samples, "A/A": samples[ONE]}.items():
+            over = {} if form == ONE else {"baseline": ONE, "ratio": float(np.median(samples[ONE] / ms))}
+            lab.samples(
+                "executed_plans", form, ms, unit="ms", keys={"size": "1/1"}, runtime="planted", threads=1, **over
+            )
+        assert words in Comparison(lab.study("executed_plans"), {"1/1": trial}).conclusion()
+
+
 def test_coverage_counts_sizes_that_no_table_has():
     found, _ = recorded(*[race(10, 5, 4)] * 4).judge("goal.plan_coverage")
     assert found.estimate.value == 1 and found.estimate.n == 12 and found.estimate.low < 0.9  # four sizes say little
@@ -127,7 +159,7 @@ def test_coverage_counts_sizes_that_no_table_has():
 def test_a_race_without_the_chosen_plan_or_of_one_plan_alone_is_refused_in_one_line():
     lab = Recorder()
     lab.samples("executed_plans", ONE, steady(3), unit="ms", keys={"size": "1/1"}, runtime="planted", threads=1)
-    trials = {"1/1": SimpleNamespace(chosen=parse(CHOSEN))}
-    with pytest.raises(GnnlabError, match="1 plans ran; the chosen one") as error:
+    trials = {"1/1": SimpleNamespace(candidates=[parse(CHOSEN)])}
+    with pytest.raises(GnnlabError, match="1 plans ran; one that was proposed and another are needed") as error:
         Comparison(lab.study("executed_plans"), trials)
     assert "\n" not in str(error.value)

@@ -1,87 +1,185 @@
-"""Costs of plans carry the bytes that really go along, the calls that are really made, the halos of real graphs."""
+"""Costs from tables: this machine's, and some in S4's format that were made elsewhere."""
+
+import json
+from types import SimpleNamespace
 
 import pytest
-from synthetic_costs import UNITS, Synthetic
+from synthetic_costs import SIZES as FORMULA_SIZES
+from synthetic_costs import Formula, costs
 
+from gnnlab import cli
+from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import measure
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.costs import Model, cover, halo_ends, looks_at_edges
-from gnnlab.planning.partition import by_ranges
-from gnnlab.planning.plans import Block, Space, parse
-from gnnlab.workloads.graphsage import gat, random_inputs, sage
+from gnnlab.planning import costs as costs_module
+from gnnlab.planning.costs import FITTED, READ, SIMULATED_UNITS, load_costs, read_costs
+from gnnlab.planning.planner import Planner
+from gnnlab.planning.plans import parse
+from gnnlab.prediction.predictor import Prediction
 
-LAYER = sage(16)
-N, E = 400, 900
-
-
-def model(layer=LAYER, separate=(), **options):
-    return Model(layer, Synthetic(layer=layer, **options), frozenset(separate))
-
-
-@pytest.mark.parametrize("layer", [LAYER, gat(8, 2, 4)], ids=["sage", "gat"])
-@pytest.mark.parametrize("after", range(1, 7))
-def test_moved_bytes_are_those_of_the_real_tensors(layer, after):
-    values = layer.trace(**random_inputs(N, E, layer.features))
-    size = {name: tensor.numel() * tensor.element_size() for name, tensor in values.items()}
-    block = Block(("CPU",), 1, after)
-    made = [stage.writes for stage in layer.stages[:after]]
-    needed = {name for stage in layer.stages[after:] for name in stage.reads}
-    travels = sum(size[name] for name in ["x", "edge_index", *made] if name in needed)
-    assert model(layer, separate=["NPU"]).moved_bytes(block, "CPU", "NPU", N, E) == travels
-    assert model(layer).moved_bytes(block, "CPU", "NPU", N, E) == sum(size[name] for name in made if name in needed)
+SIZES = [(n, e) for n in (1000, 2000, 4000) for e in (1000, 5000, 20000)]
+ABLE = {"CPU": range(1, 8), "GPU": range(1, 8), "NPU": (2, 5, 6, 7)}
+FIXED_MS, PER_NODE_MS = {"CPU": 0.2, "GPU": 0.5, "NPU": 0.3}, {"CPU": 1e-3, "GPU": 2e-4, "NPU": 1e-4}
+RATES = {"CPU_stage1": 16e3, "CPU_stage2": 16e3, "GPU_stage1": 2000, "GPU_stage2": 2000, "NPU_stage2": 4000}
 
 
-def test_a_block_is_one_call_where_it_was_measured_and_the_fewest_else():
-    singles = {(n, n) for n in range(1, 8)}
-    assert cover(singles | {(1, 7), (1, 5)}, 1, 7) == ((1, 7),)
-    assert cover(singles | {(1, 5), (6, 7)}, 1, 7) == ((1, 5), (6, 7))
-    assert cover(singles | {(1, 5), (2, 7)}, 1, 7) == ((1, 1), (2, 7))
-    assert cover({(1, 5), (7, 7)}, 1, 7) is None and cover(singles, 3, 3) == ((3, 3),)
-    fused, parts = model(), model(lacking=[("CPU", 1, 7)])
-    plan = parse('[[["CPU"],[1,2,3,4,5,6,7]]]')
-    assert [len(m.steps(plan, N, E)[0][0].calls) for m in (fused, parts)] == [1, 2]
-    assert parts.steps(plan, N, E)[0][0].times(parts.costs) > fused.steps(plan, N, E)[0][0].times(fused.costs)
+CPU, OTHER = PLANNED = ("plan_units:cpu", "plan_units:gpu")
+LAYER = layer_of("sage", 8)
 
 
-def test_a_part_drops_its_halo_before_weights_are_applied():
-    shared = parse('[[["CPU","GPU"],[1,2,3,4,5,6,7],[0.3,0.7]]]')
-    edge_index = random_inputs(N, E, 16)["edge_index"].numpy()
-    made = model()
-    parts = by_ranges(edge_index, N, (0.3, 0.7))
-    steps = made.steps(shared, N, E, shares=lambda ratios: [part.share for part in parts])
-    for step, part in zip(steps[0], parts, strict=True):
-        before, behind = step.calls
-        assert (before.first, before.last, behind.first, behind.last) == (1, 5, 6, 7)
-        assert before.nodes == len(part.nodes) > behind.nodes == part.targets and before.edges == len(part.edges)
-        gathered = made.gathered_bytes(shared.blocks[0], part.share)
-        assert gathered == part.nodes.size * 16 * 4
-    rows = made.steps(parse('[[["CPU"],[1,2,3,4,5]],[["GPU","CPU"],[6,7],[0.5,0.5]]]'), N, E)[1]
-    assert [call.nodes for step in rows for call in step.calls] == [200, 200]
+def test_what_was_measured_since_comes_before_predictions():
+    key, outcomes = (CPU, 1, 5, 30, 60), {}
+
+    def measured(cell, settings):
+        outcomes[cell.unit] = measure(cell, settings)
+        return outcomes[cell.unit]
+
+    before = costs(PLANNED, LAYER)
+    after = before.with_measured([key, ("openvino:CPU", 1, 5, 30, 60)], measured, "", 0.01)
+    assert before.predict(*key).origin == "interpolated" and list(after.known) == [key]
+    assert after.predict(*key) == Prediction(outcomes[CPU].median_ms, *outcomes[CPU].ci_ms, "measured")
+    assert after.predict(CPU, 1, 6, 30, 60) == before.predict(CPU, 1, 6, 30, 60)
 
 
-def test_where_a_halo_ends_follows_from_the_layer():
-    assert halo_ends(LAYER) == 5 and halo_ends(gat(8, 2, 4)) is None
-    assert looks_at_edges(LAYER, 1, 2) and looks_at_edges(LAYER, 3, 3) and not looks_at_edges(LAYER, 5, 7)
+def test_simulated_units_are_known_by_their_constants_and_run_what_they_can():
+    gpu, npu = SIMULATED_UNITS
+    with_them = costs((CPU,), LAYER).with_simulated()
+    assert with_them.units == (CPU, gpu, npu) and with_them.devices == with_them.separate == {gpu, npu}
+    simulated = with_them.predict(gpu, 1, 7, 50, 90)
+    assert simulated.origin == "simulated" and 0 < simulated.low_ms < simulated.time_ms < simulated.high_ms
+    assert not any(first <= 3 <= last for first, last in with_them.blocks(npu))
+    assert (1, 7) in costs((CPU,), LAYER).with_simulated(npu_cannot=()).blocks(npu)
 
 
-def test_devices_with_a_memory_of_their_own_are_sent_the_graph_and_the_whole_cut():
-    plan = parse('[[["NPU"],[1,2]],[["CPU"],[3,4,5,6,7]]]')
-    near, far = model(), model(separate=["NPU"])
-    first = [m.steps(plan, N, E)[0][0].copies_ms for m in (near, far)]
-    moved = LAYER.cut_bytes(0, N, E) + LAYER.cut_bytes(2, N, E)
-    assert first[1] == pytest.approx(0.02 + moved / 5e6) and first[0] < first[1]
+def test_half_the_bandwidth_takes_twice_as_long_and_a_unit_hands_nothing_to_itself():
+    whole, half = costs(PLANNED, LAYER), costs(PLANNED, LAYER).with_bandwidth(0.5)
+    assert half.transfer_ms(CPU, OTHER, 1e6) == 2 * whole.transfer_ms(CPU, OTHER, 1e6) > 0
+    assert whole.transfer_ms(CPU, CPU, 1e6) == whole.transfer_ms(CPU, OTHER, 0) == 0
 
 
-def test_every_candidate_has_steps_for_each_of_its_units():
-    made = model()
-    for plan in Space(UNITS, unable={"NPU": {3, 4}}).candidates(max_blocks=3, one_unit=True):
-        steps = made.steps(plan, N, E)
-        assert [tuple(s.unit for s in group) for group in steps] == [block.units for block in plan.blocks]
-        assert all(step.times(made.costs)[0] > 0 for group in steps for step in group)
+def test_the_sizes_are_those_of_the_tables():
+    assert costs(PLANNED, LAYER).sizes == FORMULA_SIZES
 
 
-def test_a_missing_time_is_named_in_one_line():
-    lacking = [("CPU", a, b) for a in range(1, 8) for b in range(a, 8) if a <= 6 <= b]
-    made, plan = model(lacking=lacking), parse('[[["CPU"],[1,2,3,4,5,6,7]]]')
-    assert not made.runs(plan)
-    with pytest.raises(GnnlabError, match="no time of stages 1-7 on CPU"):
-        made.steps(plan, N, E)
+@pytest.mark.parametrize("ms", [-1.0, 0.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused_in_one_line(ms):
+    made = costs(PLANNED, LAYER)
+    made.predictor.predict = lambda *key: SimpleNamespace(time_ms=ms, origin="measured")
+    with pytest.raises(GnnlabError, match="the tables give") as error:
+        made.predict(CPU, 1, 7, 20, 40)
+    assert "\n" not in str(error.value)
+
+
+def test_units_come_in_one_order_however_they_are_named(monkeypatch, tmp_path):
+    known = ("openvino:CPU", "fast:CPU", "torch:CPU")
+    tables = Formula(known, LAYER), SimpleNamespace(plain=SimpleNamespace(ms=lambda size_bytes: 2 * size_bytes))
+    monkeypatch.setattr(costs_module, "load_tables", lambda folder: tables)
+    for named in (["torch:CPU", "openvino:CPU"], ["openvino:CPU", "torch:CPU"]):
+        loaded = load_costs(tmp_path, named)
+        assert loaded.units == ("openvino:CPU", "torch:CPU") and loaded.only("torch:CPU").units == ("torch:CPU",)
+    assert loaded.transfer_ms("torch:CPU", "openvino:CPU", 3) == 6 and not loaded.devices
+    with pytest.raises(GnnlabError, match=r"no times of onnxruntime:CPU .* it has those of openvino:CPU, fast:CPU"):
+        load_costs(tmp_path, ["onnxruntime:CPU"])
+
+
+# ---- S4's tables -----------------------------------------------------------------------------------------------------
+
+
+def total_ms(processor, stage, nodes, edges):
+    return FIXED_MS[processor] + PER_NODE_MS[processor] * stage * (nodes + edges)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes both tables; gives their paths."""
+
+    def write(rates=RATES, sizes=SIZES, **more):
+        entries = {
+            f"{n},{e},{processor},{stage}": {"total_time_ms": total_ms(processor, stage, n, e), **more}
+            for n, e in sizes
+            for processor, stages in ABLE.items()
+            for stage in stages
+        }
+        paths = tmp_path / "lookup.json", tmp_path / "bandwidth.json"
+        for path, data in zip(paths, (entries, rates), strict=True):
+            path.write_text(json.dumps(data))
+        return paths
+
+    return write
+
+
+def test_a_total_alone_is_a_time_and_its_origin_says_that_it_was_read(written):
+    of = read_costs(*written())
+    assert of.units == ("CPU", "GPU", "NPU") and of.separate == {"GPU", "NPU"}
+    read, fitted = of.predict("GPU", 3, 3, 2000, 5000), of.predict("GPU", 3, 3, 3000, 9000)
+    assert (read.time_ms, read.origin) == (total_ms("GPU", 3, 2000, 5000), READ)
+    assert fitted.time_ms == pytest.approx(total_ms("GPU", 3, 3000, 9000), rel=0.1) and fitted.origin == FITTED
+    assert of.predict("GPU", 3, 3, 90_000, 9000).origin == "extrapolated"
+
+
+def test_the_noise_of_an_entry_is_its_interval_where_it_is_given(written):
+    known = read_costs(*written(std_ms=0.05)).predict("CPU", 1, 1, 1000, 1000)
+    assert (known.low_ms, known.high_ms) == pytest.approx((known.time_ms - 0.082, known.time_ms + 0.082), abs=1e-3)
+    silent = read_costs(*written()).predict("CPU", 1, 1, 1000, 1000)
+    assert silent.low_ms == silent.time_ms == silent.high_ms
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "ms"),
+    [("CPU", "GPU", 4.0), ("host", "NPU", 2.0), ("NPU", "GPU", 4.0), ("host", "CPU", 0.0), ("GPU", "GPU", 0.0)],
+)
+def test_a_hand_over_takes_its_bytes_over_the_lesser_of_both_bandwidths(written, source, target, ms):
+    assert read_costs(*written()).transfer_ms(source, target, 8e6) == pytest.approx(ms)
+
+
+def test_a_processor_without_a_bandwidth_is_named(written):
+    with pytest.raises(GnnlabError, match="says nothing of the GPU; add GPU_stageN"):
+        read_costs(*written({"CPU_stage1": 16e3})).transfer_ms("CPU", "GPU", 8e6)
+
+
+def test_the_plan_leaves_to_each_processor_what_it_does_best(written):
+    of = read_costs(*written(sizes=SIZES))
+    chosen = Planner(of, objective="latency").rank(4000, 20_000).chosen
+    assert chosen.units[-1] == "NPU" and {7} <= set(chosen.blocks[-1].stages)
+    with pytest.raises(GnnlabError, match="NPU cannot run stage 1, 3, 4"):
+        Planner(of).space.check(parse("1-7 on NPU"))
+
+
+def test_sizes_that_are_too_few_to_fit_are_planned_and_no_others(written):
+    of = read_costs(*written(sizes=SIZES[:1]))
+    plan = Planner(of).candidates[0]
+    assert Planner(of).rank(1000, 1000, plans=[plan]).row(plan)["ms"] > 0
+    with pytest.raises(GnnlabError, match=r"no times at 1500/1000 and too few sizes .* there are 1000/1000"):
+        of.predict("CPU", 1, 1, 1500, 1000)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ({"CPU_stage1": -3}, "greater than 0"),
+        ({"CPU_stage1": "no"}, "valid number"),
+        ({"speed": 3}, "'speed' is not understood"),
+        ([3], "valid dictionary"),
+    ],
+)
+def test_a_bandwidth_table_in_another_format_is_refused_in_one_line(written, rates, words):
+    with pytest.raises(GnnlabError, match=words) as refused:
+        read_costs(*written(rates))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_says_whose_times_they_are(written, capsys):
+    lookup, bandwidth = map(str, written())
+    at = ("plan", "--nodes", "1000", "--edges", "1000")
+    code = cli.main([*at, "--lookup", lookup, "--bandwidth", bandwidth, "--plan", "1-5 on GPU, 6-7 on NPU"])
+    out = capsys.readouterr().out
+    assert code == 0 and "none was measured here" in out and "no std_ms" in out and "times read" in out
+    for more, words in (
+        (["--lookup", lookup], "need both"),
+        (["--lookup", lookup, "--bandwidth", bandwidth, "--units", "fast:CPU"], "give one of the two"),
+        (["--lookup", str(bandwidth), "--bandwidth", bandwidth], "is not understood"),
+        (["--lookup", "nowhere.json", "--bandwidth", bandwidth], "could not read nowhere.json"),
+    ):
+        assert cli.main([*at, *more]) == 2
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1

@@ -1,17 +1,22 @@
-"""A plan that is carried out gives what the plain layer gives, in order, whatever its units do."""
+"""A plan that is carried out gives what the plain layer gives, whatever its units do."""
+
+import os
+import signal
+from itertools import pairwise
 
 import numpy as np
 import psutil
 import pytest
-from synthetic_costs import Synthetic
+import torch
+from synthetic_costs import costs
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.costs import Model
 from gnnlab.planning.execution import Executor, carry_out
-from gnnlab.planning.partition import Graph
+from gnnlab.planning.partition import Graph, shared
+from gnnlab.planning.pipeline import window
 from gnnlab.planning.plans import Space, parse
-from gnnlab.planning.unit_workers import UnitWorkers
+from gnnlab.planning.unit_processes import UnitProcesses
 from gnnlab.profiling.races import relative_error
 from gnnlab.workloads.graphsage import sage
 
@@ -19,181 +24,147 @@ CPU, GPU, NPU = UNITS = tuple(f"plan_units:{name}" for name in ("cpu", "gpu", "n
 SPACE = Space(UNITS, unable={NPU: {3, 4}}, sharing=(frozenset({CPU, GPU}),))
 LAYER = sage(8)
 SIZES = [(30, 70), (41, 20), (12, 200)]
+SINGLE_STAGES = [(u, a, b) for u in UNITS for a in range(1, 8) for b in range(a + 1, 8)]
 
 
 def graphs(sizes=SIZES, features=8):
     return [Graph.drawn(*size, features) for size in sizes]
 
 
-def model(layer=LAYER, units=UNITS, lacking=()):
-    return Model(layer, Synthetic(units, layer, lacking))
+def of(layer=LAYER, units=UNITS, lacking=()):
+    return costs(units, layer, lacking)
 
 
 @pytest.fixture(scope="module")
-def workers():
-    with UnitWorkers() as made:
-        made.start(UNITS)
-        yield made
+def processes():
+    with UnitProcesses(UNITS) as units:
+        units.start()
+        yield units
 
 
-@pytest.mark.parametrize("lacking", [(), [(u, a, b) for u in UNITS for a in range(1, 8) for b in range(a + 1, 8)]])
-def test_every_legal_plan_gives_what_the_plain_layer_gives(workers, lacking):
-    """All 92, with fused blocks and with single stages; each block on its unit, halves of a graph put together."""
-    stream, made = [0, 1, 2, 1, 0], graphs()
+@pytest.mark.parametrize("lacking", [(), SINGLE_STAGES])
+def test_every_legal_plan_gives_what_the_plain_layer_gives(processes, lacking):
+    """All 92, with fused blocks and with single stages; streams of several lengths, so that slots are used again."""
+    made = graphs()
     expected = [graph.through(LAYER) for graph in made]
     plans = SPACE.candidates(max_blocks=3, one_unit=True)
     assert len(plans) == 92
     for plan in plans:
-        with Executor(plan, model(lacking=lacking), made, workers) as executor:
-            found = list(executor.run(stream))
-        assert [(r.item, r.graph) for r in found] == list(enumerate(stream)), str(plan)
-        assert max(relative_error(expected[r.graph], r.out, str(plan)) for r in found) < 1e-5, str(plan)
+        with Executor(plan, of(lacking=lacking), made, processes) as executor:
+            for stream in ([0, 1, 2, 1, 0], [2], [0, 1, 2, 0, 1, 2, 0, 2]):
+                executor.stream(stream)
+                assert relative_error(expected[stream[-1]], executor.last(), str(plan)) < 1e-5, str(plan)
 
 
-def test_an_attention_layer_is_carried_out_too(workers):
-    layer, made = layer_of("gat", 8), graphs()
-    plan = parse(f'[[["{CPU}","{GPU}"],[1,2,3,4,5],[0.3,0.7]],[["{NPU}"],[6,7]]]')
-    with Executor(plan, model(layer), made, workers) as executor:
-        for result in executor.run(range(3)):
-            assert relative_error(made[result.graph].through(layer), result.out, "gat") < 1e-5
+@pytest.mark.parametrize("stages", [[1, 2], [1, 2, 3, 4, 5], [2, 3], [3, 4, 5, 6]])
+@pytest.mark.parametrize("name", ["sage", "gat"])
+def test_units_share_any_stages_of_any_layer(processes, name, stages):
+    """Values of nodes and of edges are put together from the parts; the stages around them run on the NPU."""
+    layer, made = layer_of(name, 8), graphs()
+    rest = [range(1, stages[0]), range(stages[-1] + 1, 8)]
+    shared_block = [[CPU, GPU], stages, [0.3, 0.7]]
+    for around in rest:
+        if around and len(around) + len(stages) == 7:
+            blocks = sorted([shared_block, [[NPU], list(around)]], key=lambda block: block[1])
+            with Executor(parse(blocks), of(layer), made, processes) as executor:
+                assert max(executor.differs(number) for number in range(3)) < 1e-5
 
 
-def test_a_part_without_edges_is_carried_out(workers):
-    """All edges end in the second half."""
+def test_a_part_without_edges_is_carried_out(processes):
+    """All edges end in one node."""
     one = graphs([(20, 30)])[0]
-    edge_index = np.stack([one.edge_index[0] % 10, 10 + one.edge_index[1] % 10])
-    graph = Graph(one.x, np.ascontiguousarray(edge_index))
-    for stages in ("[1,2]", "[1,2,3,4,5]", "[1,2,3,4,5,6,7]"):
-        rest = "" if stages.endswith("7]") else f',[["{NPU}"],{[n for n in range(1, 8) if str(n) not in stages]}]'
-        with Executor(parse(f'[[["{CPU}","{GPU}"],{stages},[0.5,0.5]]{rest}]'), model(), [graph], workers) as executor:
-            assert relative_error(graph.through(LAYER), next(executor.run([0])).out, stages) < 1e-5
+    graph = Graph(one.x, np.ascontiguousarray(np.stack([one.edge_index[0], np.full(30, 3)])))
+    for text in (f"1-2 on {CPU} and {GPU} (0.5, 0.5), 3-7 on {NPU}", f"1-7 on {CPU} and {GPU} (0.5, 0.5)"):
+        with Executor(parse(text), of(), [graph], processes) as executor:
+            assert executor.differs(0) < 1e-5
 
 
-def test_units_are_at_work_at_once_and_graphs_in_flight_are_few(workers):
-    plan = parse(f'[[["{CPU}"],[1,2,3]],[["{GPU}"],[4,5]],[["{NPU}"],[6,7]]]')
-    taken = []
-
-    def stream():
-        for item in range(40):
-            taken.append(item)
-            yield item % 3
-
-    with Executor(plan, model(), graphs(), workers) as executor:
-        for result in executor.run(stream()):
-            assert len(taken) - result.item <= 4  # one for each block, and one that waits
+def test_units_are_at_work_at_once_and_graphs_in_flight_are_few(processes):
+    plan = parse(f"1-3 on {CPU}, 4-5 on {GPU}, 6-7 on {NPU}")
+    with Executor(plan, of(), graphs(), processes) as executor:
         trace = executor.burst(12)
     assert len(trace.segments) == 36 and len(trace.left) == 12 and trace.period_ms > 0
     assert [s.graph for s in trace.segments if s.unit == CPU] == list(range(12))
-
-
-def test_a_stream_that_is_left_or_begun_twice_harms_nothing(workers):
-    plan, made = parse(f'[[["{CPU}"],[1,2,3]],[["{GPU}"],[4,5,6,7]]]'), graphs()
-    with Executor(plan, model(), made, workers) as executor:
-        left = executor.run(range(3))
-        assert next(left).item == 0
-        with pytest.raises(GnnlabError, match="one stream at a time"):
-            next(executor.run([0]))
-        left.close()
-        assert [result.graph for result in executor.run([2, 1])] == [2, 1]
-        unfinished = executor.run([0, 1, 2])
-        next(unfinished)
-    with Executor(plan, model(), made, workers) as executor:
-        assert len(list(executor.run([0, 1]))) == 2
-
-
-@pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_unit_that_fails_in_mid_stream_costs_no_result_before_it(workers, block):
-    units = [CPU, GPU, NPU]
-    units[block] = "plan_units:raises"
-    plan = parse([[[unit], stages] for unit, stages in zip(units, ([1, 2], [3, 4, 5], [6, 7]), strict=True)])
-    made = graphs()
-    with Executor(plan, model(units=units), made, workers) as executor:
-        got = []
-        # the unit fails in its sixth call on a graph: with three graphs in turn that is item 15
-        with pytest.raises(
-            GnnlabError, match=r"plan_units:raises failed at graph 15 .*out of power; the 15 before"
-        ) as e:
-            got.extend(executor.run(i % 3 for i in range(30)))
-        assert "\n" not in str(e.value)
-        for result in executor.run([]):
-            pytest.fail(f"nothing was asked for, {result} came")
-    with Executor(plan, model(units=units), made, workers) as executor:
-        results = executor.run(i % 3 for i in range(30))
-        for item in range(15):
-            result = next(results)
-            assert result.item == item and relative_error(made[item % 3].through(LAYER), result.out, "out") < 1e-5
+    begun = {s.graph: s.start_ms for s in trace.segments if s.block == 0}
+    assert all(begun[graph] >= trace.left[graph - window(3)] for graph in range(window(3), 12))
+    for graph in range(12):
+        parts = sorted((s for s in trace.segments if s.graph == graph), key=lambda s: s.block)
+        assert all(one.end_ms <= following.start_ms for one, following in pairwise(parts))
 
 
 @pytest.mark.parametrize(
     ("unit", "timeout_s", "words"),
     [
-        ("plan_units:exits", 60, "failed at graph 5 .*exited with code 7"),
-        ("plan_units:hangs", 5, "gave no answer within 5 s"),  # what answers does so within that on a busy machine, too
+        ("plan_units:raises", 60, r"raises: failed at graph 5 of the stream \(stages 6-7\): .*out of power"),
+        ("plan_units:exits", 60, "exits: the process exited with code 7"),
+        ("plan_units:hangs", 2, "hangs gave no answer within 2 s"),
     ],
 )
-def test_a_process_that_dies_or_hangs_costs_no_result_before_it(workers, unit, timeout_s, words):
-    plan = parse(f'[[["{CPU}"],[1,2,3,4,5]],[["{unit}"],[6,7]]]')
-    made, got = graphs([(60, 90)]), []
-    with Executor(plan, model(units=(CPU, unit)), made, workers, timeout_s=timeout_s) as executor:
+def test_a_unit_that_fails_dies_or_hangs_ends_the_stream_with_its_name(unit, timeout_s, words):
+    """In its sixth call; whoever opens the plan again gets new processes."""
+    plan = parse(f"1-5 on {CPU}, 6-7 on {unit}")
+    with UnitProcesses((CPU, unit)) as units:
+        executor = Executor(plan, of(units=(CPU, unit)), graphs([(60, 90)]), units)
+        units.timeout_s = timeout_s
         with pytest.raises(GnnlabError, match=words) as error:
-            for result in executor.run([0] * 9):
-                got.append(result.item)
-        assert got == [0, 1, 2, 3, 4] and "\n" not in str(error.value)
-        with pytest.raises(GnnlabError, match=r"exited with code|was ended"):
-            next(executor.run([0]))
+            executor.burst(9)
+        assert "\n" not in str(error.value) and not units.running
+        units.timeout_s = 60
+        with pytest.raises(GnnlabError, match="open the plan again"):
+            executor.burst(1)
+        with Executor(plan, of(units=(CPU, unit)), graphs([(60, 90)]), units) as again:
+            assert again.differs(0) < 1e-5
 
 
-def test_a_process_that_died_is_replaced(workers):
-    plan = parse('[[["plan_units:exits"],[1,2,3,4,5,6,7]]]')
-    with Executor(plan, model(units=("plan_units:exits",)), graphs([(60, 90)]), workers) as executor:
-        assert len(list(executor.run([0] * 5))) == 5
+def test_processes_end_with_the_one_that_started_them(processes):
+    children = {process.pid for process in processes._processes.values()}
+    assert children <= {child.pid for child in psutil.Process().children(recursive=True)}
+    units = UnitProcesses((CPU,))
+    units.start()
+    pid = units._processes[CPU].pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(GnnlabError, match="died of SIGKILL"):
+        units.ask({CPU: (os.getpid,)})
+    assert units.ask({CPU: (os.getpid,)})[CPU] != pid
+    units.close()
+    assert not units.running
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "cpu_affinity"), reason="this system pins no process")
-def test_a_process_that_replaces_a_dead_one_is_pinned_too(workers):
-    core, pids = psutil.Process().cpu_affinity()[-1], []
-    for _ in range(2):
-        workers.pin({CPU: core})
-        pids.append(workers[CPU].call("os:getpid", timeout_s=60).get())
-        assert psutil.Process(pids[-1]).cpu_affinity() == [core]
-        psutil.Process(pids[-1]).kill()
-        workers[CPU]._process.popen.wait(60)  # a task that a dying process had begun would be its last
-        assert workers[CPU].call("os:getpid", timeout_s=60).get() != pids[-1]  # a new one, without a word
-    assert pids[0] != pids[1]
+def test_a_unit_is_pinned_to_the_core_of_its_plan(processes):
+    core = psutil.Process().cpu_affinity()[-1]
+    place = psutil.Process().cpu_affinity().index(core)
+    with Executor(parse(f"1-7 on {CPU}"), of(), graphs(), processes, places={CPU: place}) as executor:
+        executor.burst(1)
+        assert psutil.Process(processes._processes[CPU].pid).cpu_affinity() == [core]
 
 
-def test_a_large_graph_streamed_in_parts_gives_the_whole(workers):
+def test_a_graph_is_carried_out_once(processes):
     graph = graphs([(700, 3000)])[0]
-    plan = parse(f'[[["{CPU}","{GPU}"],[1,2,3,4,5],[0.5,0.5]],[["{NPU}"],[6,7]]]')
-    for parts in (1, 5):
-        done = carry_out(plan, model(), graph, workers, models=None, parts=parts)
-        assert relative_error(graph.through(LAYER), done.out, "parts") == done.parity_error < 1e-5 and done.ms > 0
-        row = done.row()
-        assert (row["size"], row["origin"], row["n"]) == ("700/3000", "measured", 1)
+    done = carry_out(parse(f"1-5 on {CPU} and {GPU} (0.5, 0.5), 6-7 on {NPU}"), of(), graph, processes, None)
+    assert relative_error(graph.through(LAYER), done.out, "out") == done.parity_error < 1e-5 and done.ms > 0
+    row = done.row()
+    assert (row["size"], row["origin"], row["n"]) == ("700/3000", "measured", 1)
 
 
-def test_what_cannot_be_carried_out_is_refused_in_one_line(workers):
-    plan = parse(f'[[["{CPU}"],[1,2,3,4,5,6,7]]]')
+def test_what_cannot_be_carried_out_is_refused_in_one_line(processes, monkeypatch):
+    plan = parse(f"1-7 on {CPU}")
     x, edges = np.zeros((3, 8), np.float32), np.zeros((2, 4), np.int64)
+    lacking = [(CPU, a, b) for a in range(1, 8) for b in range(a, 8)]
     for act, words in (
-        (lambda: Executor(plan, model(), [], workers), "0 graphs"),
-        (lambda: Executor(plan, model(), graphs(features=9), workers), "8 features"),
-        (lambda: Executor(plan, model(sage(8, seed=1)), graphs(), workers), "other weights"),
+        (lambda: Executor(plan, of(), [], processes), "0 graphs"),
+        (lambda: Executor(plan, of(), graphs(features=9), processes), "8 features"),
+        (lambda: Executor(plan, of(sage(8, seed=1)), graphs(), processes), "other weights"),
         (lambda: Graph(x.astype(np.float64), edges), "float32 is needed"),
         (lambda: Graph(x, edges[:, :0]), "int64 is needed"),
         (lambda: Graph(x, edges + 3), "the graph has 0 to 2"),
         (lambda: Graph(x, edges - 1), "the graph has 0 to 2"),
-        (
-            lambda: Executor(parse('[[["TPU"],[1,2,3,4,5,6,7]]]'), model(units=("TPU",)), graphs(), workers),
-            "not known",
-        ),
-        (
-            lambda: Executor(
-                plan, model(lacking=[(CPU, a, b) for a in range(1, 8) for b in range(a, 8)]), graphs(), workers
-            ),
-            "no way",
-        ),
+        (lambda: Executor(parse("1-7 on TPU"), of(units=("TPU",)), graphs(), processes), "not known"),
+        (lambda: Executor(plan, of(lacking=lacking), graphs(), processes), "no way"),
     ):
         with pytest.raises(GnnlabError, match=words) as error:
             act()
         assert "\n" not in str(error.value)
+    monkeypatch.setattr(torch.Tensor, "share_memory_", lambda self: (_ for _ in ()).throw(RuntimeError("no space")))
+    with pytest.raises(GnnlabError, match=r"no shared memory of 0.00 MB \(RuntimeError: no space\)"):
+        shared(x)

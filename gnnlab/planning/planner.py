@@ -1,0 +1,210 @@
+"""Which plan: all that are legal, ranked by their expected times.
+
+    planner = Planner(costs, calibration=calibration)     # of the units that costs are known of, on this machine
+    ranking = planner.rank(nodes=4000, edges=9000)
+    ranking.table             # expected time with its interval, best first; one-unit plans among them
+    ranking.chosen            # the plan with the smallest expected time
+
+The time of a plan is that from one graph to the next in a stream ("throughput"), or that of one graph alone
+("latency"). Where plans were executed, it is multiplied by what these took over what was expected, in the median, with
+their 5 % and 95 % as its interval (`calibration`). Where none were, as on machines that are not here, the interval has
+all times of blocks at their lower ends, and at their upper ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gnnlab import machine as this_machine
+from gnnlab.errors import GnnlabError
+from gnnlab.planning.costs import FITTED, READ, Costs
+from gnnlab.planning.pipeline import Machine, Trace, Work, simulate
+from gnnlab.planning.plans import RATIOS, Plan, Space
+from gnnlab.planning.steps import Steps, runs, steps_of
+from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, SIMULATED
+from gnnlab.profiling.estimates import PREDICTION
+from gnnlab.units import registry
+
+OBJECTIVES = ("throughput", "latency")
+PREDICTED = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate", "interval": PREDICTION}
+PERCENTILES = (50, 5, 95)  # of executed over expected: the correction and its 90 % interval
+LEAST_FIRST = (SIMULATED, EXTRAPOLATED, FITTED, READ, INTERPOLATED, MEASURED)  # origins
+CALIBRATION = ["size", "several", "timed", "ratio"]
+
+
+def corrections(calibration: pd.DataFrame) -> dict[tuple[bool, bool], tuple[float, float, float, int]]:
+    """Median, 5 %, 95 % and number of executed over expected times, by (several units?, calls timed at the size?).
+
+    `calibration`: a row for each executed stream (`CALIBRATION`).
+    """
+    groups = calibration.groupby(["several", "timed"])["ratio"]
+    return {key: (*np.percentile(ratios, PERCENTILES).tolist(), len(ratios)) for key, ratios in groups}
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Plans at one size, best first.
+
+    `table`: plan, words, ms, low, high (90 %, around ms), n (executed streams that correct it, 1 where none do),
+    origin. `steps`: of each plan.
+    """
+
+    nodes: int
+    edges: int
+    table: pd.DataFrame
+    steps: Mapping[Plan, Steps]
+
+    @property
+    def chosen(self) -> Plan:
+        return self.table["plan"].iloc[0]
+
+    @property
+    def one_unit_plans(self) -> list[Plan]:
+        """Those that leave everything to one unit, best first."""
+        return [plan for plan in self.table["plan"] if len(plan.units) == 1]
+
+    @property
+    def one_unit(self) -> Plan:
+        """The best of these. `GnnlabError` where no unit can run it all."""
+        if not self.one_unit_plans:
+            raise GnnlabError("no unit has times for the whole layer, so there is no one-unit plan to compare with")
+        return self.one_unit_plans[0]
+
+    def near(self, factor: float, most: int) -> list[Plan]:
+        """The plans within so many times the expected time of the best, `most` of them at most."""
+        ms = self.table["ms"]
+        return self.table["plan"][ms <= factor * ms.iloc[0]].tolist()[:most]
+
+    def row(self, plan: Plan) -> pd.Series:
+        """Its row of the table."""
+        return self.table[self.table["plan"] == plan].iloc[0]
+
+    def rows(self, named: Mapping[str, Plan]) -> pd.DataFrame:
+        """The expected time of some plans as rows for the one table, by the names of their forms."""
+        rows = []
+        for form, plan in named.items():
+            at = self.row(plan)
+            value = {"value": at["ms"], "low": at["low"], "high": at["high"], "n": int(at["n"])}
+            notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {at['origin']}"]
+            rows.append({"form": form, **value, **PREDICTED, **conditions(plan.units), "notes": notes})
+        return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """Plans of the units of `costs` on a machine with so many `cores` (None: this one), where any two that are no NPU
+    may share a graph in the `ratios`. `objective`: throughput or latency; `max_blocks` of a plan; `calibration`: of
+    `corrections`.
+    """
+
+    costs: Costs
+    objective: str = "throughput"
+    ratios: Sequence[float] = RATIOS
+    max_blocks: int = 2
+    cores: int | None = None
+    calibration: pd.DataFrame | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise GnnlabError(f"objective {self.objective!r}; {' or '.join(OBJECTIVES)} is understood")
+
+    @cached_property
+    def machine(self) -> Machine:
+        return Machine(self.cores or this_machine.cores(), self.costs.devices)
+
+    @cached_property
+    def space(self) -> Space:
+        """The plans that these units allow."""
+        costs, stages = self.costs, len(self.costs.layer.stages)
+        able = {unit: {stage for a, b in costs.blocks(unit) for stage in range(a, b + 1)} for unit in costs.units}
+        unable = {unit: set(range(1, stages + 1)) - able[unit] for unit in costs.units}
+        pairs = itertools.combinations([unit for unit in costs.units if costs.processors[unit] != "NPU"], 2)
+        return Space(costs.units, stages, unable, tuple(map(frozenset, pairs)), tuple(self.ratios))
+
+    @cached_property
+    def candidates(self) -> list[Plan]:
+        """Every legal plan whose times are known, those of one unit included.
+
+        Raises:
+            GnnlabError: there is none.
+        """
+        legal = self.space.candidates(max_blocks=self.max_blocks, one_unit=True)
+        known = [plan for plan in legal if runs(plan, self.costs)]
+        if not known:
+            raise GnnlabError(
+                f"no plan of {', '.join(self.costs.units)} can be costed: cells are missing; measure them (notebook 05)"
+            )
+        return known
+
+    def rank(
+        self, nodes: int, edges: int, *, plans: Sequence[Plan] | None = None, also: Sequence[Plan] = ()
+    ) -> Ranking:
+        """All candidates, or `plans`, and `also`, for a graph of this size. `GnnlabError`: one breaks a rule."""
+        given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
+        plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
+        steps = {plan: steps_of(plan, self.costs, nodes, edges) for plan in plans}
+        times = np.array([self._times(steps[plan]) for plan in plans])
+        counts, origins = np.ones(len(plans), dtype=int), [self._origin(steps[plan]) for plan in plans]
+        learnt = {} if self.calibration is None or self.objective == "latency" else corrections(self.calibration)
+        groups = [(len(plan.units) > 1, origin == MEASURED) for plan, origin in zip(plans, origins, strict=True)]
+        if learnt.keys() >= set(groups):  # streams were executed, no lone graphs
+            factors = np.array([learnt[group] for group in groups])
+            times, counts = times[:, :1] * factors[:, :3], factors[:, 3].astype(int)
+        ms, low, high = times.T
+        table = pd.DataFrame({"plan": plans, "words": [plan.words() for plan in plans], "ms": ms})
+        table = table.assign(low=np.minimum(low, ms), high=np.maximum(high, ms), n=counts, origin=origins)
+        return Ranking(nodes, edges, table.sort_values("ms", kind="stable", ignore_index=True), steps)
+
+    def expected_ms(self, steps: Steps) -> float:
+        """The objective by the expected times of its steps alone."""
+        return self._times(steps)[0]
+
+    def simulate(self, steps: Steps, *, graphs: int = 16) -> Trace:
+        """A stream of graphs through a plan, by the expected times of its steps."""
+        return simulate(self._works(steps)[0], self.machine, graphs=graphs)
+
+    def places(self, steps: Steps) -> dict[str, int | str]:
+        """The core of each unit of a plan."""
+        return self.machine.places([work for block in self._works(steps)[0] for work in block])
+
+    def _works(self, steps: Steps) -> list[list[list[Work]]]:
+        """By block, by unit: with the expected ms, with those of the lower ends, with those of the upper ends."""
+        times = [[(step.unit, step.times(self.costs)) for step in group] for group in steps]
+        return [[[Work(unit, ms[end]) for unit, ms in group] for group in times] for end in range(3)]
+
+    def _times(self, steps: Steps) -> tuple[float, ...]:
+        """The objective by the expected times, by the lower ends, by the upper ends."""
+        works = self._works(steps)
+        if self.objective == "latency":
+            return tuple(sum(self._together(block) for block in each) for each in works)
+        return tuple(self._together([work for block in each for work in block]) for each in works)
+
+    def _together(self, works: Sequence[Work]) -> float:
+        """Units that work at once are each on the core that suits their times best."""
+        return self.machine.period_ms(works, self.machine.places(works))
+
+    def _origin(self, steps: Steps) -> str:
+        """Of the origins of all times of a plan the one that says least about this machine."""
+        every = [(step.unit, *call) for group in steps for step in group for call in step.calls]
+        origins = {self.costs.predict(*call).origin for call in every}
+        return next(origin for origin in LEAST_FIRST if origin in origins)
+
+
+def conditions(names: Sequence[str]) -> dict[str, Any]:
+    """What units compute under that are at work at once, one thread each, as fields of a row. The device is left out
+    where it is this machine's CPU alone."""
+    units = [registry.find(name) for name in names]
+    runtimes = sorted({f"{u.runtime} {this_machine.version(u.runtime) or ''}".strip() for u in units})
+    threads = sum(unit.processor == "CPU" for unit in units)
+    fields = {"runtime": ", ".join(runtimes), "precision": "float32", "threads": threads}
+    if threads == len(units):
+        return fields
+    chips = dict.fromkeys("CPU" if unit.processor == "CPU" else f"{unit.processor} ({unit.name})" for unit in units)
+    return {**fields, "device": " and ".join(chips)}
