@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -132,6 +132,14 @@ def point(colour: str, marker: str, measured: bool = True) -> dict[str, Any]:
     """The look of a marker: a hollow star where nothing was measured."""
     look = {"marker": marker, "ms": 5, "mfc": colour} if measured else {"marker": "*", "ms": 9, "mfc": SURFACE}
     return {"color": colour, "mec": colour, **look}
+
+
+def series_handles(looks: Mapping[Any, tuple[str, str, str]], markers: bool, joined: bool = False) -> list[Any]:
+    """Legend entries for series: `markers`, with a line where they are `joined`, or bars."""
+    if not markers:
+        return [Patch(label=str(n), fc=colour, hatch=hatch, ec=SURFACE) for n, (colour, _, hatch) in looks.items()]
+    line = {"lw": 1.3} if joined else {"ls": "none"}
+    return [Line2D([], [], label=str(n), **line, **point(*look[:2])) for n, look in looks.items()]
 
 
 def check(frame: pd.DataFrame, *columns: str | None, once: Sequence[str] = ()) -> None:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import seaborn
 from adjustText import adjust_text
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -45,33 +47,32 @@ def bars(
     """
     style.check(frame, "value", once=[y, hue] if hue else [y])
     frame = frame.assign(_label=frame[y], _series=frame[hue] if hue else "", _origin=style.origins(frame))
-    labels, groups = list(frame["_label"].unique()), list(frame["_series"].unique())
-    frame = frame.iloc[np.lexsort([frame["_series"].map(groups.index), frame["_label"].map(labels.index)])]
-    look_of, of_label = style.looks(groups), frame.groupby("_label", sort=False)
+    labels, look_of = frame["_label"].unique(), style.looks(list(frame["_series"].unique()))
+    frame = frame.sort_values(["_label", "_series"], key=lambda column: pd.Categorical(column, column.unique()).codes)
+    of_label = frame.groupby("_label", sort=False)
     counts, lines = of_label.size().to_numpy(), [style.wrapped(text).count("\n") + 1 for text in labels]
     room = np.maximum(counts, 0.75 * np.array(lines)) + 0.45  # of a label; a bar has 1
-    centres, within = room.cumsum() - room / 2, of_label.cumcount().to_numpy()
-    frame = frame.assign(place=np.repeat(centres - (counts - 1) / 2, counts) + within)
+    centres = room.cumsum() - room / 2
+    frame = frame.assign(place=np.repeat(centres - (counts - 1) / 2, counts) + of_label.cumcount())
     fig, ax = style.new_figure(title, max(2.2, 1.5 + room.sum() * (0.2 if hue else 0.27)))
-    base = 1.0 if log and unit == "x" else 0.0
-    points, sizes = log and not base, log and unit == "MiB"
+    base, sizes = float(log and unit == "x"), log and unit == "MiB"
+    points = log and not base
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
     blank = frame["value"].isna() | (log & (frame["value"] == 0))
     for row in frame[blank].itertuples():
         edge = {"xycoords": ax.get_yaxis_transform(), "color": MUTED}
         style.note(ax, "no value" if pd.isna(row.value) else "0", (0, row.place), 4, **edge)
+    whiskers = {"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5}
     for (name, origin), part in frame[~blank].groupby(["_series", "_origin"], sort=False):
-        colour, marker, hatch = look_of[name]
-        measured, reach, places = origin == Origin.MEASURED, style.ends(part), part["place"].to_numpy()
-        values = part["value"].to_numpy(dtype=float)
+        (colour, marker, hatch), measured = look_of[name], origin == Origin.MEASURED
+        values, reach, places = part["value"].to_numpy(float), style.ends(part), part["place"].to_numpy()
         if points:
-            ax.plot(values, places, ls="none", **style.point(colour, marker, measured))
+            ax.errorbar(values, places, xerr=reach, ls="none", **whiskers, **style.point(colour, marker, measured))
         else:
             face, edge = (colour, SURFACE) if measured else (SURFACE, colour)
             look = {"color": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES[origin] or hatch}
-            ax.barh(places, values - base, 0.92, left=base, **look)
-        ax.errorbar(values, places, xerr=reach, color=INK, elinewidth=1.1, capsize=2.5, fmt="none")
+            ax.barh(places, values - base, 0.92, left=base, xerr=reach, error_kw=whiskers, **look)
         for value, end, place in zip(values, values + np.nan_to_num(reach[1]), places, strict=True):
             words = (style.size(value) if sizes else number(value)) + STAR * (not measured)
             style.note(ax, words, (max(end, base), place), 7 if points else 4)
@@ -79,13 +80,7 @@ def bars(
     style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
-    handles = [
-        Line2D([], [], ls="none", label=str(group), **style.point(colour, marker))
-        if points
-        else Patch(label=str(group), facecolor=colour, hatch=hatch, edgecolor=SURFACE)
-        for group, (colour, marker, hatch) in look_of.items()
-        if hue
-    ]
+    handles = style.series_handles(look_of, points) if hue else []
     style.legend(fig, handles + style.origin_handles(frame["_origin"], line=points))
     return fig
 
@@ -127,8 +122,7 @@ def points(
         columns = [x, y] if equal else [column]
         ends = [frame[c].to_numpy(dtype=float) + np.nan_to_num(style.ends(frame, c)) * [[-1], [1]] for c in columns]
         style.scale(axis, style.wide(frame[columns].to_numpy(dtype=float)) if given is None else given, np.stack(ends))
-    line = {"lw": 1.3} if joined else {"ls": "none"}
-    handles = [Line2D([], [], label=str(name), **line, **style.point(*look_of[name][:2])) for name in look_of if hue]
+    handles = style.series_handles(look_of, True, joined) if hue else []
     if equal:
         both, dashed = frame[[x, y]].to_numpy(dtype=float), {"color": MUTED, "lw": 1.1, "ls": (0, (4, 2))}
         ax.axline((both.min(),) * 2, (both.max() * 1.001,) * 2, zorder=0, **dashed)
@@ -247,14 +241,12 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     height = 0.9 + down * (len(rows) * 0.25 + (0.83 if len(columns) <= 3 else 1.13))
     fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
     shown, look = list(grid.flat)[: len(panels)], {"norm": LogNorm(1, max(shade.max(), 1.01))}
-    look |= {"cmap": SHADES, "annot_kws": {"fontsize": 8, "color": INK}}
+    look |= {"cmap": SHADES}
     for ax, name in zip(shown, panels, strict=True):
         part = frame[frame[panel] == name]
         shades, words = (_matrix(part, row, column, values, rows, columns) for values in ("_shade", "_text"))
-        seaborn.heatmap(shades, annot=words, fmt="", cbar=False, ax=ax, **look)
-        ax.set(facecolor=EMPTY, xlabel=_named_axis(column, columns), ylabel=_named_axis(row, rows) * (ax in grid[:, 0]))
-        ax.tick_params(length=0, labelsize=8)
-        ax.tick_params(axis="y", rotation=0)
+        _fields(ax, shades, words, EMPTY, **look)
+        ax.set(xlabel=_named_axis(column, columns), ylabel=_named_axis(row, rows) * (ax in grid[:, 0]))
         ax.set_title(f"{name}{STAR * part['_star'].any()}", fontsize=8.5, loc="left", color=INK)
     for ax in set(grid.flat) - set(shown):
         ax.remove()
@@ -276,6 +268,14 @@ def _matrix(frame: pd.DataFrame, row: str, column: str, values: str, rows: list,
     return frame.pivot(index=row, columns=column, values=values).reindex(index=rows, columns=columns)
 
 
+def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, empty: str, **look: Any) -> None:
+    """Coloured fields with words in them, on a ground that shows where there is none."""
+    seaborn.heatmap(shades, annot=words, fmt="", cbar=False, annot_kws={"fontsize": 8, "color": INK}, ax=ax, **look)
+    ax.set(facecolor=empty, xlabel="", ylabel="")
+    ax.tick_params(length=0, labelsize=8)
+    ax.tick_params(axis="y", rotation=0)
+
+
 def _named_axis(name: str, values: Sequence[object]) -> str:
     """A name for an axis of numbers; texts speak for themselves."""
     return name.replace("_", " ") if all(isinstance(value, int | float) for value in values) else ""
@@ -294,12 +294,9 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
     words = statuses.map(lambda status: STATUSES[status][0], na_action="ignore")
     fig, ax = style.new_figure(title, 1.9 + 0.3 * len(rows))
     colours = {"cmap": ListedColormap([colour for _, colour in STATUSES.values()]), "vmin": 0, "vmax": len(STATUSES)}
-    lines = {"linewidths": 1, "linecolor": SURFACE, "cbar": False, "annot_kws": {"fontsize": 7.5, "color": INK}}
-    seaborn.heatmap(codes + 0.5, annot=words, fmt="", ax=ax, **colours, **lines)
-    ax.set(facecolor=SURFACE, xlabel="", ylabel="")
-    ax.set_yticks(np.arange(len(rows)) + 0.5, [style.wrapped(name) for name in rows], rotation=0)
+    _fields(ax, codes + 0.5, words, SURFACE, linewidths=1, linecolor=SURFACE, **colours)
+    ax.set_yticks(np.arange(len(rows)) + 0.5, [style.wrapped(name) for name in rows])
     ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=30, ha="right", rotation_mode="anchor")
-    ax.tick_params(length=0)
     seen = set(frame["status"])
     handles = [Patch(color=colour, label=name) for name, (_, colour) in STATUSES.items() if name in seen]
     if statuses.isna().any(axis=None):

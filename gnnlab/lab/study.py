@@ -23,24 +23,9 @@ from gnnlab.errors import GnnlabError
 from gnnlab.files import digest
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
-from . import plots
+from . import plots, text
 from .plot_style import MAX_SERIES
 from .table import FIELDS, Origin, Row, Table, fits, over_baseline
-from .text import (
-    MOST_NAMED,
-    axis_label,
-    cell_name,
-    error_text,
-    estimate_text,
-    format_value,
-    gain_text,
-    grouped_reasons,
-    named,
-    number,
-    plain,
-    shown_as,
-    words_of,
-)
 
 if TYPE_CHECKING:
     from .session import Lab
@@ -94,12 +79,14 @@ class Study:
     @property
     def label(self) -> str:
         """What the rows are, on an axis."""
-        return self._label or plain(self.name)
+        return self._label or text.plain(self.name)
 
     @property
     def title(self) -> str:
         """The name for a reader, and what `only` selected: "Gat layer, size 58/776"."""
-        selected = [f"{plain(name)} {words_of(wanted)}" for name, wanted in self._selected.items() if name != "status"]
+        selected = [
+            f"{text.plain(name)} {text.words_of(wanted)}" for name, wanted in self._selected.items() if name != "status"
+        ]
         return ", ".join([self.label[:1].upper() + self.label[1:], *selected])
 
     # ---- what the rows say ------------------------------------------------------------------------------------------
@@ -116,7 +103,7 @@ class Study:
         base, cells = rows[0].baseline, max(Counter(row.form for row in rows).values())
         everywhere = over_baseline(rows, everywhere=True)
         faster = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
-        where = f", geometric mean of {cells} cells" if cells > 1 else ""
+        where = f", geometric mean of {cells} cases" if cells > 1 else ""
         if not faster:
             return f"{self.title}: no form is measurably faster than {base}{where}"
         best = max(faster, key=lambda form: faster[form].value)
@@ -131,14 +118,14 @@ class Study:
             return f"{self.title}: nothing was measured"
         if len(units := dict.fromkeys(row.unit for row in rows)) > 1:
             return f"{self.title}: {len(rows)} numbers in {' and '.join(units)}"
-        factor, unit = shown_as(rows[0].unit)
+        factor, unit = text.shown_as(rows[0].unit)
         title = f"{self.title}, {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else self.title
-        unit = "×" if unit == "x" else "" if axis_label(title.lower(), unit) == title.lower() else f" {unit}"
+        unit = "×" if unit == "x" else "" if text.axis_label(title.lower(), unit) == title.lower() else f" {unit}"
         several, ends = len({row.form for row in rows}) > 1, []
         for row in (rows[0], rows[-1]):
-            cell = cell_name(row.keys, self.keys)
+            cell = text.cell_name(row.keys, self.keys)
             name = ", ".join(dict.fromkeys(filter(None, [cell, row.form if several or not cell else ""])))
-            ends.append(f"{format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})")
+            ends.append(f"{text.format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})")
         return f"{title}: {ends[0]}" if len(rows) == 1 else f"{title}: from {ends[0]} to {ends[1]}"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
@@ -172,11 +159,11 @@ class Study:
             self._need(x)
             self._numeric(frame, x)
             frame = frame[frame["value"] > 0] if log else frame
-            axes = {"x": x, "y": "value", "x_label": plain(x), "y_label": axis_label(label, unit)}
+            axes = {"x": x, "y": "value", "x_label": text.plain(x), "y_label": text.axis_label(label, unit)}
             fig = plots.points(_series(frame, by), **axes, hue=by, joined=True, log=log, title=self.finding())
         shape = f"Lines over {x}" if x else "Bars"
         kind = "value" if y == "value" and self.frame["ratio"].notna().any() else ""
-        by_keys = f", by {' and '.join(map(plain, self.keys))}" if self.keys else ""
+        by_keys = f", by {' and '.join(map(text.plain, self.keys))}" if self.keys else ""
         self._show(fig, kind, f"{shape}: {label}{by_keys}, with 95 % intervals", key)
         if remarks := self._remarks():
             self._lab.say("\n".join(remarks))
@@ -186,7 +173,7 @@ class Study:
         names = [name for name in [*self.keys, "form"] if name != by and frame[name].nunique() > 1]
         grouped = bool(names) and frame[by].nunique() <= MAX_SERIES
         names = names if grouped else [*(name for name in names if name != "form"), by]
-        frame = frame.assign(cell=[cell_name(row, names) for row in frame[names].to_dict("records")])
+        frame = frame.assign(cell=[text.cell_name(row, names) for row in frame[names].to_dict("records")])
         hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a form named as its cell
         return plots.bars(_series(frame, by), y="cell", hue=hue, title=self.finding(), **options)
 
@@ -198,9 +185,9 @@ class Study:
             return
         frame, label, unit = self._valued("value", missing=True)
         shape = {"row": row, "column": column, "panel": panel}
-        fig = plots.heat(frame, **shape, label=axis_label(label, unit), title=self.finding())
-        words = f"Heat maps: {label} by {plain(row)} and {plain(column)}, one map for each {plain(panel)}"
-        self._show(fig, "heat", words, key)
+        fig = plots.heat(frame, **shape, label=text.axis_label(label, unit), title=self.finding())
+        by = f"{text.plain(row)} and {text.plain(column)}, one map for each {text.plain(panel)}"
+        self._show(fig, "heat", f"Heat maps: {label} by {by}", key)
 
     def marks(self, *, row: str, column: str, key: bool = False) -> None:
         """A matrix of what became of each pair of two keys or fields: ok, or not, with the reasons listed below.
@@ -216,12 +203,12 @@ class Study:
         worst = compared.loc[order.sort_values(kind="stable").index].drop_duplicates([row, column]).sort_index()
         statuses = worst["status"].value_counts()
         counts = ", ".join(f"{statuses[status]} {status}" for status in WORST_FIRST[::-1] if status in statuses)
-        title = f"{self.title}: of {len(worst)} pairs of {plain(row)} and {plain(column)}, {counts}"
+        title = f"{self.title}: of {len(worst)} pairs of {text.plain(row)} and {text.plain(column)}, {counts}"
         fig = plots.marks(worst, row=row, column=column, title=title)
-        self._show(fig, "marks", f"A mark for each {plain(row)} and {plain(column)}: {counts}", key)
+        self._show(fig, "marks", f"A mark for each {text.plain(row)} and {text.plain(column)}: {counts}", key)
         lost = compared[compared["status"] != "ok"]
         why = zip(lost[row], lost[column], lost["status"] + ": " + lost["reason"].astype(str), strict=True)
-        if lines := grouped_reasons(why, plain(column), worst[column].nunique()):
+        if lines := text.grouped_reasons(why, text.plain(column), worst[column].nunique()):
             self._lab.say("\n".join(f"- {line}" for line in lines))
 
     def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:
@@ -231,17 +218,17 @@ class Study:
         """
         if self._is_empty():
             return
-        factor, unit = shown_as(self._unit())
+        factor, unit = text.shown_as(self._unit())
         frame = self.frame[(self.frame["status"] == "ok") & (self.frame["form"] != CONTROL)]
         forms, title, equal = set(frame["form"]), self.finding(), ""
-        labels = {name: axis_label(self.label, unit) if name == "value" else plain(name) for name in (x, y)}
+        labels = {name: text.axis_label(self.label, unit) if name == "value" else text.plain(name) for name in (x, y)}
         if {x, y} <= forms:
             frame = _paired(frame, x, y, factor)
             if frame.empty:
-                self._lab.say(f"{self.title}: {x} and {y} have no cell in common.")
+                self._lab.say(f"{self.title}: {x} and {y} have no case in common.")
                 return
             title, equal = f"{self.title}: {_off(frame, x, y, unit)}", ", with the line of equality"
-            labels = {name: axis_label(plain(name), unit) for name in (x, y)}
+            labels = {name: text.axis_label(text.plain(name), unit) for name in (x, y)}
         if missing := [name for name in (x, y) if name not in frame]:
             known = ", ".join(sorted(forms))
             raise GnnlabError(f"{self.name} has no form, key or field {missing[0]!r}; forms: {known}")
@@ -282,16 +269,15 @@ class Study:
 
     def _valued(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
         """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit."""
-        frame = self.frame[self.frame["form"] != CONTROL]
+        frame = self.frame[(self.frame["form"] != CONTROL) & ((self.frame["status"] == "ok") | missing)]
         if y == "ratio":
             frame = frame[frame["ratio"].notna()]
             base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
             columns, factor, label, unit = ("ratio", "ratio_low", "ratio_high"), 1.0, f"times as fast as {base}", "x"
         else:
-            frame = frame[(frame["status"] == "ok") | missing]
             better = next(row.better for row in self.rows if row.status == "ok")
             label = self._label or LABELS.get((self._unit(), better), self.label)
-            columns, (factor, unit) = ("value", "low", "high"), shown_as(self._unit())
+            columns, (factor, unit) = ("value", "low", "high"), text.shown_as(self._unit())
         numbers = frame[[*columns]].astype(float).to_numpy() * factor
         return frame.assign(value=numbers[:, 0], low=numbers[:, 1], high=numbers[:, 2]), label, unit
 
@@ -302,13 +288,13 @@ class Study:
         lines = []
         for form, gain in gains.items():
             error = max(row.parity_error or 0.0 for row in self.rows if row.form == form and row.ratio is not None)
-            lines.append(f"- {form}: {gain_text(gain)}, {error_text(error)}")
+            lines.append(f"- {form}: {text.gain_text(gain)}, {text.error_text(error)}")
         for form, reason in self.failed.items():
             rows = [row for row in self.rows if row.form == form]
             lost = sum(row.status != "ok" for row in rows)
-            lines.append(f"- {form}: not timed in {lost} of {len(rows)} cells: {reason}")
+            lines.append(f"- {form}: not timed in {lost} of {len(rows)} cases: {reason}")
         if control is not None:
-            lines.append(f"- the baseline against itself (A/A): {gain_text(control)}")
+            lines.append(f"- the baseline against itself (A/A): {text.gain_text(control)}")
         return lines
 
     # ---- tables -----------------------------------------------------------------------------------------------------
@@ -326,14 +312,14 @@ class Study:
         usual = statistics.pop() if len(statistics) == 1 else "value"
         unit = units.pop() if len(units) == 1 else None  # else each number has its unit beside it
         heading = self.label if usual in ("count", "single", "estimate") else STATISTICS.get(usual, usual)
-        heading = axis_label(heading, shown_as(unit)[1] if unit else "")
+        heading = text.axis_label(heading, text.shown_as(unit)[1] if unit else "")
         lines = [
             {
                 **row.keys,
                 "form": row.form,
                 heading: _value_text(row, unit),
                 "n": row.n,
-                "over baseline": "" if row.gain is None else estimate_text(row.gain),
+                "over baseline": "" if row.gain is None else text.estimate_text(row.gain),
                 "relative error": "" if row.parity_error is None else f"{row.parity_error:.1e}".replace("0.0e+00", "0"),
                 "origin": row.origin.value,
                 "why": row.reason or "",
@@ -346,26 +332,26 @@ class Study:
         empty += ["origin"] * (frame["origin"].nunique() == 1) + ["n"] * (usual == "count")
         front = [*self.keys, "form"]
         frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *empty))]]
-        return headed(frame.rename(columns=plain), plain(front[0]))
+        return headed(frame.rename(columns=text.plain), text.plain(front[0]))
 
 
 def _value_text(row: Row, unit: str | None) -> str:
     """The value of a row with its interval, or its status; with its own unit where the column has none."""
     if row.status != "ok":
         return row.status
-    factor, own = shown_as(row.unit)
-    return estimate_text(row.estimate, factor) + ("" if unit else f" {own}")
+    factor, own = text.shown_as(row.unit)
+    return text.estimate_text(row.estimate, factor) + ("" if unit else f" {own}")
 
 
 def _series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
     """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
-    return frame.assign(**{by: [named(by, value) for value in frame[by]]})
+    return frame.assign(**{by: [text.named(by, value) for value in frame[by]]})
 
 
 def _part(wanted: Any) -> str:
     """What was selected, in the name of a file: of several values that no name has room for, apart by a digest."""
-    several = isinstance(wanted, list | tuple | set) and len(wanted) > MOST_NAMED
-    return f"{words_of(wanted)} {digest([str(each) for each in wanted])[:6]}" if several else words_of(wanted)
+    several = isinstance(wanted, list | tuple | set) and len(wanted) > text.MOST_NAMED
+    return f"{text.words_of(wanted)} {digest([str(each) for each in wanted])[:6]}" if several else text.words_of(wanted)
 
 
 def _paired(frame: pd.DataFrame, x: str, y: str, factor: float) -> pd.DataFrame:
@@ -384,8 +370,9 @@ def _off(frame: pd.DataFrame, x: str, y: str, unit: str) -> str:
     """How far form `y` is off form `x`, in the median of the cells and at most."""
     off = (frame[y] - frame[x]).abs() if unit == "%" else 100 * (frame[y] / frame[x] - 1).abs()
     far = "percentage points" if unit == "%" else "%"
-    middle, most = (number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
-    return f"{plain(y)} is off {plain(x)} by {middle} {far} in the median of {len(off)} cells, {most} {far} at most"
+    middle, most = (text.number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
+    how_far = f"{middle} {far} in the median of {len(off)} cases, {most} {far} at most"
+    return f"{text.plain(y)} is off {text.plain(x)} by {how_far}"
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:

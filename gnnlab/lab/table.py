@@ -278,7 +278,7 @@ def over_baseline(rows: Iterable[Row], *, everywhere: bool = False) -> dict[str,
     """
     cells: dict[str, list[Estimate]] = {}
     for each in rows:
-        if each.gain is not None:
+        if each.status == "ok" and each.gain is not None:
             cells.setdefault(each.form, []).append(each.gain)
     most = max(map(len, cells.values()), default=0)
     return {form: estimates.geometric_mean(of) for form, of in cells.items() if len(of) == most or not everywhere}

@@ -98,7 +98,7 @@ def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
 def test_a_scatter_of_forms_without_a_common_cell_is_said_and_not_drawn():
     measured = study(*({"form": form, "keys": {"size": form}, "value": 1.0} for form in "ab"))
     measured.scatter(x="a", y="b")
-    assert measured._lab.sentences == ["Cells: a and b have no cell in common."] and not measured._lab.figures
+    assert measured._lab.sentences == ["Cells: a and b have no case in common."] and not measured._lab.figures
 
 
 @pytest.mark.parametrize(
@@ -188,3 +188,15 @@ def test_nothing_measured_is_said_and_not_drawn():
 def test_numbers_of_several_units_stand_in_one_column_each_with_its_own():
     measured = study({"form": "load", "value": 2.0, "unit": "s"}, {"form": "stored", "value": 3.0, "unit": "KiB"})
     assert [text.rsplit(" ", 1)[1] for text in measured.shown()["median"]] == ["s", "KiB"]
+
+
+def test_a_ratio_of_a_row_that_does_not_count_is_neither_drawn_nor_found():
+    against = {"baseline": "slow", "ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1}
+    lost = {**against, "ratio": 9.0, "ratio_high": 9.1, "status": "unavailable", "reason": "trained too little"}
+    measured = study(
+        {"form": "slow", "value": 2.0}, {"form": "fast", "value": 1.0, **against}, {"form": "not so", **lost}
+    )
+    measured.plot()
+    fig, _ = drawn(measured, "cells")
+    assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["fast"]
+    assert list(measured.over_baseline()) == ["fast"] and measured.finding() == "Cells: fast is 2 times as fast as slow"
