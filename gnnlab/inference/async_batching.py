@@ -3,18 +3,19 @@
     async with AsyncBatcher(predictor.predict_batch, max_batch=64) as batcher:
         answers = await asyncio.gather(*(batcher.predict(state) for state in states))
 
-Nothing waits for company: a request that finds the worker idle goes at once, alone; those that come while a batch runs
-make the next one. So a lone caller pays no waiting time, and the batches grow by themselves as the load does. The
-predictions run in one thread, which leaves the event loop free. `window_s` is S2's way instead, for comparison: windows
-of a fixed length, one after the other, and what came in one of them is a batch, or `max_batch` if those come sooner.
+Nothing waits for company: a request that finds the batcher idle goes at once, with those that came in the same turn of
+the event loop; those that come while a batch runs make the next one. So a lone caller pays no waiting time, and the
+batches grow by themselves as the load does. A batch runs in one thread, which leaves the event loop free, or in the
+event loop itself, where it is `short`: handing it over would take longer.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from gnnlab.errors import GnnlabError, one_line, whole_numbers
@@ -27,87 +28,78 @@ class AsyncBatcher:
 
     `predict_batch(states)` blocks and returns one answer for each state, in their order. An answer that is an exception
     is raised in its own caller alone; an exception raised by `predict_batch` reaches every caller of that batch as a
-    `GnnlabError` with the exception as its cause. `unanswered` requests wait or are in the batch that runs.
+    `GnnlabError` with the exception as its cause. `short(states)`: whether a batch is computed in the event loop.
+    `unanswered` requests wait or are in the batch that runs.
     Raises `GnnlabError`: `max_batch` is not an integer of 1 or more.
     """
 
     def __init__(
-        self, predict_batch: Callable[[list[Any]], Sequence[Any]], *, max_batch: int = 64, window_s: float | None = None
+        self,
+        predict_batch: Callable[[list[Any]], Sequence[Any]],
+        *,
+        max_batch: int = 64,
+        short: Callable[[list[Any]], bool] = lambda states: False,
     ) -> None:
         whole_numbers(1, max_batch=max_batch)
-        self._predict_batch, self._max_batch, self._window_s = predict_batch, max_batch, window_s
-        self._open = False
+        self._predict_batch, self._max_batch, self._short = predict_batch, max_batch, short
+        self._waiting: deque[tuple[Any, asyncio.Future]] = deque()
+        self._open = self._busy = False
         self.unanswered = 0
 
     async def __aenter__(self) -> AsyncBatcher:
-        await self.start()
+        self._loop, self._idle = asyncio.get_running_loop(), asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gnnlab-batch")
+        self._idle.set()
+        self._open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Take requests from now on, on the running event loop."""
-        self._queue: asyncio.Queue[tuple[Any, asyncio.Future]] = asyncio.Queue()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gnnlab-batch")
-        self._worker = asyncio.create_task(self._work(), name="gnnlab-batch")
-        self._open = True
-
-    async def stop(self) -> None:
         """Take no further request, answer those that wait, and return when that is done."""
         self._open = False
-        try:
-            await self._queue.join()
-        finally:
-            self._worker.cancel()
-            self._thread.shutdown(wait=False)
+        await self._idle.wait()
+        self._thread.shutdown(wait=False)
 
-    async def predict(self, state: Any) -> Any:
-        """The answer to one state, or its error raised.
+    def predict(self, state: Any) -> asyncio.Future:
+        """A future of the answer to one state, or of its error.
 
-        Raises `GnnlabError`: the batcher is not running, or the batch that held this request failed.
+        Raises `GnnlabError`: the batcher is not running; awaited, the batch that held this request failed.
         """
         if not self._open:
-            raise GnnlabError("the batcher takes no requests; start it, or enter it with `async with`")
-        answer = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((state, answer))
+            raise GnnlabError("the batcher takes no requests; enter it with `async with`")
+        answer = self._loop.create_future()
+        self._waiting.append((state, answer))
         self.unanswered += 1
-        return await answer
+        if not self._busy:
+            self._busy = True
+            self._idle.clear()
+            self._loop.call_soon(self._next)  # after those that come in this turn of the loop
+        return answer
 
-    async def _work(self) -> None:
-        while True:
-            batch = await self._next_batch()
-            asked = [(state, answer) for state, answer in batch if not answer.cancelled()]
-            if asked:
-                await self._answer(asked)
-            for _ in batch:
+    def _next(self) -> None:
+        """Begin the next batch, if anybody waits."""
+        batch: Waiting = []
+        while self._waiting and len(batch) < self._max_batch:
+            state, answer = self._waiting.popleft()
+            if answer.cancelled():
                 self.unanswered -= 1
-                self._queue.task_done()
-
-    async def _next_batch(self) -> Waiting:
-        """The requests that wait, at least one or, in a window, perhaps none."""
-        waiting = [await self._queue.get()] if self._window_s is None else await self._in_window(self._window_s)
-        while len(waiting) < self._max_batch and not self._queue.empty():
-            waiting.append(self._queue.get_nowait())
-        return waiting
-
-    async def _in_window(self, seconds: float) -> Waiting:
-        waiting: Waiting = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while len(waiting) < self._max_batch:
-                    waiting.append(await self._queue.get())
-        return waiting
-
-    async def _answer(self, batch: Waiting) -> None:
+            else:
+                batch.append((state, answer))
+        if not batch:
+            self._busy = False
+            self._idle.set()
+            return
         states = [state for state, _ in batch]
-        loop = asyncio.get_running_loop()
-        try:
-            values = list(await loop.run_in_executor(self._thread, self._predict_batch, states))
-            if len(values) != len(states):
-                raise GnnlabError(f"{len(values)} answers were given to {len(states)} states; one for each is needed")
-        except Exception as error:
-            values = [_failure(error, len(states)) for _ in states]  # each its own: raising adds to a traceback
+        if self._short(states):
+            self._answer(batch, self._computed(states))
+        else:
+            computed = self._loop.run_in_executor(self._thread, self._computed, states)
+            computed.add_done_callback(partial(self._answer_from, batch))
+
+    def _answer_from(self, batch: Waiting, computed: asyncio.Future) -> None:
+        self._answer(batch, computed.result())
+
+    def _answer(self, batch: Waiting, values: Sequence[Any]) -> None:
+        self.unanswered -= len(batch)
         for (_, answer), value in zip(batch, values, strict=True):
             if answer.done():  # its caller has gone
                 continue
@@ -115,6 +107,17 @@ class AsyncBatcher:
                 answer.set_exception(value)
             else:
                 answer.set_result(value)
+        self._loop.call_soon(self._next)
+
+    def _computed(self, states: list[Any]) -> Sequence[Any]:
+        """One answer, or error, for each state."""
+        try:
+            values = list(self._predict_batch(states))
+            if len(values) != len(states):
+                raise GnnlabError(f"{len(values)} answers were given to {len(states)} states; one for each is needed")
+        except Exception as error:
+            return [_failure(error, len(states)) for _ in states]  # each its own: raising adds to a traceback
+        return values
 
 
 def _failure(error: Exception, requests: int) -> GnnlabError:

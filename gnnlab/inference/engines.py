@@ -24,13 +24,13 @@ from torch_geometric import nn as pyg
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
-from gnnlab.inference.network_arrays import NetworkArrays, Topology
+from gnnlab.inference.network_arrays import NetworkArrays
+from gnnlab.inference.topology import Topology
 from gnnlab.openvino_core import compile_for
 from gnnlab.workloads import edge_networks
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 
 Run = Callable[[NetworkArrays], np.ndarray]
-MOST_NODES = 2048  # in a pass: hidden values of 512 KiB, which stay in the cache and are not mapped in anew each time
 # up to so many nodes the dense form; measured with one thread of an AVX-512 core, reading included: 49 against 137 µs
 # at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
 DENSE_NODES = 64
@@ -53,14 +53,12 @@ class InferenceEngine:
     device: str = ""  # its name, where it is not the CPU
 
     def __call__(self, networks: NetworkArrays) -> np.ndarray:
-        pieces = networks.pieces(MOST_NODES)
-        return self.run(networks) if len(pieces) == 1 else np.concatenate([self.run(piece) for piece in pieces])
+        return self.run(networks)
 
     def layers(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """(N,) scores from x (N, 7) float32 and edges (2, E) int64 in any order, as the model's own forward pass."""
-        nodes = len(x)
-        topology = Topology.of(edge_index.numpy(), nodes)
-        return torch.from_numpy(self(NetworkArrays(x.numpy(), topology, np.array([0, nodes]), [])))
+        topology = Topology(edge_index.numpy(), len(x))
+        return torch.from_numpy(self(NetworkArrays(x.numpy(), topology, [0, len(x)], [])))
 
     @property
     def row(self) -> dict[str, Any]:
@@ -139,8 +137,8 @@ def _onnx(model: EdgeAllocator, device: torch.device) -> InferenceEngine:
     session = onnxruntime.InferenceSession(_onnx_bytes(model), options, providers=["CPUExecutionProvider"])
 
     def run(networks: NetworkArrays) -> np.ndarray:
-        topology = networks.topology
-        return session.run(None, {"x": networks.x, "source": topology.source, "target": topology.target})[0]
+        source, target, _ = networks.topology.by_target
+        return session.run(None, {"x": networks.x, "source": source, "target": target})[0]
 
     runtime = f"onnxruntime {machine.version('onnxruntime')}"
     return InferenceEngine("onnx", "float32", run, "ONNX Runtime has one thread", runtime, threads=1)
@@ -178,9 +176,9 @@ def _openvino(model: EdgeAllocator, device: torch.device) -> InferenceEngine:
     request = compiled.create_infer_request()
 
     def run(networks: NetworkArrays) -> np.ndarray:
-        padded = networks.with_ghost()  # OpenVINO's bag refuses a last node without edges
-        edges = padded.topology
-        return request.infer([padded.x, edges.source, edges.target, edges.starts], share_outputs=True)[0][:-1].copy()
+        x = np.concatenate([networks.x, np.zeros_like(networks.x[:1])])
+        edges = networks.topology.with_ghost()  # OpenVINO's bag refuses a last node without edges
+        return request.infer([x, *edges], share_outputs=True)[0][:-1].copy()
 
     return InferenceEngine("openvino", "float32", run, runtime=f"openvino {machine.version('openvino')}")
 

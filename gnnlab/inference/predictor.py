@@ -11,7 +11,10 @@ that. int8 changes scores, and `decisions.count` says how many decisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import sub
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +32,8 @@ from gnnlab.workloads.edge_networks import FEATURES, State
 from gnnlab.workloads.staged import fingerprint
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
-NETWORKS_A_PASS = 128
+NETWORKS_A_PASS = 128  # more together leave the caches and are no faster
+NODES_A_PASS = 2048  # hidden values of 512 KiB, which stay in the cache and are not mapped in anew each time
 
 
 class Cache(Protocol):
@@ -43,11 +47,17 @@ class Cache(Protocol):
 
 
 class Decision(NamedTuple):
-    """The chosen node: its id, its place in the state, its score; on request the scores of all nodes, (N,) float32."""
+    """The chosen node: its id, its place in the state, its score; on request the scores of all nodes, (N,) float32.
+
+    `confidence` is the chosen node's share of the softmax of all scores. Of ppo that is the probability that its policy
+    gives the node, of dqn the inverse of its expected cost over the sum of all inverses, of hybrid the product of both
+    over the sum of all products.
+    """
 
     node_id: str
     node: int
     score: float
+    confidence: float
     scores: np.ndarray | None = None
 
 
@@ -86,7 +96,7 @@ class Predictor:
 
     def predict(self, state: State | bytes, return_scores: bool = False) -> Decision:
         """The node for the next task. Raises `GnnlabError`: the state is invalid; the message names node and field."""
-        return self._decisions(self.read(state), return_scores)[0]
+        return self.decide([check(state)], return_scores)[0]
 
     def read(self, state: State | bytes) -> NetworkArrays:
         """A state checked and turned into arrays."""
@@ -95,60 +105,76 @@ class Predictor:
     def predict_batch(
         self, states: Sequence[State | bytes], return_scores: bool = False
     ) -> list[Decision | GnnlabError]:
-        """A decision for each state, in their order; for an invalid state its error instead.
+        """A decision for each state, in their order; for an invalid state its error instead."""
+        checked = [check_or_error(state) for state in states]
+        decisions = iter(self.decide([one for one in checked if isinstance(one, CheckedState)], return_scores))
+        return [next(decisions) if isinstance(one, CheckedState) else one for one in checked]
 
-        Up to 128 networks of any sizes are one pass: more together leave the caches and are no faster.
-        """
-        answers: list[Decision | GnnlabError] = []
-        for start in range(0, len(states), NETWORKS_A_PASS):
-            checked = [_checked(state) for state in states[start : start + NETWORKS_A_PASS]]
-            valid = [one for one in checked if isinstance(one, CheckedState)]
-            networks = NetworkArrays.of_checked(valid) if valid else None
-            decisions = iter(() if networks is None else self._decisions(networks, return_scores))
-            answers += [next(decisions) if isinstance(one, CheckedState) else one for one in checked]
-        return answers
+    def decide(self, states: Sequence[CheckedState], return_scores: bool = False) -> list[Decision]:
+        """A decision for each state that `check` has read, in their order; networks of any sizes share a pass."""
+        return [decision for some in _passes(states) for decision in self._decisions(some, return_scores)]
 
-    def _decisions(self, networks: NetworkArrays, return_scores: bool) -> list[Decision]:
-        scores = self.engine(networks) if self.cache is None else self._through_cache(networks)
-        if np.isnan(scores).any():
-            raise GnnlabError(f"engine {self.engine.name} gave scores that are not numbers; use another engine")
+    def _decisions(self, states: Sequence[CheckedState], return_scores: bool) -> list[Decision]:
+        """The decisions of one pass."""
+        networks = NetworkArrays.of_checked(states)
+        scores = self.engine(networks) if self.cache is None else self._through_cache(states, networks)
         rows = networks.decide(scores)
-        best, first, starts = scores[rows].tolist(), rows.tolist(), networks.ptr.tolist()
-        ids = networks.ids
-        if not return_scores:
-            return [Decision(ids[r], r - s, b) for r, s, b in zip(first, starts, best, strict=False)]
-        rows_of = zip(first, starts, best, _split(scores, networks), strict=False)
-        return [Decision(ids[r], r - s, b, part) for r, s, b, part in rows_of]
+        best = scores[rows].tolist()
+        if any(map(math.isnan, best)):
+            raise GnnlabError(f"engine {self.engine.name} gave scores that are not numbers; use another engine")
+        ids, places = [networks.ids[row] for row in rows], map(sub, rows, networks.starts)
+        parts = networks.split(scores) if return_scores else repeat(None)
+        shares = _confidences(scores, best, networks)
+        return list(map(Decision, ids, places, best, shares, parts))
 
-    def _through_cache(self, networks: NetworkArrays) -> np.ndarray:
+    def _through_cache(self, states: Sequence[CheckedState], networks: NetworkArrays) -> np.ndarray:
         """(N,) scores: those that the cache has, and the others computed in one pass, each once."""
-        keys = [self.cache.key(x, edges, self._fingerprint) for x, edges in networks.parts()]
-        sizes = np.diff(networks.ptr).tolist()
+        xs, sizes = networks.split(networks.x), np.diff(networks.starts).tolist()
+        pairs = zip(xs, states, strict=True)
+        keys = [self.cache.key(x, state.topology.edge_index, self._fingerprint) for x, state in pairs]
         stored = zip(keys, self.cache.get_many(keys), sizes, strict=True)
         known = {key: scores for key, scores, size in stored if scores is not None and len(scores) == size}
         missing = {key: place for place, key in enumerate(keys) if key not in known}
         if missing:
-            asked = networks if len(missing) == len(keys) else networks.take(list(missing.values()))
-            fresh = dict(zip(missing, _split(self.engine(asked), asked), strict=True))
+            some = len(missing) < len(keys)
+            asked = NetworkArrays.of_checked([states[place] for place in missing.values()]) if some else networks
+            fresh = dict(zip(missing, asked.split(self.engine(asked)), strict=True))
             self.cache.put_many(fresh)  # a copy
             known |= fresh
         return known[keys[0]] if len(keys) == 1 else np.concatenate([known[key] for key in keys])
 
 
-def _checked(state: State | bytes) -> CheckedState | GnnlabError:
+def check_or_error(state: State | bytes) -> CheckedState | GnnlabError:
+    """What `check` gives, or its error."""
     try:
         return check(state)
     except GnnlabError as error:
         return error
 
 
+def _passes(states: Sequence[CheckedState]) -> Iterator[Sequence[CheckedState]]:
+    """The states, in their order, as many to a pass as stay in the processor's caches."""
+    begin = nodes = 0
+    for place, state in enumerate(states):
+        nodes += len(state.nodes)
+        if place > begin and (nodes > NODES_A_PASS or place - begin == NETWORKS_A_PASS):
+            yield states[begin:place]
+            begin, nodes = place, len(state.nodes)
+    if begin < len(states):
+        yield states[begin:]
+
+
+def _confidences(scores: np.ndarray, best: Sequence[float], networks: NetworkArrays) -> list[float]:
+    """(B) the share of the best score of each network in the softmax of its scores; `scores` (N,)."""
+    if len(best) == 1:
+        return [1 / float(np.exp(scores - best[0]).sum())]
+    powers = np.exp(scores - np.repeat(np.float32(best), np.diff(networks.starts)))
+    return (1 / np.add.reduceat(powers, networks.starts[:-1])).tolist()
+
+
 def weights_digest(model: nn.Module) -> str:
     """A digest of the names, types, shapes and bytes of all weights and buffers."""
     return fingerprint(dict(model.named_parameters()) | dict(model.named_buffers()))
-
-
-def _split(scores: np.ndarray, networks: NetworkArrays) -> list[np.ndarray]:
-    return [scores] if len(networks) == 1 else np.split(scores, networks.ptr[1:-1])
 
 
 def choose(device: str = "auto") -> tuple[torch.device, str]:
@@ -176,54 +202,14 @@ def choose(device: str = "auto") -> tuple[torch.device, str]:
 
 def guide_decide(model: EdgeAllocator, state: State, return_scores: bool = False) -> Decision:
     """Parse in Python, build a PyG graph, run with gradients on; links may be left out, as S2's benchmark does."""
-    data = parsed(state)
-    return _best(state, model(data.x, data.edge_index).detach().numpy(), return_scores)
-
-
-def parsed(state: State) -> Data:
-    """The PyG graph of a state."""
     row_of = {node["node_id"]: row for row, node in enumerate(state["nodes"])}
     links = [(row_of[a], row_of[b]) for a, b in state.get("links", ())]
     edges = [ends for a, b in links for ends in ([a, b], [b, a])]
     x = torch.tensor([[float(node[name]) for name in FEATURES] for node in state["nodes"]])
-    return Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous())
-
-
-def _best(state: State, scores: np.ndarray, return_scores: bool) -> Decision:
+    data = Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous())
+    scores = model(data.x, data.edge_index).detach()
     node = int(scores.argmax())
-    return Decision(state["nodes"][node]["node_id"], node, float(scores[node]), scores if return_scores else None)
-
-
-class GuidePredictor:
-    """`guide_decide` with the calls of a `Predictor`, behind S2's input validation: the baseline of a service.
-
-    A `cache` is asked before the model as S2's are, by the arrays that a state is parsed to.
-    Raises `GnnlabError`: an unknown model type.
-    """
-
-    def __init__(self, model_type: str, cache: Cache | None = None) -> None:
-        self._model, self.cache = edge_allocator.load(model_type), cache
-        self._fingerprint = f"{weights_digest(self._model)} guide"
-
-    def predict(self, state: State, return_scores: bool = False) -> Decision:
-        """The node for the next task. Raises `GnnlabError`: the state is invalid; the message names node and field."""
-        check(state)
-        if self.cache is None:
-            return guide_decide(self._model, state, return_scores)
-        data = parsed(state)
-        key = self.cache.key(data.x.numpy(), data.edge_index.numpy(), self._fingerprint)
-        scores = self.cache.get_many([key])[0]
-        if scores is None or len(scores) != len(data.x):
-            scores = self._model(data.x, data.edge_index).detach().numpy()
-            self.cache.put_many({key: scores})
-        return _best(state, scores, return_scores)
-
-    def predict_batch(self, states: Sequence[State], return_scores: bool = False) -> list[Decision | GnnlabError]:
-        """A decision for each state, in their order; for an invalid state its error instead."""
-        answers: list[Decision | GnnlabError] = []
-        for state in states:
-            try:
-                answers.append(self.predict(state, return_scores))
-            except GnnlabError as error:
-                answers.append(error)
-        return answers
+    share = float(scores.softmax(0)[node])
+    return Decision(
+        state["nodes"][node]["node_id"], node, float(scores[node]), share, scores.numpy() if return_scores else None
+    )

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from gnnlab.errors import SHOWN, GnnlabError, shown
+from gnnlab.inference.topology import Topology
 from gnnlab.workloads.edge_networks import NODE_TYPES
 
 MOST = 1_000_000
 Share = Annotated[float, Meta(ge=0, le=1)]
-Pairs = tuple[tuple[int, int], ...]  # rows of both ends of each link
 
 _node_id = attrgetter("node_id")
 
@@ -43,11 +45,14 @@ class NetworkState(Struct, forbid_unknown_fields=True):
 
 
 class CheckedState(NamedTuple):
-    """A valid state: its nodes (N), their ids, and its links as pairs of rows."""
+    """A valid state: its nodes (N), their ids, and its links in both directions."""
 
     nodes: tuple[Node, ...]
     node_ids: tuple[str, ...]
-    pairs: Pairs
+    topology: Topology
+
+
+_decoder = msgspec.json.Decoder(NetworkState)
 
 
 def check(state: Any) -> CheckedState:
@@ -57,16 +62,13 @@ def check(state: Any) -> CheckedState:
     Raises `GnnlabError`: the state is invalid.
     """
     try:
-        if isinstance(state, bytes):
-            parsed = msgspec.json.decode(state, type=NetworkState)
-        else:
-            parsed = msgspec.convert(state, NetworkState)
+        parsed = _decoder.decode(state) if isinstance(state, bytes) else msgspec.convert(state, NetworkState)
     except msgspec.ValidationError as error:
         raise GnnlabError(_message(state, str(error))) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise GnnlabError(f"not JSON: {str(error)[:SHOWN]}") from None
     node_ids = tuple(map(_node_id, parsed.nodes))
-    return CheckedState(parsed.nodes, node_ids, _pairs(node_ids, parsed.links))
+    return CheckedState(parsed.nodes, node_ids, _topology(node_ids, parsed.links))
 
 
 def json_schema() -> dict[str, Any]:
@@ -78,8 +80,9 @@ def json_schema() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _pairs(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Pairs:
-    """Rows of the ends of each link; cached, as a network mostly keeps its links from one state to the next."""
+def _topology(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Topology:
+    """First all links as given, then all reversed; cached, as a network mostly keeps its links from one state to the
+    next."""
     row_of: dict[str, int] = {}
     for row, node_id in enumerate(node_ids):
         if (first := row_of.setdefault(node_id, row)) != row:
@@ -90,7 +93,8 @@ def _pairs(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Pai
         if None in ends or a == b or ends in pairs or ends[::-1] in pairs:
             raise GnnlabError(f"link {place} (from 0), {shown([a, b])}: a link joins two different nodes, given once")
         pairs[ends] = None
-    return tuple(pairs)
+    ends = np.fromiter(chain.from_iterable(pairs), np.int64, 2 * len(pairs)).reshape(-1, 2).T
+    return Topology(np.concatenate([ends, ends[::-1]], axis=1), len(node_ids))
 
 
 def _message(state: Any, problem: str) -> str:

@@ -2,7 +2,7 @@
 
     database = Database(settings.database_url)
     await database.create()
-    await database.insert((predictions, rows))                   # in bulk
+    await database.insert({predictions: rows, network_metrics: others})           # in bulk
 
 The recorder writes behind the answers, from a bounded queue. Decisions that find the queue full, or that the database
 does not take, are lost to the database and counted; no answer waits for it.
@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gnnlab.errors import one_line
-from gnnlab.workloads.edge_networks import State
+from gnnlab.inference.predictor import Decision
+from gnnlab.inference.state_checks import CheckedState
+from gnnlab.workloads.edge_networks import FEATURES
 
 if TYPE_CHECKING:
     from gnnlab.serving.metrics import Metrics  # loads prometheus_client, which reads a variable that `server` sets
@@ -34,13 +38,14 @@ MOST_QUEUED = 10_000  # decisions
 BATCH = 100  # decisions of an insert
 EVERY_S, RETRY_S, STOP_S = 0.2, 1.0, 10.0
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # the one type that counts up by itself in both
+TIME = sa.DateTime(timezone=True)
 
 metadata = sa.MetaData()
 predictions = sa.Table(
     "predictions",
     metadata,
     sa.Column("id", NUMBER, primary_key=True),
-    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("created_at", TIME, nullable=False),
     sa.Column("model_type", sa.String(16), nullable=False),
     sa.Column("nodes", sa.Integer, nullable=False),
     sa.Column("node_id", sa.String(MOST_ID), nullable=False),
@@ -54,16 +59,12 @@ network_metrics = sa.Table(
     metadata,
     sa.Column("id", NUMBER, primary_key=True),
     sa.Column("node_id", sa.String(MOST_ID), nullable=False),
-    sa.Column("timestamp", sa.DateTime(timezone=True), nullable=False),
-    sa.Column("cpu_util", sa.Double, nullable=False),
-    sa.Column("mem_util", sa.Double, nullable=False),
-    sa.Column("energy", sa.Double, nullable=False),
-    sa.Column("latency", sa.Double, nullable=False),
-    sa.Column("bandwidth", sa.Double, nullable=False),
-    sa.Column("queue_len", sa.Integer, nullable=False),
-    sa.Column("node_type", sa.Integer, nullable=False),
+    sa.Column("timestamp", TIME, nullable=False),
+    *(sa.Column(name, sa.Double, nullable=False) for name in FEATURES[:5]),
+    *(sa.Column(name, sa.Integer, nullable=False) for name in FEATURES[5:]),
     sa.Index("idx_node_timestamp", "node_id", "timestamp"),
 )
+_features = attrgetter(*FEATURES)
 
 
 class Database:
@@ -73,6 +74,9 @@ class Database:
         sqlite = url.get_backend_name() == "sqlite"
         limits = {"timeout": 30} if sqlite else {"timeout": 10, "command_timeout": 10}  # s
         self.engine = create_async_engine(url, connect_args=limits, **POOL)
+        dialect = self.engine.dialect
+        self._statements = {table: _insert(table, dialect) for table in metadata.sorted_tables}
+        self._time = TIME.dialect_impl(dialect).bind_processor(dialect) or (lambda time: time)
         if sqlite:
             sa.event.listen(self.engine.sync_engine, "connect", _allow_readers_beside_a_writer)
 
@@ -81,14 +85,28 @@ class Database:
         async with self.engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
 
-    async def insert(self, *bulks: tuple[sa.Table, Sequence[dict[str, Any]]]) -> None:
-        """All rows of all tables, or none; rows of a table have its columns, all but `id`."""
+    async def insert(self, bulks: Mapping[sa.Table, Sequence[tuple]]) -> None:
+        """All rows of all tables, or none; a row has the values of its table's columns, all but `id`, in their order.
+
+        They go to the driver as they are: SQLAlchemy's own work on each row takes twice as long as the insert.
+        """
         async with self.engine.begin() as connection:
-            for table, rows in bulks:
-                await connection.execute(sa.insert(table), rows)
+            for table, rows in bulks.items():
+                if rows:
+                    await connection.exec_driver_sql(self._statements[table], list(rows))
+
+    def time(self, moment: datetime) -> Any:
+        """A time as the driver takes it."""
+        return self._time(moment)
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def _insert(table: sa.Table, dialect: sa.Dialect) -> str:
+    """INSERT with the driver's own placeholders, in the order of the columns."""
+    columns = [column.name for column in table.columns if column.name != "id"]
+    return str(sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=dialect))
 
 
 def _allow_readers_beside_a_writer(connection: Any, _: Any) -> None:
@@ -96,18 +114,6 @@ def _allow_readers_beside_a_writer(connection: Any, _: Any) -> None:
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.close()
-
-
-class Answered(NamedTuple):
-    """A decision and the network that it was about."""
-
-    created_at: datetime
-    model_type: str
-    state: State
-    node_id: str
-    node: int
-    score: float
-    confidence: float
 
 
 class Recorder:
@@ -118,13 +124,14 @@ class Recorder:
 
     def __init__(self, database: Database, metrics: Metrics) -> None:
         self._database, self._metrics = database, metrics
-        self._queue: asyncio.Queue[Answered] = asyncio.Queue(MOST_QUEUED)
-        self.away = False
+        self._queue: deque[tuple[datetime, str, CheckedState, Decision]] = deque()
+        self._ending = self._created = self.away = False
 
-    def record(self, answered: Answered) -> None:
-        try:
-            self._queue.put_nowait(answered)
-        except asyncio.QueueFull:
+    def record(self, model_type: str, state: CheckedState, decision: Decision) -> None:
+        """A decision and the network that it was about."""
+        if len(self._queue) < MOST_QUEUED:
+            self._queue.append((datetime.now(UTC), model_type, state, decision))
+        else:
             self._metrics.unrecorded.inc()
 
     def start(self) -> None:
@@ -132,53 +139,48 @@ class Recorder:
 
     async def stop(self) -> None:
         """Write what is queued, unless the database is away."""
-        if not self.away:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._queue.join(), STOP_S)
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if lost := self._queue.qsize():
+        self._ending = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._task, STOP_S)
+        if lost := len(self._queue):
             self._metrics.unrecorded.inc(lost)
             log.warning("the database did not take the last %d decisions", lost)
         await self._database.close()
 
     async def _run(self) -> None:
-        while not await self._succeeds(self._database.create()):
-            await asyncio.sleep(RETRY_S)
-        while True:
-            batch = [await self._queue.get()]
-            if self._queue.qsize() < BATCH:
-                await asyncio.sleep(EVERY_S)  # for others to come
-            while len(batch) < BATCH and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            rows = [_prediction_row(one) for one in batch], [row for one in batch for row in _node_rows(one)]
-            if not await self._succeeds(self._database.insert((predictions, rows[0]), (network_metrics, rows[1]))):
-                self._metrics.unrecorded.inc(len(batch))
-                await asyncio.sleep(RETRY_S)
-            for _ in batch:
-                self._queue.task_done()
+        while self._queue or not self._ending:
+            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            if batch or not self._created:
+                await self._write(batch)
+            if self.away and self._ending:
+                return
+            if len(self._queue) < BATCH and not self._ending:
+                await asyncio.sleep(RETRY_S if self.away else EVERY_S)  # others may come
 
-    async def _succeeds(self, work: Coroutine[Any, Any, None]) -> bool:
+    async def _write(self, batch: Sequence[tuple[datetime, str, CheckedState, Decision]]) -> None:
         try:
-            await work
+            if not self._created:
+                await self._database.create()
+                self._created = True
+            await self._database.insert(self._rows(batch))
         except Exception as error:  # drivers raise what they like; the service goes on
             if not self.away:
                 log.warning("the database is away, decisions are lost to it: %s", one_line(error))
             self.away = True
-            return False
-        if self.away:
-            log.warning("the database is back")
-        self.away = False
-        return True
+            self._metrics.unrecorded.inc(len(batch))
+        else:
+            if self.away:
+                log.warning("the database is back")
+            self.away = False
 
-
-def _prediction_row(one: Answered) -> dict[str, Any]:
-    row = one._asdict()
-    return row | {"nodes": len(row.pop("state")["nodes"]), "node_id": _storable(one.node_id)}
-
-
-def _node_rows(one: Answered) -> list[dict[str, Any]]:
-    return [{**node, "node_id": _storable(node["node_id"]), "timestamp": one.created_at} for node in one.state["nodes"]]
+    def _rows(self, batch: Sequence[tuple[datetime, str, CheckedState, Decision]]) -> dict[sa.Table, list[tuple]]:
+        rows: dict[sa.Table, list[tuple]] = {predictions: [], network_metrics: []}
+        for moment, model_type, state, (node_id, node, score, confidence, _) in batch:
+            time = self._database.time(moment)
+            row = (time, model_type, len(state.nodes), _storable(node_id), node, score, confidence)
+            rows[predictions].append(row)
+            rows[network_metrics] += [(_storable(one.node_id), time, *_features(one)) for one in state.nodes]
+        return rows
 
 
 def _storable(node_id: str) -> str:

@@ -71,6 +71,6 @@ async def _answer(connection: Connection, client: Client, place: int, counts: Co
             if answer.status != 503:
                 return answer
             await asyncio.sleep(0.1)
-        except (OSError, asyncio.IncompleteReadError):
+        except OSError:
             counts["connections broken, sent again"] += 1
             await asyncio.sleep(0.01)

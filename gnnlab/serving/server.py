@@ -1,6 +1,6 @@
 """The service as processes: started here until a signal, or as a child for as long as a block lasts.
 
-    with started(configure(redis="redis://127.0.0.1:6379/0")) as (url, process):
+    with started(configure(port=0, redis="redis://127.0.0.1:6379/0")) as (url, process):
         httpx.post(f"{url}/predict", json=state).json()["node_id"]
 
 SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the queued decisions are written. The same
@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING
 import psutil
 
 from gnnlab.errors import GnnlabError
+from gnnlab.serving.local_redis import free_port
 from gnnlab.serving.settings import ServiceSettings, environment
 from gnnlab.worker_process import end_with_parent
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from gnnlab.serving.app import App
 
 PARENT = "GNNLAB_PARENT"  # the process that a child ends with
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 START_S, STOP_S = 120.0, 30
-GREETING = "gnnlab: serving at "
 
 
 def serve(settings: ServiceSettings) -> int:
@@ -59,6 +59,8 @@ def serve(settings: ServiceSettings) -> int:
         config = uvicorn.Config(
             "gnnlab.serving.server:app",
             factory=True,
+            lifespan="on",
+            ws="none",
             host=settings.host,
             port=settings.port,
             workers=settings.workers,
@@ -78,7 +80,8 @@ def serve(settings: ServiceSettings) -> int:
                 f"cannot listen on {where}; give another --port (0: any that is free) or --host"
             ) from None
         host, port = listener.getsockname()[:2]
-        print(f"{GREETING}http://{f'[{host}]' if ':' in host else host}:{port} (/openapi.json says what)", flush=True)
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"gnnlab: serving at {where} (/openapi.json says what)", flush=True)
         if settings.workers > 1:
             Multiprocess(config, sockets=[listener]).run()
             return 0
@@ -88,13 +91,13 @@ def serve(settings: ServiceSettings) -> int:
         return 0 if server.started else 1
 
 
-def app() -> FastAPI:
+def app() -> App:
     """What uvicorn loads: in a worker, an application that stops when the worker's parent is gone."""
-    from gnnlab.serving.app import create
+    from gnnlab.serving.app import App
 
     if parent := multiprocessing.parent_process():
         _stop_with(parent.pid)
-    return create()
+    return App()
 
 
 def _stop_with(parent: int) -> None:
@@ -108,17 +111,33 @@ def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
     `port=0` takes any port that is free. What it logs goes to this process's standard error.
     Raises `GnnlabError`: it did not become ready in time.
     """
-    command = [sys.executable, "-m", "gnnlab", "serve"]
-    own = {**os.environ, **environment(settings), "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
-    child = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True)
-    process = psutil.Process(child.pid)
-    try:
-        greeting = child.stdout.readline()
-        if not greeting.startswith(GREETING):
-            raise GnnlabError(f"the service did not start: exit code {child.wait()}; its log says why")
-        url = greeting.removeprefix(GREETING).split()[0]
-        _until_ready(url, child)
+    port = settings.port or free_port()
+    variables = {**environment(settings.model_copy(update={"port": port})), PARENT: str(os.getpid())}
+    url = f"http://{settings.host}:{port}"
+    with running([sys.executable, "-m", "gnnlab", "serve"], f"{url}/health/ready", variables) as process:
         yield url, process
+
+
+@contextmanager
+def started_app(app: str, folder: Path, **variables: str) -> Iterator[tuple[str, psutil.Process]]:
+    """The URL of any ASGI application ("module:name" in a folder, with GET /health) under uvicorn, and its process."""
+    port = free_port()
+    options = ["--app-dir", str(folder), "--port", str(port), "--log-level", "error", "--no-access-log"]
+    url = f"http://127.0.0.1:{port}"
+    with running([sys.executable, "-m", "uvicorn", app, *options], f"{url}/health", variables) as process:
+        yield url, process
+
+
+@contextmanager
+def running(command: Sequence[str], ready: str, variables: Mapping[str, str] | None = None) -> Iterator[psutil.Process]:
+    """The process of a command that serves HTTP, once the URL `ready` answers; it ends, gracefully, with the block.
+
+    Raises `GnnlabError`: it ended, or did not answer within two minutes.
+    """
+    child = subprocess.Popen(command, env={**os.environ, **(variables or {})}, stdout=subprocess.DEVNULL)
+    try:
+        _until_ready(ready, child)
+        yield psutil.Process(child.pid)
     finally:
         _end(child)
 
@@ -138,7 +157,7 @@ def _until_ready(url: str, child: subprocess.Popen) -> None:
         if child.poll() is not None:
             raise GnnlabError(f"the service ended with exit code {child.returncode}; its log says why")
         try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
+            with urllib.request.urlopen(url, timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
@@ -153,4 +172,3 @@ def _end(child: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-    child.stdout.close()

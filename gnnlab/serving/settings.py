@@ -1,6 +1,6 @@
 """Settings of the service: from options of `gnnlab serve`, from variables GNNLAB_SERVE_..., or from Python.
 
-settings = configure(port=0, batching="window", redis="redis://127.0.0.1:6379/0")
+settings = configure(port=0, workers=2, redis="redis://127.0.0.1:6379/0")
 environment(settings)      # as variables for a process: no secret stands on a command line
 """
 
@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ServiceSettings(BaseSettings):
-    """The settings of a service; the defaults of `window_s`, `max_batch` and the cache are S2's."""
+    """The settings of a service; the defaults of `max_batch` and the cache are S2's."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -35,14 +35,9 @@ class ServiceSettings(BaseSettings):
     workers: int = Field(1, ge=1, le=64)  # processes
 
     model_type: Literal["dqn", "ppo", "hybrid"] = "hybrid"  # what answers a request that names none
-    engine: Literal["guide", "fast"] = "fast"  # guide: S2's one PyG pass a request
-    batching: Literal["none", "threads", "window", "free"] = "free"  # none: in the event loop, as S2's /predict;
-    # threads: each request in a thread of a pool, as FastAPI runs a plain `def`
-    window_s: Seconds = 0.1
     max_batch: Count = 32  # networks of a pass
-
     max_body_bytes: int = Field(1 << 20, ge=1, le=1 << 30)
-    max_waiting: Count = 1024  # states that wait for one model, and of a /predict_batch
+    max_waiting: Count = 1024  # states that wait, and of a /predict_batch
 
     cache_entries: int = Field(1000, ge=0, le=1_000_000)  # 0: no cache
     cache_ttl_s: Seconds = 300.0

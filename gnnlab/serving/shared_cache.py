@@ -29,7 +29,10 @@ RETRY_S = 1.0  # how long Redis is left alone after a failure
 
 
 class SharedCache:
-    """A cache for `Predictor`, safe to share among threads. `away`: whether Redis failed when it was last asked."""
+    """A cache for `Predictor`, for one thread. `away`: whether Redis failed when it was last asked.
+
+    `hits` and `misses` are counted, those of `local` among them.
+    """
 
     key = staticmethod(PredictionCache.key)
 
@@ -38,9 +41,16 @@ class SharedCache:
         self._redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts)
         self._local, self._away_until = local, 0.0
         self.away = False
+        self.hits = self.misses = 0
 
     def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
         """The scores under each key, or None; those of this process where Redis does not answer."""
+        scores = self._stored(keys)
+        hits = sum(one is not None for one in scores)
+        self.hits, self.misses = self.hits + hits, self.misses + len(keys) - hits
+        return scores
+
+    def _stored(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
         if time.monotonic() >= self._away_until:
             try:
                 values = self._redis.mget([PREFIX + key for key in keys])

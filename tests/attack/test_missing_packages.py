@@ -61,7 +61,7 @@ def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path
     [
         ("distributed", CLUSTER, "pip install 'gnnlab[cluster]'"),
         ("redis", SERVE, "package redis, which is not installed"),
-        ("fastapi", SERVE, "package fastapi, which is not installed"),
+        ("uvicorn", SERVE, "package uvicorn, which is not installed"),
         ("torch_geometric", PROFILE, "package torch_geometric, which is not installed"),
         ("torch", PROFILE, "package torch, which is not installed"),
     ],

@@ -45,7 +45,7 @@ async def held(doubler, batcher, number=0):
     """A first request that keeps the worker busy until the gate is opened."""
     doubler.gate.clear()
     doubler.entered.clear()
-    first = asyncio.create_task(batcher.predict(number))
+    first = batcher.predict(number)
     await until(doubler.entered.is_set)
     return first
 
@@ -78,7 +78,7 @@ def test_a_lone_request_goes_at_once_and_those_that_come_meanwhile_make_the_next
     async def body():
         async with AsyncBatcher(doubler, max_batch=3) as batcher:
             first = await held(doubler, batcher)
-            others = [asyncio.create_task(batcher.predict(n)) for n in (1, 2, 3, 4)]
+            others = [batcher.predict(n) for n in (1, 2, 3, 4)]
             await asyncio.sleep(0.01)
             doubler.gate.set()
             return await asyncio.gather(first, *others)
@@ -124,7 +124,7 @@ def test_a_failing_batch_reaches_every_caller_and_the_next_one_is_answered(predi
     async def body():
         async with AsyncBatcher(fail_once) as batcher:
             first = await held(doubler, batcher)
-            others = [asyncio.create_task(batcher.predict(n)) for n in (1, 2, 3)]
+            others = [batcher.predict(n) for n in (1, 2, 3)]
             await asyncio.sleep(0.01)
             doubler.gate.set()
             failed = await settled([first, *others])
@@ -143,7 +143,7 @@ def test_a_cancelled_caller_is_left_out_and_the_others_are_answered():
     async def body():
         async with AsyncBatcher(doubler) as batcher:
             first = await held(doubler, batcher)
-            others = [asyncio.create_task(batcher.predict(n)) for n in (1, 2)]
+            others = [batcher.predict(n) for n in (1, 2)]
             await asyncio.sleep(0.01)
             first.cancel(), others[0].cancel()  # one in the batch that runs, one that waits
             await asyncio.sleep(0.01)
@@ -160,11 +160,10 @@ def test_stop_answers_what_is_there_and_takes_nothing_more():
 
     async def body():
         batcher = AsyncBatcher(doubler, max_batch=2)
-        await batcher.start()
+        await batcher.__aenter__()
         first = await held(doubler, batcher)
-        others = [asyncio.create_task(batcher.predict(n)) for n in range(1, 6)]
-        await asyncio.sleep(0.01)
-        stopping = asyncio.create_task(batcher.stop())
+        others = [batcher.predict(n) for n in range(1, 6)]
+        stopping = asyncio.create_task(batcher.__aexit__())
         await asyncio.sleep(0.01)
         with pytest.raises(GnnlabError, match="takes no requests"):
             await batcher.predict(9)
@@ -176,34 +175,15 @@ def test_stop_answers_what_is_there_and_takes_nothing_more():
     assert run(body) == [0, 2, 4, 6, 8, 10]
 
 
-def test_a_window_gathers_what_comes_in_it_and_answers_the_lone_one_at_its_end():
+def test_a_short_batch_is_computed_in_the_event_loop_and_a_lone_long_one_in_the_thread():
     doubler = Doubler()
 
     async def body():
-        async with AsyncBatcher(doubler, max_batch=3, window_s=0.2) as batcher:
-            alone = await batcher.predict(7)
-            assert batcher.unanswered == 0
-            others = [asyncio.create_task(batcher.predict(n)) for n in range(4)]
-            await asyncio.sleep(0)
-            assert batcher.unanswered == 4
-            return alone, await asyncio.gather(*others)
+        async with AsyncBatcher(doubler, short=lambda numbers: numbers != [7]) as batcher:
+            return [await batcher.predict(7)], await asyncio.gather(*(batcher.predict(n) for n in range(4)))
 
-    assert run(body) == (14, [0, 2, 4, 6])
-    assert doubler.batches == [[7], [0, 1, 2], [3]]
-
-
-def test_a_window_that_is_stopped_answers_what_is_in_it():
-    async def body():
-        batcher = AsyncBatcher(Doubler(), window_s=0.05)
-        await batcher.start()
-        asked = [asyncio.create_task(batcher.predict(n)) for n in (1, 2)]
-        await asyncio.sleep(0.01)
-        asked[0].cancel()
-        await batcher.stop()
-        return await settled(asked)
-
-    gone, answered = run(body)
-    assert isinstance(gone, asyncio.CancelledError) and answered == 4
+    assert run(body) == ([14], [0, 2, 4, 6])
+    assert doubler.batches == [[7], [0, 1, 2, 3]] and "MainThread" in doubler.threads and len(doubler.threads) == 2
 
 
 def test_a_request_that_runs_is_unanswered_even_for_a_caller_that_has_gone():

@@ -100,13 +100,6 @@ def test_onnx_runtime_has_one_thread_however_many_torch_has(monkeypatch):
     assert [options.intra_op_num_threads for options in given] == [1]
 
 
-def test_many_nodes_are_computed_in_pieces_to_the_same_scores(made, monkeypatch):
-    model, found = made
-    networks = NetworkArrays.of(usual_states(5))
-    monkeypatch.setattr(engines, "MOST_NODES", 20)
-    close(found["fast"](networks), reference(model, networks))
-
-
 def test_a_change_of_the_model_afterwards_does_not_reach_an_engine(made):
     model = load("hybrid")
     engine, networks = engines.make("fast", model), NetworkArrays.of(usual_states(1))
@@ -121,7 +114,7 @@ def test_int8_stays_near_and_mostly_decides_alike():
     got, expected = engines.make("eager", model, precision="int8")(networks), reference(model, networks)
     error = np.abs(got - expected).max() / np.abs(expected).max()
     assert 1e-6 < error < 0.5
-    assert (networks.decide(got) == networks.decide(expected)).mean() > 0.7
+    assert np.equal(networks.decide(got), networks.decide(expected)).mean() > 0.7
 
 
 def test_dynamic_quantization_reaches_the_layers_of_pyg_and_leaves_the_model():

@@ -6,7 +6,8 @@ from edge_states import node, random_state, states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.inference.network_arrays import NetworkArrays, Topology
+from gnnlab.inference.network_arrays import NetworkArrays
+from gnnlab.inference.topology import Topology
 from gnnlab.workloads.edge_networks import edges, features
 
 
@@ -14,16 +15,27 @@ def as_set(edge_index):
     return sorted(map(tuple, np.asarray(edge_index).T.tolist()))
 
 
+def each(networks):
+    """(x, edges) of each network, edges numbered from its first node."""
+    for number, (start, x) in enumerate(zip(networks.starts, networks.split(networks.x), strict=False)):
+        own = networks.network_of[networks.edge_index[1]] == number
+        yield x, networks.edge_index[:, own] - start
+
+
 @settings(max_examples=60)
 @given(st.lists(states(), min_size=1, max_size=4))
 def test_arrays_are_the_features_and_edges_of_each_state(many):
     together = NetworkArrays.of(many)
     assert len(together) == len(many) and together.x.dtype == np.float32
-    for state, (x, edge_index) in zip(many, together.parts(), strict=True):
-        assert np.array_equal(x, features(state)) and as_set(edge_index) == as_set(edges(state))
-    topology, rows = together.topology, np.arange(len(together.x))
-    assert (np.diff(topology.target) >= 0).all() and np.array_equal(topology.starts, topology.target.searchsorted(rows))
-    assert together.ids == [n["node_id"] for state in many for n in state["nodes"]]
+    for state, (x, edge_index) in zip(many, each(together), strict=True):
+        assert np.array_equal(x, features(state)) and np.array_equal(edge_index, edges(state))
+    source, target, starts = together.topology.by_target
+    assert as_set([source, target]) == as_set(together.edge_index)
+    assert (np.diff(target) >= 0).all() and np.array_equal(starts, target.searchsorted(np.arange(len(together.x))))
+    adjacency = np.zeros((len(together.x), len(together.x)))
+    np.add.at(adjacency, (target, source), 1)
+    assert np.array_equal(together.topology.adjacency, adjacency)
+    assert list(together.ids) == [n["node_id"] for state in many for n in state["nodes"]]
 
 
 @settings(max_examples=60)
@@ -48,43 +60,25 @@ def test_the_first_of_the_highest_scores_is_chosen_in_each_network(many, data):
     networks = NetworkArrays.of(many)
     values = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=len(networks.x), max_size=len(networks.x)))
     scores = np.array(values, dtype=np.float32)
-    first = networks.ptr.tolist()
-    expected = [a + values[a:b].index(max(values[a:b])) for a, b in pairwise(first)]
-    assert networks.decide(scores).tolist() == expected
-
-
-@settings(max_examples=40)
-@given(st.lists(states(), min_size=1, max_size=5), st.integers(1, 12))
-def test_pieces_and_parts_taken_are_the_same_networks(many, most_nodes):
-    networks = NetworkArrays.of(many)
-    pieces = networks.pieces(most_nodes)
-    assert all(len(piece.x) <= most_nodes or len(piece) == 1 for piece in pieces)
-    assert [i for piece in pieces for i in piece.ids] == networks.ids
-    whole = networks.parts()
-    found = [part for piece in pieces for part in piece.parts()]
-    chosen = list(range(len(many)))[::-1]
-    for got, expected in ((found, whole), (networks.take(chosen).parts(), whole[::-1])):
-        for (x, edge_index), (wanted_x, wanted_edges) in zip(got, expected, strict=True):
-            assert np.array_equal(x, wanted_x) and as_set(edge_index) == as_set(wanted_edges)
+    expected = [a + values[a:b].index(max(values[a:b])) for a, b in pairwise(networks.starts)]
+    assert networks.decide(scores) == expected
 
 
 def test_a_ghost_comes_last_and_touches_nobody():
     networks = NetworkArrays.of([{"nodes": [node("a"), node("b")], "links": []}])
-    padded = networks.with_ghost()
-    assert np.array_equal(padded.x[:-1], networks.x) and padded.topology.source.tolist() == [2, 2]
-    assert (padded.topology.starts < len(padded.topology.source)).all()
+    source, _, starts = networks.topology.with_ghost()
+    assert source.tolist() == [2, 2] and len(starts) == 3 and (starts < len(source)).all()
 
 
 def test_edges_of_many_nodes_are_sorted_as_those_of_few():
     random = np.random.default_rng(0)
     edge_index = random.integers(70_000, size=(2, 1000))
-    topology = Topology.of(edge_index, 70_000)
-    assert as_set(np.stack([topology.source, topology.target])) == as_set(edge_index)
-    assert (np.diff(topology.target) >= 0).all()
+    source, target, _ = Topology(edge_index, 70_000).by_target
+    assert as_set([source, target]) == as_set(edge_index) and (np.diff(target) >= 0).all()
 
 
 def test_links_may_be_left_out():
     usual, bare = random_state(6, 1), {"nodes": random_state(5, 2)["nodes"]}
     for many in ([bare], [usual, bare], [bare, bare, usual]):
-        for state, (x, edge_index) in zip(many, NetworkArrays.of(many).parts(), strict=True):
+        for state, (x, edge_index) in zip(many, each(NetworkArrays.of(many)), strict=True):
             assert np.array_equal(x, features(state)) and as_set(edge_index) == as_set(edges(state))

@@ -27,7 +27,8 @@ def expected_of(state, model=HYBRID):
     with torch.no_grad():
         scores = model(torch.from_numpy(features(state)), torch.from_numpy(edges(state))).numpy()
     node = int(scores.argmax())
-    return Decision(state["nodes"][node]["node_id"], node, scores[node].item(), scores)
+    share = np.exp(scores.astype(float) - scores.max())
+    return Decision(state["nodes"][node]["node_id"], node, scores[node].item(), 1 / share.sum(), scores)
 
 
 def agrees(got, expected):
@@ -36,7 +37,7 @@ def agrees(got, expected):
     assert np.abs(got.scores - expected.scores).max() <= within
     if got.node != expected.node:
         assert abs(expected.scores[got.node] - expected.score) <= 2 * within
-    assert got.score == got.scores[got.node]
+    assert got.score == got.scores[got.node] and abs(got.confidence - expected.confidence) < 1e-3
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -143,8 +144,9 @@ def test_a_bad_state_in_a_batch_fails_alone(many, data):
     assert FAST.predict_batch([]) == []
 
 
-def test_more_networks_than_a_pass_holds_keep_their_order(monkeypatch):
-    monkeypatch.setattr("gnnlab.inference.predictor.NETWORKS_A_PASS", 3)
+@pytest.mark.parametrize(("name", "most"), [("NETWORKS_A_PASS", 3), ("NODES_A_PASS", 30), ("NODES_A_PASS", 5)])
+def test_more_than_a_pass_holds_keeps_its_order(name, most, monkeypatch):
+    monkeypatch.setattr(f"gnnlab.inference.predictor.{name}", most)
     many = usual_states(8)
     for got, state in zip(FAST.predict_batch(many, return_scores=True), many, strict=True):
         agrees(got, expected_of(state))

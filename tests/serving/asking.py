@@ -10,7 +10,7 @@ import uvicorn
 from edge_states import random_state
 from servers import until
 
-from gnnlab.serving.app import create
+from gnnlab.serving.app import App
 from gnnlab.serving.load import Connection
 from gnnlab.serving.settings import configure
 
@@ -22,26 +22,33 @@ JSON = {"content-type": "application/json"}
 @contextmanager
 def served(**settings):
     """The URL of a service of these settings."""
-    config = uvicorn.Config(create(configure(**settings)), port=0, log_level="warning", access_log=False)
+    with serving(**settings) as (url, _, _):
+        yield url
+
+
+@contextmanager
+def serving(**settings):
+    """(URL, `App`, server) of a service of these settings."""
+    app = App(configure(**settings))
+    config = uvicorn.Config(app, port=0, lifespan="on", log_level="warning", access_log=False)
     server, listener = uvicorn.Server(config), config.bind_socket()
     thread = Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         until(lambda: server.started, 60)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", app, server
     finally:
         server.should_exit = True
         thread.join()
 
 
 async def ask(connection, kind, place):
-    """(status, answer) to one of `STATES`."""
-    answer = await connection.ask(f"/predict?scores=true&model_type={kind}", BODIES[place])
-    return answer.status, answer.json
+    """The answer to one of `STATES`."""
+    return await connection.ask(f"/predict?scores=true&model_type={kind}", BODIES[place])
 
 
-def ask_all(url, wanted, *, clients=50):
-    """(status, answer) to each (kind, place) of `wanted`, asked by so many clients at once."""
+def ask_all(url, wanted, *, clients=30):
+    """The answer to each (kind, place) of `wanted`, asked by so many clients at once."""
     todo, answers = list(enumerate(wanted)), {}
 
     async def one():

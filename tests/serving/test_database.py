@@ -7,8 +7,10 @@ import pytest
 import sqlalchemy as sa
 from edge_states import S2_STATE, random_state
 
+from gnnlab.inference.predictor import Decision
+from gnnlab.inference.state_checks import check
 from gnnlab.serving import database
-from gnnlab.serving.database import Answered, Database, Recorder, network_metrics, predictions
+from gnnlab.serving.database import Database, Recorder, network_metrics, predictions
 from gnnlab.serving.metrics import Metrics
 from gnnlab.serving.settings import configure
 
@@ -48,8 +50,9 @@ async def rows_of(opened, table, *conditions):
         return [dict(row) for row in (await connection.execute(query)).mappings()]
 
 
-def answered(time=NOW, state=S2_STATE, node_id="node_3"):
-    return Answered(time, "ppo", state, node_id, 3, -1.5, 0.25)
+def decided(state=S2_STATE, node_id="node_3"):
+    """What `record` takes, and the rows of it begin with the time."""
+    return "ppo", check(state), Decision(node_id, 3, -1.5, 0.25)
 
 
 def recorded(url, body):
@@ -84,10 +87,9 @@ def test_tables_are_made_once_with_the_indexes_of_the_guide(url):
 def test_rows_come_back_the_latest_first_and_by_node(url):
     async def body(opened):
         await opened.create()
+        recorder = Recorder(opened, Metrics())
         for hours in (0, 1, 2):
-            one = answered(NOW + timedelta(hours=hours), random_state(5, hours))
-            rows = [database._prediction_row(one)], database._node_rows(one)
-            await opened.insert((predictions, rows[0]), (network_metrics, rows[1]))
+            await opened.insert(recorder._rows([(NOW + timedelta(hours=hours), *decided(random_state(5, hours)))]))
         return (
             await rows_of(opened, predictions, predictions.c.created_at >= NOW + timedelta(minutes=30)),
             await rows_of(opened, network_metrics, network_metrics.c.node_id == "node_4"),
@@ -102,7 +104,7 @@ def test_rows_come_back_the_latest_first_and_by_node(url):
 @pytest.mark.parametrize("node_id", ["a\0b", "é" * 5000, "'; DROP TABLE predictions; --"])
 def test_ids_of_any_characters_are_stored(url, node_id):
     async def body(recorder, _):
-        recorder.record(answered(state={"nodes": [{**S2_STATE["nodes"][0], "node_id": node_id}]}, node_id=node_id))
+        recorder.record(*decided({"nodes": [{**S2_STATE["nodes"][0], "node_id": node_id}]}, node_id))
 
     rows, _ = recorded(url, body)
     assert [row["node_id"] for row in rows] == [node_id[:200].replace("\0", "\ufffd")]
@@ -111,7 +113,7 @@ def test_ids_of_any_characters_are_stored(url, node_id):
 def test_all_that_is_recorded_arrives_before_the_end_and_what_has_no_room_is_counted(url, monkeypatch):
     async def body(recorder, _):
         for _ in range(1000):
-            recorder.record(answered())
+            recorder.record(*decided())
 
     rows, lost = recorded(url, body)
     assert (len(rows), lost) == (1000, 0)
@@ -126,16 +128,16 @@ def test_a_database_that_is_away_costs_records_which_are_counted_and_nothing_aft
     async def body(recorder, own):
         insert = own.insert
 
-        async def fails(*bulks):
+        async def fails(bulks):
             raise OSError("connection refused")
 
         own.insert = fails
         for _ in range(50):
-            recorder.record(answered())
+            recorder.record(*decided())
         while not recorder.away:
             await asyncio.sleep(0.02)
         own.insert = insert
-        recorder.record(answered())
+        recorder.record(*decided())
         while recorder.away:
             await asyncio.sleep(0.02)
 

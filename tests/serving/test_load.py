@@ -160,6 +160,20 @@ def test_a_refused_request_counts_as_a_long_one(client, url, scenario):
     assert (observed.late_ms == 0.5).all()
 
 
+def test_a_connection_that_breaks_says_so_and_is_opened_again(url, client):
+    async def body():
+        connection = load.Connection(url)
+        await connection.ask("/health", None)
+        connection._transport.abort()
+        with pytest.raises(OSError):
+            await connection.ask("/health", None)
+        answer = await connection.ask("/health", None)
+        connection.close()
+        return answer
+
+    assert load.run(body()).json == {"status": "live"}
+
+
 # ---- what a service holds -------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The service without HTTP: every way of answering answers alike, and what fails fails where it should."""
+"""The service without HTTP: where a batch is computed, and what fails fails where it should."""
 
 import asyncio
 import threading
@@ -6,12 +6,15 @@ import threading
 import pytest
 from asking import STATES
 from edge_states import S2_STATE, random_state
-from starlette.exceptions import HTTPException
 
 from gnnlab.errors import GnnlabError
-from gnnlab.serving.load import Expected
-from gnnlab.serving.service import Service
+from gnnlab.inference.predictor import Predictor
+from gnnlab.inference.state_checks import check
+from gnnlab.serving.service import Refused, Service
 from gnnlab.serving.settings import configure
+from gnnlab.serving.shared_cache import SharedCache
+
+CHECKED = [check(state) for state in STATES]
 
 
 def in_service(body, **options):
@@ -24,107 +27,83 @@ def in_service(body, **options):
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def shown(answer, kind):
-    decision, confidence = answer
-    return {**decision._asdict(), "confidence": confidence, "model_type": kind}
-
-
-@pytest.mark.parametrize("engine", ["guide", "fast"])
-@pytest.mark.parametrize("batching", ["none", "threads", "window", "free"])
-def test_every_engine_and_every_way_of_batching_answers_alike(engine, batching):
+def test_states_of_all_models_together_are_answered_in_order_with_errors_in_their_places():
     async def body(service):
-        alone = await service.answer("dqn", STATES[:1])
-        return alone + await service.answer("dqn", STATES[1:40])
+        error = GnnlabError("no state")
+        both = service.decide_all("dqn", [*CHECKED[:40], error]), service.decide_all("ppo", CHECKED[:40])
+        return error, await asyncio.gather(*both)
 
-    expected = Expected(STATES)
-    found = in_service(body, engine=engine, batching=batching, window_s=0.01)
-    assert all(expected.holds(shown(answer, "dqn"), "dqn", place) for place, answer in enumerate(found))
+    error, (dqn, ppo) = in_service(body)
+    assert dqn.pop() is error
+    for kind, answers in (("dqn", dqn), ("ppo", ppo)):
+        expected = Predictor(kind, "cpu").predict_batch(STATES[:40])
+        assert [one.node_id for one in answers] == [one.node_id for one in expected]
+        assert [one.score for one in answers] == pytest.approx([one.score for one in expected], rel=1e-4)
 
 
-@pytest.mark.parametrize("batching", ["none", "free"])
-def test_a_model_that_fails_is_no_fault_of_the_state_and_the_next_batch_is_answered(batching, caplog):
+def test_a_model_that_fails_is_no_fault_of_the_state_and_the_next_batch_is_answered(caplog):
     async def body(service):
         predictor = service._predictors["ppo"]
         engine, predictor.engine = predictor.engine, None
-        for states in (STATES[:1], STATES[:3]):
-            with pytest.raises(HTTPException, match="the model failed") as caught:
-                await service.answer("ppo", states)
-            assert caught.value.status_code == 500
+        for states in (CHECKED[:1], CHECKED[:3]):
+            with pytest.raises(Refused, match="the model failed") as caught:
+                await service.decide_all("ppo", states)
+            assert caught.value.status == 500
         predictor.engine = engine
-        return await service.answer("ppo", [STATES[0], 3])
+        return await service.decide("ppo", CHECKED[0])
 
-    answer, error = in_service(body, batching=batching)
-    assert answer.decision.node_id.startswith("node_") and isinstance(error, GnnlabError)
+    assert in_service(body).node_id.startswith("node_")
     assert "a batch of 3 states failed" in caplog.text
 
 
 def test_the_same_state_asked_at_once_is_computed_once():
     async def body(service):
-        predictor = service._predictors["hybrid"]
-        engine, networks = predictor.engine, []
-        gate, entered = threading.Event(), threading.Event()
+        predictor, networks = service._predictors["hybrid"], []
+        engine = predictor.engine
+        predictor.engine = lambda asked: networks.append(len(asked)) or engine(asked)
+        asked = [check(S2_STATE)] * 20 + CHECKED[:1]
+        return networks, await asyncio.gather(*(service.decide("hybrid", state) for state in asked))
 
-        class Counted:
-            def __call__(self, asked):
-                networks.append(len(asked))
-                entered.set()
-                assert gate.wait(20)
-                return engine(asked)
-
-        predictor.engine = Counted()
-        first = asyncio.create_task(service.answer("hybrid", STATES[:1]))
-        await asyncio.to_thread(entered.wait, 20)
-        others = [asyncio.create_task(service.answer("hybrid", [state])) for state in [S2_STATE] * 20 + STATES[:1]]
-        await asyncio.sleep(0.05)
-        gate.set()
-        found = await asyncio.gather(first, *others)
-        return networks, [(one.decision[:3], one.confidence) for (one,) in found]
-
-    networks, (first, *others, again) = in_service(body)
-    assert networks == [1, 1] and len(set(others)) == 1 and first == again
+    networks, (*same, other) = in_service(body)
+    assert networks == [2] and len({one[:4] for one in same}) == 1 and same[0].score != other.score
 
 
 @pytest.mark.parametrize(
-    ("requests", "states", "here"),
-    [(1, STATES[:1], True), (2, STATES[:1], False), (1, STATES[:2], False), (1, [random_state(201, 0)], False)],
-)
-def test_a_lone_small_request_is_computed_in_the_event_loop_and_no_other(requests, states, here):
+    ("states", "away", "in_loop"),
+    [(CHECKED[:1], False, True), (CHECKED[:20], False, True), ([check(random_state(2049, 0))], False, False),
+     (CHECKED[:1], True, False)],
+)  # fmt: skip
+def test_a_short_batch_is_computed_in_the_event_loop_and_one_that_is_long_or_asks_redis_in_a_thread(
+    states, away, in_loop, monkeypatch
+):
     async def body(service):
-        threads = []
-        original = service._pass
-        service._pass = lambda *asked: threads.append(threading.current_thread()) or original(*asked)
-        service.requests = requests
-        assert len(await service.answer("hybrid", states)) == len(states)
+        threads, original = [], service._predictors["hybrid"].decide
+        recorded = lambda *asked, **how: threads.append(threading.current_thread()) or original(*asked, **how)  # noqa: E731
+        monkeypatch.setattr(service._predictors["hybrid"], "decide", recorded)
+        assert len(await service.decide_all("hybrid", states)) == len(states)
         return [thread is threading.current_thread() for thread in threads]
 
-    assert in_service(body) == [here]
+    monkeypatch.setattr(SharedCache, "get_many", lambda cache, keys: cache._local.get_many(keys))
+    monkeypatch.setattr(SharedCache, "put_many", lambda cache, scores: cache._local.put_many(scores))
+    assert in_service(body, redis="redis://127.0.0.1:9/0" if away else "none") == [in_loop]
 
 
 def test_requests_that_come_together_make_a_batch():
-    async def one(service, state):
-        service.requests += 1
-        try:
-            return await service.answer("ppo", [state])
-        finally:
-            service.requests -= 1
-
     async def body(service):
-        sizes = []
-        original = service._pass
-        service._pass = lambda kind, states: sizes.append(len(states)) or original(kind, states)
-        await asyncio.gather(*(one(service, state) for state in STATES[:20]))
+        sizes, original = [], service._predictors["ppo"].decide
+        service._predictors["ppo"].decide = lambda states, **how: sizes.append(len(states)) or original(states, **how)
+        await asyncio.gather(*(service.decide("ppo", state) for state in CHECKED[:40]))
         return sizes
 
-    sizes = in_service(body)
-    assert sum(sizes) == 20 and len(sizes) <= 3
+    assert in_service(body, max_batch=32) == [32, 8]
 
 
 def test_more_than_may_wait_is_refused_and_leaves_room_again():
     async def body(service):
-        with pytest.raises(HTTPException) as caught:
-            await service.answer("dqn", STATES[:11])
-        assert caught.value.status_code == 503 and caught.value.headers == {"Retry-After": "1"}
-        return await service.answer("dqn", STATES[:10])
+        with pytest.raises(Refused) as caught:
+            await service.decide_all("dqn", CHECKED[:11])
+        assert caught.value.status == 503 and caught.value.headers == [(b"retry-after", b"1")]
+        return await service.decide_all("dqn", CHECKED[:10])
 
     assert len(in_service(body, max_waiting=10)) == 10
 
@@ -132,8 +111,8 @@ def test_more_than_may_wait_is_refused_and_leaves_room_again():
 def test_a_service_that_stops_refuses_and_one_that_has_stopped_has_let_go_of_its_models():
     async def body(service):
         service.ready = False
-        with pytest.raises(HTTPException, match="the service is stopping"):
-            await service.answer("dqn", STATES[:1])
+        with pytest.raises(Refused, match="the service is stopping"):
+            await service.decide("dqn", CHECKED[0])
         return service
 
     assert in_service(body)._predictors == {}

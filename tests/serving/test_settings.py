@@ -24,7 +24,7 @@ def test_what_is_given_goes_before_the_environment(monkeypatch):
 
 
 def test_a_process_gets_all_of_it_by_its_environment(monkeypatch):
-    own = configure(port=0, redis="redis://:secret@host:1/2", window_s=0.25, cache_entries=0)
+    own = configure(port=0, redis="redis://:secret@host:1/2", cache_ttl_s=0.25, cache_entries=0)
     for name, text in environment(own).items():
         monkeypatch.setenv(name, text)
     assert configure() == own
@@ -36,7 +36,7 @@ def test_a_process_gets_all_of_it_by_its_environment(monkeypatch):
         ({"port": 99999}, "port: 99999 given"),
         ({"workers": 0}, "workers: 0 given"),
         ({"model_type": "a2c"}, "model_type: 'a2c' given"),
-        ({"window_s": float("nan")}, "window_s: nan given"),
+        ({"cache_ttl_s": float("nan")}, "cache_ttl_s: nan given"),
         ({"nonsense": 1}, "nonsense: 1 given"),
         ({"redis": "http://:secret@x"}, "redis: none, or a URL redis://"),
         ({"redis": "redis://:secret@host:port/0"}, "redis: none, or a URL redis://"),
