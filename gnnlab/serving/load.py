@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import select
 import selectors
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -100,6 +101,7 @@ class Connection(asyncio.Protocol):
 
 
 T = TypeVar("T")
+REUSED_S = 10.0  # a connection that has been idle for longer is not used again
 MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
 REFUSED_MS = 1e4  # what a request that was refused counts as
 
@@ -144,20 +146,21 @@ class Endpoint:
 
     def __init__(self, url: str, path: str, headers: str = "") -> None:
         self._url, self._path, self._headers = url, path, headers
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[float, Connection]] = []  # since when
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
 
     async def __call__(self, body: bytes | None) -> HttpAnswer:
         async with self._room:
-            # the one that was used last, so that few are used
-            connection = self._idle.pop() if self._idle else Connection(self._url, self._headers)
+            # the one that was used last, so that few are used; none that the service may be closing just now
+            fresh = self._idle and time.monotonic() - self._idle[-1][0] < REUSED_S
+            connection = self._idle.pop()[1] if fresh else Connection(self._url, self._headers)
             answer = await connection.ask(self._path, body)
-            self._idle.append(connection)
+            self._idle.append((time.monotonic(), connection))
             return answer
 
     async def close(self) -> None:
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop()[1].close()
 
 
 @dataclass(frozen=True)

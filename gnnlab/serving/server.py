@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PARENT = "GNNLAB_PARENT"  # the process that a child ends with
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-START_S, STOP_S = 120.0, 30
+START_S, STOP_S, KEEP_ALIVE_S = 120.0, 30, 30
 
 
 def serve(settings: ServiceSettings) -> int:
@@ -70,7 +70,7 @@ def serve(settings: ServiceSettings) -> int:
             proxy_headers=False,  # nothing here asks where a client is
             timeout_graceful_shutdown=STOP_S,
             timeout_worker_healthcheck=30,
-            timeout_keep_alive=30,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         try:
             listener = config.bind_socket()
@@ -123,6 +123,7 @@ def started_app(app: str, folder: Path, **variables: str) -> Iterator[tuple[str,
     """The URL of any ASGI application ("module:name" in a folder, with GET /health) under uvicorn, and its process."""
     port = free_port()
     options = ["--app-dir", str(folder), "--port", str(port), "--log-level", "error", "--no-access-log"]
+    options += ["--timeout-keep-alive", str(KEEP_ALIVE_S)]
     url = f"http://127.0.0.1:{port}"
     with running([sys.executable, "-m", "uvicorn", app, *options], f"{url}/health", variables) as process:
         yield url, process
