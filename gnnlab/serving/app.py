@@ -26,6 +26,7 @@ from gnnlab.errors import GnnlabError, shown
 from gnnlab.inference.predictor import Decision, check_or_error
 from gnnlab.inference.state_checks import check
 from gnnlab.serving import openapi
+from gnnlab.serving.openapi import Prediction
 from gnnlab.serving.service import Refused, Service, busy
 from gnnlab.serving.settings import ServiceSettings, configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
@@ -35,7 +36,7 @@ MOST_REQUESTS = 512  # in the service at once, bodies that are still coming incl
 COMPRESSED_FROM = 1000  # bytes of an answer, as in S2
 OPTIONS = {"model_type": MODEL_TYPES, "scores": ("true", "false")}
 JSON = b"application/json"
-Answer = tuple[bytes, bytes]  # (content type, body)
+Response = tuple[bytes, bytes]  # (content type, body)
 
 _encode = msgspec.json.Encoder(enc_hook=np.ndarray.tolist).encode
 
@@ -50,7 +51,7 @@ class App:
     def __init__(self, settings: ServiceSettings | None = None) -> None:
         self.settings = settings or configure()
         self.service = Service(self.settings)
-        self._paths: dict[tuple[str, str], Callable[[], Answer]] = {
+        self._paths: dict[tuple[str, str], Callable[[], Response]] = {
             ("GET", "/health"): lambda: (JSON, b'{"status":"live"}'),
             ("GET", "/health/ready"): self._ready,
             ("GET", "/metrics"): lambda: (CONTENT_TYPE_LATEST.encode(), self.service.metrics.page()),
@@ -89,7 +90,7 @@ class App:
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _answer(self, scope: dict[str, Any], receive: Any) -> Answer:
+    async def _answer(self, scope: dict[str, Any], receive: Any) -> Response:
         path, service = scope["path"], self.service
         if path not in ("/predict", "/predict_batch") or scope["method"] != "POST":
             respond = self._paths.get((scope["method"], path))
@@ -112,10 +113,10 @@ class App:
         finally:
             service.requests -= 1
 
-    async def _one(self, body: bytes, kind: str, scores: bool) -> dict[str, Any]:
+    async def _one(self, body: bytes, kind: str, scores: bool) -> Prediction | dict[str, str]:
         return _member(await self.service.decide(kind, check(body)), kind, scores)
 
-    async def _many(self, body: bytes, kind: str, scores: bool) -> list[dict[str, Any]]:
+    async def _many(self, body: bytes, kind: str, scores: bool) -> list[Prediction | dict[str, str]]:
         most = self.settings.max_waiting
         try:
             parts = msgspec.json.decode(body, type=list[msgspec.Raw])
@@ -126,18 +127,17 @@ class App:
         checked = [check_or_error(bytes(part)) for part in parts]
         return [_member(one, kind, scores) for one in await self.service.decide_all(kind, checked)]
 
-    def _ready(self) -> Answer:
+    def _ready(self) -> Response:
         if not self.service.ready:
             raise busy("the service is stopping")
         return JSON, _encode({"status": "ready", **self.service.parts})
 
 
-def _member(decision: Decision | GnnlabError, kind: str, with_scores: bool) -> dict[str, Any]:
+def _member(decision: Decision | GnnlabError, kind: str, with_scores: bool) -> Prediction | dict[str, str]:
     if isinstance(decision, GnnlabError):
         return {"error": str(decision)}
     node_id, node, score, confidence, scores = decision
-    answer = {"node_id": node_id, "node": node, "confidence": confidence, "score": score, "model_type": kind}
-    return {**answer, "scores": scores} if with_scores else answer
+    return Prediction(node_id, node, confidence, score, kind, scores if with_scores else None)
 
 
 @lru_cache(maxsize=64)
