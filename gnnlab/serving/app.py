@@ -26,7 +26,7 @@ from gnnlab.errors import GnnlabError, shown
 from gnnlab.inference.predictor import Decision, check_or_error
 from gnnlab.inference.state_checks import check
 from gnnlab.serving import openapi
-from gnnlab.serving.openapi import Prediction
+from gnnlab.serving.openapi import Placement
 from gnnlab.serving.service import Refused, Service, busy
 from gnnlab.serving.settings import ServiceSettings, configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
@@ -113,10 +113,10 @@ class App:
         finally:
             service.requests -= 1
 
-    async def _one(self, body: bytes, kind: str, scores: bool) -> Prediction | dict[str, str]:
+    async def _one(self, body: bytes, kind: str, scores: bool) -> Placement | dict[str, str]:
         return _member(await self.service.decide(kind, check(body)), kind, scores)
 
-    async def _many(self, body: bytes, kind: str, scores: bool) -> list[Prediction | dict[str, str]]:
+    async def _many(self, body: bytes, kind: str, scores: bool) -> list[Placement | dict[str, str]]:
         most = self.settings.max_waiting
         try:
             parts = msgspec.json.decode(body, type=list[msgspec.Raw])
@@ -133,11 +133,11 @@ class App:
         return JSON, _encode({"status": "ready", **self.service.parts})
 
 
-def _member(decision: Decision | GnnlabError, kind: str, with_scores: bool) -> Prediction | dict[str, str]:
+def _member(decision: Decision | GnnlabError, kind: str, with_scores: bool) -> Placement | dict[str, str]:
     if isinstance(decision, GnnlabError):
         return {"error": str(decision)}
     node_id, node, score, confidence, scores = decision
-    return Prediction(node_id, node, confidence, score, kind, scores if with_scores else None)
+    return Placement(node_id, node, confidence, score, kind, scores if with_scores else None)
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from gnnlab.inference import state_checks
 from gnnlab.workloads.edge_networks import random_states
 
 
-class Prediction(msgspec.Struct, omit_defaults=True):
+class Placement(msgspec.Struct, omit_defaults=True):
     """The node for the next task: its id and place, how sure the model is, its score; on request those of all nodes."""
 
     node_id: str
@@ -32,7 +32,7 @@ GETS = {
 
 def description(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The document; `options` are the query parameters with their values."""
-    state, answer = state_checks.json_schema(), msgspec.json.schema(Prediction)["$defs"]["Prediction"]
+    state, answer = state_checks.json_schema(), msgspec.json.schema(Placement)["$defs"]["Placement"]
     (example,) = random_states(1, (3, 3), seed=0)
     paths: dict[str, Any] = {path: {"get": {"summary": text, **_answered({})}} for path, text in GETS.items()}
     parameters = [
