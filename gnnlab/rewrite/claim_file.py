@@ -101,32 +101,32 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
     torch.manual_seed(SEED)
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        made = runpy.run_path(str(path))
-        made["inputs"] = inputs = made.get("inputs") if given is None else given
+        defined = runpy.run_path(str(path))
+        defined["inputs"] = inputs = defined.get("inputs") if given is None else given
         if callable(inputs) and not isinstance(inputs, BaseData):  # which can be called, too
             inputs = inputs()
     except (Exception, SystemExit) as error:  # the user's code, which may raise anything
         raise GnnlabError(f"{path} fails: {one_line(error)}") from error
     finally:
         sys.path.pop(0)
-    if lacking := [name for name in _NEEDED if made.get(name) is None]:
+    if lacking := [name for name in _NEEDED if defined.get(name) is None]:
         raise GnnlabError(f"{path} defines no {' and no '.join(lacking)}; a claim needs {', '.join(_NEEDED)}")
     for name in ("before", "after"):
-        if not callable(made[name]):
-            raise GnnlabError(f"{path}: {name} is {shown(made[name])}; a function or a module is needed")
-    if isinstance(made["before"], nn.Module):
-        inputs = models.bind(made["before"], inputs, str(path))
+        if not callable(defined[name]):
+            raise GnnlabError(f"{path}: {name} is {shown(defined[name])}; a function or a module is needed")
+    if isinstance(defined["before"], nn.Module):
+        inputs = models.bind(defined["before"], inputs, str(path))
     if not isinstance(inputs, Mapping | tuple):
         inputs = (inputs,)
-    if not isinstance(made["claim"], str):
-        raise GnnlabError(f'{path}: claim is {shown(made["claim"])}; words are needed, as "1.5x"')
-    read_claim(made["claim"])
-    mode, tolerance = made.get("mode", "inference"), made.get("tolerance", RTOL_FLOAT32)
+    if not isinstance(defined["claim"], str):
+        raise GnnlabError(f'{path}: claim is {shown(defined["claim"])}; words are needed, as "1.5x"')
+    read_claim(defined["claim"])
+    mode, tolerance = defined.get("mode", "inference"), defined.get("tolerance", RTOL_FLOAT32)
     if mode not in ("inference", "training"):
         raise GnnlabError(f"{path}: mode is {shown(mode)}; inference and training are understood")
     if type(tolerance) not in (int, float) or not 0 <= tolerance < 1:
         raise GnnlabError(f"{path}: tolerance is {shown(tolerance)}; a number from 0 to below 1 is needed")
-    return ClaimFile(made["before"], made["after"], inputs, made["claim"], mode, float(tolerance))
+    return ClaimFile(defined["before"], defined["after"], inputs, defined["claim"], mode, float(tolerance))
 
 
 def measure(
