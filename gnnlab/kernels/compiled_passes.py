@@ -236,41 +236,50 @@ def ties(y, e, relu, extreme, count, ptr, col, ids, block, blocks):
                 here[f] += one if _message(row, edge, relu, f) == best[f] else zero
 
 
+@_inner
+def _rectified(grad, row, edge, relu, f):
+    """The gradient behind entry f of the message; 0 where `relu` holds the message back."""
+    if relu is None:
+        return grad
+    return row.dtype.type(0) if _message(row, edge, relu, f) <= row.dtype.type(0) else grad
+
+
 @_Kernel
 def moments_back(
-    y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, g_y, g_e, ptr, col, ids, block, blocks
+    y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, by_target, into, ptr, col, ids, block, blocks
 ):
-    width, grad = y.shape[1], np.empty(y.shape[1], y.dtype)
-    for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        own, here, zero, one = y[j], g_y[j], y.dtype.type(0), y.dtype.type(1)
-        here[:] = zero
-        for k in range(ptr[j], ptr[j + 1]):
-            i = col[k]
-            edge = _edge(e, ids[k])
-            if g_total is None:
-                grad[:] = zero
+    """The gradient of the sources, edges by source; or that of each edge in `into`, edges `by_target`."""
+    width, zero, one = y.shape[1], y.dtype.type(0), y.dtype.type(1)
+    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        if by_target is None:
+            into[n] = zero
+        for k in range(ptr[n], ptr[n + 1]):
+            i, row, edge = n, y[col[k]], _edge(e, ids[k])
+            if by_target is None:
+                i, row, here = col[k], y[n], into[n]
             else:
-                grad[:] = g_total[i]
+                here = into[k]
+                for f in range(width):
+                    here[f] = zero
+            if g_total is not None:
+                part = g_total[i]
+                for f in range(width):
+                    here[f] += _rectified(part[f], row, edge, relu, f)
             if g_squares is not None:
                 part = g_squares[i]
                 for f in range(width):
-                    v = _message(own, edge, relu, f)
-                    grad[f] += (v + v) * part[f]
+                    v = _message(row, edge, relu, f)
+                    here[f] += _rectified((v + v) * part[f], row, edge, relu, f)
             if g_least is not None:  # multiplied, so that a gradient of nan stays one, as in torch
                 best, part = least[i], g_least[i]
                 for f in range(width):
-                    grad[f] += part[f] * (one if _message(own, edge, relu, f) == best[f] else zero)
+                    sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
+                    here[f] += _rectified(sent, row, edge, relu, f)
             if g_largest is not None:
                 best, part = largest[i], g_largest[i]
                 for f in range(width):
-                    grad[f] += part[f] * (one if _message(own, edge, relu, f) == best[f] else zero)
-            if relu is not None:
-                for f in range(width):
-                    grad[f] = zero if _message(own, edge, relu, f) <= zero else grad[f]
-            for f in range(width):
-                here[f] += grad[f]
-            if g_e is not None:
-                g_e[ids[k]] = grad
+                    sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
+                    here[f] += _rectified(sent, row, edge, relu, f)
 
 
 @_Kernel
@@ -308,23 +317,25 @@ def softened(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks):
 
 
 @_Kernel
-def softened_back(y, e, relu, t, whole, out, log_sum, g, g_y, g_e, ptr, col, ids, block, blocks):
-    into = np.empty(y.shape[1], y.dtype)
-    for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        own, here, zero, one = y[j], g_y[j], y.dtype.type(0), y.dtype.type(1)
-        here[:] = zero
-        for k in range(ptr[j], ptr[j + 1]):
-            i = col[k]
-            edge, mean, scale, sent = _edge(e, ids[k]), out[i], log_sum[i], g[i]
-            for f in range(own.shape[0]):
-                v = _message(own, edge, relu, f)
+def softened_back(y, e, relu, t, whole, out, log_sum, g, by_target, into, ptr, col, ids, block, blocks):
+    """As `moments_back`, of `softened`."""
+    width, zero, one = y.shape[1], y.dtype.type(0), y.dtype.type(1)
+    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        if by_target is None:
+            into[n] = zero
+        for k in range(ptr[n], ptr[n + 1]):
+            i, row, edge = n, y[col[k]], _edge(e, ids[k])
+            if by_target is None:
+                i, row, here = col[k], y[n], into[n]
+            else:
+                here = into[k]
+                for f in range(width):
+                    here[f] = zero
+            mean, scale, sent = out[i], log_sum[i], g[i]
+            for f in range(width):
+                v = _message(row, edge, relu, f)
                 part = sent[f] * _exp(t * v - scale[f]) * (one + whole * (v - mean[f]))
-                if relu is not None:
-                    part = zero if v <= zero else part
-                into[f] = part
-                here[f] += part
-            if g_e is not None:
-                g_e[ids[k]] = into
+                here[f] += _rectified(part, row, edge, relu, f)
 
 
 @_inner

@@ -12,13 +12,15 @@ nodes with its share of edges, so all edges of one node are one thread's. Thread
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gnnlab.kernels import compiled_passes as loops
+from gnnlab.kernels.aggregation import bag
 from gnnlab.kernels.neighbours import Neighbours
 
 
@@ -74,11 +76,24 @@ class _Moments(torch.autograd.Function):
                 count = torch.empty_like(extreme)
                 loops.ties(graph.num_edges, y, edge, ctx.relu, extreme, count, *_by_target(graph))
                 grad[name] = grad[name] / count.add_(extreme == 0)
-        to_y, to_edge = torch.empty_like(y), torch.empty_like(edge) if ctx.needs_input_grad[1] else None
-        extremes = least, grad.get("min"), largest, grad.get("max")
-        given = grad.get("sum"), grad.get("squares"), *extremes, to_y, to_edge
-        loops.moments_back(graph.num_edges, y, edge, ctx.relu, *given, *_by_source(graph))
-        return to_y, to_edge, None, None, None
+        given = grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
+        run = partial(loops.moments_back, graph.num_edges, y, edge, ctx.relu, *given)
+        return *_sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph), None, None, None
+
+
+def _sent_back(run: Callable, y: Tensor, edge: Tensor | None, graph: Neighbours) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the sources and of the edges, None where these want none.
+
+    Where they do, those of sources are sums of them: a pass by source that also wrote to edges would write to rows far
+    apart.
+    """
+    if edge is None:
+        to_y = torch.empty_like(y)
+        run(None, to_y, *_by_source(graph))
+        return to_y, None
+    to_edge, back = torch.empty_like(edge), graph.transposed
+    run(1, to_edge, *_by_target(graph))
+    return bag(to_edge, Neighbours(back.rowptr, back.order, back.order, graph.num_edges), None), to_edge
 
 
 def softened(
@@ -106,11 +121,11 @@ class _Softened(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         (y, edge, t, out, log_sum, spread), graph = ctx.saved_tensors, ctx.graph
-        to_y, to_edge = torch.empty_like(y), torch.empty_like(edge) if ctx.needs_input_grad[1] else None
-        grad = grad.contiguous()
-        loops.softened_back(graph.num_edges, y, edge, *ctx.fixed, out, log_sum, grad, to_y, to_edge, *_by_source(graph))
+        run = partial(
+            loops.softened_back, graph.num_edges, y, edge, *ctx.fixed, out, log_sum, grad := grad.contiguous()
+        )
         to_t = (grad * spread).sum().view_as(t) if spread is not None else None
-        return to_y, to_edge, to_t, None, None, None
+        return *_sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph), to_t, None, None, None
 
 
 def gated(
