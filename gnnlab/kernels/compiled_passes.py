@@ -258,7 +258,7 @@ def moments_back(
             if by_target is None:
                 i, row, here = col[k], y[n], into[n]
             else:
-                here = into[k]
+                here = into[ids[k]]
                 for f in range(width):
                     here[f] = zero
             if g_total is not None:
@@ -328,7 +328,7 @@ def softened_back(y, e, relu, t, whole, out, log_sum, g, by_target, into, ptr, c
             if by_target is None:
                 i, row, here = col[k], y[n], into[n]
             else:
-                here = into[k]
+                here = into[ids[k]]
                 for f in range(width):
                     here[f] = zero
             mean, scale, sent = out[i], log_sum[i], g[i]
@@ -453,3 +453,28 @@ def modulated_back(x, target, g, to_x, to_target, ptr, col, block, blocks):
                 if to_target is not None:
                     to_gamma[f] += part * row[f]
                     to_beta[f] += part
+
+
+@_Kernel
+def pairs(source, target, relu, out, ptr, col, block, blocks):
+    """source[j] + target[i], with `relu` its positive part, of each edge."""
+    width = source.shape[1]
+    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        own = target[i]
+        for k in range(ptr[i], ptr[i + 1]):
+            row, here = source[col[k]], out[k]
+            for f in range(width):
+                here[f] = _message(row, own, relu, f)
+
+
+@_Kernel
+def pairs_back(g, out, relu, into, ptr, ids, block, blocks):
+    """The gradient of the rows of one end; `ids`: where its edges stand."""
+    width, zero = g.shape[1], g.dtype.type(0)
+    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        into[n] = zero
+        here = into[n]
+        for k in range(ptr[n], ptr[n + 1]):
+            sent, made = g[ids[k]], out[ids[k]]
+            for f in range(width):
+                here[f] += zero if relu is not None and made[f] <= zero else sent[f]

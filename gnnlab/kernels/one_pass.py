@@ -4,6 +4,7 @@
     softened(x, graph, t, edge, relu=True)         # (N, F): sum of softmax(t v) v, where v is that message
     gated(source, target, graph, edge)             # (N, F): sum of sigmoid(p) * q, or of sigmoid(p) * softplus(q)
     modulated(x, target, graph)                    # (N, F): sum of relu(gamma[i] * x[j] + beta[i])
+    pairs(source, target, graph, relu=True)        # (E, F): relu(source[j] + target[i])
 
 PyG writes and reads a row for each edge three to eight times. Here each row of x is read where it is added, on edges
 sorted by target, and so are rows of edges; gradients are read on edges sorted by source. One thread has a block of
@@ -24,12 +25,17 @@ from gnnlab.kernels.aggregation import bag
 from gnnlab.kernels.neighbours import Neighbours
 
 
-def _by_target(graph: Neighbours) -> tuple[Tensor, Tensor, Tensor]:
-    return graph.rowptr, graph.col, graph.places
+def _by_target(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Row pointers, sources, and where the features of each edge stand."""
+    return graph.rowptr, graph.col, graph.order if as_given else graph.places
 
 
-def _by_source(graph: Neighbours) -> tuple[Tensor, Tensor, Tensor]:
-    return graph.transposed.rowptr, graph.transposed.col, graph.transposed.order
+def _by_source(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tensor]:
+    back = graph.transposed
+    order = back.order
+    if as_given:
+        order = graph.once("given by source", lambda: graph.order.index_select(0, back.order))
+    return back.rowptr, back.col, order
 
 
 def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: Tensor | None = None) -> None:
@@ -43,26 +49,33 @@ def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: 
 
 
 def moments(
-    y: Tensor, graph: Neighbours, wanted: Sequence[str], edge: Tensor | None = None, relu: bool = False
+    y: Tensor,
+    graph: Neighbours,
+    wanted: Sequence[str],
+    edge: Tensor | None = None,
+    relu: bool = False,
+    as_given: bool = False,
 ) -> list[Tensor]:
     """Of the messages of each node, in the order of `wanted`: "sum", "squares" (their sum), "min", "max", each (N, F).
 
     The message is y[j] + edge, with `relu` (where there is an `edge`) its positive part; `y` (num_sources, F), `edge`
-    (E, F) in the order of `graph.col`. 0 for nodes without edges. Ties of "min" and "max" share the gradient as in
-    `scatter_reduce`: where the extreme is 0, torch counts the 0 that PyG lets it start from as one more.
+    (E, F) in the order of `graph.col`, or `as_given`, in that of the edges given. 0 for nodes without edges. Ties of
+    "min" and "max" share the gradient as in `scatter_reduce`: where the extreme is 0, torch counts the 0 that PyG lets
+    it start from as one more.
     """
     _check(graph, y, edge=edge)
-    return list(_Moments.apply(y, edge, graph, tuple(wanted), relu))
+    return list(_Moments.apply(y, edge, graph, tuple(wanted), relu, as_given))
 
 
 class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y, edge, graph, wanted, relu):
+    def forward(ctx, y, edge, graph, wanted, relu, as_given):
         y, edge = y.contiguous(), None if edge is None else edge.contiguous()
         out = {name: y.new_empty(graph.num_nodes, y.shape[1]) for name in wanted}
-        ctx.graph, ctx.wanted, ctx.relu = graph, wanted, 1 if relu and edge is not None else None
+        ctx.graph, ctx.wanted, ctx.as_given = graph, wanted, as_given
+        ctx.relu = 1 if relu and edge is not None else None
         made = map(out.get, ("sum", "squares", "min", "max"))
-        loops.moments(graph.num_edges, y, edge, ctx.relu, *made, *_by_target(graph))
+        loops.moments(graph.num_edges, y, edge, ctx.relu, *made, *_by_target(graph, as_given))
         ctx.save_for_backward(y, edge, out.get("min"), out.get("max"))
         return tuple(out.values())
 
@@ -74,14 +87,16 @@ class _Moments(torch.autograd.Function):
         for name, extreme in (("min", least), ("max", largest)):
             if extreme is not None:
                 count = torch.empty_like(extreme)
-                loops.ties(graph.num_edges, y, edge, ctx.relu, extreme, count, *_by_target(graph))
+                loops.ties(graph.num_edges, y, edge, ctx.relu, extreme, count, *_by_target(graph, ctx.as_given))
                 grad[name] = grad[name] / count.add_(extreme == 0)
         given = grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
         run = partial(loops.moments_back, graph.num_edges, y, edge, ctx.relu, *given)
-        return *_sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph), None, None, None
+        return *_sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph, ctx.as_given), *[None] * 4
 
 
-def _sent_back(run: Callable, y: Tensor, edge: Tensor | None, graph: Neighbours) -> tuple[Tensor, Tensor | None]:
+def _sent_back(
+    run: Callable, y: Tensor, edge: Tensor | None, graph: Neighbours, as_given: bool
+) -> tuple[Tensor, Tensor | None]:
     """The gradients of the sources and of the edges, None where these want none.
 
     Where they do, those of sources are sums of them: a pass by source that also wrote to edges would write to rows far
@@ -89,31 +104,37 @@ def _sent_back(run: Callable, y: Tensor, edge: Tensor | None, graph: Neighbours)
     """
     if edge is None:
         to_y = torch.empty_like(y)
-        run(None, to_y, *_by_source(graph))
+        run(None, to_y, *_by_source(graph, as_given))
         return to_y, None
-    to_edge, back = torch.empty_like(edge), graph.transposed
-    run(1, to_edge, *_by_target(graph))
-    return bag(to_edge, Neighbours(back.rowptr, back.order, back.order, graph.num_edges), None), to_edge
+    to_edge, (rowptr, _, order) = torch.empty_like(edge), _by_source(graph, as_given)
+    run(1, to_edge, *_by_target(graph, as_given))
+    return bag(to_edge, Neighbours(rowptr, order, order, graph.num_edges), None), to_edge
 
 
 def softened(
-    y: Tensor, graph: Neighbours, t: Tensor, edge: Tensor | None = None, relu: bool = False, semi: bool = False
+    y: Tensor,
+    graph: Neighbours,
+    t: Tensor,
+    edge: Tensor | None = None,
+    relu: bool = False,
+    semi: bool = False,
+    as_given: bool = False,
 ) -> Tensor:
     """Sums of softmax(t v) v over the messages v of each node, (N, F), as `SoftmaxAggregation`; messages as in
     `moments`. `t` one number, which may want a gradient; `semi`: the weights let no gradient through."""
     _check(graph, y, edge=edge)
-    return _Softened.apply(y, edge, t, graph, relu, semi)
+    return _Softened.apply(y, edge, t, graph, relu, semi, as_given)
 
 
 class _Softened(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y, edge, t, graph, relu, semi):
+    def forward(ctx, y, edge, t, graph, relu, semi, as_given):
         y, edge, number = y.contiguous(), None if edge is None else edge.contiguous(), float(t)
         relu = 1 if relu and edge is not None else None
         out, log_sum = (y.new_empty(graph.num_nodes, y.shape[1]) for _ in range(2))
         spread = torch.empty_like(out) if ctx.needs_input_grad[2] else None
-        loops.softened(graph.num_edges, y, edge, relu, number, out, log_sum, spread, *_by_target(graph))
-        ctx.graph, ctx.fixed = graph, (relu, number, 0.0 if semi else number)
+        loops.softened(graph.num_edges, y, edge, relu, number, out, log_sum, spread, *_by_target(graph, as_given))
+        ctx.graph, ctx.as_given, ctx.fixed = graph, as_given, (relu, number, 0.0 if semi else number)
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
         return out
 
@@ -125,30 +146,36 @@ class _Softened(torch.autograd.Function):
             loops.softened_back, graph.num_edges, y, edge, *ctx.fixed, out, log_sum, grad := grad.contiguous()
         )
         to_t = (grad * spread).sum().view_as(t) if spread is not None else None
-        return *_sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph), to_t, None, None, None
+        to_rows = _sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph, ctx.as_given)
+        return *to_rows, to_t, *[None] * 4
 
 
 def gated(
-    source: Tensor, target: Tensor, graph: Neighbours, edge: Tensor | None = None, softplus: bool = False
+    source: Tensor,
+    target: Tensor,
+    graph: Neighbours,
+    edge: Tensor | None = None,
+    softplus: bool = False,
+    as_given: bool = False,
 ) -> Tensor:
     """Sums of sigmoid(p) * q, or of sigmoid(p) * softplus(q), (N, F): p and q are the halves of source[j] + target[i]
-    + edge; `source` (num_sources, 2 F), `target` (N, 2 F), or (N, F) for p alone, `edge` (E, 2 F) in the order of
-    `graph.col`."""
+    + edge; `source` (num_sources, 2 F), `target` (N, 2 F), or (N, F) for p alone, `edge` (E, 2 F) as in
+    `moments`."""
     _check(graph, source, edge=edge)
     width = source.shape[1] // (1 if target.shape[1] == source.shape[1] else 2)
     graph.require("what targets add", target, (graph.num_nodes, width), source.dtype)
-    return _Gated.apply(source, target, edge, graph, 1 if softplus else None)
+    return _Gated.apply(source, target, edge, graph, 1 if softplus else None, as_given)
 
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, source, target, edge, graph, softplus):
+    def forward(ctx, source, target, edge, graph, softplus, as_given):
         source, target = source.contiguous(), target.contiguous()
         edge = None if edge is None else edge.contiguous()
         out = source.new_empty(graph.num_nodes, source.shape[1] // 2)
         whole = 1 if target.shape[1] == source.shape[1] else None
-        loops.gated(graph.num_edges, source, target, edge, whole, softplus, out, *_by_target(graph))
-        ctx.graph, ctx.softplus, ctx.whole = graph, softplus, whole
+        loops.gated(graph.num_edges, source, target, edge, whole, softplus, out, *_by_target(graph, as_given))
+        ctx.graph, ctx.softplus, ctx.whole, ctx.as_given = graph, softplus, whole, as_given
         ctx.save_for_backward(source, target, edge)
         return out
 
@@ -159,10 +186,10 @@ class _Gated(torch.autograd.Function):
         of_source, of_target = torch.empty_like(source), torch.empty_like(target)
         of_edge = torch.empty_like(edge) if ctx.needs_input_grad[2] else None
         of_sources = source, target, edge, 1, ctx.whole, ctx.softplus, False
-        loops.gated_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph))
+        loops.gated_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph, ctx.as_given))
         of_targets = target, source, edge, ctx.whole, 1, ctx.softplus, True
-        loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph))
-        return of_source, of_target, of_edge, None, None
+        loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, ctx.as_given))
+        return of_source, of_target, of_edge, *[None] * 3
 
 
 def modulated(x: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
@@ -190,3 +217,31 @@ class _Modulated(torch.autograd.Function):
         loops.modulated_back(graph.num_edges, *given, of_x, None, graph.transposed.rowptr, graph.transposed.col)
         loops.modulated_back(graph.num_edges, *given, None, of_target, graph.rowptr, graph.col)
         return of_x, of_target, None
+
+
+def pairs(source: Tensor, target: Tensor, graph: Neighbours, relu: bool) -> Tensor:
+    """source[j] + target[i], with `relu` its positive part, of each edge in the order of `graph.col`, (E, F): `source`
+    (num_sources, F), `target` (N, F)."""
+    _check(graph, source, target)
+    return _Pairs.apply(source, target, graph, 1 if relu else None)
+
+
+class _Pairs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, source, target, graph, relu):
+        source, target = source.contiguous(), target.contiguous()
+        out = source.new_empty(graph.num_edges, source.shape[1])
+        loops.pairs(graph.num_edges, source, target, relu, out, graph.rowptr, graph.col)
+        ctx.graph, ctx.relu = graph, relu
+        ctx.save_for_backward(source, target, out if relu else None)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (source, target, out), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
+        of_source, of_target, back = torch.empty_like(source), torch.empty_like(target), graph.transposed
+        given = graph.num_edges, grad, grad if out is None else out, ctx.relu
+        loops.pairs_back(*given, of_source, back.rowptr, back.order)
+        loops.pairs_back(*given, of_target, graph.rowptr, graph.places)
+        return of_source, of_target, None, None

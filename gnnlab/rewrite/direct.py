@@ -31,6 +31,7 @@ LINEAR = (nn.Linear, pyg.Linear)
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
 # many, 1.2 at 22, behind at 1
 WIDE_INPUT = 4
+MOST_RELATION_ROWS = 4  # (node, relation) an edge, beyond which most of what RGCN's relations send is zeros
 DENSE_NUMBERS = 1 << 16  # of all pairs of nodes and channels, up to which GATv2 makes them
 _IDENTITY = nn.Identity()
 
@@ -51,7 +52,9 @@ class Form:
 
     def takes(self, values: Tensor, x: Tensor, edge_index: Tensor) -> bool:
         """Can these values of edges be served? Weights that are learned change in each step: they cannot."""
-        if not self.values or type(values) not in (Tensor, nn.Parameter) or values.dtype is not x.dtype:
+        if not self.values or type(values) not in (Tensor, nn.Parameter):
+            return False
+        if values.dtype not in ((torch.int64, torch.int32) if self.values == "edge_type" else (x.dtype,)):
             return False
         if values.dim() == 0 or values.shape[0] != edge_index.shape[1]:
             return False
@@ -190,10 +193,10 @@ def first_of(mlp: nn.Module) -> nn.Module | None:
     return mlp.lins[0] if type(mlp) is pyg.MLP and not torch.compiler.is_compiling() else None
 
 
-def after_first(mlp: nn.Module, out: Tensor) -> Tensor:
-    """What the others make of `out`."""
+def after_first(mlp: nn.Module, out: Tensor, first: int = 1) -> Tensor:
+    """What the modules behind the `first` ones make of `out`."""
     if type(mlp) is nn.Sequential:
-        for module in list(mlp)[1:]:
+        for module in list(mlp)[first:]:
             out = module(out)
         return out
     rest = object.__new__(pyg.MLP)  # the same but for its first linear layer; `copy` takes 40 us
@@ -206,6 +209,44 @@ def _with_own(summed: Tensor, x: Tensor, eps: Tensor) -> Tensor:
     return summed.addcmul_(x, 1 + eps)
 
 
+def _relations(layer: pyg.RGCNConv, graph: Neighbours, types: Tensor | None, dtype: torch.dtype) -> Edges | None:
+    """The graph from nodes to (node, relation): number i * R + r is what relation r sends to node i."""
+    count = layer.num_relations
+    if types is None or graph.num_nodes * count > MOST_RELATION_ROWS * graph.num_edges:
+        return None
+
+    def make() -> Edges | None:
+        if bool(((types < 0) | (types >= count)).any()):  # PyG leaves them out
+            return None
+        source, target = graph.edge_index
+        ends = torch.stack([source, target * count + types])
+        return Edges(Neighbours.prepare(ends, graph.num_nodes * count, num_sources=graph.num_nodes))
+
+    return graph.of_weight(types, ("relations", count), make)
+
+
+def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Edges) -> Tensor:
+    """sum of A_r x W_r + x R + b: one sum for all relations, then one product."""
+    relations, weight = layer.num_relations, layer.weight
+    summed = edges.attend(layer, [x.unsqueeze(1)], relations)  # (N, R, F)
+    if layer.num_blocks is not None:
+        blocks = summed.unflatten(2, (layer.num_blocks, -1))
+        out = torch.einsum("nrbc,rbcd->nbd", blocks, weight).flatten(1)
+    else:
+        if layer.num_bases is not None:
+            weight = layer.comp @ weight.flatten(1)
+        out = summed.flatten(1) @ weight.reshape(summed.shape[1] * summed.shape[2], -1)
+    out = out if layer.root is None else torch.addmm(out, x, layer.root)
+    return out if layer.bias is None else out + layer.bias
+
+
+def _rgcn_attend(layer: pyg.RGCNConv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """What each relation sends: x (N, 1, F) -> (N, R, F)."""
+    (x,) = tensors
+    total = _fixed_sum(edges.graph, None, x.dtype, layer.aggr == "mean")
+    return total(x.squeeze(1)).view(x.shape[0], layer.num_relations, -1)
+
+
 def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
     return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
 
@@ -215,7 +256,7 @@ Attend = Callable[[nn.Module, Sequence[Tensor], "Edges"], Tensor]  # of a layer 
 
 @dataclass(frozen=True)
 class Edges:
-    """A graph, and the features of its edges (E, D) in the order of `graph.col`, if there are any.
+    """A graph, and the features of its edges (E, D), if there are any, in the order of `graph.col` or `as_given`.
 
     `attend(layer, tensors)` -> (N, H, C): what the layer makes of its neighbours, from tensors that it made of x and
     its weights; `rows` is H where the layer has no `heads`.
@@ -223,6 +264,7 @@ class Edges:
 
     graph: Neighbours
     features: Tensor | None = None
+    as_given: bool = False
 
     def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
         return ATTEND[form_of(type(layer)).run](layer, tensors, self)
@@ -398,7 +440,12 @@ def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-ATTEND: dict[Callable, Attend] = {_gat: _gat_attend, _gatv2: _gatv2_attend, _transformer: _transformer_attend}
+ATTEND: dict[Callable, Attend] = {
+    _gat: _gat_attend,
+    _gatv2: _gatv2_attend,
+    _transformer: _transformer_attend,
+    _rgcn: _rgcn_attend,
+}
 
 
 def _needs(*allowed: str) -> Callable[[nn.Module], str]:
@@ -426,6 +473,7 @@ FORMS: dict[type[nn.Module], Form] = {
     pyg.GINConv: Form(_gin, _sum_or_mean, (), "", _needs("add", "sum")),
     pyg.GraphConv: Form(_graph, _sum_or_mean, ("lin_rel", "lin_root"), "edge_weight", _needs("add", "sum", "mean")),
     pyg.LEConv: Form(_le, _sum_or_mean, ("lin1", "lin2", "lin3"), "edge_weight", _needs("add", "sum")),
+    pyg.RGCNConv: Form(_rgcn, _relations, (), "edge_type", _needs("add", "sum", "mean")),
     pyg.GATConv: Form(_gat, _with_loops, ("lin", "lin_edge"), "edge_attr", _attention_why_not),
     pyg.GATv2Conv: Form(_gatv2, _with_loops, ("lin_l", "lin_r", "lin_edge"), "edge_attr", _attention_why_not),
     pyg.TransformerConv: Form(

@@ -47,6 +47,8 @@ def compilation() -> list[str]:
 
 
 def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+    if values is not None and values.requires_grad:  # made anew in each step, and read once
+        return Edges(graph, values, as_given=True)
     return Edges(graph, None if values is None else graph.sorted_weight(values))
 
 
@@ -63,13 +65,13 @@ def _degree(given: Any, x: Tensor) -> Tensor:
 
 
 def aggregated(
-    kinds: Sequence[nn.Module], y: Tensor, graph: Neighbours, edge: Tensor | None, relu: bool
+    kinds: Sequence[nn.Module], y: Tensor, graph: Neighbours, edge: Tensor | None, relu: bool, as_given: bool = False
 ) -> list[Tensor]:
     """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F)."""
     from gnnlab.kernels import one_pass
 
     wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS.get(type(kind), ()))
-    made = dict(zip(wanted, one_pass.moments(y, graph, wanted, edge, relu), strict=True)) if wanted else {}
+    made = dict(zip(wanted, one_pass.moments(y, graph, wanted, edge, relu, as_given), strict=True)) if wanted else {}
     count = graph.once(("count", y.dtype), lambda: graph.degree.clamp(min=1).to(y.dtype).unsqueeze(1))
     if "squares" in made:
         made["mean"] = made["sum"] / count
@@ -78,7 +80,7 @@ def aggregated(
     def of(kind: nn.Module) -> Tensor:
         if isinstance(kind, aggr.SoftmaxAggregation):
             t = kind.t if isinstance(kind.t, Tensor) else y.new_tensor([kind.t])
-            return one_pass.softened(y, graph, t, edge, relu, kind.semi_grad)
+            return one_pass.softened(y, graph, t, edge, relu, kind.semi_grad, as_given)
         if isinstance(kind, aggr.MeanAggregation):
             return made["mean"] if "mean" in made else made["sum"] / count
         if isinstance(kind, aggr.StdAggregation):
@@ -101,7 +103,7 @@ def _aggregate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Ten
     y, *of_edge = tensors
     kinds = _kinds(getattr(layer.aggr_module, "aggr", layer.aggr_module))
     relu = isinstance(layer, (pyg.GINEConv, pyg.GENConv))
-    out = aggregated(kinds, y.flatten(1), edges.graph, _rows_of(edges, of_edge), relu)
+    out = aggregated(kinds, y.flatten(1), edges.graph, _rows_of(edges, of_edge), relu, edges.as_given)
     return torch.cat(out, dim=1).view(y.shape[0], -1, y.shape[2])
 
 
@@ -131,8 +133,8 @@ def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     from gnnlab.kernels import one_pass
 
     source, target, *of_edge = (one.flatten(1) for one in tensors)
-    rows = _rows_of(edges, of_edge)
-    return one_pass.gated(source, target, edges.graph, rows, softplus=isinstance(layer, pyg.CGConv)).unsqueeze(1)
+    softplus, rows = isinstance(layer, pyg.CGConv), _rows_of(edges, of_edge)
+    return one_pass.gated(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
 
 
 def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
@@ -237,11 +239,14 @@ def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target."""
     if not isinstance(given, Edges):
         return layer._original.forward(layer, x, given.edge_index)
+    from gnnlab.kernels import one_pass
+
     first = first_of(layer.nn)
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
-    target = F.linear(x, own - other, first.bias)
-    rows = F.linear(x, other).index_select(0, graph.col) + target.index_select(0, graph.row)
-    rows = after_first(layer.nn, rows)
+    second = layer.nn[1] if type(layer.nn) is nn.Sequential and len(layer.nn) > 1 else None
+    relu = type(second) is nn.ReLU and not hooked(second)
+    rows = one_pass.pairs(F.linear(x, other), F.linear(x, own - other, first.bias), graph, relu)
+    rows = after_first(layer.nn, rows, 1 + relu)
     sources = graph.rowptr, graph.places, graph.places, graph.num_edges
     sorted_edges = graph.once("edges as sources", lambda: Neighbours(*sources))
     return aggregated([layer.aggr_module], rows, sorted_edges, None, False)[0]

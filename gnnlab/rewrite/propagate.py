@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, utils
-from torch_geometric.nn import aggr
+from torch_geometric.nn import HGTConv, aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnlab.kernels.aggregation import weighted_sum_sorted
-from gnnlab.kernels.attention import head_sum, segment_softmax
+from gnnlab.kernels.attention import attend, head_products, head_sum, segment_softmax
 from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache, Moved, Neighbours
 from gnnlab.kernels.sums import Largest, NeighbourSum
@@ -78,7 +78,8 @@ def covered(layer: MessagePassing, edge_index: Any) -> bool:
 def sources_of(layer: MessagePassing, arguments: dict[str, Any]) -> list[str]:
     """Arguments of this call that `message` wants at the source of each edge: x for `x_j`."""
     names = layer.inspector.get_param_names("message")
-    return [name[:-2] for name in names if name.endswith("_j") and name[:-2] in arguments]
+    whole = [WHOLE] if isinstance(layer, tuple(WHOLES)) else []
+    return whole + [name[:-2] for name in names if name.endswith("_j") and name[:-2] in arguments]
 
 
 def sizes(layer: MessagePassing, size: Any, arguments: dict[str, Any]) -> tuple[int, int] | None:
@@ -111,9 +112,12 @@ def summed(
     layer: MessagePassing, graphs: GraphCache, name: str, edge_index: Tensor, size: Any, arguments: dict[str, Any]
 ) -> Tensor | None:
     """What the layer's `propagate` gives, by one sum over the argument `name`; None where this call is not covered."""
+    both = sizes(layer, size, arguments)
+    if name == WHOLE:
+        form = next(form for kind, form in WHOLES.items() if isinstance(layer, kind))
+        return None if both is None else form(layer, graphs.get(edge_index, both[TARGET], both[SOURCE]), **arguments)
     given = arguments[name]
     x = given[SOURCE] if isinstance(given, (tuple, list)) else given
-    both = sizes(layer, size, arguments)
     if both is None or not isinstance(x, Tensor) or x.dim() not in (2, 3) or not x.is_floating_point():
         return None
     graph, static = graphs.get(edge_index, both[TARGET], both[SOURCE]), node_dimension(layer, x) == 1
@@ -150,6 +154,16 @@ class Ends:
 def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
     """Values of edges (E, ...) in the order of `graph.col`; gradients go back."""
     return values if Ends.of(graph).in_order else Moved.apply(values, graph.order, graph.place)
+
+
+def _hgt(layer: HGTConv, graph: Neighbours, k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor) -> Tensor:
+    """Sums of softmax(k[j] . q[i] * edge_attr / sqrt(D)) * v[j]; k, q, v (N, H, D), edge_attr (E, H)."""
+    scores = head_products(q, k, graph) * sorted_values(edge_attr, graph) * q.shape[-1] ** -0.5
+    return attend(scores, v, graph).flatten(1)
+
+
+WHOLE = "*"  # in place of an argument's name: all that `propagate` does, for layers of these classes
+WHOLES: dict[type[MessagePassing], Callable[..., Tensor]] = {HGTConv: _hgt}
 
 
 class _Call:
