@@ -346,13 +346,6 @@ def _halves(row):
 
 
 @_inner
-def _row(rows, n):
-    if rows is None:
-        return None
-    return rows[n]
-
-
-@_inner
 def _row_halves(rows, n):
     if rows is None:
         return None, None
@@ -368,12 +361,16 @@ def _ends(row, whole):
 
 
 @_Kernel
-def gated(source, target, e, whole, softplus, out, ptr, col, ids, block, blocks):
-    """Sums of sigmoid(p) * q, p and q the halves of source[j] + target[i] + e[k]; without `whole` targets have no q."""
+def gated(source, target, e, whole, softplus, out, slope, ptr, col, ids, block, blocks):
+    """Sums of sigmoid(p) * q, p and q the halves of source[j] + target[i] + e[k]; without `whole` targets have no q.
+    `slope`: their derivative by target[i]."""
     width = out.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, (own_p, own_q) = out[i], _ends(target[i], whole)
+        here, (own_p, own_q), one = out[i], _ends(target[i], whole), out.dtype.type(1)
         here[:] = out.dtype.type(0)
+        if slope is not None:
+            slope[i] = out.dtype.type(0)
+            slope_p, slope_q = _ends(slope[i], whole)
         for k in range(ptr[i], ptr[i + 1]):
             (other_p, other_q), (edge_p, edge_q) = _halves(source[col[k]]), _row_halves(e, ids[k])
             for f in range(width):
@@ -382,9 +379,16 @@ def gated(source, target, e, whole, softplus, out, ptr, col, ids, block, blocks)
                     q = q + own_q[f]
                 if e is not None:
                     p, q = p + edge_p[f], q + edge_q[f]
+                gate, by_q = _sigmoid(p), one
                 if softplus is not None:
+                    if slope is not None:
+                        by_q = _sigmoid(q)
                     q = _softplus(q)
-                here[f] += _sigmoid(p) * q
+                here[f] += gate * q
+                if slope is not None:
+                    slope_p[f] += gate * (one - gate) * q
+                    if whole is not None:
+                        slope_q[f] += gate * by_q
 
 
 @_Kernel
@@ -420,39 +424,36 @@ def gated_back(own, others, e, whole, others_whole, softplus, by_target, g, to_o
 
 
 @_Kernel
-def modulated(x, target, out, ptr, col, block, blocks):
-    """Sums of relu(gamma[i] * x[j] + beta[i]); target[i] holds beta[i], then gamma[i]."""
+def modulated(x, target, out, slope, ptr, col, block, blocks):
+    """Sums of relu(gamma[i] * x[j] + beta[i]); target[i] holds beta[i], then gamma[i]; `slope` as in `gated`."""
     width = x.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        here, (beta, gamma), zero = out[i], _halves(target[i]), x.dtype.type(0)
+        here, (beta, gamma), zero, one = out[i], _halves(target[i]), x.dtype.type(0), x.dtype.type(1)
         here[:] = zero
+        if slope is not None:
+            slope[i] = zero
+            by_beta, by_gamma = _halves(slope[i])
         for k in range(ptr[i], ptr[i + 1]):
             row = x[col[k]]
             for f in range(width):
-                here[f] += np.maximum(gamma[f] * row[f] + beta[f], zero)
+                v = gamma[f] * row[f] + beta[f]
+                here[f] += np.maximum(v, zero)
+                if slope is not None:
+                    by_beta[f] += zero if v <= zero else one
+                    by_gamma[f] += zero if v <= zero else row[f]
 
 
 @_Kernel
-def modulated_back(x, target, g, to_x, to_target, ptr, col, block, blocks):
-    """The gradient of the sources, edges by source; or that of the targets, edges by target."""
-    width = x.shape[1]
-    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        zero = x.dtype.type(0)
-        if to_x is not None:
-            to_x[n] = zero
-        if to_target is not None:
-            to_target[n] = zero
-        to_row, (to_beta, to_gamma) = _row(to_x, n), _row_halves(to_target, n)
-        for k in range(ptr[n], ptr[n + 1]):
-            i = n if to_x is None else col[k]
-            row, (beta, gamma), sent = x[col[k] if to_x is None else n], _halves(target[i]), g[i]
+def modulated_back(x, target, g, into, ptr, col, block, blocks):
+    """The gradient of the sources, edges by source."""
+    width, zero = x.shape[1], x.dtype.type(0)
+    for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        into[j] = zero
+        row, here = x[j], into[j]
+        for k in range(ptr[j], ptr[j + 1]):
+            (beta, gamma), sent = _halves(target[col[k]]), g[col[k]]
             for f in range(width):
-                part = zero if gamma[f] * row[f] + beta[f] <= zero else sent[f]
-                if to_x is not None:
-                    to_row[f] += part * gamma[f]
-                if to_target is not None:
-                    to_gamma[f] += part * row[f]
-                    to_beta[f] += part
+                here[f] += zero if gamma[f] * row[f] + beta[f] <= zero else sent[f] * gamma[f]
 
 
 @_Kernel
@@ -478,3 +479,28 @@ def pairs_back(g, out, relu, into, ptr, ids, block, blocks):
             sent, made = g[ids[k]], out[ids[k]]
             for f in range(width):
                 here[f] += zero if relu is not None and made[f] <= zero else sent[f]
+
+
+@_Kernel
+def scaled(x, w, out, ptr, col, ids, block, blocks):
+    """Sums of x[j] * w[e], entry by entry."""
+    width = x.shape[1]
+    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        out[i] = x.dtype.type(0)
+        here = out[i]
+        for k in range(ptr[i], ptr[i + 1]):
+            row, scale = x[col[k]], w[ids[k]]
+            for f in range(width):
+                here[f] += row[f] * scale[f]
+
+
+@_Kernel
+def scaled_back(x, g, into, ptr, col, ids, block, blocks):
+    """The gradient of w."""
+    width = x.shape[1]
+    for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        sent = g[i]
+        for k in range(ptr[i], ptr[i + 1]):
+            row, here = x[col[k]], into[ids[k]]
+            for f in range(width):
+                here[f] = row[f] * sent[f]

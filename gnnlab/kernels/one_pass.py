@@ -4,6 +4,7 @@
     softened(x, graph, t, edge, relu=True)         # (N, F): sum of softmax(t v) v, where v is that message
     gated(source, target, graph, edge)             # (N, F): sum of sigmoid(p) * q, or of sigmoid(p) * softplus(q)
     modulated(x, target, graph)                    # (N, F): sum of relu(gamma[i] * x[j] + beta[i])
+    scaled(x, edge, graph)                         # (N, F): sum of x[j] * edge, entry by entry
     pairs(source, target, graph, relu=True)        # (E, F): relu(source[j] + target[i])
 
 PyG writes and reads a row for each edge three to eight times. Here each row of x is read where it is added, on edges
@@ -172,24 +173,34 @@ class _Gated(torch.autograd.Function):
     def forward(ctx, source, target, edge, graph, softplus, as_given):
         source, target = source.contiguous(), target.contiguous()
         edge = None if edge is None else edge.contiguous()
-        out = source.new_empty(graph.num_nodes, source.shape[1] // 2)
+        out, slope = source.new_empty(graph.num_nodes, source.shape[1] // 2), None
+        if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2]:  # else the backward pass looks at each edge again
+            slope = torch.empty_like(target)
         whole = 1 if target.shape[1] == source.shape[1] else None
-        loops.gated(graph.num_edges, source, target, edge, whole, softplus, out, *_by_target(graph, as_given))
+        loops.gated(graph.num_edges, source, target, edge, whole, softplus, out, slope, *_by_target(graph, as_given))
         ctx.graph, ctx.softplus, ctx.whole, ctx.as_given = graph, softplus, whole, as_given
-        ctx.save_for_backward(source, target, edge)
+        ctx.save_for_backward(source, target, edge, slope)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        (source, target, edge), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
-        of_source, of_target = torch.empty_like(source), torch.empty_like(target)
-        of_edge = torch.empty_like(edge) if ctx.needs_input_grad[2] else None
+        (source, target, edge, slope), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
+        of_source, of_target, of_edge = torch.empty_like(source), None, None
         of_sources = source, target, edge, 1, ctx.whole, ctx.softplus, False
         loops.gated_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph, ctx.as_given))
-        of_targets = target, source, edge, ctx.whole, 1, ctx.softplus, True
-        loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, ctx.as_given))
+        if slope is not None:
+            of_target = _by_channel(slope, grad)
+        elif ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            of_target, of_edge = torch.empty_like(target), torch.empty_like(edge) if ctx.needs_input_grad[2] else None
+            of_targets = target, source, edge, ctx.whole, 1, ctx.softplus, True
+            loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, ctx.as_given))
         return of_source, of_target, of_edge, *[None] * 3
+
+
+def _by_channel(slope: Tensor, grad: Tensor) -> Tensor:
+    """`slope` (N, F) or (N, 2 F) times `grad` (N, F)."""
+    return (slope.unflatten(1, (-1, grad.shape[1])) * grad.unsqueeze(1)).flatten(1)
 
 
 def modulated(x: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
@@ -204,19 +215,19 @@ class _Modulated(torch.autograd.Function):
     def forward(ctx, x, target, graph):
         x, target = x.contiguous(), target.contiguous()
         out = x.new_empty(graph.num_nodes, x.shape[1])
-        loops.modulated(graph.num_edges, x, target, out, graph.rowptr, graph.col)
+        slope = torch.empty_like(target) if ctx.needs_input_grad[1] else None
+        loops.modulated(graph.num_edges, x, target, out, slope, graph.rowptr, graph.col)
         ctx.graph = graph
-        ctx.save_for_backward(x, target)
+        ctx.save_for_backward(x, target, slope)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        (x, target), graph = ctx.saved_tensors, ctx.graph
-        given, of_x, of_target = (x, target, grad.contiguous()), torch.empty_like(x), torch.empty_like(target)
-        loops.modulated_back(graph.num_edges, *given, of_x, None, graph.transposed.rowptr, graph.transposed.col)
-        loops.modulated_back(graph.num_edges, *given, None, of_target, graph.rowptr, graph.col)
-        return of_x, of_target, None
+        (x, target, slope), back, grad = ctx.saved_tensors, ctx.graph.transposed, grad.contiguous()
+        of_x = torch.empty_like(x)
+        loops.modulated_back(ctx.graph.num_edges, x, target, grad, of_x, back.rowptr, back.col)
+        return of_x, None if slope is None else _by_channel(slope, grad), None
 
 
 def pairs(source: Tensor, target: Tensor, graph: Neighbours, relu: bool) -> Tensor:
@@ -245,3 +256,34 @@ class _Pairs(torch.autograd.Function):
         loops.pairs_back(*given, of_source, back.rowptr, back.order)
         loops.pairs_back(*given, of_target, graph.rowptr, graph.places)
         return of_source, of_target, None, None
+
+
+def scaled(x: Tensor, edge: Tensor, graph: Neighbours) -> Tensor:
+    """Sums of x[j] * edge, entry by entry, (N, F): `x` (num_sources, F), `edge` (E, F) in the order of the edges
+    given."""
+    _check(graph, x, edge=edge)
+    return _Scaled.apply(x, edge, graph)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, edge, graph):
+        x, edge = x.contiguous(), edge.contiguous()
+        out = x.new_empty(graph.num_nodes, x.shape[1])
+        loops.scaled(graph.num_edges, x, edge, out, *_by_target(graph, True))
+        ctx.graph = graph
+        ctx.save_for_backward(x, edge)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (x, edge), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
+        of_x, of_edge = (
+            torch.empty_like(one) if ctx.needs_input_grad[at] else None for at, one in enumerate((x, edge))
+        )
+        if of_x is not None:
+            loops.scaled(graph.num_edges, grad, edge, of_x, *_by_source(graph, True))
+        if of_edge is not None:
+            loops.scaled_back(graph.num_edges, x, grad, of_edge, *_by_target(graph, True))
+        return of_x, of_edge, None

@@ -213,6 +213,7 @@ class _Call:
 
     def weights(self) -> tuple[bool, Any]:
         """(are heads joined, the weight of each edge (E,) or (E, H) in the order given; None: the message has none).
+        Where each entry of a row has a weight of its own it is (E, F).
 
         Heads are joined where `message` views (E, H, C) as (E, H C), as HGT and HAN do.
         """
@@ -233,7 +234,11 @@ class _Call:
         joined = isinstance(ones, _Row) and ones.joined[0]
         if out is ones and ones._version == fresh:
             return joined, _ONES
-        if not isinstance(out, Tensor) or out.shape != ones.shape or out.dtype != x.dtype:
+        if not isinstance(out, Tensor) or out.dtype != x.dtype:
+            return False, None
+        if x.shape[1] > 1 and out.shape == (edges, x.shape[1]) and x.dtype in PRECISE:
+            return False, out
+        if out.shape != ones.shape:
             return False, None
         if ones._version != fresh and out is not ones:
             return False, None
@@ -250,11 +255,15 @@ class _Call:
         if weight is None:
             out = weighted_sum_sorted(flat, graph, None if self.how == "sum" else graph.cast("mean_weight", rows.dtype))
             return out.view(-1, *rows.shape[1:])
-        weight = sorted_values(weight, graph)
-        if weight.dim() == 2 and rows.dim() == 3:
-            out = head_sum(rows, graph, weight)
+        if weight.dim() == 2 and rows.dim() == 2:
+            from gnnlab.kernels import one_pass  # imports numba
+
+            out = one_pass.scaled(rows, weight, graph)
+        elif weight.dim() == 2:
+            out = head_sum(rows, graph, sorted_values(weight, graph))
         else:
-            out = weighted_sum_sorted(flat, graph, weight.reshape(-1)).view(-1, *rows.shape[1:])
+            weight = sorted_values(weight, graph).reshape(-1)
+            out = weighted_sum_sorted(flat, graph, weight).view(-1, *rows.shape[1:])
         if self.how == "sum":
             return out
         count = graph.once(("count", out.dtype), lambda: graph.degree.clamp(min=1).to(out.dtype))

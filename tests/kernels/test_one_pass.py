@@ -76,6 +76,36 @@ CASES = {
         lambda g, a, b, e: one_pass.gated(a, b, g, g.sorted_weight(e), softplus=True),
         lambda j, i, a, b, e: gated((a[j] + b[i] + e)[:, :WIDTH], F.softplus((a[j] + b[i] + e)[:, WIDTH:]), i),
     ),
+    "sum of relu, edges as given": (
+        lambda k: [rows(NODES, **k), rows(EDGES, **k)],
+        lambda g, y, e: one_pass.moments(y, g, ("sum",), e, relu=True, as_given=True)[0],
+        lambda j, i, y, e: scatter((y[j] + e).relu(), i, 0, NODES),
+    ),
+    "softmax, edges as given": (
+        lambda k: [rows(NODES, **k), rows(EDGES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
+        lambda g, y, e, t: one_pass.softened(y, g, t, e, as_given=True),
+        lambda j, i, y, e, t: softened(y[j] + e, i, t),
+    ),
+    "gate, edges as given": (
+        lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
+        lambda g, a, b, e: one_pass.gated(a, b, g, e, as_given=True),
+        lambda j, i, a, b, e: gated(*(a[j] + b[i] + e).chunk(2, 1), i),
+    ),
+    "scale": (
+        lambda k: [rows(NODES, **k), rows(EDGES, seed=1, **k)],
+        lambda g, x, e: one_pass.scaled(x, e, g),
+        lambda j, i, x, e: scatter(x[j] * e, i, 0, NODES),
+    ),
+    "pairs": (
+        lambda k: [rows(NODES, **k), rows(NODES, seed=1, **k)],
+        lambda g, a, b: one_pass.pairs(a, b, g, relu=False).index_select(0, g.place),
+        lambda j, i, a, b: a[j] + b[i],
+    ),
+    "relu of pairs": (
+        lambda k: [rows(NODES, **k), rows(NODES, seed=1, **k)],
+        lambda g, a, b: one_pass.pairs(a, b, g, relu=True).index_select(0, g.place),
+        lambda j, i, a, b: (a[j] + b[i]).relu(),
+    ),
     "modulation": (
         lambda k: [rows(NODES, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
         lambda g, x, b: one_pass.modulated(x, b, g),

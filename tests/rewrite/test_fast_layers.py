@@ -211,9 +211,17 @@ def own_call():
     return [x, weight], (x, edges_of("many edges"), weight)
 
 
+class WeightedEntries(Weighted):
+    """Each entry of a row has a weight of its own, as in SchNet."""
+
+    def message(self, x_j, weight):
+        return x_j * (weight.view(-1, 1) * torch.arange(1, IN + 1, dtype=weight.dtype)).sin()
+
+
+@pytest.mark.parametrize("kind", [Weighted, WeightedEntries])
 @pytest.mark.parametrize("aggr", ["add", "mean"])
-def test_a_layer_of_ones_own_whose_messages_are_weighted_rows_is_one_sum(aggr):
-    reference = Weighted(aggr).double()
+def test_a_layer_of_ones_own_whose_messages_are_weighted_rows_is_one_sum(aggr, kind):
+    reference = kind(aggr).double()
     layer = swapped(reference)
     inputs, called = own_call()
     for _ in range(2):

@@ -64,6 +64,9 @@ CASES = {
         lambda: pyg.PNAConv(IN, OUT, ["mean", "max", "std"], ["identity", "amplification"], DEGREES, edge_dim=EDGE),
         "attr",
     ),
+    "RGCN": (lambda: pyg.RGCNConv(IN, OUT, 3, num_bases=2), "types"),
+    "RGCN in blocks": (lambda: pyg.RGCNConv(IN, OUT, 4, num_blocks=2, aggr="sum", root_weight=False), "types"),
+    "RGCN mean": (lambda: pyg.RGCNConv(IN, OUT, 3, bias=False), "types"),
     "ResGated": (lambda: pyg.ResGatedGraphConv(IN, OUT, edge_dim=EDGE), "attr"),
     "SAGE mean": (lambda: pyg.SAGEConv(IN, OUT), ""),
     "SAGE sum": (lambda: pyg.SAGEConv(IN, OUT, aggr="sum", normalize=True), ""),
@@ -112,10 +115,12 @@ def arguments(name, edge_index, nodes, seed=0):
     other = torch.randn(nodes, IN, **kind, requires_grad=True)
     weight = (0.1 + torch.rand(edge_index.shape[1], **kind)).requires_grad_()
     attr = torch.randn(edge_index.shape[1], EDGE, **kind, requires_grad=True)
+    types = torch.randint(3, (edge_index.shape[1],), generator=generator)
     return {
         "": ([x], (x, edge_index)),
         "weight": ([x, weight], (x, edge_index, weight)),
         "attr": ([x, attr], (x, edge_index, attr)),
+        "types": ([x], (x, edge_index, types)),
         "x_0": ([x, other], (x, other, edge_index)),
         "bipartite": ([x, other], ((x, other), edge_index)),
         "signed": ([x], (x, edge_index, edge_index.flip(0))),
