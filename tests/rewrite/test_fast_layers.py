@@ -137,7 +137,8 @@ def test_dropout_of_edges_in_their_order_draws_what_pyg_draws(make):
 EXPECTED = dict.fromkeys(CASES, SUM) | dict.fromkeys(
     ["GCN plain", "GIN", "GIN narrow", "SAGE mean", "SAGE sum", "GAT", "GAT residual", "GAT with edges",
      "GAT with edges, no loops, mean", "GATv2", "GATv2 one head, shared", "Transformer", "Transformer mean",
-     "Transformer with edges", "GPS", "DirGNN", "AntiSymmetric", "GEN", "GINE", "PNA", "ResGated"], DIRECT
+     "Transformer with edges", "GPS", "DirGNN", "AntiSymmetric", "GEN", "GINE", "PNA", "ResGated",
+     "RGCN", "RGCN in blocks", "RGCN mean"], DIRECT
 )  # fmt: skip
 EXPECTED |= dict.fromkeys(["EG", "GCN max", "Graph several", "LE", "SAGE several"], NONE)
 
