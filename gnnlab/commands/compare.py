@@ -43,19 +43,15 @@ def of_comparison(comparison: RunComparison) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    lines = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", ""]
-    if comparison.differences:
-        lines += ["Not the same in A | B:", *(f"  {line}" for line in comparison.differences), ""]
-    else:
-        lines += ["Machine, versions, parameters and commit are the same.", ""]
+    same = ["Machine, versions, parameters and commit are the same."]
+    unlike = ["Not the same in A | B:", *(f"  {line}" for line in comparison.differences)]
+    head = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", "", *(unlike if comparison.differences else same), ""]
     counts = Counter(change.word.partition(":")[0] for change in comparison.changes)
-    tail = [", ".join(f"{word} {n}" for word, n in counts.most_common())] if counts else []
-    tail += [f"only in A: {name}" for name in comparison.only_a] + [f"only in B: {name}" for name in comparison.only_b]
-    tail += [f"left out: {problem}" for problem in comparison.problems]
+    tail = [", ".join(f"{word} {n}" for word, n in counts.most_common())] if counts else ["No row is in both."]
+    tail += [*(f"left out: {problem}" for problem in comparison.problems), comparison.caution]
     columns, numbers = ("row", "A", "B", "B / A", "interval", ""), ("A", "B", "B / A", "interval")
-    shown = table("B over A, with 95 % intervals", columns, map(_changed, comparison.changes), right=numbers)
-    body = shown if comparison.changes else Text("No row is in both.")
-    return Group(Text("\n".join(lines)), body, Text("\n".join([*tail, comparison.caution])))
+    rows = table("B over A, with 95 % intervals", columns, map(_changed, comparison.changes), right=numbers)
+    return Group(Text("\n".join(head)), *[rows] * bool(counts), Text("\n".join(tail)))
 
 
 def _changed(change: Change) -> tuple[Any, ...]:
@@ -66,12 +62,10 @@ def _changed(change: Change) -> tuple[Any, ...]:
     unit = "" if change.unit in ("count", "ratio", "x") or change.scale is None else f" {change.unit}"
     digits = "+.3g" if change.scale == "difference" else ".3g"
     exact = change.ci is None or change.ci[0] == change.ci[1]
-    word = f"{change.word} ({change.note})" if change.note else change.word
     return (
         change.label,
-        format_value(change.a) + unit,
-        format_value(change.b) + unit,
+        *("" if value is None else f"{format_value(value)}{unit}" for value in (change.a, change.b)),
         "" if change.change is None else f"{change.change:{digits}}",
         "" if exact else f"{change.ci[0]:{digits}} to {change.ci[1]:{digits}}",
-        Text(word, style=STYLES.get(change.word, "")),
+        Text(f"{change.word} ({change.note})" if change.note else change.word, style=STYLES.get(change.word, "")),
     )

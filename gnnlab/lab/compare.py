@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import Any, NamedTuple
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
@@ -31,19 +29,13 @@ NOT_INTERLEAVED = (
     "B. Of rows that did not change, about one in twenty is told to have."
 )
 SAME = "no difference seen"
-_WORDS = {  # (better, sign of the change) -> word
-    ("lower", -1): "better",
-    ("lower", 1): "worse",
-    ("higher", -1): "worse",
-    ("higher", 1): "better",
-    ("neither", -1): "lower",
-    ("neither", 1): "higher",
-}
+WORDS = {"lower": ("better", "worse"), "higher": ("worse", "better"), "neither": ("lower", "higher")}  # fell, rose
+Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
 
 
 @dataclass(frozen=True)
 class Change:
-    """How a row's value, or its ratio over the baseline, changed from A to B.
+    """How a row's value, or its ratio over the baseline, changed from A to B; None where a side has none.
 
     `change` and `ci` are the ratio B / A, or with `scale` "difference" B - A in `unit` (a ratio has no meaning where a
     value or its interval reaches zero). They are None where the two cannot be compared, `ci` where a side has none.
@@ -55,14 +47,14 @@ class Change:
     form: str
     of: str
     unit: str
-    a: float
-    b: float
+    a: float | None
+    b: float | None
     runs: tuple[int, int]
-    scale: str | None  # "ratio" or "difference"
-    change: float | None
-    ci: tuple[float, float] | None
     word: str
-    note: str = ""
+    note: str = ""  # conditions that are not the same, why a side has no number
+    scale: str | None = None  # "ratio" or "difference"
+    change: float | None = None
+    ci: tuple[float, float] | None = None
 
     @property
     def label(self) -> str:
@@ -77,39 +69,25 @@ class RunComparison:
     run_b: str
     differences: list[str]
     changes: list[Change]
-    only_a: list[str] = field(default_factory=list)
-    only_b: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str]
     caution: str = NOT_INTERLEAVED
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
 
 
-Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
-
-
 def compare(run_a: Path, run_b: Path) -> RunComparison:
     """Compare two result folders, or two result files. Raises `GnnlabError` when one holds no readable result."""
     (runs_a, problems_a), (runs_b, problems_b) = _read(Path(run_a)), _read(Path(run_b))
-    if _is_one_run(Path(run_a)) and _is_one_run(Path(run_b)):  # meant for each other, whatever their names
-        runs_b = dict(zip(runs_a, runs_b.values(), strict=True))
-    rows_a, rows_b = _rows(runs_a, runs_b), _rows(runs_b, runs_a)
-    differences = list(dict.fromkeys(_differences(runs_a, runs_b)))
-    pairs = _figures(rows_a).merge(_figures(rows_b), on=["id", "figure"], suffixes=("_a", "_b"))
-    return RunComparison(
-        run_a=str(run_a),
-        run_b=str(run_b),
-        differences=differences,
-        changes=[_change(pair, differences) for pair in pairs.itertuples()],
-        only_a=_only(rows_a, rows_b),
-        only_b=_only(rows_b, rows_a),
-        problems=[*problems_a, *problems_b],
-    )
-
-
-def _is_one_run(run: Path) -> bool:
-    return run.is_file() or (run / results.RESULT).is_file()
+    both = [name for name in runs_a if name in runs_b]
+    left, right = _conditions(runs_a, both), _conditions(runs_b, both)
+    unlike = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    differences = [f"{key}: {left.get(key, 'not there')} | {right.get(key, 'not there')}" for key in unlike]
+    a, b = _figures(runs_a, both), _figures(runs_b, both)
+    pairs = {key: (a.get(key), b.get(key)) for key in {**a, **b}}
+    changes = [_change(key, *pair, differences) for key, pair in pairs.items() if key[-1] == "value" or all(pair)]
+    measured = [change for change in changes if (change.a, change.b) != (None, None)]
+    return RunComparison(str(run_a), str(run_b), differences, measured, [*problems_a, *problems_b])
 
 
 def _read(run: Path) -> tuple[Runs, list[str]]:
@@ -127,62 +105,74 @@ def _read(run: Path) -> tuple[Runs, list[str]]:
     return {name: [result for result, _ in of_notebook] for name, of_notebook in runs.items()}, problems
 
 
-# ---- rows as frames -------------------------------------------------------------------------------------------------
+# ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(runs: Runs, other: Runs) -> pd.DataFrame:
-    """A line for each row in each run of the notebooks that both sides have: `id` across runs, `row`, `ok`."""
-    both = [name for name in runs if name in other]
-    rows = [(name, row) for name in both for result in runs[name] for row in result.rows]
-    ids = [(name, *row.id) for name, row in rows]
-    return pd.DataFrame({"id": ids, "row": [row for _, row in rows], "ok": [row.status == "ok" for _, row in rows]})
+class Figure(NamedTuple):
+    """A number of a row, pooled over the runs of a side that have it; none without any."""
+
+    row: Row
+    of: str
+    unit: str
+    estimate: Estimate | None
+    runs: int
 
 
-def _figures(rows: pd.DataFrame) -> pd.DataFrame:
-    """The value of each row and, of a race, its ratio over the baseline, pooled over the runs that have one."""
-    lines = []
-    for id, same in rows[rows["ok"].astype(bool)].groupby("id", sort=False)["row"]:
-        first, raced = same.iloc[0], [row for row in same if row.ratio is not None]
-        value = _pooled([row.estimate for row in same])
-        lines.append((id, "value", first, first.statistic, first.unit, value, len(same)))
+Key = tuple[str, tuple[Any, ...], str]  # notebook, identity of the row, "value" or "ratio"
+
+
+def _figures(runs: Runs, both: Sequence[str]) -> dict[Key, Figure]:
+    """The value of each row and, of a race, its ratio over the baseline."""
+    rows: dict[tuple[str, tuple[Any, ...]], list[Row]] = {}
+    for name in both:
+        for row in [row for result in runs[name] for row in result.rows]:
+            rows.setdefault((name, row.id), []).append(row)
+    figures = {}
+    for id, same in rows.items():
+        measured = [row for row in same if row.status == "ok"]
+        raced = [row for row in measured if row.ratio is not None]
+        first, values, ratios = (measured or same)[0], [row.estimate for row in measured], [row.gain for row in raced]
+        figures[*id, "value"] = Figure(first, first.statistic, first.unit, _pooled(values), len(values))
         if raced:
-            ratio = _pooled([row.gain for row in raced])
-            lines.append((id, "ratio", first, f"ratio over {raced[0].baseline}", "x", ratio, len(raced)))
-    return pd.DataFrame(lines, columns=["id", "figure", "row", "of", "unit", "estimate", "runs"])
+            figures[*id, "ratio"] = Figure(first, f"ratio over {first.baseline}", "x", _pooled(ratios), len(ratios))
+    return figures
 
 
-def _only(rows: pd.DataFrame, other: pd.DataFrame) -> list[str]:
-    """Rows with a number on one side alone, and why the other has none, where it says so."""
-    measured = rows[rows["ok"].astype(bool)].drop_duplicates("id")
-    best = other.sort_values("ok", ascending=False, kind="stable").drop_duplicates("id")
-    lines = []
-    for pair in measured.merge(best, on="id", how="left", suffixes=("", "_other"), indicator="side").itertuples():
-        why = "" if pair.side == "left_only" else f" (the other is {pair.row_other.status}: {pair.row_other.reason})"
-        if not pair.ok_other or why == "":
-            lines.append(f"{pair.id[0][:2]} {pair.row.label}{why}")
-    return lines
+def _pooled(runs: Sequence[Estimate]) -> Estimate | None:
+    """In logarithms where all is above zero; what is the same in all runs, a count, stays as it is."""
+    if len(set(runs)) <= 1:
+        return replace(runs[0], n=sum(run.n for run in runs)) if runs else None
+    return estimates.pooled(runs, log=all(min(_ends(run)) > 0 for run in runs))
 
 
-# ---- one row --------------------------------------------------------------------------------------------------------
-
-
-def _change(pair: Any, differences: Sequence[str]) -> Change:
-    """The change of a figure from A to B; a condition among the `differences` of the runs is not repeated."""
-    row, a, b = pair.row_a, pair.estimate_a, pair.estimate_b
-    fields = {"notebook": pair.id[0], "study": row.study, "keys": row.keys, "form": row.form, "of": pair.of_a}
-    fields |= {"unit": pair.unit_a, "a": a.value, "b": b.value, "runs": (pair.runs_a, pair.runs_b)}
-    fields["note"] = _unlike(row, pair.row_b, differences)
-    for what, one, other in (("units", pair.unit_a, pair.unit_b), ("statistics", pair.of_a, pair.of_b)):
+def _change(key: Key, a: Figure | None, b: Figure | None, differences: Sequence[str]) -> Change:
+    """The change of a figure from A to B; conditions that differ are named where they are not among the `differences`
+    of the runs."""
+    a, b = a or b._replace(estimate=None, runs=0), b or a._replace(estimate=None, runs=0)
+    row, of, unit, *_ = a if a.estimate else b
+    at_a, at_b = (side.estimate and side.estimate.value for side in (a, b))
+    fields = {"notebook": key[0], "study": row.study, "keys": row.keys, "form": row.form, "of": of, "unit": unit}
+    fields |= {"a": at_a, "b": at_b, "runs": (a.runs, b.runs)}
+    if at_a is None or at_b is None:
+        lacking, side = (a, "B") if at_a is None else (b, "A")
+        why = f"the other is {lacking.row.status}: {lacking.row.reason}" if lacking.row.reason else ""
+        return Change(**fields, word=f"only in {side}", note=why)
+    fields["note"] = _unlike(row, b.row, differences)
+    for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
         if one != other:
-            fields |= {"unit": f"{one} | {other}", "word": f"not comparable because {what} differ"}
-            return Change(**fields, scale=None, change=None, ci=None)
-    scale, change, ci = b_over_a(a, b)
-    better = "higher" if pair.figure == "ratio" else row.better if row.better == pair.row_b.better else "neither"
+            return Change(**fields | {"unit": f"{one} | {other}"}, word=f"not comparable because {what} differ")
+    scale, change, ci = b_over_a(a.estimate, b.estimate)
+    fields |= {"scale": scale, "change": change}
+    for side, (of, *_, estimate, _) in zip("AB", (a, b), strict=True):
+        if estimate.interval is None:
+            few = f"{estimate.n} {'sample' if estimate.n == 1 else 'samples'}, too few for an interval"
+            return Change(**fields, word=f"unknown: {side} has {few}")
+        if key[-1] == "value" and of.interval is Interval.PREDICTION:
+            return Change(**fields, word=f"unknown: {side} has an interval of single new values, not of its own")
     neutral = 1.0 if scale == "ratio" else 0.0
-    word = SAME if change == neutral or ci[0] <= neutral <= ci[1] else _WORDS[better, 1 if change > neutral else -1]
-    if unknown := _unknown("A", row, a, pair.figure) or _unknown("B", pair.row_b, b, pair.figure):
-        word, ci = f"unknown: {unknown}", None
-    return Change(**fields, scale=scale, change=change, ci=ci, word=word)
+    better = "higher" if key[-1] == "ratio" else row.better if row.better == b.row.better else "neither"
+    unchanged = change == neutral or ci[0] <= neutral <= ci[1]
+    return Change(**fields, ci=ci, word=SAME if unchanged else WORDS[better][change > neutral])
 
 
 def _unlike(a: Row, b: Row, differences: Sequence[str]) -> str:
@@ -191,13 +181,6 @@ def _unlike(a: Row, b: Row, differences: Sequence[str]) -> str:
     pairs = {name: (getattr(a, name), getattr(b, name)) for name in ("device", "precision", "threads")}
     lines += [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
     return "; ".join(line for line in lines if line not in differences)
-
-
-def _pooled(runs: Sequence[Estimate]) -> Estimate:
-    """In logarithms where all is above zero; what is the same in all runs, a count, stays as it is."""
-    if len(set(runs)) == 1:
-        return replace(runs[0], n=sum(run.n for run in runs))
-    return estimates.pooled(runs, log=all(min(_ends(run)) > 0 for run in runs))
 
 
 def _ends(estimate: Estimate) -> tuple[float, float, float]:
@@ -219,45 +202,22 @@ def b_over_a(a: Estimate, b: Estimate) -> tuple[str, float, tuple[float, float]]
     return "difference", b.value - a.value, (low, high)
 
 
-def _unknown(side: str, row: Row, estimate: Estimate, figure: str) -> str | None:
-    """Why no change can be seen in this side's interval."""
-    if estimate.interval is None:
-        n = estimate.n
-        return f"{side} has {n} {'sample' if n == 1 else 'samples'}, too few for an interval"
-    if figure == "value" and row.interval is Interval.PREDICTION:
-        return f"{side} has an interval of single new values, not of its own"
-    return None
-
-
-# ---- conditions of the runs -----------------------------------------------------------------------------------------
-
-
-def _differences(runs_a: Runs, runs_b: Runs) -> Iterator[str]:
-    """Lines "what: A | B" for every condition that was not the same, notebook by notebook, by their latest runs."""
-    for name in sorted({*runs_a, *runs_b}):
-        if name not in runs_a or name not in runs_b:
-            yield f"{name}: only in {'B' if name in runs_b else 'A'}"
-            continue
-        a, b = runs_a[name][0], runs_b[name][0]
-        if len(runs_a[name]) != len(runs_b[name]):
-            yield f"{name} runs: {len(runs_a[name])} | {len(runs_b[name])}"
-        sides = {"": (_conditions(a), _conditions(b)), f"{name} parameter ": (a.parameters, b.parameters)}
-        for what, (left, right) in sides.items():
-            for key in dict.fromkeys([*left, *right]):
-                if key != "output_dir" and left.get(key) != right.get(key):
-                    values = ("not there" if side.get(key) is None else str(side[key]) for side in (left, right))
-                    yield f"{what}{key}: {' | '.join(values)}"
-
-
-def _conditions(result: ResultFile) -> dict[str, Any]:
-    """What two runs should have in common for their numbers to be comparable, flat, by name."""
-    known = provenance.readable(result.environment)
-    return {
-        "parameter set": result.params_set,
-        **{name: known.get(name) for name in ("host", "os", "memory_gb", "threads", "python")},
-        "machine": provenance.in_a_phrase({**known, "versions": None}),
-        "devices": ", ".join(sorted(str(device.get("name")) for device in known["devices"])),
-        "commit": known.get("commit"),
-        "uncommitted changes": known.get("dirty"),
-        **known["versions"],
-    }
+def _conditions(runs: Runs, both: Sequence[str]) -> dict[str, str]:
+    """What two sides should have in common for their numbers to be comparable, by name, of the latest runs."""
+    seen: dict[str, dict[str, None]] = {}
+    for name, (latest, *more) in sorted(runs.items()):
+        known = provenance.readable(latest.environment)
+        parameters = {n: v for n, v in latest.parameters.items() if n != "output_dir" and name in both}
+        conditions = {
+            f"{name} runs": 1 + len(more),
+            "parameter set": latest.params_set,
+            **{n: known.get(n) for n in ("host", "os", "memory_gb", "threads", "python", "commit")},
+            "machine": provenance.in_a_phrase({**known, "versions": None}),
+            "devices": ", ".join(sorted(str(device.get("name")) for device in known["devices"])),
+            "uncommitted changes": known.get("dirty"),
+            **known["versions"],
+            **{f"{name} parameter {n}": value for n, value in parameters.items()},
+        }
+        for what in [what for what, value in conditions.items() if value is not None]:
+            seen.setdefault(what, {})[str(conditions[what])] = None
+    return {what: ", ".join(values) for what, values in seen.items()}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,68 +62,47 @@ class Compared:
 
 
 def publish(folder: Path, root: Path) -> Path:
-    """Write the ledger of a folder of results as a reference run of its machine; gives the new page.
+    """Write the ledger of a folder of results as the reference run of its machine and parameter set; gives the page.
 
-    Of the same machine and parameter set, notebooks that this folder has runs of are replaced and others stay. Raises
-    `GnnlabError` where there are no results, or where they come from several machines or from code with uncommitted
-    changes.
+    Raises `GnnlabError` where there are no results, or where they come from several machines or from code with
+    uncommitted changes.
     """
     judged = ledger.judge(folder)
     runs = [run for of_notebook in results.runs_of(folder)[0].values() for run in of_notebook]
-    runs = [(result, table) for result, table in runs if result.status is results.Status.PASSED]
-    newest = _publishable(folder, [result for result, _ in runs])
-    path = root / FOLDER / _name(newest.environment) / f"{newest.params_set}.json"
-    before = _read(path) if path.exists() else {"runs": {}, "claims": [], "noise": [], "models": {}}
-    fresh = {
-        result.notebook[:2]: {"measured": result.started, "commit": result.environment.get("commit")}
-        for result, _ in sorted(runs, key=lambda run: (run[0].notebook, run[0].started))
-    }
-    stay = {row["id"]: row for row in before["claims"] if row["notebook"] not in fresh}
-    rows = stay | {row["id"]: row for row in judged.to_dict()["claims"]}
-    raced = [table for _, table in runs if table.select(model_tables.RACED)]
-    noise = [line for result, _ in runs if (line := advice.noise(result, results.Table(result.rows)))]
-    document = {
-        "machine": provenance.in_a_phrase(newest.environment),
-        "parameter_set": newest.params_set,
-        "runs": dict(sorted((before["runs"] | fresh).items())),
-        "noise": noise[:1] or before["noise"],
-        "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
-        "models": model_tables.figures_of(raced) if raced else before.get("models", {}),
-        "claims": [rows[id] for id in catalogue() if id in rows],
-        "not_measured": [id for id in catalogue() if id not in rows],
-        "problems": judged.problems,
-    }
-    files.write_json(path, document)
-    return _write_page(path, document)
-
-
-def _publishable(folder: Path, passed: Sequence[results.ResultFile]) -> results.ResultFile:
-    """The newest result of a folder that holds those of one machine and of code that is committed."""
+    passed = sorted((run for run in runs if run[0].status is results.Status.PASSED), key=lambda run: run[0].started)
+    phrases = sorted({provenance.in_a_phrase(result.environment) for result, _ in passed})
     if not passed:
         raise GnnlabError(f"{folder} holds no results of a notebook that passed; run gnnlab run --params full first")
-    phrases = dict.fromkeys(provenance.in_a_phrase(result.environment) for result in passed)
     if len(phrases) > 1:
         raise GnnlabError(f"{folder} holds results of several machines ({'; '.join(phrases)}); publish one of them")
-    newest = max(passed, key=lambda result: result.started)
+    newest = passed[-1][0]
     if newest.environment.get("dirty"):
         raise GnnlabError(f"{folder} was made by code with uncommitted changes; commit them and run it again")
-    return newest
-
-
-def _name(environment: dict[str, Any]) -> str:
-    """ "amd-epyc", "intel-xeon-platinum-8488c"; an accelerator is named, too."""
-    known = provenance.readable(environment)
+    measured = {r.notebook[:2]: {"measured": r.started, "commit": r.environment.get("commit")} for r, _ in passed}
+    noise = [line for result, table in passed if (line := advice.noise(result, table))]
+    document = {
+        "machine": phrases[0],
+        "parameter_set": newest.params_set,
+        "runs": dict(sorted(measured.items())),
+        "noise": noise[:1],
+        "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
+        "models": model_tables.figures_of([table for _, table in passed if table.select(model_tables.RACED)]),
+        **judged.to_dict(),
+    }
+    known = provenance.readable(newest.environment)
     others = [str(device.get("name")) for device in known["devices"] if device.get("kind") not in ("CPU", None)]
     words = re.sub(r"\((R|TM)\)|\bCPU\b|@.*", " ", " ".join([str(known["cpu"].get("model") or "processor"), *others]))
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")  # "amd-epyc", "intel-xeon-platinum-8488c"
+    path = root / FOLDER / name / f"{newest.params_set}.json"
+    files.write_json(path, document)
+    return _write_page(path, document)
 
 
 def _write_page(path: Path, document: dict[str, Any]) -> Path:
     """Beside its ledger, the same as Markdown for a reader of the repository; gives its path."""
     by_moment: dict[tuple[str, str], list[str]] = {}
     for number, run in document["runs"].items():
-        day = datetime.fromisoformat(run["measured"]).astimezone(UTC)
-        by_moment.setdefault((f"{day:%Y-%m-%d}", run["commit"]), []).append(number)
+        by_moment.setdefault((run["measured"][:10], run["commit"]), []).append(number)
     measured = [f"{', '.join(numbers)} on {day} by commit {commit}" for (day, commit), numbers in by_moment.items()]
     rows = [_judged(row) for row in document["claims"]]
     text = (TEMPLATES / "reference_run.md.j2").read_text(encoding="utf-8")
@@ -144,20 +122,20 @@ def _write_page(path: Path, document: dict[str, Any]) -> Path:
 def read(root: Path) -> list[MachineLedger]:
     """Every reference run of the repository, by name. Raises `GnnlabError`."""
     machines = []
-    for folder, paths in itertools.groupby(ledgers(root), key=lambda path: path.parent):
+    for folder, paths in itertools.groupby(_ledgers(root), key=lambda path: path.parent):
         documents = {path.stem: _read(path) for path in paths}
         rows: dict[str, Judged] = {}
         for row in (_judged(row) for document in documents.values() for row in document["claims"]):
             rows[row.id] = max(rows.get(row.id, row), row, key=lambda r: (r.value is not None, r.runs, r.n))
-        machine = next(iter(documents.values()))["machine"]
+        phrase = next(iter(documents.values()))["machine"]
         models = max((document.get("models", {}) for document in documents.values()), key=lambda kept: len(str(kept)))
-        machines.append(MachineLedger(folder.name, machine, tuple(documents), rows, models))
+        machines.append(MachineLedger(folder.name, phrase, tuple(documents), rows, models))
     if not machines:
         raise GnnlabError(f"there is no reference run in {root / FOLDER}; make one: gnnlab claims FOLDER --publish")
     return machines
 
 
-def ledgers(root: Path) -> list[Path]:
+def _ledgers(root: Path) -> list[Path]:
     """The ledger of every machine and parameter set: the JSON files that have a page beside them."""
     return [page.with_suffix(".json") for page in sorted((root / FOLDER).glob("*/*.md"))]
 
@@ -174,14 +152,18 @@ def _judged(row: dict[str, Any]) -> Judged:
 
 def compared(machines: Sequence[MachineLedger]) -> list[Compared]:
     """Every claim that a machine measured: the documents' first, then the lab's goals; by surprise on any of them."""
-    claims = []
-    for id in dict.fromkeys(id for one in machines for id, row in one.rows.items() if row.value is not None):
-        rows = {one.name: one.rows[id] for one in machines if id in one.rows and one.rows[id].value is not None}
-        claims.append(Compared(max(rows.values(), key=advice.surprise), rows, _word(rows, len(machines))))
+    by_id: dict[str, dict[str, Judged]] = {}
+    for one in machines:
+        for row in one.rows.values():
+            if row.value is not None:
+                by_id.setdefault(row.id, {})[one.name] = row
+    claims = [
+        Compared(max(rows.values(), key=advice.surprise), rows, _word(rows, len(machines))) for rows in by_id.values()
+    ]
     return sorted(claims, key=lambda one: (one.claim.is_goal, -advice.surprise(one.claim)))
 
 
-def _word(rows: Mapping[str, Judged], machines: int) -> str:
+def _word(rows: dict[str, Judged], machines: int) -> str:
     """Where machines agree, and where advice pays on some of them only."""
     if len(rows) == 1:
         return f"{next(iter(rows))} only" if machines > 1 else ""
@@ -196,64 +178,54 @@ def _word(rows: Mapping[str, Judged], machines: int) -> str:
     return "pays on all" if len(pays) == len(rows) and agree == "verdicts differ" else agree
 
 
+def side_by_side(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> list[str]:
+    """A Markdown table, claim by machine."""
+    names, lines = [one.name for one in machines], []
+    for row in rows:
+        cells = [
+            f"{measured.badge.symbol} {measured.badge.word}: {measured.text}" if measured else "not measured"
+            for measured in map(row.rows.get, names)
+        ]
+        claim = row.claim
+        lines.append((claim.of, claim.statement, claim.claimed_text, *cells, *[row.word] * (len(names) > 1)))
+    return markdown(("of", "claim", "claimed", *names, *["machines"] * (len(names) > 1)), lines)
+
+
+# ---- in the repository's pages ---------------------------------------------------------------------------------------
+
+
 def write(root: Path) -> list[Path]:
     """Put the tables between their marks in README.md and the page of the reference runs, and write each ledger's page
     again; gives what was written."""
-    written = [_write_page(path, _read(path)) for path in ledgers(root)]
+    written = [_write_page(path, _read(path)) for path in _ledgers(root)]
     for path, text in blocks(root).items():
-        before = path.read_text(encoding="utf-8")
-        if BEGIN not in before or END not in before.partition(BEGIN)[2]:
+        head, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+        _, end, tail = rest.partition(END)
+        if not (begin and end):
             raise GnnlabError(f"{path} has no lines {BEGIN} and {END}; the table goes between them")
-        head, _, rest = before.partition(BEGIN)
-        written.append(_write_text(path, f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"))
+        written.append(_write_text(path, f"{head}{BEGIN}\n{text}\n{END}{tail}"))
     return written
 
 
 def blocks(root: Path) -> dict[Path, str]:
-    """What belongs between the marks of each file."""
+    """What belongs between the marks of each file: in README.md the findings that matter, elsewhere every claim."""
     machines = read(root)
     rows = compared(machines)
-    short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
-    every = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
-    here = f"{'; '.join(one.linked() for one in machines)}."
-    models = [line for one in machines for line in model_tables.lines(one.models, one.phrase)]
-    front = [*models, *[""] * bool(models), *_headlines(rows), "", *side_by_side(machines, short), "", every]
-    return {
-        root / "README.md": "\n".join(front),
-        root / FOLDER / "README.md": "\n".join([here, "", *side_by_side(machines, rows)]),
-    }
-
-
-def _headlines(rows: Sequence[Compared]) -> list[str]:
-    """The findings that matter, each with what every machine measured: what the lab gains, what the guides promise."""
-    by_id, claims, lines = {row.claim.id: row for row in rows}, [row.claim for row in rows], []
+    by_id, claims, front = {row.claim.id: row for row in rows}, [row.claim for row in rows], []
+    for one in machines:
+        front += model_tables.lines(one.models, one.phrase)
+    front += [""] * bool(front)
     for kind, claim in [*((advice.PAYS, goal) for goal in advice.gains(claims)), *advice.headlines(claims)]:
         row = by_id[claim.id]
         values = ", ".join(f"{measured.text} on {name}" for name, measured in row.rows.items())
         word = row.word.capitalize() if " on " in row.word else kind.removesuffix(" here")
         promise = "" if claim.is_goal else f"; {claim.of} claims {claim.claimed_text}"
-        lines.append(f"- {word}: {claim.statement}: {values}{promise}")
-    return lines
-
-
-def side_by_side(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> list[str]:
-    """A Markdown table, claim by machine."""
-    names = [one.name for one in machines]
-    lines = [
-        (row.claim.of, row.claim.statement, row.claim.claimed_text, *map(_cell, map(row.rows.get, names)), row.word)
-        for row in rows
-    ]
-    several = len(machines) > 1
-    header = ("of", "claim", "claimed", *names, *["machines"] * several)
-    return markdown(header, [line[: len(header)] for line in lines])
-
-
-def _cell(row: Judged | None) -> str:
-    return f"{_verdict(row)}: {row.text}" if row else "not measured"
-
-
-def _verdict(row: Judged) -> str:
-    return f"{row.badge.symbol} {row.badge.word}"
+        front.append(f"- {word}: {claim.statement}: {values}{promise}")
+    short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
+    pages = "; ".join(one.linked(f"{FOLDER}/") for one in machines)
+    front += ["", *side_by_side(machines, short), "", f"{pages}; [every row]({FOLDER}/README.md)."]
+    every = [f"{'; '.join(one.linked() for one in machines)}.", "", *side_by_side(machines, rows)]
+    return {root / "README.md": "\n".join(front), root / FOLDER / "README.md": "\n".join(every)}
 
 
 def _write_text(path: Path, text: str) -> Path:

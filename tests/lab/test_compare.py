@@ -183,11 +183,11 @@ def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp
     b = write(tmp_path / "b", environment=other, parameters={"runs": 9, "output_dir": "elsewhere"})
     assert compare.compare(a, b).differences == [
         "host: bench | laptop",
-        "machine: AMD EPYC 9R14, 2 cores | Core Ultra 7, 16 cores",
         "commit: abc1234 | def5678",
+        "machine: AMD EPYC 9R14, 2 cores | Core Ultra 7, 16 cores",
         "uncommitted changes: False | True",
-        "openvino: not there | 2026.4",
         "01_profile_bottlenecks parameter runs: 5 | 9",
+        "openvino: not there | 2026.4",
     ]
 
 
@@ -204,9 +204,13 @@ def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) 
     b = write(tmp_path / "b", time(1, 0.1), time(1, 0.1, study="new", keys={"size": 3}), absent)
     write(b, time(1, 0.1, study="other"), name="02_optimize_gnn")
     found = compare.compare(a, b)
-    assert found.only_a == ["01 gone: PyG", "01 cuda: PyG (the other is unavailable: no CUDA)"]
-    assert found.only_b == ["01 new, 3: PyG"]
-    assert found.differences == ["02_optimize_gnn: only in B"] and len(found.changes) == 1
+    alone = [(each.label, each.word, each.note, each.a, each.b) for each in found.changes if each.word != compare.SAME]
+    assert alone == [
+        ("01 gone: PyG, median", "only in A", "", 1, None),
+        ("01 cuda: PyG, median", "only in A", "the other is unavailable: no CUDA", 1, None),
+        ("01 new, 3: PyG, median", "only in B", "", None, 1),
+    ]
+    assert found.differences == ["02_optimize_gnn runs: not there | 1"] and len(found.changes) == 4
 
 
 def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp_path: Path) -> None:
