@@ -83,12 +83,6 @@ class Rule(Strict):
         """By what share a form that is "not slower" may be slower."""
         return TOLERANCE - 1 if self.within is None else self.within
 
-    @model_validator(mode="after")
-    def _complete(self) -> Rule:
-        if self.stat == "share" and self.within is None:
-            raise ValueError(f"a share of {self.study} needs the largest magnitude that counts (within)")
-        return self
-
 
 class Claim(Strict):
     """One row of the catalogue: what is claimed, by whom, and the rule that decides it.
@@ -245,33 +239,34 @@ def evaluate(claim: Claim, table: Table) -> Evidence:
         return Evidence(estimates.geometric_mean(cells), chosen, f"geometric mean over {_cells(chosen)}")
     if rule.stat == "median" and rule.cluster is None:
         return Evidence(estimates.middle(cells), chosen, f"median over {_cells(chosen)}")
-    values = [row.value for row in chosen]
     clusters = [row.keys[rule.cluster] if rule.cluster else i for i, row in enumerate(chosen)]
-    estimate = estimates.over_clusters(values, clusters, rule.stat, rule.within)
-    what = f"share within {format_value(rule.within)}" if rule.stat == "share" and rule.within else rule.stat
+    estimate = estimates.over_clusters([row.value for row in chosen], clusters, rule.stat, rule.within)
     count = len(set(clusters))
+    what = f"share within {format_value(rule.within)}" if rule.stat == "share" and rule.within else rule.stat
     groups = f" in {count} cluster{'s' * (count != 1)} by {rule.cluster}" if rule.cluster else ""
-    return Evidence(estimate, chosen, f"{what} of {len(values)} rows{groups}")
+    return Evidence(estimate, chosen, f"{what} of {len(chosen)} rows{groups}")
 
 
 def _nothing(claim: Claim, table: Table) -> str:
-    there = bool(table.select(claim.of.study))
-    if claim.device == "CUDA" and (there or claim.needs == "cuda"):
+    """Why no row decides a claim: its device or service is not here, or the parameters leave it out."""
+    rule = claim.of
+    elsewhere = table.select(rule.study)
+    device = claim.device if elsewhere else None
+    if device == "CUDA" or claim.needs == "cuda":
         return "needs a CUDA device; params/gpu measures it there"
-    if claim.needs or (claim.device and there):
-        return f"needs {claim.needs or f'a {claim.device} device'}"
-    if claim.of.where and there:
-        wanted = " and ".join(f"{key} {value}" for key, value in claim.of.where.items())
-        return f"needs rows of {claim.of.study} with {wanted}; these parameters or this machine give none"
-    return f"needs rows of {claim.of.study}, which these parameters leave out; params/full measures them"
+    if device or claim.needs:
+        return f"needs {claim.needs or f'a {device} device'}"
+    wanted = " and ".join(f"{key} {value}" for key, value in rule.where.items() if elsewhere)
+    which = f"{rule.study} with {wanted}" if wanted else rule.study
+    return f"needs rows of {which}, which these parameters or this machine leave out; params/full measures all"
 
 
-def _usable(rule: Rule, rows: list[Row]) -> list[Row]:
+def _usable(rule: Rule, rows: list[Row], forms: str | None = None) -> list[Row]:
     """The rows with a value; where there is none, the reason of one that failed."""
     usable = [row for row in rows if row.status == "ok"]
     if not usable:
-        reasons = [f"{row.form}: {row.reason}" for row in rows]
-        raise Untestable(reasons[0] if reasons else f"needs {rule.form} in {rule.study}; params/full measures it")
+        needed = f"needs {forms or rule.form} in {rule.study}; params/full measures it"
+        raise Untestable(f"{rows[0].form}: {rows[0].reason}" if rows else needed)
     return usable
 
 
@@ -282,14 +277,13 @@ def _enough(rule: Rule, cells: Sequence[Any]) -> None:
 
 def _counts(rule: Rule, rows: list[Row]) -> Evidence:
     by_form = {row.form: row for row in _usable(rule, rows)}
-    lacking = [form for form in rule.equals if form not in by_form]
-    if lacking:
-        raise Untestable(f"needs the count of {', '.join(lacking)}")
-    counted = {form: by_form[form].value for form in rule.equals}
-    first, *_ = counted.values()
-    how = "counted: " + ", ".join(f"{form} {format_value(value)}" for form, value in counted.items())
-    holds = all(counted[form] == value for form, value in rule.equals.items())
-    return Evidence(Estimate(first, first, first, 1), [by_form[form] for form in rule.equals], how, holds)
+    if missing := [form for form in rule.equals if form not in by_form]:
+        raise Untestable(f"needs the count of {', '.join(missing)}")
+    counted = [by_form[form] for form in rule.equals]
+    how = "counted: " + ", ".join(f"{row.form} {format_value(row.value)}" for row in counted)
+    holds = all(row.value == rule.equals[row.form] for row in counted)
+    first = counted[0].value
+    return Evidence(Estimate(first, first, first, 1), counted, how, holds)
 
 
 def _cells(rows: Sequence[Row]) -> str:
@@ -297,6 +291,8 @@ def _cells(rows: Sequence[Row]) -> str:
     keys = [key for key in rows[0].keys if len({row.keys.get(key) for row in rows}) > 1]
     return f"{len(rows)} cells by {' and '.join(keys)}" if keys else "one cell"
 
+
+# ---- of a race -------------------------------------------------------------------------------------------------------
 
 _OF_A_RACE = {
     "ratio": "geometric mean",
@@ -322,46 +318,43 @@ def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> 
     The form is one of `rows`; what it is compared with may have run on another device, as a GPU's with the CPU's.
     """
     forms, peers = ([names] if isinstance(names, str) else names or [] for names in (rule.form, rule.over))
-    usable = {row.id for row in rows if row.status == "ok"}
+    of_forms = _usable(rule, [row for row in rows if row.form in forms], " or ".join(forms))
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in everywhere:
         cells.setdefault(tuple(sorted(row.keys.items())), {})[row.form] = row
-    ratios, chosen, picks, split = [], [], [], False
-    for cell in cells.values():
-        ours = [cell[name] for name in forms if name in cell and cell[name].id in usable]
-        if not ours:
-            continue
-        against = _baselines(rule, peers, cell, ours)
-        split |= len(ours) > 1 or len(against) > 1
-        estimate, form, peer = cell_ratio(table, cell, ours, against, "mean" if rule.stat == "throughput" else "median")
-        ratios.append(estimate)
-        chosen.append(form)
-        picks.append((form.form, peer.form))
-    if not ratios:
-        reasons = [row.reason for row in rows if row.form in forms and row.reason]
-        missing = f"needs {' or '.join(forms)} in {rule.study}; params/full measures it"
-        raise Untestable(reasons[0] if reasons else missing)
-    _enough(rule, ratios)
+    races, choice = [], False
+    for keys, cell in cells.items():
+        ours = [row for row in of_forms if tuple(sorted(row.keys.items())) == keys]
+        if ours:
+            against = _baselines(rule, peers or [str(ours[0].baseline)], cell)
+            choice |= len(ours) > 1 or len(against) > 1
+            races.append(cell_ratio(table, cell, ours, against, "mean" if rule.stat == "throughput" else "median"))
+    _enough(rule, races)
+    ratios, fastest, over = ([race[i] for race in races] for i in range(3))
     if rule.stat == "not slower":
         figure = _not_slower(ratios, rule.margin)
     else:
         figure = (estimates.worst if rule.stat == "worst ratio" else estimates.geometric_mean)(ratios)
-    n = min(estimate.n for estimate in ratios)
-    return Evidence(figure, chosen, _compared(rule, chosen, picks, n, len(cells), split))
+    names = [" or ".join(dict.fromkeys(row.form for row in rows)) for rows in (fastest, over[:1])]
+    against = f"the fastest of {', '.join(rule.over)}" if isinstance(rule.over, list) else names[1]
+    kind = _OF_A_RACE[rule.stat]
+    kind += f" by more than {100 * rule.margin:.0f} %" * (rule.stat == "not slower" and rule.margin > 0)
+    where = f", {kind} of {_cells(fastest)}" if len(races) > 1 else ""
+    where += f", {len(races)} of {len(cells)} cells" if len(races) < len(cells) else ""
+    chosen = ", the fastest chosen on every other round and judged on the rest" if choice else ""
+    rounds = f"at least {min(estimate.n for estimate in ratios)} rounds"
+    return Evidence(figure, fastest, f"{names[0]} over {against}{where}{chosen}; {rounds}")
 
 
-def _baselines(rule: Rule, peers: list[str], cell: Mapping[str, Row], ours: Sequence[Row]) -> list[Row]:
+def _baselines(rule: Rule, names: list[str], cell: Mapping[str, Row]) -> list[Row]:
     """The rows to compare with: the race's own baseline, or every named peer, none of which may be left out."""
-    names = peers or [str(ours[0].baseline)]
-    lacking = [name for name in names if name not in cell]
-    if lacking:
-        raise Untestable(f"needs {', '.join(lacking)} in the same race ({rule.study}); params/full has all")
-    if rule.peers == "right":
-        names = [name for name in names if cell[name].status != "failed"]
-    failed = [f"{name}: {cell[name].reason}" for name in names if cell[name].status != "ok"]
-    if failed:
-        raise Untestable(f"a peer is not there to compare with; {failed[0]}")
-    return [cell[name] for name in names]
+    if missing := [name for name in names if name not in cell]:
+        raise Untestable(f"needs {', '.join(missing)} in the same race ({rule.study}); params/full has all")
+    peers = [cell[name] for name in names if rule.peers == "all" or cell[name].status != "failed"]
+    for row in peers:
+        if row.status != "ok":
+            raise Untestable(f"a peer is not there to compare with; {row.form}: {row.reason}")
+    return peers
 
 
 def cell_ratio(
@@ -373,12 +366,8 @@ def cell_ratio(
         raise Untestable(f"the samples of {forms[0].study} are not there")
     if len({len(samples) for samples in times.values()}) > 1:
         raise Untestable(f"forms of {forms[0].study} have different numbers of rounds")
-    judged = slice(None)
-    form, peer = forms[0], peers[0]
-    if len(forms) > 1 or len(peers) > 1:
-        form = min(forms, key=lambda row: float(np.median(times[row.form][::2])))
-        peer = min(peers, key=lambda row: float(np.median(times[row.form][::2])))
-        judged = slice(1, None, 2)
+    form, peer = (min(rows, key=lambda row: float(np.median(times[row.form][::2]))) for rows in (forms, peers))
+    judged = slice(1, None, 2) if len(forms) > 1 or len(peers) > 1 else slice(None)
     ratio = estimates.ratio(times[peer.form][judged], times[form.form][judged], of=of)
     control = cell.get(CONTROL)
     noise = None if control is None else table.samples_of(control)
@@ -386,18 +375,3 @@ def cell_ratio(
         return ratio, form, peer
     floor = estimates.noise_floor(table.samples_of(cell[control.baseline]), noise)
     return Estimate(ratio.value, ratio.low / floor, ratio.high * floor, ratio.n), form, peer
-
-
-def _compared(
-    rule: Rule, chosen: Sequence[Row], picks: Sequence[tuple[str, str]], n: int, cells: int, split: bool
-) -> str:
-    """How the figure of a race was computed: what over what, in how many cells, chosen how, of how many rounds."""
-    kind = _OF_A_RACE[rule.stat]
-    kind += f" by more than {100 * rule.margin:.0f} %" * (rule.stat == "not slower" and rule.margin > 0)
-    forms, peers = (list(dict.fromkeys(names)) for names in zip(*picks, strict=True))
-    against = f"the fastest of {', '.join(rule.over)}" if isinstance(rule.over, list) else peers[0]
-    what = f"{' or '.join(forms)} over {against}"
-    where = f", {kind} of {_cells(chosen)}" if len(chosen) > 1 else ""
-    where += f", {len(chosen)} of {cells} cells" if len(chosen) < cells else ""
-    chose = ", the fastest chosen on every other round and judged on the rest" if split else ""
-    return f"{what}{where}{chose}; at least {n} rounds"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,12 @@ class Judged(Strict):
     unit: str
     claimed: tuple[float | None, float | None] | None
     verdict: Verdict
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int  # samples behind it
-    runs: int  # processes behind it
-    conditions: str  # device, runtime, precision, threads
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0  # samples behind it
+    runs: int = 0  # processes behind it
+    conditions: str = ""  # device, runtime, precision, threads
     study: str
     why: str
 
@@ -101,12 +101,12 @@ class Judged(Strict):
     @property
     def measured(self) -> str:
         """ "1.42×", or "" without a number."""
-        return "" if self.value is None else with_unit(self._estimate, self.unit)[0]
+        return self._texts[0]
 
     @property
     def interval(self) -> str:
         """ "1.40 to 1.45×", or "" without one."""
-        return "" if self.value is None else with_unit(self._estimate, self.unit)[1]
+        return self._texts[1]
 
     @property
     def text(self) -> str:
@@ -114,8 +114,10 @@ class Judged(Strict):
         return f"{self.measured} ({self.interval})" if self.interval else self.measured
 
     @property
-    def _estimate(self) -> Estimate:
-        return Estimate(self.value, self.low, self.high, self.n)
+    def _texts(self) -> tuple[str, str]:
+        if self.value is None:
+            return "", ""
+        return with_unit(Estimate(self.value, self.low, self.high, self.n), self.unit)
 
 
 @dataclass(frozen=True)
@@ -159,60 +161,42 @@ def judge_runs(runs: Sequence[tuple[ResultFile, Table]]) -> list[Judged]:
     claims = [claim for claim in catalogue().values() if claim.notebook == number]
     if not tables:
         reason = runs[0][0].reason or f"the notebook {runs[0][0].status.value}"
-        return [_untestable(claim, reason) for claim in claims]
+        return [_row(claim, Verdict.UNTESTABLE, why=reason) for claim in claims]
     if runs[0][0].reason:  # a part of the notebook was asked for
         claims = [claim for claim in claims if any(table.select(claim.of.study) for table in tables)]
     return [_judged(claim, tables) for claim in claims]
 
 
 def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
-    try:
-        if claim.of.logic:
-            evidence = _same_verdict(claim, tables)
-            return _row(claim, evidence.estimate, [evidence], runs=len(tables))
-    except Untestable as reason:
-        return _untestable(claim, str(reason))
-    of_runs, reasons = [], []
-    for table in tables:
+    """A claim by every table that says something of it, a table a run."""
+    evidence, reasons = [], []
+    for of_run in [tables] if claim.of.logic else [[table] for table in tables]:
         try:
-            of_runs.append(evaluate(claim, table))
+            evidence.append(_same_verdict(claim, of_run) if claim.of.logic else evaluate(claim, *of_run))
         except Untestable as reason:
             reasons.append(str(reason))
-    if not of_runs:
-        return _untestable(claim, reasons[0])
-    figures = [one.estimate for one in of_runs]
+    if not evidence:
+        return _row(claim, Verdict.UNTESTABLE, why=reasons[0])
+    runs, figures = len(tables) if claim.of.logic else len(evidence), [one.estimate for one in evidence]
     log = claim.metric in RATIOS and all(one.value > 0 and (one.low is None or one.low > 0) for one in figures)
-    return _row(claim, estimates.pooled(figures, log=log), of_runs, runs=len(of_runs))
+    figure = estimates.pooled(figures, log=log)
+    judged = verdict(claim, figure.interval) if claim.of.equals is None else _of_counts(claim, evidence)
+    numbers = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n, "runs": runs}
+    conditions = _conditions([row for one in evidence for row in one.rows])
+    return _row(claim, judged, **numbers, conditions=conditions, why=_why(evidence, runs, figure))
 
 
-def _row(claim: Claim, figure: Estimate, of_runs: Sequence[Evidence], runs: int) -> Judged:
-    if claim.of.equals is not None:
-        holds = all(one.holds for one in of_runs)
-        words = (Verdict.MET, Verdict.MISSED) if claim.is_goal else (Verdict.REPRODUCED, Verdict.REFUTED)
-        word = words[0] if holds else words[1]
-    else:
-        word = verdict(claim, figure.interval)
-    return Judged(
-        **_of_claim(claim),
-        verdict=word,
-        value=figure.value,
-        low=figure.low,
-        high=figure.high,
-        n=figure.n,
-        runs=runs,
-        conditions=_conditions([row for one in of_runs for row in one.rows]),
-        why=_why(of_runs, runs, figure),
-    )
+def _of_counts(claim: Claim, evidence: Sequence[Evidence]) -> Verdict:
+    holds = all(one.holds for one in evidence)
+    if claim.is_goal:
+        return Verdict.MET if holds else Verdict.MISSED
+    return Verdict.REPRODUCED if holds else Verdict.REFUTED
 
 
-def _untestable(claim: Claim, reason: str) -> Judged:
-    nothing = {"value": None, "low": None, "high": None, "n": 0, "runs": 0, "conditions": ""}
-    return Judged(**_of_claim(claim), verdict=Verdict.UNTESTABLE, **nothing, why=reason)
-
-
-def _of_claim(claim: Claim) -> dict[str, Any]:
+def _row(claim: Claim, judged: Verdict, **fields: Any) -> Judged:
     names = ("id", "source", "notebook", "statement", "metric", "unit")
-    return {**{name: getattr(claim, name) for name in names}, "claimed": claim.bounds, "study": claim.of.study}
+    named = {name: getattr(claim, name) for name in names} | {"claimed": claim.bounds, "study": claim.of.study}
+    return Judged(**named, verdict=judged, **fields)
 
 
 def _why(of_runs: Sequence[Evidence], runs: int, figure: Estimate) -> str:
@@ -232,13 +216,13 @@ def _why(of_runs: Sequence[Evidence], runs: int, figure: Estimate) -> str:
 
 
 def _conditions(rows: Sequence[Row]) -> str:
-    def one(values: Sequence[str]) -> str:
-        several = list(dict.fromkeys(v for v in values if v))
-        return " or ".join(several) if len(several) < 4 else f"{several[0]} and {len(several) - 1} others"
-
+    """Device, runtime, precision and threads of rows, the first of several named: "CPU AMD EPYC, torch 2.13.0"."""
     threads = [f"{row.threads} thread{'s' * (row.threads != 1)}" for row in rows if row.threads]
-    parts = [one([row.device for row in rows]), one([row.runtime for row in rows])]
-    return ", ".join(p for p in [*parts, one([row.precision for row in rows]), one(threads)] if p)
+    fields = [[getattr(row, name) for row in rows] for name in ("device", "runtime", "precision")]
+    parts = []
+    for values in (list(dict.fromkeys(filter(None, each))) for each in [*fields, threads]):
+        parts.append(" or ".join(values) if len(values) < 4 else f"{values[0]} and {len(values) - 1} others")
+    return ", ".join(filter(None, parts))
 
 
 # ---- claims with a logic of their own -------------------------------------------------------------------------------
@@ -249,12 +233,10 @@ def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Evidence:
     if len(tables) < 2:
         raise Untestable("needs two runs: gnnlab run 02 --runs 2")
     shares = []
-    for other in catalogue().values():
-        if other.notebook != claim.notebook or other.of.logic:
-            continue
+    for other in [one for one in catalogue().values() if one.notebook == claim.notebook and not one.of.logic]:
         judged = [_judged(other, [table]) for table in tables]
-        exact = all(j.value is not None and j.low == j.high for j in judged)  # a count is the same in every run
-        if not exact and any(j.verdict is not Verdict.UNTESTABLE for j in judged):
+        exact = all(row.value is not None and row.low == row.high for row in judged)  # a count is the same in every run
+        if not exact and any(row.verdict is not Verdict.UNTESTABLE for row in judged):
             shares.append(np.mean([a.verdict is b.verdict for a, b in itertools.combinations(judged, 2)]))
     pairs = math.comb(len(tables), 2)
     mean = estimates.over_clusters(shares, range(len(shares)), "mean")
@@ -290,6 +272,10 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
     return not problems, problems or [f"{summary}; claims and goals judged again: {len(now)}; all is as stored"]
 
 
+def _short(row: dict[str, Any] | None) -> str:
+    return "{} {} ({} to {})".format(*map(row.get, ("verdict", "value", "low", "high"))) if row else "nothing"
+
+
 def differences(row: Row, table: Table) -> list[str]:
     """What of a row does not follow from its samples, a line each."""
     samples = table.samples_of(row)
@@ -306,12 +292,6 @@ def differences(row: Row, table: Table) -> list[str]:
             if not _same((row.ratio, row.ratio_low, row.ratio_high), (ratio.value, ratio.low, ratio.high)):
                 lines.append(f"{row.label}: stored ratio {row.ratio}, from its samples {ratio.value}")
     return lines
-
-
-def _short(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "nothing"
-    return f"{row.get('verdict')} {row.get('value')} ({row.get('low')} to {row.get('high')})"
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
