@@ -7,6 +7,7 @@ headlines(rows)              # of a ledger: which advice pays on this machine, a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -44,23 +45,21 @@ class Use:
     yours: bool = False
 
     @property
-    def times(self) -> str:
-        return "" if self.gain is None else with_unit(self.gain, "x")[0]
-
-    @property
-    def interval(self) -> str:
-        return "" if self.gain is None else with_unit(self.gain, "x")[1]
+    def texts(self) -> tuple[str, str]:
+        """The gain and its interval as a reader sees them: ("4.00×", "3.95 to 4.05×")."""
+        return ("", "") if self.gain is None else with_unit(self.gain, "x")
 
 
 def yours(parameters: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
-    """The parameters by which the reader named something of their own; `declared` are those of the notebook."""
-    named = [name for name in YOURS if name in declared and name in parameters]
-    return [name for name in named if _is_new(parameters[name], declared[name].default)]
-
-
-def _is_new(value: Any, default: Any) -> bool:
-    """Does a parameter name anything that its default does not?"""
-    return bool(set(value) - set(default)) if isinstance(value, list) else value != default
+    """The parameters by which the reader named something that is not among the defaults; `declared` are those of the
+    notebook."""
+    own = []
+    for name in YOURS:
+        if name in declared and name in parameters:
+            value, default = parameters[name], declared[name].default
+            if set(value) - set(default) if isinstance(value, list) else value != default:
+                own.append(name)
+    return own
 
 
 # ---- a report -------------------------------------------------------------------------------------------------------
@@ -70,62 +69,60 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
     """For each choice between forms what to use: the reader's own (`own`) first, what has no faster form last.
 
     `purposes` says of a study what its forms are alternatives for, in words that may name keys: "attention over {nodes}
-    nodes". Cells of one purpose are taken together, and purposes of one study that have one answer; a study without a
-    purpose is no choice.
+    nodes". Cells of one purpose are taken together, and so are purposes of one study that have one answer; of the
+    reader's own models each has a line. A study without a purpose is no choice.
 
     Only forms count that ran in every cell and compute the same as the baseline (`SAME`). A gain is the geometric mean
     over the cells; it is named where its whole interval is one.
     """
     uses = []
-    for study in dict.fromkeys(row.study for row in table if row.study in purposes):
+    for study, words in purposes.items():
         rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None]
         rows = [row for row in rows if row.parity_error is None or row.parity_error <= SAME]
-        yours = own and study == OWN_STUDY
-        words = ", ".join(f"{{{key}}}" for key in rows[0].keys) if yours and rows else purposes[study]
-        cells: dict[str, list[Row]] = {}
+        is_own = own and study == OWN_STUDY
+        if is_own and rows:
+            words = ", ".join(f"{{{key}}}" for key in rows[0].keys)
+        by_purpose, by_answer = defaultdict(list), defaultdict(list)
         for row in rows:
-            cells.setdefault(_named(words, [row]), []).append(row)
-        of_study = [_use(study, purpose, of_cell, yours) for purpose, of_cell in cells.items()]
-        if not yours and len(of_study) > 1 and len({use.form for use in of_study}) == 1:
-            of_study = [_use(study, _named(words, rows), rows)]
-        uses += of_study
+            by_purpose[_named(words, [row])].append(row)
+        for purpose, cells in by_purpose.items():
+            by_answer[purpose if is_own else _fastest(cells)[0]] += cells
+        for cells in by_answer.values():
+            uses.append(Use(_named(words, cells), study, *_fastest(cells), is_own))
     return sorted(uses, key=lambda use: (not use.yours, use.form is None))
 
 
 def _named(purpose: str, rows: Sequence[Row]) -> str:
     """The purpose of these rows: "attention over 10 or 50 nodes"; as it is where a row lacks a key that it names."""
-    values = {key: " or ".join(dict.fromkeys(str(row.keys.get(key)) for row in rows)) for key in rows[0].keys}
+    values = {key: list(dict.fromkeys(str(row.keys.get(key)) for row in rows)) for key in rows[0].keys}
+    texts = {key: " or ".join(filter(None, (", ".join(of[:-1]), of[-1]))) for key, of in values.items()}
     try:
-        return purpose.format(**values)
+        return purpose.format(**texts)
     except (KeyError, IndexError, ValueError):
         return purpose
 
 
-def _use(study: str, purpose: str, rows: Sequence[Row], yours: bool = False) -> Use:
+def _fastest(rows: Sequence[Row]) -> tuple[str | None, str, Estimate | None]:
+    """The form that is faster than the baseline by most, the baseline, and by how much."""
     gains = over_baseline(rows, everywhere=True)
     faster = {form: gain for form, gain in gains.items() if gain.low is not None and gain.low > NO_GAIN_BELOW}
     best = max(faster, key=lambda form: faster[form].value, default=None)
-    return Use(purpose, study, best, rows[0].baseline, faster.get(best), yours)
+    return best, rows[0].baseline, faster.get(best)
 
 
 def noise(result: ResultFile, table: Table) -> str | None:
     """Why the times of a run mislead: a machine that was busy, or forms that differ from themselves."""
-    ended = result.environment.get("finished") or {}
-    states = (("at its start", result.environment), ("at its end", ended))
+    states = (("at its start", result.environment), ("at its end", result.environment.get("finished") or {}))
     parts = [f"{when}, {busy}" for when, seen in states if (busy := machine.busy(seen))]
     off = [abs(row.ratio - 1) for row in table if row.form == CONTROL and row.ratio is not None]
     if off and median(off) > NOISY:
-        parts.append(
-            f"a form timed against itself (A/A) differs by {100 * median(off):.0f} %, the median of {len(off)}"
-        )
+        percent = f"{100 * median(off):.0f} %"
+        parts.append(f"a form timed against itself (A/A) differs by {percent}, the median of {len(off)}")
     for row in table.select("noise_floor"):
         if row.value is not None and row.value > 100 * NOISY:
             parts.append(f"one in twenty comparisons of a form with itself (A/A) is off by {row.value:.0f} % or more")
-    if not parts:
-        return None
-    return (
-        f"Measured on a busy machine: {'; '.join(parts)}. Trust ratios more than times; run it again when it is quiet."
-    )
+    advice = "Trust ratios more than times; run it again when it is quiet."
+    return f"Measured on a busy machine: {'; '.join(parts)}. {advice}" if parts else None
 
 
 # ---- the front page -------------------------------------------------------------------------------------------------
@@ -138,24 +135,21 @@ def surprise(row: Judged) -> float:
         return -1.0
     low, high = (row.value, row.value) if row.low is None else (row.low, row.high)
     least, most = row.claimed or (NO_GAIN_BELOW, None)
-    near, claimed = 1.0, 1.0
     if least is not None and high < least:
         near, claimed = high, least
     elif most is not None and low > most:
         near, claimed = low, most
+    else:
+        return 0.0
     if row.metric in RATIOS and near > 0 and claimed > 0:
         return abs(math.log(near / claimed))
     return math.log1p(abs(near - claimed) / (abs(claimed) or 1.0))
 
 
-def by_surprise(rows: Iterable[Judged]) -> list[Judged]:
-    """What differs most from its claim first, what has no number last."""
-    return sorted(rows, key=lambda row: -surprise(row))
-
-
 def parts(rows: Iterable[Judged]) -> list[tuple[str, str, list[Judged]]]:
-    """Claims and goals apart, where there are any, by surprise: (anchor, heading, rows)."""
-    rows = by_surprise(rows)
+    """Claims and goals apart, where there are any: (anchor, heading, rows); what differs most from its claim first,
+    what has no number last."""
+    rows = sorted(rows, key=lambda row: -surprise(row))
     claims, goals = ([row for row in rows if row.is_goal is is_goal] for is_goal in (False, True))
     both = [("claims", "Claims of the documents", claims), ("goals", "Goals of the lab", goals)]
     return [part for part in both if part[2]]
@@ -167,14 +161,14 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
     First advice that is wrong on this machine, by `surprise`, at most half of `HEADLINES` if as much pays; then advice
     that pays, by its gain. Goals of the lab and claims of equality are left out.
     """
-    advice = [row for row in rows if row.metric in RATIOS and row.low is not None and row.claimed != NO_EFFECT]
-    advice = [row for row in advice if not row.is_goal]
-    short = [row for row in advice if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
-    wrong = _one_of_a_study(by_surprise(short))
-    pays = [row for row in advice if row.low > NO_GAIN_BELOW and row not in short]
-    pays = _one_of_a_study(sorted(pays, key=lambda row: -row.value))
-    wrong = wrong[: max(HEADLINES // 2, HEADLINES - len(pays))]
-    return [*((_word(row), row) for row in wrong), *((PAYS, row) for row in pays[: HEADLINES - len(wrong)])]
+    rows = [row for row in rows if row.metric in RATIOS and row.low is not None and not row.is_goal]
+    rows = [row for row in rows if row.claimed != NO_EFFECT]
+    short = [row for row in rows if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
+    pays = [row for row in rows if row.low > NO_GAIN_BELOW and row not in short]
+    wrong = _one_of_a_study(sorted(short, key=surprise, reverse=True))
+    pays = _one_of_a_study(sorted(pays, key=lambda row: row.value, reverse=True))
+    lines = [(_word(row), row) for row in wrong[: max(HEADLINES // 2, HEADLINES - len(pays))]]
+    return lines + [(PAYS, row) for row in pays[: HEADLINES - len(lines)]]
 
 
 def gains(rows: Sequence[Judged]) -> list[Judged]:
@@ -192,7 +186,7 @@ def _word(row: Judged) -> str:
     return UNSURE if row.high > NO_GAIN_BELOW else FALSE
 
 
-def _one_of_a_study(rows: Iterable[Judged]) -> list[Judged]:
+def _one_of_a_study(rows: Sequence[Judged]) -> list[Judged]:
     first: dict[str, Judged] = {}
     for row in rows:
         first.setdefault(row.study, row)

@@ -6,7 +6,8 @@ lines(kept, "AMD EPYC, 2 cores") # as Markdown, nothing where nothing was measur
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -14,7 +15,7 @@ import pandas as pd
 from gnnlab.errors import Untestable
 from gnnlab.profiling import estimates
 
-from .claims import Claim, catalogue, evaluate
+from .claims import catalogue, evaluate
 from .table import Table
 from .text import markdown, number
 
@@ -41,21 +42,16 @@ def _gains(tables: Sequence[Table]) -> list[dict[str, Any]]:
     goal, gains = catalogue()[GOAL], []
     cells = [row.keys for table in tables for row in table.select(RACED)]
     for keys in [keys for place, keys in enumerate(cells) if keys not in cells[:place]]:
-        rule = goal.of.model_copy(update={"where": keys, "cells": None})
-        over_best = _pooled(goal.model_copy(update={"of": rule}), tables)
-        over_pyg = _pooled(goal.model_copy(update={"of": rule.model_copy(update={"over": None})}), tables)
-        if over_best and over_pyg:
-            threads = next(row.threads for row in tables[0].select(RACED, goal.of.form, keys) if row.status == "ok")
-            gains.append({**keys, "over_pyg": over_pyg, "over_best": over_best, "threads": threads})
+        gain = {**keys}
+        for name, over in (("over_pyg", None), ("over_best", goal.of.over)):
+            rule = goal.of.model_copy(update={"where": keys, "cells": None, "over": over})
+            claim = goal.model_copy(update={"of": rule})
+            with suppress(Untestable):  # in one of the runs
+                gain[name] = estimates.pooled([evaluate(claim, table).estimate for table in tables], log=True).value
+        if {"over_pyg", "over_best"} <= gain.keys():
+            ran = [row for row in tables[0].select(RACED, goal.of.form, keys) if row.status == "ok"]
+            gains.append(gain | {"threads": ran[0].threads})
     return gains
-
-
-def _pooled(claim: Claim, tables: Sequence[Table]) -> float | None:
-    """What all runs say of a claim; None where one of them cannot be judged."""
-    try:
-        return estimates.pooled([evaluate(claim, table).estimate for table in tables], log=True).value
-    except Untestable:
-        return None
 
 
 def _grown(tables: Sequence[Table]) -> list[dict[str, Any]]:
@@ -73,39 +69,29 @@ def _grown(tables: Sequence[Table]) -> list[dict[str, Any]]:
 
 def lines(kept: Kept, machine: str) -> list[str]:
     """Both tables, each under a line that says what it shows and on which machine."""
-    return [*_gain_lines(kept.get(RACED, []), machine), *_growth_lines(kept.get(GROWN, []), machine)]
-
-
-def _gain_lines(gains: Sequence[Mapping[str, Any]], machine: str) -> list[str]:
-    if not gains:
-        return []
-    frame = pd.DataFrame(gains)
-    frame["cell"] = [f"{number(one['over_pyg'])} / {number(one['over_best'])}" for one in gains]
-    frame["column"] = frame["graph"] + ", " + frame["pass"]
-    cells = frame.pivot(index="model", columns="column", values="cell").fillna("")
-    cells = cells.loc[frame["model"].unique(), frame["column"].unique()]
-    return [
-        "",
-        "`swap` on whole models of two layers, times as fast as PyG / as the best of PyG with its cache, a sparse CSR "
-        f"adjacency, sparse features, `EdgeIndex` and torch.compile ({machine}, {frame['threads'][0]} threads):",
-        "",
-        *markdown(("", *cells.columns), cells.itertuples()),
-    ]
-
-
-def _growth_lines(grown: Sequence[Mapping[str, Any]], machine: str) -> list[str]:
-    if not grown:
-        return []
-    rows = []
-    frame = pd.DataFrame(grown)
-    frame[["model", "form"]] = frame["form"].str.split(", ", n=1, expand=True)
-    for (edges, model), cells in frame.groupby(["edges", "model"], sort=False):
-        values = cells.set_index(["phase", "quantity", "form"])["value"]
-        both = [_before_and_after(values, *column) for column in GROWN_COLUMNS.values()]
-        first = values.get(("forward", FIRST_CALL, "gnnlab"))
-        rows.append((f"{edges:,}", model, *both, "" if first is None else number(first)))
-    title = f"How they grow, PyG → `swap`, 100 features, two layers of 64 channels ({machine}):"
-    return ["", title, "", *markdown(("edges", "model", *GROWN_COLUMNS, FIRST_CALL), rows)]
+    lines = []
+    if kept.get(RACED):
+        frame = pd.DataFrame(kept[RACED])
+        frame["cell"] = frame["over_pyg"].map(number) + " / " + frame["over_best"].map(number)
+        frame["column"] = frame["graph"] + ", " + frame["pass"]
+        cells = frame.pivot(index="model", columns="column", values="cell").fillna("")
+        cells = cells.loc[frame["model"].unique(), frame["column"].unique()]
+        title = (
+            "`swap` on whole models of two layers, times as fast as PyG / as the best of PyG with its cache, a sparse "
+            f"CSR adjacency, sparse features, `EdgeIndex` and torch.compile ({machine}, {frame['threads'][0]} threads):"
+        )
+        lines += ["", title, "", *markdown(("", *cells.columns), cells.itertuples())]
+    if kept.get(GROWN):
+        frame, rows = pd.DataFrame(kept[GROWN]), []
+        frame[["model", "form"]] = frame["form"].str.split(", ", n=1, expand=True)
+        for (edges, model), cells in frame.groupby(["edges", "model"], sort=False):
+            values = cells.set_index(["phase", "quantity", "form"])["value"]
+            both = [_before_and_after(values, *column) for column in GROWN_COLUMNS.values()]
+            first = values.get(("forward", FIRST_CALL, "gnnlab"))
+            rows.append((f"{edges:,}", model, *both, "" if first is None else number(first)))
+        title = f"How they grow, PyG → `swap`, 100 features, two layers of 64 channels ({machine}):"
+        lines += ["", title, "", *markdown(("edges", "model", *GROWN_COLUMNS, FIRST_CALL), rows)]
+    return lines
 
 
 def _before_and_after(values: pd.Series, phase: str, quantity: str, per: float) -> str:

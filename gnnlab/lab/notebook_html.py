@@ -53,15 +53,13 @@ class Cells:
 
 def read(path: Path) -> nbformat.NotebookNode:
     """Read an executed notebook; `GnnlabError` says in one line what is wrong with the file."""
-    path = Path(path)
     try:
-        notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+        notebook = nbformat.reads(Path(path).read_text(encoding="utf-8"), as_version=4)
         nbformat.validate(notebook)
     except FileNotFoundError:
-        raise GnnlabError(f"no notebook {path}; run it again: gnnlab run {path.name[:2]}") from None
-    except (OSError, ValueError, KeyError, AttributeError, nbformat.ValidationError) as error:
-        reason = " ".join(str(error).split())[:100] or type(error).__name__
-        raise GnnlabError(f"{path} is not a readable notebook ({reason}); run it again") from None
+        raise GnnlabError(f"no notebook {path}; run it again: gnnlab run {Path(path).name[:2]}") from None
+    except Exception as error:  # nbformat raises many kinds
+        raise GnnlabError(f"{path} is not a readable notebook ({one_line(error)[:100]}); run it again") from None
     return notebook
 
 
@@ -85,10 +83,16 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
     def markdown(source: str, attachments: Mapping[str, Any]) -> Markup:
         return clean(MarkdownWithMath(renderer=_Renderer(headings, attachments)).render(source))
 
+    def code(source: str) -> Markup:
+        return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))
+
+    def ansi(text: str) -> Markup:
+        return Markup(ansi2html(text))
+
     exporter = HTMLExporter(
         template_name="cells",
         extra_template_basedirs=[str(TEMPLATES)],
-        filters={"clean": clean, "markdown": markdown, "code": code, "ansi": lambda text: Markup(ansi2html(text))},
+        filters={"clean": clean, "markdown": markdown, "code": code, "ansi": ansi},
         config=Config({"NbConvertBase": {"display_data_priority": [*_SHOWN, *_LEFT_OUT]}}),
     )
     exporter.environment.autoescape = True
@@ -158,11 +162,6 @@ class _Renderer(IPythonRenderer):
         return f'<pre class="math">{escape(body.strip())}</pre>'
 
 
-def code(source: str) -> Markup:
-    """Python as highlighted HTML, for inside a `<pre>`."""
-    return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))
-
-
 # ---- HTML from outside ----------------------------------------------------------------------------------------------
 
 _TAGS = """a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5
@@ -180,15 +179,13 @@ _SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight|math")  # those of pygmen
 
 
 def _allowed(tag: str, name: str, value: str) -> bool:
-    if name == "class":
-        return all(_SHORT_CLASS.fullmatch(word) for word in value.split())
-    if name == "id":
-        return tag in {"h1", "h2", "h3", "h4"} and value.startswith("s-")
-    if name == "href":
-        return tag == "a" and urlsplit(value.strip()).scheme in _SCHEMES
-    if name == "src":
-        return tag == "img" and bool(_EMBEDDED.fullmatch(value))
-    return name in _ATTRIBUTES
+    allowed = {
+        "class": all(_SHORT_CLASS.fullmatch(word) for word in value.split()),
+        "id": tag in {"h1", "h2", "h3", "h4"} and value.startswith("s-"),
+        "href": tag == "a" and urlsplit(value.strip()).scheme in _SCHEMES,
+        "src": tag == "img" and bool(_EMBEDDED.fullmatch(value)),
+    }
+    return allowed.get(name, name in _ATTRIBUTES)
 
 
 _CLEANER = Cleaner(
@@ -199,8 +196,9 @@ _CLEANER = Cleaner(
 )
 
 
-def _align_numbers(table: Tag) -> None:
-    """Mark the columns of numbers, heads included, so that they stand to the right: pandas says nothing about them.
+def _mark_cells(table: Tag) -> None:
+    """Mark the columns of numbers, heads included, so that they stand to the right (pandas says nothing about them),
+    and cells with a sentence. A head without a word is a plain cell, else it is announced as if it headed something.
 
     A cell may span rows only at the left, as those of an index do; so columns are counted from the right.
     """
@@ -210,6 +208,11 @@ def _align_numbers(table: Tag) -> None:
         if any(map(_NUMBER.match, texts)) and all(_NUMBER.match(text) or text in _NO_NUMBER for text in texts):
             for cell in cells:
                 cell["class"] = "nu"
+    for cell in table.find_all(["td", "th"]):
+        length = len(cell.get_text(strip=True))
+        if length > LONG_TEXT and cell.find_parent("thead") is None:
+            cell["class"] = "lo"
+        cell.name = cell.name if length else "td"
 
 
 def clean(html: str) -> Markup:
@@ -221,13 +224,7 @@ def clean(html: str) -> Markup:
         if not _EMBEDDED.fullmatch(image.get("src") or ""):
             image.replace_with(str(image))
     for table in soup.find_all("table"):
-        _align_numbers(table)
-        for cell in table.select("td, tbody th"):
-            if len(cell.get_text(strip=True)) > LONG_TEXT:
-                cell["class"] = "lo"
-        for head in table.find_all("th"):
-            if not head.get_text(strip=True):  # heads nothing, and is announced as if it did
-                head.name = "td"
+        _mark_cells(table)
     safe = _CLEANER.clean(str(soup))
     safe = re.sub(r"<table\b", '<div class="wide" role="group" aria-label="Table" tabindex="0"><table', safe)
     safe = re.sub(r"<pre\b", '<pre tabindex="0"', safe)

@@ -53,7 +53,7 @@ class NotebookEntry:
     problems: list[str] = field(default_factory=list)
     uses: list[advice.Use] = field(default_factory=list)
     own: bool = False  # something of the reader's is in it
-    thumbnail: tuple[FigureRecord, str] | None = None
+    thumbnail: tuple[FigureRecord, str] | None = None  # the key figure and its PNG as a data address
 
     @property
     def number(self) -> str:
@@ -61,8 +61,8 @@ class NotebookEntry:
 
     @property
     def badge(self) -> Badge:
-        shown = self.failure or self.result
-        return STATUSES[shown.status] if shown else DAMAGED
+        latest = self.failure or self.result
+        return STATUSES[latest.status] if latest else DAMAGED
 
     @property
     def drawn(self) -> set[str]:
@@ -95,18 +95,19 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
             f"{executed_ipynb} is not the notebook of the run that wrote {result_json}: there is no page of the two; "
             f"run it again: gnnlab run {result.notebook[:2]} --force"
         )
-    place, figures = result_json.parent.relative_to(path.parent), {}
-    for figure in result.figures:  # links lead from the page
-        links = {kind: (place / getattr(figure, kind)).as_posix() for kind in ("png", "svg")}
-        figures[figure.name] = figure.model_copy(update=links)
+    place, declared = result_json.parent.relative_to(path.parent), _declared(executed_ipynb)
+    figures = {  # their links lead from the page
+        figure.name: figure.model_copy(update={kind: f"{place}/{getattr(figure, kind)}" for kind in ("png", "svg")})
+        for figure in result.figures
+    }
     table = Table(result.rows if ended else ())  # a run that failed is no ground for advice
-    declared = _declared(executed_ipynb)
     html = _page(
         "report.html.j2",
         title=notebook_html.opening(notebook)[0] or _in_words(result.notebook),
         result=result,
         status=STATUSES[result.status],
         cells=notebook_html.render(notebook, figures),
+        key=_key_figure(result),
         parts=advice.parts(judged),
         href=lambda row: f"#fig-{row.study}" if row.study in figures else None,
         parameters=[(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()],
@@ -116,6 +117,11 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
         drawn=set(figures),
     )
     files.write_atomically(path, lambda file: file.write(html))
+
+
+def _key_figure(result: ResultFile) -> FigureRecord | None:
+    """The figure that the notebook marks, else its first."""
+    return next((figure for figure in result.figures if figure.key), next(iter(result.figures), None))
 
 
 def _counts(rows: Sequence[Judged]) -> list[tuple[Badge, int]]:
@@ -185,8 +191,9 @@ def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
     entry.failure, entry.failure_page = _rendered(failed, out_dir / f"{stem}.failed.html", entry, [])
     problems = [*entry.problems, *(line for line in judged.problems if stem in line)]
     entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in problems))
-    if entry.result:
-        entry.thumbnail = _thumbnail(path.parent, entry.result)
+    figure = _key_figure(entry.result) if entry.result else None
+    if figure and (png := path.parent / figure.png).is_file():
+        entry.thumbnail = figure, "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode()
     if entry.page:
         declared = _declared(path.with_name(results.NOTEBOOK))
         entry.own = bool(advice.yours(entry.result.parameters, declared))
@@ -213,17 +220,6 @@ def _rendered(
         entry.problems.append(str(error))
         return result, None
     return result, page.name
-
-
-def _thumbnail(run: Path, result: ResultFile) -> tuple[FigureRecord, str] | None:
-    """The key figure of a result (else its first) and its PNG as a data address; None where there is no such file."""
-    figure = next((f for f in result.figures if f.key), result.figures[0] if result.figures else None)
-    if figure is None:
-        return None
-    path = (run / figure.png).resolve()
-    if path.suffix != ".png" or not path.is_relative_to(run.resolve()) or not path.is_file():
-        return None
-    return figure, "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
@@ -261,12 +257,8 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"moment": _moment, "duration": duration}
-    environment.globals |= {
-        "environment_rows": provenance.in_rows,
-        "usual": _usual,
-        "counts": _counts,
-        "claimed_text": claimed_text,
-    }
+    environment.globals |= {"environment_rows": provenance.in_rows, "usual": _usual, "counts": _counts}
+    environment.globals["claimed_text"] = claimed_text
     return environment
 
 
