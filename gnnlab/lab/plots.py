@@ -101,8 +101,8 @@ def points(
 ) -> Figure:
     """Points of column `y` over column `x`; columns named as `measured_low` hold the ends of their intervals.
 
-    `joined` draws a line through the points of each `hue`, dotted towards what was not measured; `equal` the line on
-    which both are the same, on axes of one scale. An axis is logarithmic where all its numbers are positive and span
+    `joined` draws a line through the points of each `hue`, `equal` the line on which both are the same, on axes of one
+    scale. An axis is logarithmic where all its numbers are positive and span
     more than a factor of 5, that of `y` by `log` where it is given. Raises `GnnlabError`.
     """
     style.check(frame)
@@ -112,9 +112,8 @@ def points(
     for name, (colour, marker, _) in look_of.items():
         series = frame[frame["_series"] == name]
         solid = (series["_origin"] == Origin.MEASURED).to_numpy()
-        for i in range(len(series) - 1 if joined else 0):
-            stretch = series.iloc[i : i + 2]
-            ax.plot(stretch[x], stretch[y], color=colour, lw=1.3, ls="-" if solid[i : i + 2].all() else ":")
+        if joined:
+            ax.plot(series[x], series[y], color=colour, lw=1.3)
         for part, measured in ((series[solid], True), (series[~solid], False)):
             reach = {"xerr": style.ends(part, x), "yerr": style.ends(part, y), "capsize": 2.5}
             ax.errorbar(part[x], part[y], **reach, ls="none", **style.point(colour, marker, measured))
@@ -215,7 +214,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     frame = frame.assign(_shade=shade, _text=texts, _star=stars)
     across = min(len(panels), 3 if room else 2)
     down = math.ceil(len(panels) / across)
-    height = 0.9 + down * (len(rows) * 0.25 + (0.83 if len(columns) <= 3 else 1.13))
+    height = 1.1 + down * (len(rows) * 0.25 + (0.83 if len(columns) <= 3 else 1.13))
     fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
     axes, look = list(grid.flat), {"cmap": SHADES, "norm": LogNorm(1, max(shade.max(), 1.01))}
     for ax, name in zip(axes, panels, strict=False):
@@ -229,20 +228,19 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     for ax in axes[len(panels) :]:
         ax.remove()
     bar = fig.colorbar(drawn, ax=axes[: len(panels)], fraction=0.03, pad=0.01, aspect=30)
-    bar.set_label("times the row's least" if room else f"{label}, times the row's least", fontsize=8.5)
     bar.outline.set_visible(False)
     style.scale(bar.ax.yaxis, True, np.array([1.0, look["norm"].vmax]))
-    example = {"marker": "$1.2$", "ms": 13, "ls": "none", "mew": 0, "color": INK}
-    handles = [Line2D([], [], label=f"number: {label}", **example)] * room
+    handles = [Patch(color=SHADES(0.5), label=f"{label}; colour: times the least of the row")]
+    handles += style.origin_handles(origins)
     if frame["value"].notna().sum() < len(rows) * len(columns) * len(panels):
         handles.append(Patch(color=EMPTY, label="no value"))
-    style.legend(fig, handles + style.origin_handles(origins))
+    style.legend(fig, handles)
     return fig
 
 
 @styled
 def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
-    """A field for each `row` and `column`, its colour and word by the column `status`; grey where there is no row.
+    """A field for each `row` and `column`, its colour and word by the column `status`; empty where there is no row.
 
     Raises `GnnlabError`.
     """
@@ -256,11 +254,6 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
     _fields(ax, codes + 0.5, words, SURFACE, lw=1, edgecolor=SURFACE, **colours)
     ax.tick_params(axis="x", rotation=30)
     ax.set_xticks(ax.get_xticks(), columns, ha="right", rotation_mode="anchor")
-    seen = set(frame["status"])
-    handles = [Patch(color=colour, label=name) for name, (_, colour) in STATUSES.items() if name in seen]
-    if statuses.isna().any(axis=None):
-        handles.append(Patch(facecolor=SURFACE, edgecolor=MUTED, label="no row"))
-    style.legend(fig, handles)
     return fig
 
 
@@ -319,7 +312,6 @@ def gantt(chart: pd.DataFrame) -> Figure:
         ax.set_xlim(0, width * 1.01)
         starred = STAR * any(of_panel["origin"] != Origin.MEASURED)
         ax.set_title(f"{name}{starred}", fontsize=8.5, loc="left")
-    ax.set_xlabel("time (ms)")
-    number_of = Patch(facecolor=MUTED, label="a graph, by its number")
-    style.legend(fig, [*style.origin_handles(chart["origin"], bars=True), number_of])
+    ax.set_xlabel("time (ms); a bar is a graph, by its number")
+    style.legend(fig, style.origin_handles(chart["origin"], bars=True))
     return fig
