@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
@@ -26,7 +25,7 @@ from .tables import STYLES, show, table
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from gnnlab.lab.ledger import Judged, Ledger
+    from gnnlab.lab.ledger import Ledger
 
 OK, FAILED = 0, 1
 
@@ -36,16 +35,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_params(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--json", action="store_true", help="as JSON")
-    group.add_argument(
-        "--recompute",
-        action="store_true",
-        help="compute rows, intervals and verdicts again from the stored samples; exit code 1 where one differs",
-    )
+    again = "compute rows, intervals and verdicts again from the stored samples; exit code 1 where one differs"
+    group.add_argument("--recompute", action="store_true", help=again)
     group.add_argument("--publish", action="store_true", help="write the ledger as the reference run of this machine")
     group.add_argument("--machines", action="store_true", help="the reference runs of all machines, side by side")
-    parser.add_argument(
-        "--write", action="store_true", help="with --machines: into README.md and docs/reference-runs/README.md"
-    )
+    into = "with --machines: into README.md and docs/reference-runs/README.md"
+    parser.add_argument("--write", action="store_true", help=into)
 
 
 def run(arguments: Namespace) -> int:
@@ -55,12 +50,12 @@ def run(arguments: Namespace) -> int:
     root = discovery.root()
     if arguments.write and not arguments.machines:
         raise GnnlabError("--write goes with --machines; --publish writes the reference run of one machine")
+    if arguments.write:
+        show("\n".join(f"wrote {path}" for path in machines.write(root)))
+        return OK
     if arguments.machines:
-        if arguments.write:
-            show("\n".join(f"wrote {path}" for path in machines.write(root)))
-        else:
-            published = machines.read(root)
-            show("\n".join(machines.side_by_side(published, machines.compared(published))))
+        published = machines.read(root)
+        show("\n".join(machines.side_by_side(published, machines.compared(published))))
         return OK
     folder = results_at(arguments.folder or arguments.params, named=arguments.folder is None)
     if arguments.recompute:
@@ -68,8 +63,7 @@ def run(arguments: Namespace) -> int:
         show("\n".join(lines))
         return OK if follows else FAILED
     if arguments.publish:
-        place = machines.publish(folder, root)
-        show(f"wrote {place}; gnnlab claims --machines --write puts it into the tables")
+        show(f"wrote {machines.publish(folder, root)}; gnnlab claims --machines --write puts it into the tables")
         return OK
     judged = ledger.judge(folder)
     show(judged.to_json() if arguments.json else of_ledger(judged))
@@ -81,30 +75,25 @@ def of_ledger(judged: Ledger) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    goals, claims = ([row for row in judged.rows if row.is_goal is goal] for goal in (True, False))
-    parts = [part for title, rows in (("Claims", claims), ("Goals", goals)) if rows for part in _verdicts(title, rows)]
+    from gnnlab.lab.claims import Verdict
+
+    parts: list[Any] = []
+    for title, is_goal in (("Claims", False), ("Goals", True)):
+        cells, verdicts = [], Counter(row.verdict for row in judged.rows if row.is_goal is is_goal)
+        for row in [row for row in judged.rows if row.is_goal is is_goal]:
+            counts = ("", "") if row.value is None else (f"{row.n:,}", row.runs)
+            verdict = Text(f"{row.badge.symbol} {row.badge.word}", style=STYLES.get(row.badge.css, ""))
+            numbers = (row.claimed_text, row.measured, row.interval, *counts)
+            cells.append((f"{row.id}\n{row.statement}", *numbers, verdict, row.why))
+        if cells:
+            named = ("goal", "wanted") if is_goal else ("claim", "claimed")
+            columns = (*named, "measured", "95 % interval", "n", "runs", "verdict", "why")
+            counted = ", ".join(f"{verdict.value} {verdicts[verdict]}" for verdict in Verdict if verdicts[verdict])
+            total = Text(f"{_number(len(cells), title.lower()[:-1])}: {counted}\n")
+            parts += [table(title, columns, cells, right=("n", "runs")), total]
     missing = Counter(claim.notebook for claim in judged.missing)
     lines = [f"notebook {number} has no result here: {_number(n, 'row')}" for number, n in sorted(missing.items())]
     return Group(*parts, *(Text(line) for line in [*lines, *judged.problems]))
-
-
-def _verdicts(title: str, rows: Sequence[Judged]) -> list[Any]:
-    from rich.text import Text
-
-    from gnnlab.lab.claims import Verdict
-
-    cells = []
-    for row in rows:
-        counts = ("", "") if row.value is None else (f"{row.n:,}", row.runs)
-        verdict = Text(f"{row.badge.symbol} {row.badge.word}", style=STYLES.get(row.badge.css, ""))
-        numbers = (row.claimed_text, row.measured, row.interval, *counts)
-        cells.append((f"{row.id}\n{row.statement}", *numbers, verdict, row.why))
-    wanted = ("goal", "wanted") if title == "Goals" else ("claim", "claimed")
-    columns = (*wanted, "measured", "95 % interval", "n", "runs", "verdict", "why")
-    verdicts = Counter(row.verdict for row in rows)
-    counts = ", ".join(f"{verdict.value} {verdicts[verdict]}" for verdict in Verdict if verdicts[verdict])
-    total = Text(f"{_number(len(rows), title.lower()[:-1])}: {counts}\n")
-    return [table(title, columns, cells, right=("n", "runs")), total]
 
 
 def _number(n: int, what: str) -> str:
