@@ -63,16 +63,8 @@ def write(folder: Path, *rows: Row, name: str = "01_profile_bottlenecks", at: st
     return folder
 
 
-def change(tmp_path: Path, a: Row, b: Row) -> compare.Change:
-    found = compare.compare(write(tmp_path / "a", a), write(tmp_path / "b", b))
-    assert len(found.changes) == 1
-    return found.changes[0]
-
-
-def printed(comparison: compare.RunComparison) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(of_comparison(comparison))
-    return console.export_text()
+def changes(tmp_path: Path, a: Row, b: Row) -> list[compare.Change]:
+    return compare.compare(write(tmp_path / "a", a), write(tmp_path / "b", b)).changes
 
 
 @pytest.mark.parametrize(
@@ -99,7 +91,7 @@ def printed(comparison: compare.RunComparison) -> str:
     ],
 )
 def test_the_word_follows_the_interval_and_the_direction(tmp_path: Path, a: Row, b: Row, word: str) -> None:
-    assert change(tmp_path, a, b).word == word
+    assert [change.word for change in changes(tmp_path, a, b)] == [word]
 
 
 def raced(ratio: float, half: float, **changes: Any) -> Row:
@@ -118,25 +110,23 @@ def raced(ratio: float, half: float, **changes: Any) -> Row:
     ],
 )
 def test_of_a_race_the_ratio_is_compared_too_and_more_is_better(tmp_path: Path, a: Row, b: Row, word: str) -> None:
-    value, ratio = compare.compare(write(tmp_path / "a", a), write(tmp_path / "b", b)).changes
+    value, ratio = changes(tmp_path, a, b)
     assert (value.of, value.word) == ("median", "no difference seen")
     assert ratio.word.startswith(word) and ratio.label.endswith("gnnlab, ratio over PyG")
 
 
-def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squares(tmp_path: Path) -> None:
-    found = change(tmp_path, time(10, low=9.0, high=12.0), time(20, low=16.0, high=25.0))
-    assert (found.scale, found.change) == ("ratio", 2.0)
-    low = 2 * math.exp(-math.hypot(math.log(20 / 16), math.log(12 / 10)))
-    high = 2 * math.exp(math.hypot(math.log(25 / 20), math.log(10 / 9)))
-    assert found.ci == pytest.approx((low, high))
+def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squares() -> None:
+    scale, ratio, (low, high) = compare.b_over_a(Estimate(10, 9, 12, 9), Estimate(20, 16, 25, 9))
+    assert (scale, ratio) == ("ratio", 2.0)
+    assert low == pytest.approx(2 * math.exp(-math.hypot(math.log(20 / 16), math.log(12 / 10))))
+    assert high == pytest.approx(2 * math.exp(math.hypot(math.log(25 / 20), math.log(10 / 9))))
     assert 16 / 12 < low < 2 < high < 25 / 9  # narrower than the quotient of the ends
 
 
-def test_values_at_or_below_zero_are_compared_by_their_difference(tmp_path: Path) -> None:
-    found = change(tmp_path, count(0.0), time(3.0, 0.5, statistic="count", unit="count"))
-    assert (found.scale, found.change, found.ci) == ("difference", 3.0, (2.5, 3.5))
-    reaches = change(tmp_path / "more", time(1.0, 2.0), time(2.0, 0.1))
-    assert (reaches.scale, reaches.word) == ("difference", "no difference seen")
+def test_values_at_or_below_zero_are_compared_by_their_difference() -> None:
+    assert compare.b_over_a(Estimate(0, 0, 0, 1), Estimate(3, 2.5, 3.5, 9)) == ("difference", 3.0, (2.5, 3.5))
+    scale, _, (low, high) = compare.b_over_a(Estimate(1, -1, 3, 9), Estimate(2, 1.9, 2.1, 9))
+    assert scale == "difference" and low < 0 < high
 
 
 positive = st.floats(0.001, 1000)
@@ -153,9 +143,9 @@ def test_swapping_the_sides_inverts_ratio_and_interval(a: float, b: float, sprea
 # ---- several runs
 
 
-def several(folder: Path, *values: float, make: Any = time) -> Path:
+def several(folder: Path, *values: float) -> Path:
     for number, value in enumerate(values):
-        write(folder, make(value, 0.01) if make is time else make(value), at=str(number))
+        write(folder, time(value, 0.01), at=str(number))
     return folder
 
 
@@ -193,8 +183,8 @@ def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp
 
 def test_conditions_of_a_row_that_differ_are_said_with_it(tmp_path: Path) -> None:
     other = time(10, 0.1, origin="simulated", device="CUDA H100", precision="bfloat16", threads=0)
-    told = "A is measured, B is simulated; device: CPU | CUDA H100; precision: float32 | bfloat16; threads: 2 | 0"
-    assert change(tmp_path, time(10, 0.1), other).note == told
+    note = "A is measured, B is simulated; device: CPU | CUDA H100; precision: float32 | bfloat16; threads: 2 | 0"
+    assert changes(tmp_path, time(10, 0.1), other)[0].note == note
 
 
 def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) -> None:
@@ -225,16 +215,15 @@ def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp
 
 
 def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
-    good = write(tmp_path / "good", time(1))
+    good, run = write(tmp_path / "good", time(1)), tmp_path / "other/01_x/1"
     with pytest.raises(GnnlabError, match="no folder or result file"):
-        compare.compare(good, tmp_path / "nowhere")
+        compare.compare(good, tmp_path / "other")
+    run.mkdir(parents=True)
     with pytest.raises(GnnlabError, match="holds no results"):
-        compare.compare(tmp_path, good)
-    damaged = tmp_path / "damaged"
-    (damaged / "01_x/1").mkdir(parents=True)
-    (damaged / "01_x/1/result.json").write_text("{")
+        compare.compare(tmp_path / "other", good)
+    (run / "result.json").write_text("{")
     with pytest.raises(GnnlabError, match="is not a result file"):
-        compare.compare(damaged, good)
+        compare.compare(tmp_path / "other", good)
 
 
 def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path: Path) -> None:
@@ -242,13 +231,13 @@ def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path: Path) -> N
     odd = {"study": "[red]x", "form": "[/b]"}
     a = write(tmp_path / "a", time(10, 0.1), parameters, time(1, 0.1, **odd, origin="simulated"))
     b = write(tmp_path / "b", time(8, 0.1), parameters, time(2, 0.1, **odd), params_set="full")
-    found = compare.compare(a, b)
-    data = json.loads(found.to_json())
+    comparison = compare.compare(a, b)
+    data = json.loads(comparison.to_json())
     assert [c["word"] for c in data["changes"]] == ["better", "no difference seen", "worse"]
-    text = printed(found)
-    assert text.count("169,856") == 2
-    assert "01 forward: PyG, median" in text and "0.8" in text and "better" in text
-    assert "parameter set: quick | full" in text
-    assert "[red]x: [/b]" in text and "A is simulated, B is measured" in text
-    assert "better 1, no difference seen 1, worse 1" in text
-    assert "not interleaved" in text and "not interleaved" in data["caution"]
+    assert "not interleaved" in data["caution"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(of_comparison(comparison))
+    text = console.export_text()
+    assert text.count("169,856") == 2 and "parameter set: quick | full" in text
+    assert "01 forward: PyG, median" in text and "better 1, no difference seen 1, worse 1" in text
+    assert "[red]x: [/b]" in text and "A is simulated, B is measured" in text and "not interleaved" in text

@@ -27,16 +27,14 @@ def claim(**of):
     return Claim(**{**given, **fields}, of={"study": "s", "stat": "ratio", **of})
 
 
-def test_a_ratio_is_the_geometric_mean_over_the_cells():
-    found = claims.evaluate(claim(form="fast"), raced({"fast": 2.0}, cells=("a", "b", "c")))
-    assert found.estimate.value == pytest.approx(2, rel=0.02)
-    assert found.estimate.low < 2 < found.estimate.high
-    assert "geometric mean of 3 cells by size" in found.how
-
-
-def test_with_fewer_cells_than_the_claim_speaks_of_there_is_no_verdict():
+def test_a_ratio_is_the_geometric_mean_over_the_cells_of_which_none_may_be_missing():
+    table = raced({"fast": 2.0}, cells=("a", "b", "c"))
+    evidence = claims.evaluate(claim(form="fast"), table)
+    assert evidence.estimate.value == pytest.approx(2, rel=0.02)
+    assert evidence.estimate.low < 2 < evidence.estimate.high
+    assert "geometric mean of 3 cells by size" in evidence.how
     with pytest.raises(Untestable, match="3 of the 15 cells"):
-        claims.evaluate(claim(form="fast", cells=15), raced({"fast": 2.0}, cells=("a", "b", "c")))
+        claims.evaluate(claim(form="fast", cells=15), table)
 
 
 def test_the_fastest_of_equal_forms_is_not_judged_by_the_samples_that_chose_it():
@@ -84,12 +82,11 @@ def test_a_cell_whose_interval_reaches_both_sides_leaves_the_share_that_is_not_s
 
 
 def test_what_a_control_shows_is_in_every_ratio():
-    quiet = raced({"fast": 2.0}, noise=0.001)
-    samples = {r.form: quiet.samples_of(r) for r in quiet}
-    loud = Table()
-    put(loud, "s", {"size": "a"}, "PyG", samples["PyG"])
-    put(loud, "s", {"size": "a"}, CONTROL, samples[CONTROL] * 1.1, ("PyG", samples["PyG"]))
-    put(loud, "s", {"size": "a"}, "fast", samples["fast"], ("PyG", samples["PyG"]), samples[CONTROL] * 1.1)
+    quiet, loud = raced({"fast": 2.0}, noise=0.001), Table()
+    base, control, fast = (quiet.samples_of(quiet.select("s", form)[0]) for form in ("PyG", CONTROL, "fast"))
+    put(loud, "s", {"size": "a"}, "PyG", base)
+    put(loud, "s", {"size": "a"}, CONTROL, control * 1.1, ("PyG", base))
+    put(loud, "s", {"size": "a"}, "fast", fast, ("PyG", base), control * 1.1)
     narrow, wide = (claims.evaluate(claim(form="fast"), table).estimate for table in (quiet, loud))
     assert wide.low < narrow.low / 1.05 and wide.high > narrow.high * 1.05
 
@@ -125,23 +122,15 @@ def test_what_differs_between_runs_is_in_the_interval_and_their_number_in_the_ro
     assert five.high - five.low > 3 * (one.high - one.low)
 
 
-@pytest.fixture
-def folder(tmp_path, result_file):
-    """A folder with one result of notebook 02, and its `claims.json`."""
+def test_a_folder_is_judged_from_its_files_alone(tmp_path, result_file):
     table = raced({"all together": 1.43, "compile": 1.0}, cells=(1, 8, 16, 32, 64), study="symptom_ladder")
     run_folders.put(tmp_path, result_file(notebook="02_optimize_gnn"), table)
-    (tmp_path / ledger.RECORD).write_text(json.dumps(ledger.judge(tmp_path).to_dict()), encoding="utf-8")
-    return tmp_path
-
-
-def test_a_folder_is_judged_from_its_files_alone(folder):
-    found = {judged.id: judged for judged in ledger.judge(folder).rows}
-    assert found["gat.optimized"].verdict is Verdict.REPRODUCED
-    assert found["gat.compile"].verdict is Verdict.REFUTED
-    assert found["gat.compile_cuda"].verdict is Verdict.UNTESTABLE
-    assert {entry.id for entry in ledger.judge(folder).missing} == {
-        id for id, entry in claims.catalogue().items() if entry.notebook != "02"
-    }
+    judged = ledger.judge(tmp_path)
+    verdicts = {row.id: row.verdict for row in judged.rows}
+    assert verdicts["gat.optimized"] is Verdict.REPRODUCED and verdicts["gat.compile"] is Verdict.REFUTED
+    assert verdicts["gat.compile_cuda"] is Verdict.UNTESTABLE
+    others = {id for id, entry in claims.catalogue().items() if entry.notebook != "02"}
+    assert {entry.id for entry in judged.missing} == others
 
 
 def test_the_share_of_equal_verdicts_needs_two_runs():
@@ -190,32 +179,22 @@ def stored(tmp_path, result_file, monkeypatch):
     return tmp_path
 
 
-def printed(judged):
+def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be_read(stored):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(of_ledger(judged))
-    return console.export_text()
-
-
-def cells_of(text, start):
-    (found,) = [line for line in text.splitlines() if line.strip("│ ").startswith(start)]
-    return [cell.strip() for cell in found.strip("│").split("│")]
-
-
-def test_claims_and_goals_stand_apart_each_with_its_counts(stored):
-    text = printed(ledger.judge(stored))
-    told, _, goals = text.partition("Goals")
-    assert cells_of(told, "gat.faster")[:2] == ["gat.faster", "2×"]
-    assert cells_of(told, "gat.faster")[4:7] == ["40", "2", "✓ reproduced"]
-    assert cells_of(told, "gat.compile")[2:7] == ["", "", "", "", "○ untestable here"]
-    assert cells_of(told, "gat.calls")[2:7] == ["7", "", "2", "2", "✓ reproduced"]
-    assert "3 claims: reproduced 2, untestable here 1" in told and "goal." not in told
-    assert cells_of(goals, "goal.gat")[1] == "at least 1.5×" and "2 goals: met 1, missed 1" in goals
-    assert "notebook 02 has no result here: 1 row" in goals
-
-
-def test_what_could_not_be_read_is_said(stored):
-    (stored / "01_a/a/result.json").write_text("{")
-    assert "01_a/a/result.json is not a result file of this version" in printed(ledger.judge(stored))
+    (stored / "02_x/a").mkdir(parents=True)
+    (stored / "02_x/a/result.json").write_text("{")
+    console.print(of_ledger(ledger.judge(stored)))
+    text = console.export_text()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
+    cells = {row[0]: row[1:7] for row in rows if len(row) > 6}
+    assert cells["gat.faster"][0] == "2×" and cells["gat.faster"][3:] == ["40", "2", "✓ reproduced"]
+    assert cells["gat.compile"][1:] == ["", "", "", "", "○ untestable here"]
+    assert cells["gat.calls"][1:] == ["7", "", "2", "2", "✓ reproduced"]
+    of_claims, _, of_goals = text.partition("Goals")
+    assert "3 claims: reproduced 2, untestable here 1" in of_claims and "goal." not in of_claims
+    assert cells["goal.gat"][0] == "at least 1.5×" and "2 goals: met 1, missed 1" in of_goals
+    assert "notebook 02 has no result here: 1 row" in of_goals
+    assert "02_x/a/result.json is not a result file of this version" in of_goals
 
 
 def test_the_json_holds_claims_goals_and_what_was_not_measured(stored):
@@ -233,35 +212,23 @@ def test_stored_results_follow_from_their_samples(stored):
     assert ledger.recompute(stored) == (True, [told + "claims and goals judged again: 5; all is as stored"])
 
 
-def change(path, where, by=1.001):
-    """Change a number of a JSON file by a tenth of a percent."""
-    content = json.loads(path.read_text())
-    *outer, last = where
-    place = content
-    for key in outer:
-        place = place[key]
-    place[last] *= by
-    write_json(path, content)
-
-
-@pytest.mark.parametrize("field", ["value", "ratio"])
-def test_a_digit_that_was_changed_in_a_row_is_named(stored, field):
-    change(stored / "01_a/b/result.json", ["rows", 2, field])
+@pytest.mark.parametrize(
+    ("file", "where", "by", "line"),
+    [
+        ("01_a/b/result.json", ["rows", 2, ("value",)], 1.001, "01_a: gat_layer, a: gnnlab"),
+        ("01_a/b/result.json", ["rows", 2, ("ratio",)], 1.001, "01_a: gat_layer, a: gnnlab"),
+        ("01_a/b/result.json", ["rows", 3, ("value", "low", "high")], 2, "gat.calls: stored reproduced 7"),
+        (ledger.RECORD, ["claims", 0, ("value",)], 1.001, "gat.faster: stored reproduced"),
+    ],
+)
+def test_a_digit_that_was_changed_is_named_with_the_verdict_that_rests_on_it(stored, file, where, by, line):
+    content = json.loads((stored / file).read_text())
+    part, place, names = where
+    for name in names:
+        content[part][place][name] *= by
+    write_json(stored / file, content)
     follows, lines = ledger.recompute(stored)
-    assert not follows and any("gat_layer, a: gnnlab" in line for line in lines)
-
-
-def test_a_count_that_was_changed_is_named_with_the_verdict_that_rests_on_it(stored):
-    for field in ("value", "low", "high"):
-        change(stored / "01_a/b/result.json", ["rows", 3, field], by=2)
-    follows, lines = ledger.recompute(stored)
-    assert not follows and any(line.startswith("gat.calls: stored reproduced 7") for line in lines)
-
-
-def test_a_digit_that_was_changed_in_the_ledger_is_named(stored):
-    change(stored / ledger.RECORD, ["claims", 0, "value"])
-    follows, lines = ledger.recompute(stored)
-    assert not follows and len(lines) == 1 and lines[0].startswith("gat.faster: stored reproduced")
+    assert not follows and any(each.startswith(line) for each in lines)
 
 
 @pytest.mark.parametrize("content", [None, "{"])
