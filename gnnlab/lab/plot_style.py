@@ -72,10 +72,8 @@ def save(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise GnnlabError(f"figure name {name!r}: use letters, digits, '_' and '-' only; it becomes a file name")
-    if not title.strip():
-        raise GnnlabError(f"figure {name!r} has no title; state its finding in one sentence")
-    if len(alt.strip()) < 20:
-        raise GnnlabError(f"figure {name!r}: alternative text {alt!r} is too short: 20 characters or more")
+    if not title.strip() or len(alt.strip()) < 20:
+        raise GnnlabError(f"figure {name!r} needs a title with its finding and an alternative text of 20 characters")
     paths = {}
     metadata = {"png": None, "svg": {"Title": title, "Description": alt, "Date": None, "Creator": None}}
     for kind in metadata:
@@ -92,15 +90,6 @@ def new_figure(title: str, height: float = 4.0, **grid: Any) -> tuple[Figure, An
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     fig.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold", wrap=True)
     return fig, fig.subplots(**grid)
-
-
-def check(frame: pd.DataFrame, *once: str | None) -> None:
-    """Refuse an empty frame, and one in which the columns `once` do not tell rows apart."""
-    if len(frame) == 0:
-        raise GnnlabError("the table is empty: there is nothing to draw")
-    once = [column for column in once if column]
-    if once and frame.duplicated(once).any():
-        raise GnnlabError(f"a value of {', '.join(once)} occurs twice; give one row for each")
 
 
 # ---- series and origins ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from gnnlab.profiling.roofline import Ceilings
 from . import plot_style as style
 from .plot_style import INK, MUTED, STAR, SURFACE, styled
 from .table import Origin
-from .text import axis_label, number
+from .text import axis_label, number, plain
 
 
 @styled
@@ -40,9 +40,8 @@ def bars(
 
     A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has no 0,
     ratios (unit "x") are bars from 1 in both directions, anything else is points, and a 0 stands at the edge. With a
-    column `samples` values are points, too, before a dot for each sample. Raises `GnnlabError`.
+    column `samples` values are points, too, before a dot for each sample.
     """
-    style.check(frame, y, hue)
     frame = frame.assign(_label=frame[y], _series=frame[hue] if hue else "", _origin=style.origins(frame))
     labels, look_of = frame["_label"].unique(), style.looks(list(frame["_series"].unique()))
     frame = frame.sort_values(["_label", "_series"], key=lambda column: pd.Categorical(column, column.unique()).codes)
@@ -103,9 +102,8 @@ def points(
 
     `joined` draws a line through the points of each `hue`, `equal` the line on which both are the same, on axes of one
     scale. An axis is logarithmic where all its numbers are positive and span
-    more than a factor of 5, that of `y` by `log` where it is given. Raises `GnnlabError`.
+    more than a factor of 5, that of `y` by `log` where it is given.
     """
-    style.check(frame)
     frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame)).sort_values(x, kind="stable")
     look_of = style.looks(list(frame.sort_index()["_series"].unique()))
     fig, ax = style.new_figure(title)
@@ -154,7 +152,6 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
 
     `points` has the columns label, flops_per_byte, gflop_s, and where known low, high (GFLOP/s) and origin.
     """
-    style.check(points, "label")
     peak, bandwidths = ceilings.gemm_gflop_s, sorted(ceilings.named_bandwidths(), key=lambda pair: -pair[1])
     if min(peak, bandwidths[-1][1]) <= 0:
         raise GnnlabError("roofline needs a positive peak in GFLOP/s and positive bandwidths in GB/s")
@@ -202,7 +199,6 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     Numbers stand in the fields where there is room for them, a star where it was not measured; a missing value (NaN) is
     an empty grey field. Raises `GnnlabError`.
     """
-    style.check(frame, row, column, panel)
     if not (frame["value"].dropna() > 0).all() or frame["value"].isna().all():
         raise GnnlabError("a heat map needs a positive number, and none that is not: the scale is logarithmic")
     shade = (frame["value"] / frame.groupby(row)["value"].transform("min")).astype(float)
@@ -214,7 +210,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     frame = frame.assign(_shade=shade, _text=texts, _star=stars)
     across = min(len(panels), 3 if room else 2)
     down = math.ceil(len(panels) / across)
-    height = 1.1 + down * (len(rows) * 0.25 + (0.83 if len(columns) <= 3 else 1.13))
+    height = 1.1 + down * (len(rows) * 0.27 + (1.05 if len(columns) <= 3 else 1.35))
     fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
     axes, look = list(grid.flat), {"cmap": SHADES, "norm": LogNorm(1, max(shade.max(), 1.01))}
     for ax, name in zip(axes, panels, strict=False):
@@ -223,7 +219,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         drawn = _fields(ax, shades, words, EMPTY, **look)
         upright = sum(len(str(value)) for value in columns) > 40 / across
         ax.tick_params(axis="x", rotation=90 if upright else 0)
-        ax.set(xlabel=_axis_name(column, columns), ylabel=_axis_name(row, rows) * (ax in grid[:, 0]))
+        ax.set(xlabel=plain(column), ylabel=plain(row) * (ax in grid[:, 0]))
         ax.set_title(f"{name}{STAR * part['_star'].any()}", fontsize=8.5, loc="left")
     for ax in axes[len(panels) :]:
         ax.remove()
@@ -240,11 +236,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
 
 @styled
 def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
-    """A field for each `row` and `column`, its colour and word by the column `status`; empty where there is no row.
-
-    Raises `GnnlabError`.
-    """
-    style.check(frame, row, column)
+    """A field for each `row` and `column`, its colour and word by the column `status`; empty where there is no row."""
     rows, columns = (list(frame[name].unique()) for name in (row, column))
     statuses = _matrix(frame, row, column, "status", rows, columns)
     codes = statuses.apply(lambda column: column.map([*STATUSES].index, na_action="ignore")).astype(float)
@@ -275,11 +267,6 @@ def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, empty: str, **l
     return drawn
 
 
-def _axis_name(name: str, values: Sequence[object]) -> str:
-    """A name for an axis of numbers; texts speak for themselves."""
-    return name.replace("_", " ") if all(isinstance(value, int | float) for value in values) else ""
-
-
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 NARROW = 0.018  # of the axis: a shorter bar has no number on it
@@ -290,9 +277,7 @@ def gantt(chart: pd.DataFrame) -> Figure:
     """When each unit works on which graph: one panel above the other, bars with the number of the graph.
 
     `chart`: panel, unit, graph, start_ms, end_ms, origin. What was not measured is hatched and its panel starred.
-    Raises `GnnlabError`.
     """
-    style.check(chart)
     last = chart.groupby("panel", sort=False)["end_ms"].max()
     title = f"{chart['graph'].nunique()} graphs: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in last.items())
     chart = chart.assign(origin=style.origins(chart), length=chart["end_ms"] - chart["start_ms"])
