@@ -25,11 +25,10 @@ from gnnlab.profiling.estimates import Estimate
 from . import results
 from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, cell_ratio, documents, evaluate, verdict
 from .results import ResultFile
-from .table import Interval, Row, Strict, Table
+from .table import Row, Strict, Table
 from .text import claimed_text, error_text, with_unit
 
 RECORD = "claims.json"
-ONE_RUN = "one run, so without the variation between processes"
 SAMPLING_NOTES = ("interval is", "noisy", "drift", "the hypervisor", "A/A")  # of a row: its interval says as much
 
 
@@ -73,7 +72,7 @@ class Judged(Strict):
     runs: int = 0  # processes behind it
     conditions: str = ""  # device, runtime, precision, threads
     study: str
-    why: str
+    why: str  # how the figure was computed, or why there is none
 
     @property
     def is_goal(self) -> bool:
@@ -83,11 +82,6 @@ class Judged(Strict):
     def of(self) -> str:
         """Whose it is: "S4", "lab" or, of the lab's goals, "goal"."""
         return documents().get(self.source, {"name": self.source})["name"]
-
-    @property
-    def how(self) -> str:
-        """How the figure was computed, but for the number of runs."""
-        return self.why.removesuffix(f"; {ONE_RUN}").removesuffix(f"; {self.runs} runs")
 
     @property
     def badge(self) -> Badge:
@@ -180,17 +174,13 @@ def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
     runs, figures = len(tables) if claim.of.logic else len(evidence), [one.estimate for one in evidence]
     log = claim.metric in RATIOS and all(one.value > 0 and (one.low is None or one.low > 0) for one in figures)
     figure = estimates.pooled(figures, log=log)
-    judged = verdict(claim, figure.interval) if claim.of.equals is None else _of_counts(claim, evidence)
+    judged = verdict(claim, figure.interval)
+    if claim.of.equals is not None:
+        words = (Verdict.MISSED, Verdict.MET) if claim.is_goal else (Verdict.REFUTED, Verdict.REPRODUCED)
+        judged = words[all(one.holds for one in evidence)]
     numbers = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n, "runs": runs}
     conditions = _conditions([row for one in evidence for row in one.rows])
-    return _row(claim, judged, **numbers, conditions=conditions, why=_why(evidence, runs, figure))
-
-
-def _of_counts(claim: Claim, evidence: Sequence[Evidence]) -> Verdict:
-    holds = all(one.holds for one in evidence)
-    if claim.is_goal:
-        return Verdict.MET if holds else Verdict.MISSED
-    return Verdict.REPRODUCED if holds else Verdict.REFUTED
+    return _row(claim, judged, **numbers, conditions=conditions, why=_why(evidence, figure))
 
 
 def _row(claim: Claim, judged: Verdict, **fields: Any) -> Judged:
@@ -199,20 +189,15 @@ def _row(claim: Claim, judged: Verdict, **fields: Any) -> Judged:
     return Judged(**named, verdict=judged, **fields)
 
 
-def _why(of_runs: Sequence[Evidence], runs: int, figure: Estimate) -> str:
+def _why(of_runs: Sequence[Evidence], figure: Estimate) -> str:
     """How the figure was computed, in one line for every claim."""
-    rows = [row for one in of_runs for row in one.rows]
     parts = [of_runs[0].how]
-    errors = [row.parity_error for row in rows if row.parity_error is not None]
-    if errors:
+    if errors := [row.parity_error for one in of_runs for row in one.rows if row.parity_error is not None]:
         parts.append(error_text(max(errors)))
     parts += dict.fromkeys(n for row in of_runs[0].rows for n in row.notes if not n.startswith(SAMPLING_NOTES))
-    exact = all(row.interval is Interval.EXACT for row in rows)
     if figure.interval is None:
         parts.append(f"{figure.n} {'sample has' if figure.n == 1 else 'samples have'} no 95 % interval")
-    if not exact:
-        parts.append(ONE_RUN if runs == 1 else f"{runs} runs")
-    return "; ".join(part for part in parts if part)
+    return "; ".join(filter(None, parts))
 
 
 def _conditions(rows: Sequence[Row]) -> str:

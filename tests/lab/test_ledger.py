@@ -117,7 +117,6 @@ def test_what_differs_between_runs_is_in_the_interval_and_their_number_in_the_ro
     tables = [raced({"fast": gain}, seed=seed) for seed, gain in enumerate((1.0, 1.2, 1.45, 1.3, 1.1))]
     one, five = ledger._judged(claim(form="fast"), tables[2:3]), ledger._judged(claim(form="fast"), tables)
     assert (one.runs, five.runs) == (1, 5)
-    assert "one run, so without the variation between processes" in one.why and "5 runs" in five.why
     assert one.verdict is Verdict.REPRODUCED and five.verdict is Verdict.REPRODUCED
     assert five.high - five.low > 3 * (one.high - one.low)
 
