@@ -157,7 +157,11 @@ def _change(key: Key, a: Figure | None, b: Figure | None, differences: Sequence[
         lacking, side = (a, "B") if at_a is None else (b, "A")
         why = f"the other is {lacking.row.status}: {lacking.row.reason}" if lacking.row.reason else ""
         return Change(**fields, word=f"only in {side}", note=why)
-    fields["note"] = _unlike(row, b.row, differences)
+    notes = [f"A is {a.row.origin.value}, B is {b.row.origin.value}"] if a.row.origin is not b.row.origin else []
+    for name in ("device", "precision", "threads"):
+        if (one := getattr(a.row, name)) != (other := getattr(b.row, name)):
+            notes.append(f"{name}: {one} | {other}")
+    fields["note"] = "; ".join(note for note in notes if note not in differences)
     for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
         if one != other:
             return Change(**fields | {"unit": f"{one} | {other}"}, word=f"not comparable because {what} differ")
@@ -173,14 +177,6 @@ def _change(key: Key, a: Figure | None, b: Figure | None, differences: Sequence[
     better = "higher" if key[-1] == "ratio" else row.better if row.better == b.row.better else "neither"
     unchanged = change == neutral or ci[0] <= neutral <= ci[1]
     return Change(**fields, ci=ci, word=SAME if unchanged else WORDS[better][change > neutral])
-
-
-def _unlike(a: Row, b: Row, differences: Sequence[str]) -> str:
-    """The conditions of two rows that differ, in words."""
-    lines = [f"A is {a.origin.value}, B is {b.origin.value}"] if a.origin is not b.origin else []
-    pairs = {name: (getattr(a, name), getattr(b, name)) for name in ("device", "precision", "threads")}
-    lines += [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
-    return "; ".join(line for line in lines if line not in differences)
 
 
 def _ends(estimate: Estimate) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -48,10 +48,9 @@ class MachineLedger:
         return f"{self.name} ({pages}): {self.phrase}"
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One claim by the names of the machines that measured it, and the row that lies farthest from what was claimed.
-    `word` says where they agree."""
+class Compared(NamedTuple):
+    """One claim: the row that lies farthest from what was claimed, the row of each machine that measured it by the
+    machine's name, and in a word where they agree."""
 
     claim: Judged
     rows: dict[str, Judged]

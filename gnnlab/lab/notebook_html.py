@@ -35,7 +35,6 @@ from .results import END, RUN, FigureRecord
 TEMPLATES = Path(__file__).parent / "templates"
 LONG_TEXT = 48  # characters of a table's cell from which on it gets the width of a sentence
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
-_LEFT_OUT = ["application/javascript", "application/vnd.jupyter.widget-view+json"]
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
 _REPORTED = re.compile(r"\d\d_\w+\.ipynb")
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
@@ -44,9 +43,11 @@ _OPENING = re.compile(r"^#[ \t]+(.+?)[ \t#]*$\n*((?:[^\n#|][^\n]*\n?)*)", re.MUL
 
 @dataclass
 class Cells:
-    """The rendered cells of a notebook, the question below its title, and its headings of level 2 as (id, text)."""
+    """The rendered cells of a notebook, the question below its title, what the cells tagged "conclusion" say, and its
+    headings of level 2 as (id, text)."""
 
     question: Markup
+    conclusion: Markup
     html: Markup
     headings: list[tuple[str, str]]
 
@@ -93,15 +94,18 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
         template_name="cells",
         extra_template_basedirs=[str(TEMPLATES)],
         filters={"clean": clean, "markdown": markdown, "code": code, "ansi": ansi},
-        config=Config({"NbConvertBase": {"display_data_priority": [*_SHOWN, *_LEFT_OUT]}}),
+        config=Config({"NbConvertBase": {"display_data_priority": _SHOWN}}),
     )
     exporter.environment.autoescape = True
     try:
+        concluding = [cell for cell in notebook.cells if "conclusion" in cell.metadata.get("tags", [])]
+        outputs = [output.get("data", {}) for cell in concluding for output in cell.get("outputs", [])]
+        conclusion = markdown("\n\n".join(data.get("text/markdown", "") for data in outputs), {})
         question = markdown(opening(notebook)[1], {})
         html = exporter.from_notebook_node(_prepared(notebook), resources={"figures": figures})[0]
     except Exception as error:  # whatever a filter raises where an output is not what its type says
         raise GnnlabError(f"a cell or an output of it cannot be shown: {one_line(error)}") from error
-    return Cells(question, Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
+    return Cells(question, conclusion, Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

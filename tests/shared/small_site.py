@@ -94,7 +94,7 @@ def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
     parameters = v4.new_code_cell(PARAMETERS_CELL, metadata={"tags": ["parameters"]})
     injected = v4.new_code_cell("# Parameters\nruns = 7\n", metadata={"tags": ["injected-parameters"]})
     card = opened()
-    drawing = v4.new_code_cell("figure", execution_count=3)
+    drawing = v4.new_code_cell("figure", execution_count=3, metadata={"tags": ["conclusion"]})
     drawing.outputs = [
         v4.new_output("display_data", {"image/png": picture}, metadata={"image/png": {"alt": alt, "name": name}}),
         v4.new_output(
