@@ -76,7 +76,11 @@ def bars(
             words = style.size(value) if sizes else number(value)
             style.note(ax, words + star, (max(end, base), place), 7 if points else 4)
     style.categories(ax, labels, centres, room.sum())
-    style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(dtype=float), sizes)
+    numbers = [
+        frame.filter(["value", "low", "high"]).to_numpy(dtype=float).ravel(),
+        *(frame["samples"] if dots else []),
+    ]
+    style.scale(ax.xaxis, log, np.concatenate(numbers), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
     handles = style.series_handles(look_of, points) if hue else []
@@ -217,7 +221,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         part = frame[frame[panel] == name]
         shades, words = (_matrix(part, row, column, of, rows, columns) for of in ("_shade", "_text"))
         drawn = _fields(ax, shades, words, EMPTY, **look)
-        upright = sum(len(str(value)) for value in columns) > 40 / across
+        upright = sum(len(str(value)) for value in columns) > 60 / across
         ax.tick_params(axis="x", rotation=90 if upright else 0)
         ax.set(xlabel=plain(column), ylabel=plain(row) * (ax in grid[:, 0]))
         ax.set_title(f"{name}{STAR * part['_star'].any()}", fontsize=8.5, loc="left")
