@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from gnnlab.profiling.estimates import Estimate
 
 MOST_NAMED = 2  # of several values that were selected
@@ -153,14 +151,15 @@ def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns:
 
     `column` is what a column is called, `columns` how many there are.
     """
-    frame = pd.DataFrame(cells, columns=["row", "column", "reason"]).astype(str).drop_duplicates()
+    places: dict[str, dict[str, dict[str, None]]] = {}
+    for row, at, reason in cells:
+        places.setdefault(str(reason), {}).setdefault(str(row), {})[str(at)] = None
     lines = []
-    for reason, of_reason in frame.groupby("reason", sort=False):
-        places = [
-            f"{row} × {f'every {column}' if len(at) == columns > 1 else ', '.join(at)}"
-            for row, at in of_reason.groupby("row", sort=False)["column"]
+    for reason, rows in places.items():
+        where = [
+            f"{row} × {f'every {column}' if len(at) == columns > 1 else ', '.join(at)}" for row, at in rows.items()
         ]
-        lines.append(f"{reason} ({'; '.join(places)})")
+        lines.append(f"{reason} ({'; '.join(where)})")
     return lines
 
 
