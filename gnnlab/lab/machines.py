@@ -177,54 +177,64 @@ def _word(rows: dict[str, Judged], machines: int) -> str:
     return "pays on all" if len(pays) == len(rows) and agree == "verdicts differ" else agree
 
 
-def side_by_side(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> list[str]:
-    """A Markdown table, claim by machine."""
-    names, lines = [one.name for one in machines], []
-    for row in rows:
-        cells = [
-            f"{measured.badge.symbol} {measured.badge.word}: {measured.text}" if measured else "not measured"
-            for measured in map(row.rows.get, names)
-        ]
-        claim = row.claim
-        lines.append((claim.of, claim.statement, claim.claimed_text, *cells, *[row.word] * (len(names) > 1)))
-    return markdown(("of", "claim", "claimed", *names, *["machines"] * (len(names) > 1)), lines)
-
-
-# ---- in the repository's pages ---------------------------------------------------------------------------------------
-
-
 def write(root: Path) -> list[Path]:
     """Put the tables between their marks in README.md and the page of the reference runs, and write each ledger's page
     again; gives what was written."""
     written = [_write_page(path, _read(path)) for path in _ledgers(root)]
     for path, text in blocks(root).items():
-        head, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-        _, end, tail = rest.partition(END)
-        if not (begin and end):
+        before = path.read_text(encoding="utf-8")
+        if BEGIN not in before or END not in before.partition(BEGIN)[2]:
             raise GnnlabError(f"{path} has no lines {BEGIN} and {END}; the table goes between them")
-        written.append(_write_text(path, f"{head}{BEGIN}\n{text}\n{END}{tail}"))
+        head, _, rest = before.partition(BEGIN)
+        written.append(_write_text(path, f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"))
     return written
 
 
 def blocks(root: Path) -> dict[Path, str]:
-    """What belongs between the marks of each file: in README.md the findings that matter, elsewhere every claim."""
+    """What belongs between the marks of each file."""
     machines = read(root)
     rows = compared(machines)
-    by_id, claims, front = {row.claim.id: row for row in rows}, [row.claim for row in rows], []
-    for one in machines:
-        front += model_tables.lines(one.models, one.phrase)
-    front += [""] * bool(front)
+    short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
+    every = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
+    here = f"{'; '.join(one.linked() for one in machines)}."
+    models = [line for one in machines for line in model_tables.lines(one.models, one.phrase)]
+    front = [*models, *[""] * bool(models), *_headlines(rows), "", *side_by_side(machines, short), "", every]
+    return {
+        root / "README.md": "\n".join(front),
+        root / FOLDER / "README.md": "\n".join([here, "", *side_by_side(machines, rows)]),
+    }
+
+
+def _headlines(rows: Sequence[Compared]) -> list[str]:
+    """The findings that matter, each with what every machine measured: what the lab gains, what the guides promise."""
+    by_id, claims, lines = {row.claim.id: row for row in rows}, [row.claim for row in rows], []
     for kind, claim in [*((advice.PAYS, goal) for goal in advice.gains(claims)), *advice.headlines(claims)]:
         row = by_id[claim.id]
         values = ", ".join(f"{measured.text} on {name}" for name, measured in row.rows.items())
         word = row.word.capitalize() if " on " in row.word else kind.removesuffix(" here")
         promise = "" if claim.is_goal else f"; {claim.of} claims {claim.claimed_text}"
-        front.append(f"- {word}: {claim.statement}: {values}{promise}")
-    short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
-    pages = "; ".join(one.linked(f"{FOLDER}/") for one in machines)
-    front += ["", *side_by_side(machines, short), "", f"{pages}; [every row]({FOLDER}/README.md)."]
-    every = [f"{'; '.join(one.linked() for one in machines)}.", "", *side_by_side(machines, rows)]
-    return {root / "README.md": "\n".join(front), root / FOLDER / "README.md": "\n".join(every)}
+        lines.append(f"- {word}: {claim.statement}: {values}{promise}")
+    return lines
+
+
+def side_by_side(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> list[str]:
+    """A Markdown table, claim by machine."""
+    names = [one.name for one in machines]
+    lines = [
+        (row.claim.of, row.claim.statement, row.claim.claimed_text, *map(_cell, map(row.rows.get, names)), row.word)
+        for row in rows
+    ]
+    several = len(machines) > 1
+    header = ("of", "claim", "claimed", *names, *["machines"] * several)
+    return markdown(header, [line[: len(header)] for line in lines])
+
+
+def _cell(row: Judged | None) -> str:
+    return f"{_verdict(row)}: {row.text}" if row else "not measured"
+
+
+def _verdict(row: Judged) -> str:
+    return f"{row.badge.symbol} {row.badge.word}"
 
 
 def _write_text(path: Path, text: str) -> Path:
