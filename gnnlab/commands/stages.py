@@ -109,20 +109,25 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
             "tables of stages; name another unit beside it, such as torch:CPU"
         )
         return
-    findings = bandwidth.measure(
+    measured = bandwidth.measure(
         folder / "tables",
         stages=folder / "stages",
         models=given.models,
         names=names,
         off_grid=0,
         again=0,
-        **{name: given.tables[name] for name in ("points", "processors", "budget_s", "timeout_s", "seed")},
+        **{name: given.tables[name] for name in ("points", "budget_s", "timeout_s", "seed")},
         cluster=given.cluster,
     )
-    if findings.entries.empty:
+    chosen = tables.processor_units(measured.grid, given.tables["processors"])
+    if not chosen:
         _say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
         return
-    written = ", ".join(f"{count} {what}" for what, count in tables.write(folder / "tables", findings).items())
+    transfers = copies.MeasuredTransfers.fit(measured.copies)
+    lookup = tables.entries(measured.grid, transfers, chosen)
+    rates = tables.bandwidths(lookup, transfers)
+    counts = tables.write(folder / "tables", measured.grid, measured.copies, lookup, rates)
+    written = ", ".join(f"{count} {what}" for what, count in counts.items())
     _say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")
 
 

@@ -1,9 +1,8 @@
 """What notebook 06 measures in addition to notebook 05, in one call: copies, and sizes that no fit has seen.
 
-    findings = measure(outputs / "tables", stages=outputs / "stages", models=outputs / "exported_models", off_grid=12)
-    findings.grid            # the cells that predictions are fitted to
-    findings.compared        # sizes never fitted: measured and predicted; and sizes measured a second time
-    findings.transfers, findings.predictor
+    measured = measure(outputs / "tables", stages=outputs / "stages", models=outputs / "exported_models", off_grid=12)
+    predictor = TimePredictor.fit(layer, measured.grid, MeasuredTransfers.fit(measured.copies))
+    compared = compare(predictor, measured.new)      # measured and predicted at sizes never fitted
 
 It is a campaign like that of notebook 05, in a folder of its own: each unit in a child process, in random order, known
 cells not measured again. Copies are cells of it, too.
@@ -12,145 +11,64 @@ cells not measured again. Copies are cells of it, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import astuple
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from gnnlab.campaign import campaign
+from gnnlab.campaign import campaign, checkpoints
 from gnnlab.campaign import table as campaign_table
-from gnnlab.campaign.campaign import Finished
-from gnnlab.campaign.cell_inputs import RANDOM, layer_of
+from gnnlab.campaign.cell_inputs import RANDOM
 from gnnlab.campaign.cells import Cell, Settings
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
-from gnnlab.prediction import copies, tables
-from gnnlab.prediction.measured import (
-    CONDITIONS,
+from gnnlab.prediction import copies
+from gnnlab.prediction.copies import CONDITIONS
+from gnnlab.prediction.predictor import (
+    BLOCK,
+    INTERPOLATED,
+    SIMULATED,
     Size,
     Span,
-    blocks_of,
-    draw,
-    first_cell,
-    measured_cells,
-    sizes_of,
-    time_rows,
+    TimePredictor,
+    between,
+    inside_hull,
 )
-from gnnlab.prediction.predictor import INTERPOLATED, SIMULATED, TimePredictor
-from gnnlab.prediction.transfer import MeasuredTransfers
-from gnnlab.profiling.estimates import CONFIDENCE, PREDICTION
+from gnnlab.profiling.estimates import CONFIDENCE, PREDICTION, over_clusters
 
 MEASURED_IN = "measured"  # folder of the campaign, within that of the tables
-NEW, AGAIN = "new", "again"
 WITHIN = 0.10  # of the measured time
-_CELL = ["unit", "first", "last", "nodes", "edges"]
-_EXPECTED = ["predicted_ms", "low_ms", "high_ms"]
-COMPARED = ["kind", "stage", "size", *_CELL, "ms", "ms_low", "ms_high", "n", "samples_ms", *CONDITIONS, *_EXPECTED,
-            "fitted", "form"]  # fmt: skip
+_CELL = [*BLOCK, "nodes", "edges"]
+_EXPECTED = ["predicted_ms", "predicted_low_ms", "predicted_high_ms"]
+COMPARED = ["pu", "stage", "size", *_CELL, "ms", "ms_low", "ms_high", "n", "samples_ms", *CONDITIONS, *_EXPECTED,
+            "fitted"]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class BandwidthFindings:
-    """What was measured, and what follows; the methods give the rows of the lab's one table.
-
-    `copies`: those through units and plain ones; `chosen`: the unit that stands for each processor.
-    """
+class Measured(NamedTuple):
+    """`grid`: the cells that predictions are fitted to; `new`: cells at sizes never fitted; `again`: cells of the grid,
+    measured a second time; `copies`: through units and plain ones (`copies.COPIES`); what the campaign has to say."""
 
     grid: pd.DataFrame
-    compared: pd.DataFrame
+    new: pd.DataFrame
+    again: pd.DataFrame
     copies: pd.DataFrame
-    transfers: MeasuredTransfers
-    chosen: dict[str, str]
-    done: Finished
-
-    @cached_property
-    def predictor(self) -> TimePredictor:
-        """Fitted to the grid. `GnnlabError` where no block has three sizes."""
-        return _predictor(self.grid, self.transfers)
-
-    @cached_property
-    def entries(self) -> pd.DataFrame:
-        """The lookup table."""
-        return tables.entries(self.grid, self.transfers, self.chosen)
-
-    @cached_property
-    def rates(self) -> pd.DataFrame:
-        """The bandwidth table."""
-        return tables.bandwidths(self.entries, self.transfers)
-
-    @property
-    def sizes(self) -> list[Size]:
-        """At which anything was measured that is fitted."""
-        return sizes_of(self.grid)
-
-    def copy_times(self) -> pd.DataFrame:
-        """ms of copies by size (mib) and unit (form)."""
-        return time_rows(self.copies).assign(form=self.copies["unit"])
-
-    def copy_rates(self) -> pd.DataFrame:
-        """GB/s of copies by size (mib) and unit (form)."""
-        return copies.rates(self.copies, self.transfers)
-
-    def held_out(self) -> pd.DataFrame:
-        """Median error (%) at sizes left out of the fit, by unit (pu) and stage."""
-        measured = self.grid[self.grid["ms"].notna()].drop_duplicates("unit").set_index("unit")
-        return self.predictor.held_out().join(measured[CONDITIONS], on="pu")
-
-    def off_grid(self) -> pd.DataFrame:
-        """ms of cells at sizes never fitted, by unit (pu), stage and size: measured, and as it had been predicted."""
-        new = self._named(NEW)
-        if new.empty:
-            return new
-        predicted = new.assign(
-            form="predicted", value=new["predicted_ms"], low=new["low_ms"], high=new["high_ms"], n=new["fitted"],
-            origin=INTERPOLATED, unit="ms", better="lower", statistic="estimate", interval=PREDICTION,
-            notes=[f"form: {form}; fitted at {n} sizes" for form, n in zip(new["form"], new["fitted"], strict=True)],
-        ).drop(columns="samples_ms")  # fmt: skip
-        measured = time_rows(new).assign(form="measured")
-        return pd.concat([measured, predicted]).sort_index(kind="stable")
-
-    def off_grid_error(self) -> pd.DataFrame:
-        """How far predictions are off at sizes never fitted (% of the measured time), by unit (pu), stage and size.
-
-        The interval is what the measured time leaves open.
-        """
-        new, again = self._named(NEW), self._named(AGAIN)
-        covered = new["ms"].between(new["low_ms"], new["high_ms"])
-        notes = [f"{100 * covered.mean():.0f} % of the measured times lie in their 90 % intervals"]
-        if len(again):
-            share = (np.abs(again["predicted_ms"] / again["ms"] - 1) <= WITHIN).mean()
-            notes.append(f"measured again, {100 * share:.0f} % of {len(again)} known cells are within 10 % of before")
-        return _errors(new, "predicted", new["predicted_ms"], new["predicted_ms"]).assign(notes="; ".join(notes))
-
-    def repeat_error(self) -> pd.DataFrame:
-        """How far a first measurement is off a second one of the same cell (% of the second)."""
-        again = self._named(AGAIN)
-        return _errors(again, "first measurement", again["low_ms"], again["high_ms"])
-
-    def errors_by_stage(self) -> pd.DataFrame:
-        """At sizes never fitted, by stage and unit: cells, shares within 10 % and in the interval, median error (%)."""
-        new = self._named(NEW)
-        off = 100 * np.abs(new["predicted_ms"] / new["ms"] - 1)
-        within = off <= 100 * WITHIN, new["ms"].between(new["low_ms"], new["high_ms"])
-        shares = {"off by 10 % at most (%)": 100 * within[0], "in their interval (%)": 100 * within[1]}
-        cells = new.assign(cells=1, **shares, **{"median error (%)": off})
-        how = {"cells": "sum", **dict.fromkeys(shares, "mean"), "median error (%)": "median"}
-        return cells.groupby(["stage", "pu"], sort=False).agg(how).rename_axis(["stage", "processing unit"]).round(3)
-
-    def _named(self, kind: str) -> pd.DataFrame:
-        compared = self.compared[self.compared["kind"] == kind].reset_index(drop=True)
-        return compared.assign(pu=compared["unit"])
+    messages: tuple[str, ...]
 
 
-def _errors(compared: pd.DataFrame, form: str, low_ms: pd.Series, high_ms: pd.Series) -> pd.DataFrame:
-    """How far expected times are off the measured ones, either way, in percent of these, and between which ends."""
-    low, high = low_ms / compared["ms_high"], high_ms / compared["ms_low"]
-    off = 100 * np.abs(np.array([compared["predicted_ms"] / compared["ms"], low, high], dtype=float) - 1)
-    ends = {"value": off[0], "low": np.where((low <= 1) & (high >= 1), 0.0, off.min(axis=0)), "high": off.max(axis=0)}
-    fixed = {"form": form, "unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate"}
-    return compared.assign(**ends, **fixed, interval=CONFIDENCE)
+def measured_cells(folder: Path) -> pd.DataFrame:
+    """The cells of a campaign: the columns of `campaign.table.table`; device, runtime and threads as rows have them.
+
+    Raises:
+        GnnlabError: there are no measurements, or they are of another version; one line.
+    """
+    table = campaign_table.table(checkpoints.raw(folder))
+    return table.assign(
+        device=table["processor"] + " " + table["device"],
+        runtime=table["runtime_version"],
+        threads=table["threads"].where(table["processor"] == "CPU", 0),
+    )
 
 
 def measure(
@@ -163,58 +81,59 @@ def measure(
     off_grid: int = 12,
     again: int = 2,
     points: int = 8,
-    processors: Sequence[str] = (),
     budget_s: float = 0.1,
     timeout_s: float = 60.0,
     seed: int = 0,
     cluster: str | None = None,
-) -> BandwidthFindings:
+) -> Measured:
     """Measure copies, `extra` sizes for the fit, `off_grid` sizes that are not fitted, and `again` known ones.
 
     `stages`: the campaign of notebook 05; `names`: its units to take, by default all that were measured (simulated
-    ones are kept in any case); `points`: of the sweep of copies; `processors`: as of `tables.processor_units`;
-    `cluster`: as of `campaign.measure`.
+    ones are kept in any case); `points`: of the sweep of copies; `cluster`: as of `campaign.measure`.
 
     Raises:
         GnnlabError: nothing was measured there, a unit has no times there, or the disk refuses.
     """
-    cells, like = measured_cells(stages), first_cell(stages)
+    cells, like = measured_cells(stages), Cell(**next(iter(checkpoints.raw(stages).values()))["cell"])
     chosen = _units(cells, names)
     mine = cells[cells["unit"].isin(chosen)]
     known, on_random = sizes_of(mine), sizes_of(mine[mine["graph"] == RANDOM])
-    some = np.random.default_rng(seed).permutation(len(on_random))[:again]
-    grid = list(dict.fromkeys([*known, *((size.nodes, size.edges) for size in extra)]))
-    asked = {
-        "extra": [size for size in grid if size not in known],
-        NEW: draw(grid, off_grid, seed),
-        AGAIN: [on_random[i] for i in sorted(some)],
-    }
-    sweep = copies.sweep_sizes(cells, like.features, points)
-    wanted = [cell for sizes in asked.values() for unit in chosen for cell in _cells(like, sizes, cells, unit)]
+    more = [size for size in dict.fromkeys((each.nodes, each.edges) for each in extra) if size not in known]
+    new = draw([*known, *more], off_grid, seed)
+    repeated = sorted(np.random.default_rng(seed).permutation(len(on_random))[:again])
+    repeated = [on_random[place] for place in repeated]
+    sweep = copies.sweep_sizes(cells, points)
+    wanted = [cell for unit in chosen for cell in _cells(like, [*more, *new, *repeated], cells, unit)]
     wanted += copies.identity_cells(like, sweep, chosen, models)
     settings = Settings(models=str(models), budget_s=budget_s)
     with campaign.units_at_work(chosen, settings, timeout_s, cluster) as working:
         done = campaign.run(folder / MEASURED_IN, list(dict.fromkeys(wanted)), working, seed=seed)
         plain = working.call(copies.plain_copies, sweep, like.features, budget_s)
-        copied = copies.through_units(measured_cells(folder / MEASURED_IN), sweep)
-    copied = pd.concat([copied, plain], ignore_index=True)
-    transfers = copies.measured_transfers(copied)
     measured = measured_cells(folder / MEASURED_IN)
-    parts = {kind: _at(measured, sizes, blocks_of(cells)) for kind, sizes in asked.items()}
-    fitted = pd.concat([cells, parts["extra"]], ignore_index=True)
-    fitted = fitted[fitted["unit"].isin(chosen) | (fitted["origin"] == SIMULATED)]
-    fitted = fitted.drop(columns="samples_ms").reset_index(drop=True)
-    compared = pd.DataFrame(columns=COMPARED)
-    if len(parts[NEW]) or len(parts[AGAIN]):  # tables alone need no fit, which takes three sizes
-        predictor = _predictor(fitted, transfers)
-        compared = [compare(predictor, parts[NEW]), repeats(predictor, cells, parts[AGAIN])]
-        compared = pd.concat(compared, ignore_index=True)
-    return BandwidthFindings(fitted, compared, copied, transfers, tables.processor_units(fitted, processors), done)
+    spans = set(cells[["first", "last"]].itertuples(index=False, name=None))
+    grid = pd.concat([cells, _at(measured, more, spans)], ignore_index=True)
+    grid = grid[grid["unit"].isin(chosen) | (grid["origin"] == SIMULATED)].drop(columns="samples_ms")
+    copied = pd.concat([copies.through_units(measured, sweep), plain], ignore_index=True)
+    parts = (campaign_table.measured(_at(measured, sizes, spans)) for sizes in (new, repeated))
+    return Measured(grid.reset_index(drop=True), *parts, copied, done.messages)
 
 
-def _predictor(cells: pd.DataFrame, transfers: MeasuredTransfers) -> TimePredictor:
-    layer = layer_of(str(cells["layer"].iloc[0]), int(cells["features"].iloc[0]))
-    return TimePredictor.fit(layer, cells, transfers)
+def sizes_of(cells: pd.DataFrame) -> list[Size]:
+    """Sizes at which anything has a time, each once."""
+    timed = cells.loc[cells["ms"].notna(), ["nodes", "edges"]]
+    return list(timed.drop_duplicates().itertuples(index=False, name=None))
+
+
+def draw(sizes: Sequence[Size], count: int, seed: int) -> list[Size]:
+    """`count` sizes at random inside the hull, none of them measured; fewer where the hull has no more of them.
+
+    Uniform in log N and log E.
+    """
+    logs = np.log(np.array(sorted(set(sizes)), dtype=float))  # (sizes, 2)
+    drawn = np.random.default_rng(seed).uniform(logs.min(axis=0), logs.max(axis=0), (400 * max(count, 1), 2))
+    rounded = np.rint(np.exp(drawn)).astype(int)
+    inside = dict.fromkeys(map(tuple, rounded[inside_hull(sizes, rounded)].tolist()))
+    return [size for size in inside if size not in set(sizes)][:count]
 
 
 def _units(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -230,40 +149,98 @@ def _units(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
 
 def _cells(like: Cell, sizes: Sequence[Size], cells: pd.DataFrame, unit: str) -> list[Cell]:
     """Cells of a unit at `sizes`, of the blocks that it has times of."""
-    blocks = blocks_of(cells[(cells["unit"] == unit) & cells["ms"].notna()])
-    named = [GraphSize(*size) for size in sizes]
+    timed = cells.loc[(cells["unit"] == unit) & cells["ms"].notna(), ["first", "last"]].drop_duplicates()
+    blocks, named = list(timed.itertuples(index=False, name=None)), [GraphSize(*size) for size in sizes]
     conditions = {"precision": like.precision, "threads": like.threads}
     return campaign.cells_of(like.layer, like.features, named, blocks, [unit], **conditions)
 
 
-def _at(measured: pd.DataFrame, sizes: Sequence[Size], blocks: Sequence[Span]) -> pd.DataFrame:
+def _at(measured: pd.DataFrame, sizes: Sequence[Size], blocks: set[Span]) -> pd.DataFrame:
     """The rows of these sizes and blocks."""
-    here, there = set(sizes), set(blocks)
-    wanted = [(r.nodes, r.edges) in here and (r.first, r.last) in there for r in measured.itertuples()]
+    wanted = [(r.nodes, r.edges) in set(sizes) and (r.first, r.last) in blocks for r in measured.itertuples()]
     return measured[np.array(wanted, dtype=bool)]
 
 
+# ---- predicted beside measured: frames, and rows for `Lab.record` ----------------------------------------------------
+
+
 def compare(predictor: TimePredictor, new: pd.DataFrame) -> pd.DataFrame:
-    """Predicted and measured: a row (`COMPARED`) for each measured cell of a size that was never fitted and lies
-    between others; `fitted`: the sizes that the prediction rests on."""
-    cells = _predictable(predictor, new)
-    predicted = [predictor.predict(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
-    times = [[each.time_ms, each.low_ms, each.high_ms] for each in predicted]
-    cells = cells.assign(kind=NEW, **pd.DataFrame(times, cells.index, _EXPECTED, dtype=float))
-    return cells.loc[np.array([p.origin == INTERPOLATED for p in predicted], dtype=bool), COMPARED]
+    """Cells at sizes never fitted that lie between others, of blocks that have a fit: `COMPARED`, with the interval of
+    the prediction (90 %). `fitted`: the sizes that it rests on."""
+    rows = []
+    for cell in new.to_dict("records"):
+        if (key := tuple(cell[name] for name in BLOCK)) in predictor.coefficients:
+            *times, origin = astuple(predictor.predict(*key, cell["nodes"], cell["edges"]))
+            if origin == INTERPOLATED:
+                about = {"pu": cell["unit"], "fitted": len(predictor.measured[key])}
+                rows.append({**cell, **about, **dict(zip(_EXPECTED, times, strict=True))})
+    return pd.DataFrame(rows, columns=COMPARED)
 
 
-def repeats(predictor: TimePredictor, cells: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+def repeats(grid: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
     """The same for cells that were measured a second time: their first measurement stands for the prediction."""
-    first = cells.loc[cells["ms"].notna(), [*_CELL, "ms", "ms_low", "ms_high"]].set_axis([*_CELL, *_EXPECTED], axis=1)
-    return _predictable(predictor, again).merge(first, on=_CELL).assign(kind=AGAIN)[COMPARED]
+    first = grid[[*_CELL, "ms", "ms_low", "ms_high"]].dropna().set_axis([*_CELL, *_EXPECTED], axis=1)
+    return again.merge(first, on=_CELL).assign(pu=lambda cells: cells["unit"], fitted=1)[COMPARED]
 
 
-def _predictable(predictor: TimePredictor, cells: pd.DataFrame) -> pd.DataFrame:
-    """The measured cells of blocks that have a fit, with its form and how many sizes it rests on (`fitted`)."""
-    timed = campaign_table.measured(cells)
-    keys = list(timed[_CELL[:3]].itertuples(index=False, name=None))
-    fits = [predictor.fits.get(key) for key in keys]
-    fitted = [len(predictor.measured.get(key, ())) for key in keys]
-    known = np.array([fit is not None for fit in fits], dtype=bool)
-    return timed.assign(form=[fit and fit.form for fit in fits], fitted=fitted)[known]
+def time_rows(cells: pd.DataFrame, form: str | pd.Series) -> pd.DataFrame:
+    """Measured times with their samples."""
+    fixed = {"origin": "measured", "unit": "ms", "better": "lower", "statistic": "median", "interval": CONFIDENCE}
+    names = {"ms": "value", "ms_low": "low", "ms_high": "high", "samples_ms": "samples"}
+    return cells.drop(columns="unit").rename(columns=names).assign(form=form, **fixed)
+
+
+def held_out_rows(predictor: TimePredictor, grid: pd.DataFrame) -> pd.DataFrame:
+    """The median error (%) at sizes left out of the fit, by unit (pu) and stage, under the conditions of the unit.
+
+    What was left out together is one sample, so the interval is over these groups; there is none of one group.
+    """
+    rows = []
+    for (unit, first, last), left_out in predictor.left_out.groupby(BLOCK, sort=False):
+        errors = between(left_out)
+        median = over_clusters(100 * np.abs(np.expm1(errors["error"])), errors["group"].tolist(), "median")
+        where = "between the others" if errors["inside"].all() else "beyond the others"
+        at = {"pu": unit, "stage": predictor.layer.label(first, last), "block": (first != last, first, last)}
+        ends = {} if median.low is None else {"low": max(median.low, 0.0), "high": median.high}
+        ends |= {"value": median.value, "n": median.n, "notes": f"sizes left out: {len(errors)}, {where}"}
+        rows.append({**at, **ends})
+    fixed = {"form": "predicted", "unit": "%", "better": "lower", "origin": "measured", "statistic": "median"}
+    conditions = grid[grid["ms"].notna()].drop_duplicates("unit").set_index("unit")[CONDITIONS]
+    rows = pd.DataFrame(rows).sort_values("block", kind="stable", ignore_index=True)
+    return rows.assign(**fixed, interval=CONFIDENCE).join(conditions, on="pu")
+
+
+def off_grid_rows(compared: pd.DataFrame) -> pd.DataFrame:
+    """ms of cells at sizes never fitted: measured, and as predicted."""
+    names = dict(zip(_EXPECTED, ("value", "low", "high"), strict=True))
+    fixed = {"form": "predicted", "origin": INTERPOLATED, "statistic": "estimate", "interval": PREDICTION}
+    predicted = compared.drop(columns=["samples_ms", "n"]).rename(columns=names | {"fitted": "n"})
+    predicted = predicted.assign(**fixed, unit="ms", better="lower")
+    return pd.concat([time_rows(compared, "measured"), predicted]).sort_index(kind="stable")
+
+
+def off_grid_error_rows(compared: pd.DataFrame, repeated: pd.DataFrame) -> pd.DataFrame:
+    """How far predictions are off at sizes never fitted (% of the measured time); the interval is what the measured
+    time leaves open. Notes: the share of times in their intervals, and how far known cells agree with themselves."""
+    covered = compared["ms"].between(compared["predicted_low_ms"], compared["predicted_high_ms"])
+    notes = [f"{100 * covered.mean():.0f} % of the measured times lie in their 90 % intervals"]
+    if len(repeated):
+        share = ((repeated["predicted_ms"] / repeated["ms"] - 1).abs() <= WITHIN).mean()
+        notes.append(f"measured again, {100 * share:.0f} % of {len(repeated)} known cells are within 10 % of before")
+    predicted = compared["predicted_ms"]
+    return _errors(compared, predicted, predicted).assign(form="predicted", notes="; ".join(notes))
+
+
+def repeat_error_rows(repeated: pd.DataFrame) -> pd.DataFrame:
+    """How far a first measurement is off a second one of the same cell (% of the second)."""
+    ends = repeated["predicted_low_ms"], repeated["predicted_high_ms"]
+    return _errors(repeated, *ends).assign(form="first measurement")
+
+
+def _errors(compared: pd.DataFrame, low_ms: pd.Series, high_ms: pd.Series) -> pd.DataFrame:
+    """How far expected times are off the measured ones, either way, in percent of these, and between which ends."""
+    low, high = low_ms / compared["ms_high"], high_ms / compared["ms_low"]
+    off = 100 * np.abs(np.array([compared["predicted_ms"] / compared["ms"], low, high], dtype=float) - 1)
+    ends = {"value": off[0], "low": np.where((low <= 1) & (high >= 1), 0.0, off.min(axis=0)), "high": off.max(axis=0)}
+    fixed = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
+    return compared.assign(**ends, **fixed)

@@ -1,42 +1,48 @@
-"""Times of blocks on units at any graph size, each with an interval that holds at its stated rate.
+"""The time of a block of stages on a unit at any graph size, with an interval that holds at its stated rate.
 
     predictor = TimePredictor.fit(layer, cells, transfers)    # cells: the table of a campaign
     predictor.predict("openvino:CPU", 1, 5, nodes=4000, edges=9000)      # time_ms, low_ms, high_ms, origin
 
-Intervals are conformal: sizes are left out, predicted and compared, and the 90 % quantile of the errors, each over what
-is usual for its block, is the half-width of the next prediction (Vovk 2005; Lei et al. 2018). A measured size gives its
-measured time; one outside the hull of those measured is `extrapolated`.
+A time is a sum of the block's work, and no coefficient is negative, so that more work never takes less time. Errors
+count relative to the time. Intervals are conformal: sizes are left out, predicted and compared, and the 90 % quantile
+of the errors of a unit's blocks is the half-width of the next prediction (Vovk 2005; Lei et al. 2018).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
+from scipy.spatial import Delaunay, QhullError
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 from gnnlab.errors import GnnlabError
-from gnnlab.prediction.fitting import Fit, choose
-from gnnlab.prediction.measured import Size, Span, inside_hull
-from gnnlab.prediction.transfer import MeasuredTransfers
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONFIDENCE
-from gnnlab.units import registry as units
+from gnnlab.prediction.copies import CopyCurve, MeasuredTransfers
 from gnnlab.units.simulated import NOISE, SimulatedUnit
+from gnnlab.workloads import staged
 from gnnlab.workloads.staged import StagedLayer
 
 RATE = 0.9  # at which an interval holds the time that is measured
+FEWEST_SIZES = 3
 MEASURED, SIMULATED = "measured", "simulated"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
-_OWN = 4  # errors of its own that weigh as much as those of all blocks of the unit, in what is usual for a block
-_LEAST_SPREAD = 0.005
+NODES, EDGES = 0, 1  # columns of sizes
+BLOCK = ["unit", "first", "last"]
+_LEAST = 1e-6  # of a predicted time over the measured one
+_RIM = 1e-9  # how far beyond the hull, in logarithms, still counts as inside
+Size = tuple[int, int]  # nodes, edges
+Span = tuple[int, int]  # first and last stage of a block
 Key = tuple[str, int, int]  # unit, first, last
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A time in ms, the interval that holds it at 90 %, and measured|interpolated|extrapolated|simulated."""
+    """A time in ms, its interval, and measured|interpolated|extrapolated|simulated. The interval is that of the
+    measurement at a measured size (95 %), else holds the time at 90 %."""
 
     time_ms: float
     low_ms: float
@@ -44,71 +50,57 @@ class Prediction:
     origin: str
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Errors of a unit's blocks at sizes left out, each over the spread of its block. `quantile` of their absolutes."""
-
-    scores: np.ndarray
-
-    @property
-    def quantile(self) -> float:
-        """The next error is below it at the stated rate; twice the largest where there are too few."""
-        ordered = np.sort(np.abs(self.scores))
-        place = int(np.ceil((len(ordered) + 1) * RATE)) - 1
-        return float(ordered[place]) if place < len(ordered) else 2 * float(ordered[-1])
-
-    @property
-    def enough(self) -> bool:
-        """Are there enough errors for the stated rate?"""
-        return int(np.ceil((len(self.scores) + 1) * RATE)) <= len(self.scores)
-
-
 @dataclass(frozen=True, eq=False)
 class TimePredictor:
-    """`lacking`: why a block of a unit has no fit."""
+    """Fits of blocks on units. `left_out`: unit, first, last, nodes, edges, group (what was left out together), error
+    (log(measured / predicted)), inside (did the size lie between the others?). `lacking`: why a block has no fit.
+    """
 
     layer: StagedLayer
-    fits: Mapping[Key, Fit]
+    coefficients: Mapping[Key, np.ndarray]  # of `work`, ms
     measured: Mapping[Key, Mapping[Size, Sequence[float]]]  # ms, low, high
-    spreads: Mapping[Key, float]
-    errors: Mapping[str, Mapping[str, Errors]]  # by unit, by origin
-    simulated: Mapping[str, Collection[Span]] = field(default_factory=dict)
-    lacking: Mapping[Key, str] = field(default_factory=dict)
+    transfers: MeasuredTransfers | None
+    left_out: pd.DataFrame
+    lacking: Mapping[Key, str]
 
     @classmethod
     def fit(cls, layer: StagedLayer, cells: pd.DataFrame, transfers: MeasuredTransfers | None = None) -> TimePredictor:
-        """From a table with unit, first, last, nodes, edges, ms, ms_low, ms_high, and origin where some are simulated.
+        """From a table with unit, first, last, nodes, edges, ms, ms_low, ms_high, and origin where some are simulated:
+        these are left out, as their constants give every time.
 
         `transfers`: of a unit its own copies are used, plain ones where it has none.
 
         Raises:
-            GnnlabError: no block of any unit has enough sizes.
+            GnnlabError: no block of any unit has three sizes.
         """
-        simulated = _simulated(cells)
-        real = cells[cells["ms"].notna() & ~cells["unit"].isin(simulated)]
-        fits, measured, lacking = {}, {}, {}
-        for key, part in real.groupby(["unit", "first", "last"], sort=False):
-            part = part.groupby(["nodes", "edges"], as_index=False)[["ms", "ms_low", "ms_high"]].median()
-            sizes = list(zip(part["nodes"].tolist(), part["edges"].tolist(), strict=True))
-            measured[key] = dict(zip(sizes, part[["ms", "ms_low", "ms_high"]].to_numpy().tolist(), strict=True))
-            try:
-                curve = transfers and transfers.through.get(key[0], transfers.plain)
-                fits[key] = choose(layer, *key[1:], sizes, part["ms"], curve)
-            except GnnlabError as error:
-                lacking[key] = str(error)
-        if not fits and (lacking or not simulated):
-            reason = next(iter(lacking.values()), "there are no measured times")
-            raise GnnlabError(f"nothing to predict from: {reason}")
-        spreads = _spreads(fits)
-        return cls(layer, fits, measured, spreads, _errors(fits, spreads), simulated, lacking)
+        real = cells[cells["ms"].notna()]
+        if "origin" in real:
+            real = real[real["origin"] != SIMULATED]
+        coefficients, measured, left_out, lacking = {}, {}, [], {}
+        for key, part in real.groupby(BLOCK, sort=False):
+            part = part.groupby(["nodes", "edges"])[["ms", "ms_low", "ms_high"]].median()
+            measured[key] = dict(zip(part.index.tolist(), part.to_numpy().tolist(), strict=True))
+            if len(part) < FEWEST_SIZES:
+                lacking[key] = (
+                    f"stages {key[1]}-{key[2]}: times at {len(part)} sizes; {FEWEST_SIZES} at least are needed to "
+                    "predict others, so measure more (sizes of notebook 05)"
+                )
+                continue
+            sizes, axes = np.array(part.index.tolist(), dtype=float), coordinates(layer, *key[1:])
+            relative = work(layer, *key[1:], sizes, _curve(transfers, key[0])) / part[["ms"]].to_numpy()
+            coefficients[key] = _nonnegative().fit(relative, np.ones(len(part))).coef_
+            left_out.append(_left_out(relative, sizes, axes).assign(**dict(zip(BLOCK, key, strict=True))))
+        if not coefficients:
+            raise GnnlabError(f"nothing to predict from: {next(iter(lacking.values()), 'there are no measured times')}")
+        return cls(layer, coefficients, measured, transfers, pd.concat(left_out, ignore_index=True), lacking)
 
     @property
     def units(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*(key[0] for key in self.fits), *self.simulated]))
+        return tuple(dict.fromkeys(unit for unit, _, _ in self.coefficients))
 
     def blocks(self, unit: str) -> set[Span]:
         """(first, last) of what can be predicted on a unit."""
-        return {key[1:] for key in self.fits if key[0] == unit} | set(self.simulated.get(unit, ()))
+        return {key[1:] for key in self.coefficients if key[0] == unit}
 
     def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
         """The time of a block at a size, ms.
@@ -118,67 +110,97 @@ class TimePredictor:
         """
         if nodes < 1 or edges < 1:
             raise GnnlabError(f"a graph of {nodes} nodes and {edges} edges; at least 1 of each is needed")
-        if (first, last) in self.simulated.get(unit, ()):
-            return simulated_time(units.find(unit), self.layer, first, last, nodes, edges)
         key, size = (unit, first, last), (int(nodes), int(edges))
-        fit, known = self._fit(key), self.measured[key].get(size)
-        middle = known[0] if known else fit.ms(*size)
-        inside = known or inside_hull(list(self.measured[key]), [size], fit.coordinates)[0]
-        origin = MEASURED if known else INTERPOLATED if inside else EXTRAPOLATED
-        half = self.errors[unit][origin].quantile * self.spreads[key]
-        ends = (middle * float(np.exp(-half)), middle * float(np.exp(half)))
-        if known:
-            ends = min(known[1], ends[0]), max(known[2], ends[1])
-        return Prediction(middle, *ends, origin)
-
-    def _fit(self, key: Key) -> Fit:
-        if key in self.fits:
-            return self.fits[key]
-        unit, first, last = key
-        known = ", ".join(f"{a}-{b}" for a, b in sorted(self.blocks(unit)))
-        why = self.lacking.get(key) or (f"it has {known}" if known else f"units with times: {', '.join(self.units)}")
-        raise GnnlabError(f"no times of stages {first}-{last} on {unit}: {why}")
-
-    # ---- as rows -----------------------------------------------------------------------------------------------------
-
-    def held_out(self) -> pd.DataFrame:
-        """Median error (%) at sizes left out of the fit, by unit (pu) and stage, stages before blocks of several.
-
-        Sizes of one N, and of one E, were left out together and are no samples of their own, so each kind of group is
-        resampled, and the wider ends of the interval count; there is none where there is one group.
-        """
-        rows = []
-        for (unit, first, last), fit in sorted(
-            self.fits.items(), key=lambda item: (item[0][1] != item[0][2], *item[0][1:])
-        ):
-            missed = fit.interpolation_errors
-            percent, sizes = 100 * np.abs(np.expm1(missed["error"].to_numpy())), missed[["nodes", "edges"]].to_numpy()
-            low, high = over_groups(percent, sizes, fit.coordinates)
-            means = ", ".join(f"{form} {_percent(np.expm1(error))}" for form, error in fit.errors.items())
-            where = "between the others" if missed["inside"].all() else "beyond the others"
-            notes = [
-                f"form: {fit.form}",
-                f"mean errors: {means}",
-                f"sizes left out: {len(np.unique(sizes, axis=0))}, {where}",
-            ]
-            if not self.errors[unit][INTERPOLATED].enough:
-                notes.append("too few sizes were left out for the rate of the intervals")
-            found = {"value": float(np.median(percent)), "low": low, "high": high, "n": len(percent), "notes": notes}
-            rows.append({"pu": unit, "stage": self.label(first, last), **found})
-        fixed = {"form": "predicted", "unit": "%", "better": "lower", "origin": MEASURED, "statistic": "median"}
-        return pd.DataFrame(rows).assign(**fixed, interval=CONFIDENCE)
-
-    def label(self, first: int, last: int) -> str:
-        """ "6 TRANSFORM", or "1-5"."""
-        return f"{first} {self.layer.stages[first - 1].name}" if first == last else f"{first}-{last}"
+        if key not in self.coefficients:
+            known = ", ".join(f"{a}-{b}" for a, b in sorted(self.blocks(unit)))
+            known = f"it has {known}" if known else f"units with times: {', '.join(self.units)}"
+            why = self.lacking.get(key, known)
+            raise GnnlabError(f"no times of stages {first}-{last} on {unit}: {why}")
+        if size in self.measured[key]:
+            return Prediction(*self.measured[key][size], MEASURED)
+        columns = work(self.layer, first, last, np.array([size], dtype=float), _curve(self.transfers, unit))
+        ms = max(float(columns[0] @ self.coefficients[key]), _LEAST)
+        inside = inside_hull(list(self.measured[key]), [size], coordinates(self.layer, first, last))[0]
+        errors = self.left_out[self.left_out["unit"] == unit]
+        half = conformal_quantile(between(errors)["error"] if inside else errors["error"])
+        return Prediction(ms, ms * np.exp(-half), ms * np.exp(half), INTERPOLATED if inside else EXTRAPOLATED)
 
 
-def over_groups(errors: np.ndarray, sizes: Sequence[Sequence[int]], along: Sequence[int]) -> tuple[float, float]:
-    """95 % interval of the median error, over groups of sizes of one N and of one E; NaN where there is one group."""
-    found = [estimates.over_clusters(errors, [size[c] for size in sizes], "median") for c in along]
-    if any(each.low is None for each in found):
-        return np.nan, np.nan
-    return max(0.0, min(each.low for each in found)), max(each.high for each in found)
+# ---- the fit ---------------------------------------------------------------------------------------------------------
+
+
+def work(layer: StagedLayer, first: int, last: int, sizes: np.ndarray, curve: CopyCurve | None) -> np.ndarray:
+    """What a block does at `sizes` (sizes, 2), as columns: one launch, bytes, FLOPs, those of N and E that it depends
+    on, and with a `curve` the ms of a copy of its bytes, which knows the caches; (sizes, 3 to 6)."""
+    block = layer.block(first, last)
+    moved = [block.bytes_moved(*size) for size in sizes.tolist()]
+    flops = [sum(stage.flops(*size) for stage in block.stages) for size in sizes.tolist()]
+    copies = [[curve.moving_ms(amount) for amount in moved]] if curve else []
+    return np.column_stack([np.ones(len(sizes)), moved, flops, sizes[:, coordinates(layer, first, last)], *copies])
+
+
+def coordinates(layer: StagedLayer, first: int, last: int) -> list[int]:
+    """Which of N (0) and E (1) a block's values and arithmetic depend on."""
+    block = layer.block(first, last)
+    names = {*block.reads, *block.writes, *(stage.writes for stage in block.stages)}
+    dims = {dim for name in names for dim in layer.values[name].dims}
+    return [axis for axis, dim in ((NODES, staged.NODES), (EDGES, staged.EDGES)) if dim in dims]
+
+
+def between(left_out: pd.DataFrame) -> pd.DataFrame:
+    """Errors at sizes left out that lie between the others; all of them if none does."""
+    return left_out[left_out["inside"]] if left_out["inside"].any() else left_out
+
+
+def conformal_quantile(errors: Sequence[float]) -> float:
+    """The next |error| is below it at the stated rate; twice the largest where there are too few errors for that."""
+    ordered = np.sort(np.abs(errors))
+    place = int(np.ceil((len(ordered) + 1) * RATE)) - 1
+    return float(ordered[place]) if place < len(ordered) else 2 * float(ordered[-1])
+
+
+def _nonnegative() -> LinearRegression:
+    return LinearRegression(positive=True, fit_intercept=False)
+
+
+def _curve(transfers: MeasuredTransfers | None, unit: str) -> CopyCurve | None:
+    return transfers and transfers.through.get(unit, transfers.plain)
+
+
+def _left_out(relative: np.ndarray, sizes: np.ndarray, axes: Sequence[int]) -> pd.DataFrame:
+    """`TimePredictor.left_out` of one block, of its work over its times.
+
+    All sizes of one N are left out together (of one E where a block depends on that alone), so that a value in between
+    is new to the fit; one size after the other where there are fewer than three values.
+    """
+    groups = sizes[:, axes[0]] if len(np.unique(sizes[:, axes[0]])) > 2 else np.arange(len(sizes))
+    options = {"groups": groups, "cv": LeaveOneGroupOut()}
+    predicted = cross_val_predict(_nonnegative(), relative, np.ones(len(sizes)), **options)
+    inside = [inside_hull(sizes[groups != group], [size], axes)[0] for size, group in zip(sizes, groups, strict=True)]
+    nodes, edges = sizes.astype(int).T
+    error = -np.log(np.maximum(predicted, _LEAST))
+    return pd.DataFrame({"nodes": nodes, "edges": edges, "group": groups, "error": error, "inside": inside})
+
+
+def inside_hull(known: Sequence[Size], sizes: Sequence[Size], axes: Sequence[int] = (NODES, EDGES)) -> np.ndarray:
+    """Which of `sizes` lie in the convex hull of the `known` ones in log N and log E, of which only `axes` (0 nodes, 1
+    edges) are looked at, (sizes,). Where the hull is flat, which lie in the box around it."""
+    with np.errstate(divide="ignore"):
+        at = np.log(np.array(sizes, dtype=float).reshape(-1, 2)[:, list(axes)])
+    points, mesh = _hull(frozenset(map(tuple, np.array(known).tolist())), tuple(axes))
+    if mesh is not None:
+        return mesh.find_simplex(at, tol=_RIM) >= 0
+    return ((at >= points.min(axis=0) - _RIM) & (at <= points.max(axis=0) + _RIM)).all(axis=1)
+
+
+@lru_cache(maxsize=1024)
+def _hull(known: frozenset[Size], axes: tuple[int, ...]) -> tuple[np.ndarray, Delaunay | None]:
+    """The logarithms of the known sizes (k, axes), and their triangles where they span some."""
+    points = np.log(np.array(sorted(known), dtype=float)[:, list(axes)])
+    try:
+        return points, Delaunay(points)
+    except (QhullError, ValueError):  # all on a line, or a single coordinate
+        return points, None
 
 
 def simulated_time(
@@ -188,43 +210,3 @@ def simulated_time(
     ms = device.time_ms(layer, first, last, nodes, edges, device.computes_in("float32"))
     half = 1.645 * NOISE  # 90 % of a normal
     return Prediction(ms, ms * float(np.exp(-half)), ms * float(np.exp(half)), SIMULATED)
-
-
-def _simulated(cells: pd.DataFrame) -> dict[str, set[Span]]:
-    """Blocks of simulated units that have a time; their constants give it at any size, and there is nothing to fit."""
-    if "origin" not in cells:
-        return {}
-    made_up = cells[(cells["origin"] == SIMULATED) & cells["ms"].notna()]
-    found = made_up.groupby("unit", sort=False)
-    return {u: set(zip(p["first"].tolist(), p["last"].tolist(), strict=True)) for u, p in found}
-
-
-def _spreads(fits: Mapping[Key, Fit]) -> dict[Key, float]:
-    """The usual error of a block: its own median at sizes left out, shrunk towards that of its unit's blocks."""
-    own = {key: fit.interpolation_errors["error"].abs().to_numpy() for key, fit in fits.items()}
-    spreads = {}
-    for key, errors in own.items():
-        usual = float(np.median([np.median(e) for k, e in own.items() if k[0] == key[0]]))
-        mixed = (len(errors) * float(np.median(errors)) + _OWN * usual) / (len(errors) + _OWN)
-        spreads[key] = max(mixed, _LEAST_SPREAD)
-    return spreads
-
-
-def _errors(fits: Mapping[Key, Fit], spreads: Mapping[Key, float]) -> dict[str, dict[str, Errors]]:
-    """Of each unit: at sizes between others, beyond them, and, for what is measured, at those of the fit itself."""
-    found = {}
-    for unit in dict.fromkeys(key[0] for key in fits):
-        own = [(fit, spreads[key]) for key, fit in fits.items() if key[0] == unit]
-        missed = pd.concat([fit.left_out.assign(score=fit.left_out["error"] / spread) for fit, spread in own])
-        every, inside = missed["score"].to_numpy(), missed.loc[missed["inside"], "score"].to_numpy()
-        found[unit] = {
-            INTERPOLATED: Errors(inside if len(inside) else every),
-            EXTRAPOLATED: Errors(every),  # no narrower than between sizes
-            MEASURED: Errors(np.concatenate([fit.fitted / spread for fit, spread in own])),
-        }
-    return found
-
-
-def _percent(share: float) -> str:
-    """ "0.49 %", "520 %": two digits, and never a power of ten."""
-    return f"{100 * share:,.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

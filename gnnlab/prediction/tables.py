@@ -3,7 +3,7 @@
     lookup_table.json       {"1000,1000,CPU,1": {"compute_time_ms", "transfer_time_ms", "total_time_ms", "std_ms"}}
     bandwidth_table.json    {"CPU_stage1": MB/s}
     *.about.json            of each entry: the unit that it is of, origin, interval, diagnosis; and what is left out
-    times.json              every time that predictions are fitted to, and every sweep of copies
+    times.json              every time that predictions are fitted to, and every copy
 
 A processing unit of S4 is a processor; the lab has several units on one. An entry is of one unit, the best of its
 processor or the one that was named; simulated ones only where named.
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,22 +23,21 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, first_wrong, shown
 from gnnlab.files import read_json, write_json
-from gnnlab.prediction.measured import AGAIN, CONDITIONS
-from gnnlab.prediction.predictor import TimePredictor
-from gnnlab.prediction.transfer import HIDDEN, MeasuredTransfers
+from gnnlab.prediction.copies import CONDITIONS, HIDDEN, MeasuredTransfers
+from gnnlab.prediction.predictor import MEASURED, TimePredictor
 from gnnlab.units import registry as units
-
-if TYPE_CHECKING:
-    from gnnlab.prediction.bandwidth import BandwidthFindings
 
 MISSING = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
 LOOKUP, BANDWIDTH, TIMES = "lookup_table.json", "bandwidth_table.json", "times.json"
+NO_COPIES = "no copies through this unit were measured, so all of its time counts as compute"
 PROCESSORS = ("CPU", "GPU", "NPU")
 _KEY = r"(\d+),(\d+),(CPU|GPU|NPU),(\d+)"
 _RATE_KEY = r"(CPU|GPU|NPU)_stage(\d+)"
+_ABOUT = ["processor", "unit", "stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS]
 _S4 = "give a table in S4's format"
+_AGAIN = "run notebooks 05 and 06 again"
 
 
 # ---- what the files hold --------------------------------------------------------------------------------------------
@@ -74,15 +73,26 @@ class BlockTime(BaseModel):
     origin: str
 
 
+class CopyTime(BaseModel):
+    """A time of a copy through a unit, or of a plain one, with its 95 % interval."""
+
+    unit: str
+    size_bytes: Count
+    ms: Positive
+    ms_low: Positive
+    ms_high: Positive
+    n: Count
+
+
 class TimesFile(BaseModel):
     """`times.json`."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     written: str
     layer: str
     features: Count
     times: list[BlockTime]
-    transfers: MeasuredTransfers
+    copies: list[CopyTime]
 
 
 # ---- made of measured cells and copies ------------------------------------------------------------------------------
@@ -97,7 +107,7 @@ def processor_units(cells: pd.DataFrame, declared: Sequence[str] = ()) -> dict[s
     """
     alone = cells[cells["ms"].notna() & ~cells["fused"]]
     chosen = {}
-    for processor, part in alone[alone["origin"] == campaign_table.MEASURED].groupby("processor", sort=False):
+    for processor, part in alone[alone["origin"] == MEASURED].groupby("processor", sort=False):
         totals = part.groupby("unit", sort=False)["ms"].agg(["size", "sum"])
         chosen[processor] = str(totals.sort_values(["size", "sum"], ascending=[False, True]).index[0])
     for text in declared:
@@ -115,32 +125,34 @@ def processor_units(cells: pd.DataFrame, declared: Sequence[str] = ()) -> dict[s
 
 def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[str, str]) -> pd.DataFrame:
     """The lookup table as rows: key, processor, unit, stage, number, nodes, edges, the four fields, low_ms, high_ms,
-    moved_bytes, flops, origin, diagnosis, conditions.
+    moved_bytes, flops, origin, diagnosis, conditions. `chosen`: of `processor_units`.
 
     transfer: a copy, through that unit, of the bytes that the stage reads and writes, without its launch, and no more
     than the whole; compute: what remains of the measured time.
+
+    Raises:
+        GnnlabError: no stage has a time by itself.
     """
-    rows = []
-    for processor, unit in chosen.items():
-        curve = transfers.through.get(unit)
-        for row in cells[(cells["unit"] == unit) & ~cells["fused"] & cells["ms"].notna()].to_dict("records"):
-            layer, at = layer_of(row["layer"], row["features"]), (row["first"], row["nodes"], row["edges"])
-            moved, flops = layer.bytes_moved(*at), layer.flops(row["first"], *at)
-            copy_ms = curve.moving_ms(moved) if curve else 0.0
-            transfer = min(copy_ms, row["ms"])
-            about = {name: row[name] for name in ("stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS)}
-            times = {"compute_time_ms": row["ms"] - transfer, "transfer_time_ms": transfer, "total_time_ms": row["ms"]}
-            times |= {"low_ms": row["ms_low"], "high_ms": row["ms_high"]}
-            key = f"{row['nodes']},{row['edges']},{processor},{row['first']}"
-            named = {"key": key, "processor": processor, "unit": unit, "number": row["first"]}
-            if curve is None:
-                diagnosis = "no copies through this unit were measured, so all of its time counts as compute"
-            elif copy_ms >= row["ms"]:
-                diagnosis = "takes no longer than a copy of its bytes, so no compute time can be separated from it"
-            else:
-                diagnosis = "measured copy taken off"
-            rows.append({**named, **about, **times, "moved_bytes": moved, "flops": flops, "diagnosis": diagnosis})
-    return pd.DataFrame(rows)
+    layer = layer_of(cells["layer"].iloc[0], int(cells["features"].iloc[0]))
+    rows = cells[cells["unit"].isin(chosen.values()) & ~cells["fused"] & cells["ms"].notna()]
+    if rows.empty:
+        raise GnnlabError("no stage was timed by itself, so there are no tables; --blocks stages measures them")
+    names = {"first": "number", "ms": "total_time_ms", "ms_low": "low_ms", "ms_high": "high_ms"}
+    rows = rows.rename(columns=names)[[*names.values(), *_ABOUT]]
+    moved = [layer.bytes_moved(row.number, row.nodes, row.edges) for row in rows.itertuples()]
+    curves = [transfers.through.get(unit) for unit in rows["unit"]]
+    copy_ms = np.array([c.moving_ms(m) if c else np.nan for c, m in zip(curves, moved, strict=True)], dtype=float)
+    transfer_ms = np.minimum(np.nan_to_num(copy_ms), rows["total_time_ms"])
+    why = [NO_COPIES, "takes no longer than a copy of its bytes, so no compute time can be separated from it"]
+    diagnosis = np.select([np.isnan(copy_ms), copy_ms >= rows["total_time_ms"]], why, "measured copy taken off")
+    return rows.assign(
+        key=[f"{row.nodes},{row.edges},{row.processor},{row.number}" for row in rows.itertuples()],
+        compute_time_ms=rows["total_time_ms"] - transfer_ms,
+        transfer_time_ms=transfer_ms,
+        moved_bytes=moved,
+        flops=[layer.flops(row.number, row.number, row.nodes, row.edges) for row in rows.itertuples()],
+        diagnosis=diagnosis,
+    )
 
 
 def bandwidths(entries: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
@@ -148,53 +160,43 @@ def bandwidths(entries: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFr
     where launch or noise hide it), size_bytes, n (samples), why, origin, conditions. Of a copy, through that
     unit, of as many bytes as the stage moves, in the geometric mean over its sizes."""
     rows = []
-    for (processor, unit, number), part in entries.groupby(["processor", "unit", "number"], sort=False):
-        size = float(np.exp(np.log(part["moved_bytes"]).mean())) / 2
-        curve = transfers.through.get(unit)
+    for _, part in entries.groupby(["unit", "number"], sort=False):
+        row = part.iloc[0][["processor", "unit", "stage", "number", "origin", *CONDITIONS]].to_dict()
+        size, curve = float(np.exp(np.log(part["moved_bytes"]).mean())) / 2, transfers.through.get(row["unit"])
         value, low, high = curve.gb_s(size) if curve else (np.nan,) * 3
-        lacking = HIDDEN if curve else "no copies through it were measured"
-        row = {"key": f"{processor}_stage{number}", "processor": processor, "unit": unit, "number": number}
-        row |= part.iloc[0][["stage", "origin", *CONDITIONS]].to_dict()
-        row |= {"gb_s": value, "gb_s_low": low, "gb_s_high": high, "size_bytes": size}
-        rows.append({**row, "n": curve.n if curve else 0, "why": lacking if np.isnan(value) else ""})
+        why = "" if np.isfinite(value) else HIDDEN if curve else NO_COPIES
+        row |= {"key": f"{row['processor']}_stage{row['number']}", "gb_s": value, "gb_s_low": low, "gb_s_high": high}
+        rows.append({**row, "size_bytes": size, "n": curve.n if curve else 0, "why": why})
     return pd.DataFrame(rows)
-
-
-def missing(cells: pd.DataFrame) -> list[str]:
-    """A line for each unit that has a time at some sizes of a block and none at others."""
-    lines = []
-    for (unit, stage), part in cells.groupby(["unit", "stage"], sort=False):
-        lacking = part[part["ms"].isna()]
-        if 0 < len(lacking) < len(part):
-            named = ", ".join(lacking["size"])
-            lines.append(f"{unit} has no time for {stage} at {named}: {lacking.iloc[0]['reason'] or 'not measured'}")
-    return lines
 
 
 # ---- written and read -----------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, findings: BandwidthFindings) -> dict[str, int]:
+def write(
+    folder: Path, grid: pd.DataFrame, copies: pd.DataFrame, lookup: pd.DataFrame, rates: pd.DataFrame
+) -> dict[str, int]:
     """Write all files, each whole or not at all; returns how many times, bandwidths and gaps the tables have.
 
-    Raises:
-        GnnlabError: there is nothing to write, or the disk refuses.
+    `grid`, `copies`: as `bandwidth.measure` gives them; `lookup`, `rates`: of `entries` and `bandwidths`.
+
+    Raises `GnnlabError`: the disk refuses.
     """
-    if findings.grid["ms"].isna().all():
-        raise GnnlabError("no cell has a time, so there is no table to write; measure first (notebook 05)")
-    cells, lookup, rates, lacking = findings.grid, findings.entries, findings.rates, missing(findings.grid)
-    head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": str(cells["layer"].iloc[0]),
-            "features": int(cells["features"].iloc[0])}  # fmt: skip
+    timed = grid[grid["unit"].isin(grid.loc[grid["ms"].notna(), "unit"])]
+    lacking = campaign_table.gaps(timed).to_dict("records")
     fields, known = list(LookupEntry.model_fields), rates[rates["gb_s"].notna()]
-    about = {**head, "units": findings.chosen, "lacking": lacking}
+    head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": str(grid["layer"].iloc[0]),
+            "features": int(grid["features"].iloc[0])}  # fmt: skip
+    about = {**head, "units": dict(zip(lookup["processor"], lookup["unit"], strict=True)), "lacking": lacking}
     write_json(folder / LOOKUP, lookup.set_index("key")[fields].to_dict("index"))
     write_json(folder / BANDWIDTH, dict(zip(known["key"], 1e3 * known["gb_s"], strict=True)))  # MB/s
     for name, table in ((LOOKUP, lookup.drop(columns=fields)), (BANDWIDTH, rates)):
         plain = table.set_index("key").astype(object)
         entries = plain.where(plain.notna(), None).to_dict("index")
         write_json(folder / name.replace(".json", ".about.json"), about | {"entries": entries})
-    times = cells.loc[cells["ms"].notna(), list(BlockTime.model_fields)].to_dict("records")
-    write_json(folder / TIMES, TimesFile(**head, times=times, transfers=findings.transfers).model_dump(mode="json"))
+    times, copied = grid.loc[grid["ms"].notna(), list(BlockTime.model_fields)], copies[list(CopyTime.model_fields)]
+    tables = {"times": times.to_dict("records"), "copies": copied.to_dict("records")}
+    write_json(folder / TIMES, TimesFile(**head, **tables).model_dump(mode="json"))
     return {"times": len(lookup), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known),
             "gaps": len(lacking)}  # fmt: skip
 
@@ -205,9 +207,12 @@ def load_tables(folder: Path) -> tuple[TimePredictor, MeasuredTransfers]:
     Raises:
         GnnlabError: the file is missing, damaged, of another version, or holds an invalid time.
     """
-    stored = _validated(TimesFile, read_json(folder / TIMES, MISSING), folder / TIMES, AGAIN)
-    table = pd.DataFrame([time.model_dump() for time in stored.times], columns=list(BlockTime.model_fields))
-    return TimePredictor.fit(layer_of(stored.layer, stored.features), table, stored.transfers), stored.transfers
+    stored = _validated(TimesFile, read_json(folder / TIMES, MISSING), folder / TIMES, _AGAIN)
+    times, copies = (pd.DataFrame([row.model_dump() for row in rows]) for rows in (stored.times, stored.copies))
+    if times.empty or copies.empty:
+        raise GnnlabError(f"{folder / TIMES} holds no times of stages or of copies; {_AGAIN}")
+    transfers = MeasuredTransfers.fit(copies)
+    return TimePredictor.fit(layer_of(stored.layer, stored.features), times, transfers), transfers
 
 
 def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
@@ -247,6 +252,6 @@ def _validated(kind: Callable[..., _T], data: Any, path: Path, remedy: str) -> _
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ", ".join(map(str, first["loc"][:4])) or "all of it"
-        raise GnnlabError(f"{path}, {where}: {first['msg']}, got {shown(first['input'])}; {remedy}") from None
+        where, what = first_wrong(error)
+        got = shown(error.errors()[0]["input"])
+        raise GnnlabError(f"{path}, {where or 'all of it'}: {what}, got {got}; {remedy}") from None

@@ -10,9 +10,9 @@ from gnnlab.campaign.cells import Cell
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.prediction import bandwidth, copies
-from gnnlab.prediction.bandwidth import AGAIN, NEW, BandwidthFindings
-from gnnlab.prediction.measured import need_times, sizes_of
-from gnnlab.prediction.transfer import PLAIN_COPY
+from gnnlab.prediction.bandwidth import COMPARED, compare, repeats, sizes_of
+from gnnlab.prediction.copies import PLAIN_COPY, MeasuredTransfers
+from gnnlab.prediction.predictor import TimePredictor
 from gnnlab.units import registry as units
 
 LOCAL = ("torch:CPU",)  # what can be loaded here without an exported model
@@ -26,6 +26,10 @@ def measuring(folder):
     return lambda **changes: bandwidth.measure(folder / "tables", **(options | changes))
 
 
+def predictor_of(measured):
+    return TimePredictor.fit(LAYER, measured.grid, MeasuredTransfers.fit(measured.copies))
+
+
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "LocalUnits", PlantedUnits)
@@ -33,41 +37,36 @@ def measure(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(campaign, "LocalUnits", PlantedUnits)
         return measuring(tmp_path_factory.mktemp("measured"))(extra=[GraphSize(150, 600)], again=2, points=8)
 
 
-def of_kind(found, kind):
-    return found.compared[found.compared["kind"] == kind]
-
-
-def record(found, study, keys=("pu", "stage", "size")):
+def record(frame, study="study", keys=("pu", "stage", "size")):
     lab = Recorder()
-    return lab, lab.record(study, getattr(found, study)(), keys=list(keys)).rows
+    return lab, lab.record(study, frame, keys=list(keys)).rows
 
 
-def test_sizes_never_fitted_are_measured_and_predicted(found):
-    new, again = of_kind(found, NEW), of_kind(found, AGAIN)
-    assert len(new) == 3 * len(BLOCKS) and (150, 600) in found.sizes
-    assert not set(found.sizes) & set(zip(new["nodes"], new["edges"], strict=True))
-    assert (new["predicted_ms"] / new["ms"]).between(0.99, 1.01).all()
+def test_sizes_never_fitted_are_measured_and_predicted(measured):
+    known, new = sizes_of(measured.grid), compare(predictor_of(measured), measured.new)
+    assert len(new) == len(measured.new) == 3 * len(BLOCKS) and (150, 600) in known
+    assert not set(known) & set(zip(new["nodes"], new["edges"], strict=True))
+    assert (new["predicted_ms"] / new["ms"]).between(0.99, 1.01).all() and set(new["fitted"]) == {len(SIZES) + 1}
+    again = repeats(measured.grid, measured.again)
     assert len(again) == 2 * len(BLOCKS) and (again["predicted_ms"] == again["ms"]).all()
-    assert found.transfers.through["torch:CPU"].gb_s(1e6)[0] == pytest.approx(10, rel=0.02)
-    assert found.transfers.plain.ms(1e5) > 0 and found.done.known == 0
-    shares = found.errors_by_stage()
-    assert shares["cells"].sum() == len(new) and (shares["off by 10 % at most (%)"] == 100).all()
+    transfers = MeasuredTransfers.fit(measured.copies)
+    assert transfers.through["torch:CPU"].gb_s(1e6)[0] == pytest.approx(10, rel=0.02) and transfers.plain.ms(1e5) > 0
 
 
 def test_what_is_known_is_not_measured_again(measure):
     first, second = measure(), measure()
-    assert first.done.known == 0 and second.done.known == len(second.done.answers)
-    pd.testing.assert_frame_equal(first.compared, second.compared)
+    assert "0 known" in first.messages[0] and "0 cells to measure" in second.messages[0]
+    pd.testing.assert_frame_equal(first.new, second.new)
 
 
 def test_another_seed_draws_other_sizes(measure):
-    assert set(measure(seed=1).compared["size"]) != set(measure(seed=2).compared["size"])
+    assert set(measure(seed=1).new["size"]) != set(measure(seed=2).new["size"])
 
 
 def test_units_that_were_not_measured_are_refused(measure, tmp_path):
@@ -76,16 +75,15 @@ def test_units_that_were_not_measured_are_refused(measure, tmp_path):
     leave(tmp_path / "stages", lambda cell: NO_DEVICE)
     with pytest.raises(GnnlabError, match="has measured no unit here"):
         measure()
-    said = []
-    need_times(tmp_path / "stages", said.append)
-    assert said and "torch:CPU: no device" in said[0]
+    with pytest.raises(GnnlabError, match="measure first"):
+        bandwidth.measured_cells(tmp_path)
 
 
 def test_only_what_is_random_is_measured_a_second_time(measure, tmp_path):
     real = [Cell("sage", FEATURES, 1797, 17970, *block, "torch:CPU", graph="digits") for block in BLOCKS]
     leave(tmp_path / "stages", cells=[*cells(units=LOCAL), *real])
-    found = measure(again=100)
-    assert (1797, 17970) in sizes_of(found.grid) and 1797 not in set(of_kind(found, AGAIN)["nodes"])
+    measured = measure(again=100)
+    assert (1797, 17970) in sizes_of(measured.grid) and 1797 not in set(measured.again["nodes"])
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
@@ -94,13 +92,11 @@ def test_only_what_is_random_is_measured_a_second_time(measure, tmp_path):
 def test_a_unit_that_only_sums_has_no_copies(measure, tmp_path):
     assert [u for u in units.all_units() if copies.sums_only(u)] == ["openvino-handbuilt:CPU", "fast:CPU"]
     leave(tmp_path / "stages", cells=[*cells(units=LOCAL), *cells(units=("fast:CPU",), blocks=[(1, 5)])])
-    found = measure()
-    assert set(found.transfers.through) == {"torch:CPU"}
-    assert {key[1:] for key in found.predictor.fits if key[0] == "fast:CPU"} == {(1, 5)}
-    _, rates = record(found, "copy_rates", ["mib"])
-    assert {row.form for row in rates} == {"torch:CPU", PLAIN_COPY}
-    lab, times = record(found, "copy_times", ["mib"])
-    assert {row.form for row in times} == {"torch:CPU", PLAIN_COPY} == set(found.copies["unit"])
+    measured = measure()
+    assert predictor_of(measured).blocks("fast:CPU") == {(1, 5)}
+    _, rates = record(copies.rates(measured.copies), keys=["mib"])
+    lab, times = record(bandwidth.time_rows(measured.copies, measured.copies["unit"]), keys=["mib"])
+    assert {row.form for row in rates} == {row.form for row in times} == {"torch:CPU", PLAIN_COPY}
     plain = [row for row in times if row.form == PLAIN_COPY]
     assert plain and all(len(lab.table.samples_of(row)) == row.n for row in plain)
 
@@ -110,49 +106,49 @@ def test_the_identity_is_exported_for_every_runtime_and_for_each_size_where_shap
     monkeypatch.setattr(
         copies, "export", lambda layer, *stages, exporter, folder, size=None: made.append((exporter, size))
     )
-    copies.export_identity(["torch:CPU", "onnxruntime:CPU", "openvino:NPU"], FEATURES, tmp_path, [1, 8])
+    like, names = cells()[0], ["torch:CPU", "onnxruntime:CPU", "openvino:NPU", "fast:CPU"]
+    asked = copies.identity_cells(like, [1, 8], names, tmp_path)
     assert made == [("onnx", None), ("openvino", (2, 1)), ("openvino", (2, 8))]
+    assert [(cell.edges, cell.unit) for cell in asked] == [(edges, name) for edges in (1, 8) for name in names[:3]]
 
 
-def test_the_sweep_goes_from_4_kib_to_the_most_that_a_cell_moves(found):
-    sweep = copies.sweep_sizes(found.grid, FEATURES, points=8)
+def test_the_sweep_goes_from_4_kib_to_the_most_that_a_cell_moves(measured):
+    sweep = copies.sweep_sizes(measured.grid, points=8)
     assert len(sweep) == 8 and sweep[0] * 4 * FEATURES == copies.LEAST_BYTES and sweep == sorted(sweep)
     most = max(LAYER.block(*block).bytes_moved(*size) for block in BLOCKS for size in SIZES)
     assert sweep[-1] * 4 * FEATURES == pytest.approx(most / 2, rel=0.01)
-    assert set(found.copies["size_bytes"]) == {4 * FEATURES * edges for edges in sweep}
+    assert set(measured.copies["size_bytes"]) == {4 * FEATURES * edges for edges in sweep}
 
 
 # ---- predicted beside measured --------------------------------------------------------------------------------------
 
 
-def planted(error=0.0, per_size=1, new=40, **changes):
-    """Cells of 1 ms at sizes never fitted, every other size predicted with that error; and 10 measured twice."""
+def planted(error=0.0, per_size=1, count=40):
+    """Cells of 1 ms at sizes never fitted, every other size predicted with that error."""
     rows = []
-    for kind, count in ((NEW, new), (AGAIN, 10)):
-        for place in range(count):
-            ms = 1 + (error if place // per_size % 2 else 0.0)
-            rows.append({"kind": kind, "unit": "torch:CPU", "stage": f"{place} X", "size": f"{place // per_size}/9",
-                         "predicted_ms": ms, "low_ms": ms - 0.02, "high_ms": ms + 0.02})  # fmt: skip
-    fixed = {"ms": 1.0, "ms_low": 0.99, "ms_high": 1.01, "n": 25, "form": "work", "fitted": 12, "device": "planted",
-             "runtime": "1", "precision": "float32", "threads": 1}  # fmt: skip
-    samples = [(0.99, 1.0, 1.01) * 8 + (1.0,)] * len(rows)
-    compared = pd.DataFrame(rows).assign(samples_ms=samples, **(fixed | changes))
-    return BandwidthFindings(None, compared, None, None, {}, None)
+    for place in range(count):
+        ms = 1 + (error if place // per_size % 2 else 0.0)
+        predicted = {"predicted_ms": ms, "predicted_low_ms": ms - 0.02, "predicted_high_ms": ms + 0.02}
+        rows.append({"stage": f"{place} X", "size": f"{place // per_size}/9", **predicted})
+    about = {"unit": "torch:CPU", "pu": "torch:CPU", "device": "planted", "runtime": "1", "precision": "float32"}
+    about |= {"ms": 1.0, "ms_low": 0.99, "ms_high": 1.01, "n": 25, "fitted": 12, "threads": 1}
+    samples = [(0.99, 1.0, 1.01) * 8 + (1.0,)] * count
+    return pd.DataFrame(rows, columns=COMPARED).assign(**about, samples_ms=samples)
 
 
-def judged(found):
-    lab, _ = record(found, "off_grid_error")
+def judged(compared):
+    lab, _ = record(bandwidth.off_grid_error_rows(compared, planted(error=0.3, count=10)), "off_grid_error")
     return lab.judge("goal.predictor")
 
 
 def test_the_goal_of_the_predictor_is_the_share_within_ten_percent():
-    found, verdict = judged(planted())
-    assert found.estimate.value == 1 and found.estimate.low > 0.9 and found.estimate.n == 40 and verdict == "met"
+    share, verdict = judged(planted())
+    assert share.estimate.value == 1 and share.estimate.low > 0.9 and share.estimate.n == 40 and verdict == "met"
     half, verdict = judged(planted(error=0.3))
     assert half.estimate.value == 0.5 and half.estimate.low < 0.5 < half.estimate.high and verdict == "missed"
     assert any("50 % of 10 known cells are within 10 %" in note for note in half.rows[0].notes)
     with pytest.raises(Untestable):
-        judged(planted(new=0))
+        judged(planted(count=0))
 
 
 def test_cells_of_one_size_are_no_samples_of_their_own():
@@ -164,23 +160,24 @@ def test_cells_of_one_size_are_no_samples_of_their_own():
 
 
 def test_predicted_times_are_no_measured_ones():
-    lab, found = record(planted(error=0.3), "off_grid")
-    origins = {row.form: (row.origin.value, row.interval.value, row.n) for row in found}
-    assert origins == {
+    lab, rows = record(bandwidth.off_grid_rows(planted(error=0.3)))
+    assert {row.form: (row.origin.value, row.interval.value, row.n) for row in rows} == {
         "measured": ("measured", "95 % confidence", 25),
         "predicted": ("interpolated", "90 % prediction", 12),
     }
-    assert all((lab.table.samples_of(row) is None) == (row.form == "predicted") for row in found)
-    _, again = record(planted(), "repeat_error")
+    assert all((lab.table.samples_of(row) is None) == (row.form == "predicted") for row in rows)
+    _, again = record(bandwidth.repeat_error_rows(planted(count=10)))
     assert len(again) == 10 and {row.value for row in again} == {0}
 
 
-def test_a_cell_measured_twice_is_compared_with_its_first_time(found):
-    again = found.grid.iloc[[0, 3]].assign(ms=lambda c: c["ms"] * 3, ms_high=lambda c: c["ms_high"] * 3, samples_ms="")
-    held = bandwidth.repeats(found.predictor, found.grid, again)
+def test_a_cell_measured_twice_is_compared_with_its_first_time(measured):
+    again = measured.again.iloc[[0, 3]].assign(ms=lambda cells: cells["ms"] * 3)
+    held = repeats(measured.grid, again)
     assert (held["predicted_ms"] / held["ms"] - 1).tolist() == pytest.approx([-2 / 3, -2 / 3])
 
 
-def test_errors_at_sizes_left_out_are_recorded_under_the_conditions_of_their_unit(found):
-    _, rows = record(found, "held_out", ["pu", "stage"])
-    assert len(rows) == len(BLOCKS) and all(row.n > 1 and row.device == "CPU planted" for row in rows)
+def test_errors_at_sizes_left_out_are_recorded_under_the_conditions_of_their_unit(measured):
+    _, rows = record(bandwidth.held_out_rows(predictor_of(measured), measured.grid), keys=["pu", "stage"])
+    assert [row.keys["stage"] for row in rows] == [*(f"{s.number} {s.name}" for s in LAYER.stages), "1-5"]
+    assert all(row.n > 1 and row.device == "CPU planted" and row.low <= row.value for row in rows)
+    assert all("between the others" in row.notes[0] for row in rows)

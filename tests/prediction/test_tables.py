@@ -1,28 +1,32 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from planted_campaign import FEATURES, LAYER, SIZES, TRUTH, cells, leave, timed
 
-from gnnlab.campaign.cells import Cell
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction import tables
-from gnnlab.prediction.bandwidth import COMPARED, BandwidthFindings
-from gnnlab.prediction.measured import first_cell, measured_cells
+from gnnlab.prediction.bandwidth import measured_cells
+from gnnlab.prediction.copies import PLAIN_COPY, MeasuredTransfers
 from gnnlab.prediction.planted_truth import sweep
-from gnnlab.prediction.regression import regress
-from gnnlab.prediction.transfer import CopyCurve, MeasuredTransfers
+from gnnlab.prediction.regression import bandwidth_rows, intercept_ratio_rows, s4_lines
 
-CURVE = CopyCurve.fit(sweep(TRUTH, [256 * 4**k for k in range(9)], noise=0.0, seed=0))
-TRANSFERS = MeasuredTransfers(CURVE, {"torch:CPU": CURVE, "onnxruntime:CPU": CURVE})
+SWEEP = sweep(TRUTH, [256 * 4**k for k in range(9)], noise=0.0, seed=0)
+COPIES = pd.concat([SWEEP.assign(unit=unit) for unit in (PLAIN_COPY, "torch:CPU", "onnxruntime:CPU")])
 
 
-def of(stages, transfers=TRANSFERS, **declared):
-    """What was measured: a planted campaign, and these transfers."""
-    cells = measured_cells(stages)
-    chosen = tables.processor_units(cells, [f"{processor}={unit}" for processor, unit in declared.items()])
-    compared = cells.iloc[:0].assign(kind="", predicted_ms=0.0, low_ms=0.0, high_ms=0.0, fitted=0, form="")
-    return BandwidthFindings(cells, compared[COMPARED], None, transfers, chosen, None)
+class Found:
+    """What was measured, a planted campaign and these copies, and the tables of it."""
+
+    def __init__(self, stages, copies=COPIES, **declared):
+        self.grid, self.copies, self.transfers = measured_cells(stages), copies, MeasuredTransfers.fit(copies)
+        named = [f"{processor}={unit}" for processor, unit in declared.items()]
+        self.entries = tables.entries(self.grid, self.transfers, tables.processor_units(self.grid, named))
+        self.rates = tables.bandwidths(self.entries, self.transfers)
+
+    def write(self, folder):
+        return tables.write(folder, self.grid, self.copies, self.entries, self.rates)
 
 
 @pytest.fixture
@@ -32,9 +36,9 @@ def stages(tmp_path):
 
 @pytest.fixture
 def written(stages, tmp_path):
-    folder, found = tmp_path / "tables", of(stages)
-    said = tables.write(folder, found)
-    assert said["times"] == len(found.entries) and said["bandwidths"] + said["stages without bandwidth"] == 7
+    folder, found = tmp_path / "tables", Found(stages)
+    counts = found.write(folder)
+    assert counts["times"] == len(found.entries) and counts["bandwidths"] + counts["stages without bandwidth"] == 7
     return folder, found
 
 
@@ -62,16 +66,16 @@ def test_transfer_is_the_measured_copy_and_compute_what_remains(written):
 
 
 def test_the_studys_line_of_measured_cells_is_wrong_where_arithmetic_grows_as_bytes_do(written):
-    lines = regress(written[1], lambda moved_bytes, ms: np.polyfit(moved_bytes, ms, deg=1))
-    found = lines.bandwidth().set_index(["stage", "form"])
-    s4, copy = found.loc["6 TRANSFORM", "S4"], found.loc["6 TRANSFORM", "measured copy"]
+    lines = s4_lines(LAYER, written[1].entries, written[1].rates, lambda size, ms: np.polyfit(size, ms, deg=1))
+    rows = bandwidth_rows(lines).set_index(["stage", "form"])
+    s4, copy = rows.loc["6 TRANSFORM", "S4"], rows.loc["6 TRANSFORM", "measured copy"]
     assert s4["value"] < copy["value"] / 2
-    assert set(found["device"]) == {"CPU planted"} and len(lines.intercept_ratio()) == 7
+    assert set(rows["device"]) == {"CPU planted"} and len(intercept_ratio_rows(lines)) == 7
 
 
 def test_a_stage_that_takes_no_longer_than_a_copy_says_so(tmp_path):
-    found = of(leave(tmp_path, answer=lambda cell: timed(1e-6 if cell.first == 2 else 1.0))).entries
-    second = found[found["number"] == 2]
+    entries = Found(leave(tmp_path, answer=lambda cell: timed(1e-6 if cell.first == 2 else 1.0))).entries
+    second = entries[entries["number"] == 2]
     assert (second["compute_time_ms"] == 0).all() and second["diagnosis"].str.contains("no compute").all()
     assert (second["transfer_time_ms"] == second["total_time_ms"]).all()
 
@@ -89,11 +93,10 @@ def test_companions_tell_unit_origin_interval_and_diagnosis(written):
         assert rates[key]["gb_s_low"] is None and rates[key]["why"]
 
 
-def test_a_bandwidth_that_cannot_be_told_is_left_out_and_explained(stages):
-    slow = CopyCurve.fit(sweep(TRUTH, [256, 512], noise=0.0, seed=0))  # the launch is all of it
-    found = of(stages, MeasuredTransfers(slow, {}))
-    assert found.rates["gb_s"].isna().all() and (found.rates["why"] == "no copies through it were measured").all()
-    assert found.entries["diagnosis"].str.contains("counts as compute").all()
+def test_a_bandwidth_without_copies_is_left_out_and_explained(stages):
+    found = Found(stages, SWEEP.assign(unit=PLAIN_COPY))
+    assert found.rates["gb_s"].isna().all() and (found.rates["why"] == tables.NO_COPIES).all()
+    assert (found.entries["transfer_time_ms"] == 0).all() and (found.entries["diagnosis"] == tables.NO_COPIES).all()
 
 
 def test_simulated_units_are_in_the_studys_tables_only_where_named(tmp_path):
@@ -101,9 +104,8 @@ def test_simulated_units_are_in_the_studys_tables_only_where_named(tmp_path):
         return timed(1.0, status="simulated" if cell.unit == "simulated:GPU" else "measured")
 
     stages = leave(tmp_path, answer=answer, cells=cells(units=("torch:CPU", "simulated:GPU")))
-    assert of(stages).chosen == {"CPU": "torch:CPU"}
-    named = of(stages, GPU="simulated:GPU")
-    assert named.chosen == {"CPU": "torch:CPU", "GPU": "simulated:GPU"}
+    assert set(Found(stages).entries["unit"]) == {"torch:CPU"}
+    named = Found(stages, GPU="simulated:GPU")
     assert set(named.entries.groupby("processor")["origin"].first()) == {"measured", "simulated"}
 
 
@@ -125,18 +127,15 @@ def test_a_unit_that_cannot_stand_for_a_processor_is_refused(stages, text, messa
 def test_tables_are_loaded_as_they_were_written(written):
     predictor, transfers = tables.load_tables(written[0])
     assert predictor.layer.features == FEATURES and set(predictor.units) == {"torch:CPU", "onnxruntime:CPU"}
-    assert transfers == TRANSFERS
-    direct = written[1].grid
-    row = direct[(direct["unit"] == "torch:CPU") & (direct["stage"].str.startswith("1-5"))].iloc[0]
-    found = predictor.predict("torch:CPU", 1, 5, int(row["nodes"]), int(row["edges"]))
-    assert found.time_ms == pytest.approx(row["ms"], rel=1e-12) and found.origin == "measured"
+    assert transfers == written[1].transfers
+    row = written[1].grid.query("unit == 'torch:CPU' and first == 1 and last == 5").iloc[0]
+    known = predictor.predict("torch:CPU", 1, 5, int(row["nodes"]), int(row["edges"]))
+    assert known.time_ms == pytest.approx(row["ms"], rel=1e-12) and known.origin == "measured"
     assert predictor.predict("torch:CPU", 1, 5, 300, 1000).origin == "interpolated"
     assert predictor.predict("torch:CPU", 1, 5, 9, 9).origin == "extrapolated"
 
 
-def test_missing_measurements_say_what_to_do(tmp_path):
-    with pytest.raises(GnnlabError, match="measure first"):
-        measured_cells(tmp_path)
+def test_missing_tables_say_what_to_do(tmp_path):
     with pytest.raises(GnnlabError, match="first: gnnlab run 04 05 06"):
         tables.load_tables(tmp_path)
 
@@ -147,11 +146,10 @@ def test_cells_without_a_time_are_listed_and_the_table_goes_on(tmp_path):
         none = {"samples_ms": (), "median_ms": None, "ci_ms": None, "std_ms": None}
         return {"status": "timeout", "reason": "no answer within 60 s", **none} if gone else {}
 
-    found = of(leave(tmp_path, changes), CPU="torch:CPU")
-    (line,) = tables.missing(found.grid)
-    assert line.startswith("torch:CPU has no time for 3 REDUCE_SUM at 400/400") and "no answer within 60 s" in line
-    assert tables.write(tmp_path / "tables", found)["gaps"] == 1
-    assert json.loads((tmp_path / "tables/lookup_table.about.json").read_text())["lacking"] == [line]
+    found = Found(leave(tmp_path, changes), CPU="torch:CPU")
+    assert found.write(tmp_path / "tables")["gaps"] == 1
+    (gap,) = json.loads((tmp_path / "tables/lookup_table.about.json").read_text())["lacking"]
+    assert list(gap.values()) == ["torch:CPU", "timeout", "no answer within 60 s", 4, "3"]
     assert len(found.entries) == len(SIZES) * 7 - 4 and np.isfinite(found.entries["total_time_ms"]).all()
 
 
@@ -194,29 +192,30 @@ def test_a_bandwidth_that_is_none_is_refused(tmp_path, value):
         read_rates(tmp_path, {"CPU_stage1": value})
 
 
-def spoilt(data, **changes):
-    """A sweep of two sizes with these columns."""
-    columns = {"size_bytes": [1.0, 2.0], "at_ms": [1.0, 3.0], "low_ms": [1.0, 2.0], "high_ms": [1.0, 4.0], "n": 9}
-    return data | {"transfers": data["transfers"] | {"plain": columns | changes}}
+def with_copies(data, **changes):
+    """Two plain copies with these fields."""
+    copies = [{"unit": PLAIN_COPY, "size_bytes": s, "ms": s, "ms_low": s, "ms_high": s, "n": 9} for s in (1, 2)]
+    return data | {"copies": [copy | changes for copy in copies]}
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "message"),
+    ("spoil", "message"),
     [
-        (tables.TIMES, lambda d: d | {"schema_version": 1}, "schema_version: Input should be 3, got 1"),
-        (tables.TIMES, lambda d: d | {"times": [d["times"][0] | {"ms": -1}]}, "ms: Input should be greater than 0"),
-        (tables.TIMES, lambda d: d | {"times": [d["times"][0] | {"ms": None}]}, "ms: Input should be a valid number"),
-        (tables.TIMES, lambda d: d | {"times": 3}, "times: Input should be a valid list"),
-        (tables.TIMES, lambda d: d | {"layer": "resnet"}, "layer 'resnet' is not known"),
-        (tables.TIMES, lambda d: {"schema_version": 3}, "Field required"),
-        (tables.TIMES, lambda d: d | {"transfers": d["transfers"] | {"plain": 3}}, "plain: Input should be"),
-        (tables.TIMES, lambda d: spoilt(d, at_ms=[2.0, 1.0]), "whose sizes or times fall"),
-        (tables.TIMES, lambda d: spoilt(d, at_ms=[-1.0, 1.0]), "each with a time above 0"),
-        (tables.TIMES, lambda d: spoilt(d, high_ms=[1.0]), "inhomogeneous|at least two sizes"),
+        (lambda d: d | {"schema_version": 1}, "schema_version: Input should be 4, got 1"),
+        (lambda d: d | {"times": [d["times"][0] | {"ms": -1}]}, "ms: Input should be greater than 0"),
+        (lambda d: d | {"times": [d["times"][0] | {"ms": None}]}, "ms: Input should be a valid number"),
+        (lambda d: d | {"times": 3}, "times: Input should be a valid list"),
+        (lambda d: d | {"times": []}, "holds no times"),
+        (lambda d: d | {"layer": "resnet"}, "layer 'resnet' is not known"),
+        (lambda d: {"schema_version": 4}, "Field required"),
+        (lambda d: with_copies(d, size_bytes="a"), "size_bytes: Input should be"),
+        (lambda d: with_copies(d, ms=-1), "copies.0.ms: Input should be greater than 0"),
+        (lambda d: with_copies(d, size_bytes=1), "a sweep of 1 sizes"),
+        (lambda d: with_copies(d, unit="torch:CPU"), "no sweep of plain copies"),
     ],
 )
-def test_damaged_tables_are_refused_in_one_line(written, name, spoil, message):
-    path = written[0] / name
+def test_damaged_tables_are_refused_in_one_line(written, spoil, message):
+    path = written[0] / tables.TIMES
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     with pytest.raises(GnnlabError, match=message) as refused:
         tables.load_tables(written[0])
@@ -233,10 +232,5 @@ def test_a_file_that_is_cut_is_refused(written):
 def test_nothing_measured_gives_no_table(tmp_path):
     none = {"status": "unavailable", "reason": "no device", "samples_ms": (), "median_ms": None, "ci_ms": None,
             "std_ms": None}  # fmt: skip
-    with pytest.raises(GnnlabError, match="no cell has a time"):
-        tables.write(tmp_path / "tables", of(leave(tmp_path, lambda cell: none)))
-    assert not (tmp_path / "tables").exists()
-
-
-def test_the_first_cell_tells_the_conditions(stages):
-    assert isinstance(first_cell(stages), Cell) and first_cell(stages).features == FEATURES
+    with pytest.raises(GnnlabError, match="no stage was timed by itself"):
+        Found(leave(tmp_path, lambda cell: none))
