@@ -2,7 +2,6 @@
 
     measured = measure(outputs / "stages", models=outputs / "exported_models", sizes=sizes.read(["study"]))
     measured.cells            # `table.table`: a row for each cell
-    measured.done             # a `Finished`: what is known, how long it took
     measured.available        # of each unit: usable here, or why not
 
 Phase 1 is the CPU and the GPU, phase 2 the NPU, each with its checkpoint; phase 3 merges them. A cell that has a time
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,26 +44,21 @@ PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
 _WARM_UP, _RUNS = 2, 41  # some 50 ms: with 9 runs the reference workload itself scattered by 20 % on a shared machine
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A campaign at its end: a record for every cell that was asked for, in that order. `known` of them were known
-    before this run."""
+class Done(NamedTuple):
+    """A record for every cell that was asked for, how many of them were known before, and what a reader should know."""
 
-    answers: tuple[Record, ...]
+    records: list[Record]
     known: int
-    messages: tuple[str, ...]
-
-    def __str__(self) -> str:
-        minutes = sum(answer["took_s"] for answer in self.answers) / 60
-        return f"{len(self.answers)} cells, {self.known} known before. All of them took {minutes:.2f} minutes."
+    messages: list[str]
 
 
 class Measured(NamedTuple):
-    """A campaign at its end: its cells as a table, its records, and which units it could use."""
+    """A campaign at its end: its cells as a table, which units it could use; `known` and `messages` as in `Done`."""
 
     cells: pd.DataFrame
-    done: Finished
     available: Mapping[str, Availability]
+    known: int
+    messages: list[str]
 
 
 def cells_of(
@@ -100,7 +94,6 @@ def measure(
     seed: int = 0,
     anew: bool = False,
     cluster: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Measured:
     """Measure every block at every size on the units `names` (none: all that there are), as far as it is not known.
 
@@ -114,8 +107,8 @@ def measure(
     chosen = [name for name in names if units.find(name)] or list(units.all_units())
     cells = cells_of(layer, features, sizes, spans, chosen, precision=precision, threads=threads)
     with units_at_work(chosen, Settings(models=str(models), budget_s=budget_s), timeout_s, cluster) as working:
-        done = run(folder, cells, working, seed=seed, anew=anew, say=say)
-    return Measured(analyze(folder), done, working.available)
+        done = run(folder, cells, working, seed=seed, anew=anew)
+    return Measured(analyze(folder), working.available, done.known, done.messages)
 
 
 def analyze(folder: Path) -> pd.DataFrame:
@@ -131,15 +124,7 @@ def analyze(folder: Path) -> pd.DataFrame:
     return cells
 
 
-def run(
-    folder: Path,
-    cells: Sequence[Cell],
-    working: Any,
-    *,
-    seed: int = 0,
-    anew: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-) -> Finished:
+def run(folder: Path, cells: Sequence[Cell], working: Any, *, seed: int = 0, anew: bool = False) -> Done:
     """Measure the cells that are not known, in random order by `seed`, phase after phase.
 
     `working`: `LocalUnits`, or the like: called with cells, it gives a record for each as they come. `folder` gets the
@@ -157,11 +142,6 @@ def run(
     made_by = {"settings": settings, "code": package_digest(), "versions": machine.versions()}
     known_by = {cell.key: _known_by(cell, working.available[cell.unit], made_by) for cell in cells}
     random, messages = np.random.default_rng(seed), []
-
-    def tell(line: str) -> None:
-        messages.append(line)
-        say(line)
-
     with locked(folder, "measures into"):
         earlier = {} if anew else checkpoints.read_journal(folder / checkpoints.JOURNAL)
         records = {key: earlier[by] for key, by in known_by.items() if by in earlier}
@@ -169,31 +149,24 @@ def run(
         for phase, words in PHASES.items():
             of_phase = [cell for cell in cells if phase_of(cell) == phase]
             todo = [cell for cell in of_phase if cell.key not in records]
-            tell(f"{words}: {len(todo)} cells to measure, {len(of_phase) - len(todo)} known")
+            messages.append(f"{words}: {len(todo)} cells to measure, {len(of_phase) - len(todo)} known")
             reference_ms: tuple[float, ...] = ()
             if todo:
-                shuffled = [todo[place] for place in random.permutation(len(todo))]
-                measured, reference_ms = _measure(shuffled, working, folder / checkpoints.JOURNAL, known_by)
-                records |= measured
-                tell("reference workload: {:.3g} ms before, {:.3g} ms after".format(*reference_ms))
+                before_ms, shuffled = working.call(reference), [todo[place] for place in random.permutation(len(todo))]
+                with progress("cells", len(todo)) as step, checkpoints.open_journal(folder) as journal:
+                    for each in working(shuffled):
+                        checkpoints.append(journal, {"known_by": known_by[each["key"]], **each})
+                        records[each["key"]] = each
+                        step(each["key"])
+                reference_ms = (before_ms, working.call(reference))
+                messages.append("reference workload: {:.3g} ms before, {:.3g} ms after".format(*reference_ms))
             of_phase = [records[cell.key] for cell in of_phase]
             checkpoints.write(folder, phase, of_phase, digest(made_by), reference_ms)
         messages += checkpoints.merge(folder)
-    return Finished(tuple(records[cell.key] for cell in cells), known, tuple(messages))
-
-
-def _measure(
-    cells: Sequence[Cell], working: Any, journal: Path, known_by: Mapping[str, str]
-) -> tuple[dict[str, Record], tuple[float, float]]:
-    """The records of cells by key, each in the journal before the next is measured, and the ms of the reference
-    workload before and after them."""
-    records, before_ms = {}, working.call(reference)
-    with progress("cells", len(cells)) as step, checkpoints.open_journal(journal) as append:
-        for each in working(cells):
-            records[each["key"]] = each
-            append({"known_by": known_by[each["key"]], **each})
-            step(each["key"])
-    return records, (before_ms, working.call(reference))
+    done = [records[cell.key] for cell in cells]
+    minutes = sum(each["took_s"] for each in done) / 60
+    messages.append(f"{len(cells)} cells, {known} known before. All of them took {minutes:.2f} minutes.")
+    return Done(done, known, messages)
 
 
 def phase_of(cell: Cell) -> str:

@@ -12,12 +12,11 @@ the last, as in "1-5". The names of the files but for the journal are S4's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from gnnlab.campaign.cells import Cell, CellResult
 from gnnlab.errors import GnnlabError
@@ -53,18 +52,15 @@ def read_journal(path: Path) -> dict[str, Record]:
     return {known_by: each for known_by, each in records.items() if each["outcome"]["samples_ms"]}
 
 
-@contextmanager
-def open_journal(path: Path) -> Iterator[Callable[[Record], None]]:
-    """A function that appends a record to the journal: in the file when it returns."""
-    with path.open("ab") as file:
-        if file.tell() and not path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
-            file.write(b"\n")
+def open_journal(folder: Path) -> TextIO:
+    """The journal, for `append`."""
+    return (folder / JOURNAL).open("a", encoding="utf-8")
 
-        def append(each: Record) -> None:
-            file.write(json.dumps(each, allow_nan=False).encode() + b"\n")
-            file.flush()
 
-        yield append
+def append(journal: TextIO, each: Record) -> None:
+    """Add a record: in the file when it returns. The line break comes first, which ends a line that a kill cut off."""
+    journal.write("\n" + json.dumps(each, allow_nan=False))
+    journal.flush()
 
 
 def write(
@@ -73,8 +69,8 @@ def write(
     """Write the checkpoint of a phase. `reference_ms`: of the reference workload before it and after it, if it ran."""
     fields = ("cell", "host", "took_s", "outcome")
     measurements = {each["key"]: {name: each[name] for name in fields} for each in records}
-    about = {"phase": phase, "reference_ms": list(reference_ms), **_head(campaign)}
-    write_json(folder / NAMES[phase], {**about, "measurements": measurements})
+    about = {"phase": phase, "reference_ms": list(reference_ms)}
+    write_json(folder / NAMES[phase], about | _file(campaign, measurements))
 
 
 def merge(folder: Path) -> list[str]:
@@ -83,21 +79,25 @@ def merge(folder: Path) -> list[str]:
     A checkpoint of an earlier campaign (other code, versions, settings) than the newest is left out. Raises
     `GnnlabError` where there is none.
     """
-    checkpoints = {name: _read(folder / name) for name in NAMES.values() if (folder / name).exists()}
-    if not checkpoints:
+    written = {name: _read(folder / name) for name in NAMES.values() if (folder / name).exists()}
+    if not written:
         raise GnnlabError(f"no checkpoint in {folder}; {REMEDY}")
-    newest = max(checkpoints.values(), key=lambda checkpoint: checkpoint["written"])
+    campaign = max(written.values(), key=lambda checkpoint: checkpoint["written"])["campaign"]
     messages, measurements = [], {}
     for name in NAMES.values():
-        checkpoint = checkpoints.get(name)
-        if checkpoint is None:
+        if name not in written:
             messages.append(f"{name} is missing: that phase has not come to its end")
-        elif checkpoint["campaign"] != newest["campaign"]:
-            messages.append(f"{name} is of another campaign ({checkpoint['written']}) and was left out")
+        elif written[name]["campaign"] != campaign:
+            messages.append(f"{name} is of another campaign ({written[name]['written']}) and was left out")
         else:
-            measurements |= checkpoint["measurements"]
-            messages += _drifted(name, checkpoint.get("reference_ms"))
-    write_json(folder / RAW, {**_head(newest["campaign"]), "measurements": measurements})
+            measurements |= written[name]["measurements"]
+            before_ms, after_ms = written[name].get("reference_ms") or (1.0, 1.0)
+            if abs(drift := after_ms / before_ms - 1) > DRIFT:
+                messages.append(
+                    f"{name}: the reference workload took {100 * drift:+.0f} % after the phase; the machine has "
+                    "changed on the way, so its times are less sure than their intervals say"
+                )
+    write_json(folder / RAW, _file(campaign, measurements))
     return messages
 
 
@@ -106,18 +106,9 @@ def raw(folder: Path) -> dict[str, Record]:
     return _read(folder / RAW)["measurements"]
 
 
-def _drifted(name: str, reference_ms: Sequence[float] | None) -> list[str]:
-    """A message where the reference workload took another time after the phase than before."""
-    drift = reference_ms[1] / reference_ms[0] - 1 if reference_ms else 0.0
-    if abs(drift) <= DRIFT:
-        return []
-    unsure = "the machine has changed on the way, so its times are less sure than their intervals say"
-    return [f"{name}: the reference workload took {100 * drift:+.0f} % after the phase; {unsure}"]
-
-
-def _head(campaign: str) -> dict[str, Any]:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"schema_version": SCHEMA_VERSION, "campaign": campaign, "written": now}
+def _file(campaign: str, measurements: Mapping[str, Any]) -> dict[str, Any]:
+    written = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"schema_version": SCHEMA_VERSION, "campaign": campaign, "written": written, "measurements": measurements}
 
 
 def _read(path: Path) -> Mapping[str, Any]:

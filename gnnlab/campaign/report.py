@@ -50,10 +50,8 @@ def _configuration(cells: pd.DataFrame) -> str:
 
 
 def _statistics(timed: pd.DataFrame) -> str:
-    grouped = timed.assign(log=np.log(timed["ms"])).groupby(["stage", "unit"], sort=False)
-    ms = grouped["ms"].agg(least="min", most="max", sizes="size")
-    ms.insert(0, "mean", np.exp(grouped["log"].mean()))
-    return _text(ms, index=True)
+    ms = timed.groupby(["stage", "unit"], sort=False)["ms"]
+    return _text(ms.agg(mean=lambda times: np.exp(np.log(times).mean()), least="min", most="max", sizes="size"), True)
 
 
 def _intervals(cells: pd.DataFrame) -> str:

@@ -139,11 +139,8 @@ def _cell_row(cell: Mapping[str, Any], available: Availability | None) -> dict[s
     known, simulated = available or Availability(False), cell["origin"] == SIMULATED
     runtime = cell["runtime_version"] or known.version or units.find(cell["unit"]).runtime
     given = {name: cell[name] for name in ("stage", "size", "parity_error", "precision", "origin")}
+    given |= {"form": cell["unit"], "unit": "ms", "better": "lower", "statistic": "median"}
     given |= {
-        "form": cell["unit"],
-        "unit": "ms",
-        "better": "lower",
-        "statistic": "median",
         "device": device(cell["processor"], cell["device"] or known.device),
         "runtime": CONSTANTS if simulated else runtime,
         "threads": cell["threads"] if cell["processor"] == "CPU" else 0,
@@ -214,41 +211,30 @@ def _estimate(cell: Mapping[str, Any]) -> Estimate:
 def sum_rows(cells: pd.DataFrame) -> pd.DataFrame:
     """Stages by themselves, added up, over the same stages fused on the same unit: above 1, fusing pays.
 
-    Only where all of them have a time. Keys are size and block, the form is the unit. The interval goes from the sum's
-    low end over the block's high end to the opposite, which holds 95 % at the least; `n` is the least of their samples.
+    Only where all of them have a time. Keys are size and block, the form is the unit; `n`: the least of their samples.
     """
     rows = []
-    for (_, _), part in timed(cells).groupby(["size", "unit"], sort=False):
-        alone = part[~part["fused"]].set_index("first", drop=False)
+    for _, part in timed(cells).groupby(["size", "unit"], sort=False):
+        stages = part[~part["fused"]].set_index("first")
         for block in part[part["fused"]].to_dict("records"):
             numbers = range(block["first"], block["last"] + 1)
-            if set(numbers) <= set(alone.index):
-                rows.append(_sum_row(alone.loc[list(numbers)], block))
+            if not set(numbers) <= set(stages.index):
+                continue
+            alone = stages.loc[list(numbers)]
+            ms, ends = alone["ms"].sum(), [np.linalg.norm(alone["ms"] - alone[end]) for end in ("ms_low", "ms_high")]
+            total = Estimate(float(ms), float(ms - ends[0]), float(ms + ends[1]), int(alone["n"].min()))
+            row = _factor(block, quotient(total, _estimate(block))) | {"size": block["size"], "block": block["stage"]}
+            notes = DRAWN if block["origin"] == SIMULATED else ONE_BY_ONE
+            rows.append(row | {"better": "neither", "notes": notes})
     return pd.DataFrame(rows)
-
-
-def _sum_row(alone: pd.DataFrame, block: Mapping[str, Any]) -> dict[str, Any]:
-    total, n = float(alone["ms"].sum()), min(int(alone["n"].min()), block["n"])
-    below = float(np.linalg.norm(alone["ms"] - alone["ms_low"]))
-    above = float(np.linalg.norm(alone["ms_high"] - alone["ms"]))
-    ends = (total - below) / block["ms_high"], (total + above) / block["ms_low"]
-    row = _factor(block, Estimate(total / block["ms"], *ends, n)) | {"size": block["size"], "block": block["stage"]}
-    return row | {"better": "neither", "notes": DRAWN if block["origin"] == SIMULATED else ONE_BY_ONE}
 
 
 def _factor(cell: Mapping[str, Any], estimate: Estimate) -> dict[str, Any]:
     """Fields of a row that compares times, under the conditions of `cell`."""
     given = _cell_row(cell, None)
-    return {
-        **{name: given[name] for name in ("form", "origin", "device", "runtime", "precision", "threads")},
-        "value": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": estimate.n,
-        "unit": "x",
-        "statistic": "estimate",
-        "interval": CONFIDENCE,
-    }
+    conditions = {name: given[name] for name in ("form", "origin", "device", "runtime", "precision", "threads")}
+    ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}
+    return conditions | ends | {"unit": "x", "statistic": "estimate", "interval": CONFIDENCE}
 
 
 def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], known: int) -> pd.DataFrame:
@@ -267,21 +253,21 @@ def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], kn
     whole = [unit for unit in usable if counts.get(unit) == len(study) * len(layer_of(layer, features).stages)]
     on = measured(stages[stages["unit"].isin(whole)])
     tried = {name for name, unit in units.all_units().items() if unit.origin == MEASURED} <= set(available)
-    needed = "the 7 stages at S4's 15 sizes, all measured by this run (params/full, anew: true)"
     minutes = {"form": "this campaign", "unit": "min", "origin": MEASURED, "statistic": "single"}
     hours = {"form": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
-    if known or not (whole == usable and tried and len(on)):
-        minutes |= {"status": "unavailable", "reason": f"needs, of every unit that is usable here, {needed}"}
-    else:
-        notes = f"{len(stages)} cells of {len(whole)} units, {stages['within'].sum()} intervals within 2 %; {SPENT}"
-        minutes |= {"value": stages["took_s"].sum() / 60, "n": 1, "notes": notes}
-    if known or on.empty:
-        hours |= {"status": "unavailable", "reason": f"needs, of a usable unit, {needed}"}
-    else:
-        mean = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
-        ends = {} if mean.low is None else {"low": max(mean.low, 0.0), "high": mean.high, "interval": CONFIDENCE}
-        notes = f"{len(on)} cells of {len(whole)} units, scaled to S4's {S4_CELLS}; {SPENT}"
-        hours |= {"value": mean.value, "n": mean.n, "notes": notes, **ends}
+    for row in (minutes, hours):
+        of = "every unit that is usable here" if row is minutes else "a usable unit"
+        needed = f"needs, of {of}, the 7 stages at S4's 15 sizes, all measured by this run (params/full, anew: true)"
+        if known or on.empty or (row is minutes and not (whole == usable and tried)):
+            row |= {"status": "unavailable", "reason": needed}
+        elif row is minutes:
+            notes = f"{len(stages)} cells of {len(whole)} units, {stages['within'].sum()} intervals within 2 %; {SPENT}"
+            row |= {"value": stages["took_s"].sum() / 60, "n": 1, "notes": notes}
+        else:
+            mean = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
+            ends = {} if mean.low is None else {"low": max(mean.low, 0.0), "high": mean.high, "interval": CONFIDENCE}
+            notes = f"{len(on)} cells of {len(whole)} units, scaled to S4's {S4_CELLS}; {SPENT}"
+            row |= {"value": mean.value, "n": mean.n, "notes": notes, **ends}
     return pd.DataFrame([minutes, hours]).assign(
         better="lower",
         device=", ".join(dict.fromkeys(map(device, every["processor"], every["device"]))) or device("CPU", ""),

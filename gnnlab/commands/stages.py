@@ -89,8 +89,9 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
     if given.cluster is None:
         warn_if_busy()
     options = {name: getattr(given, name) for name in _OPTIONS}
-    measured = campaign.measure(folder / "stages", names=given.units, say=_say, **options)
-    _say(f"measure: {measured.done}")
+    measured = campaign.measure(folder / "stages", names=given.units, **options)
+    for message in measured.messages:
+        _say(f"measure: {message}")
     for gap in table.gaps(measured.cells).itertuples():
         _say(f"  {gap.status}, {gap.cells} of {gap.unit}: {gap.reason}")
 

@@ -64,8 +64,8 @@ def test_every_cell_is_asked_once_and_ends_in_its_outcome(tmp_path):
     fake = Fake()
     done = run(tmp_path, CELLS, fake)
     assert Counter(fake.asked) == Counter(CELLS)
-    assert list(done.answers) == [record(c, outcome(c), took_s=0.5) for c in CELLS]
-    assert str(done) == "42 cells, 0 known before. All of them took 0.35 minutes."
+    assert done.records == [record(c, outcome(c), took_s=0.5) for c in CELLS]
+    assert done.messages[-1] == "42 cells, 0 known before. All of them took 0.35 minutes."
 
 
 def test_the_npu_comes_after_cpu_and_gpu_and_the_order_within_is_random_by_the_seed(tmp_path):
@@ -113,7 +113,7 @@ def test_a_cell_without_a_time_keeps_its_reason_and_is_tried_again_by_the_next_c
     bad = cell(20, 3)
     fake = Fake(lambda c: outcome(c, status) if c == bad else outcome(c))
     done = run(tmp_path, CELLS, fake)
-    assert record(bad, outcome(bad, status), took_s=0.5) in done.answers and fake.asked.count(bad) == 1
+    assert record(bad, outcome(bad, status), took_s=0.5) in done.records and fake.asked.count(bad) == 1
     row = checkpoints.raw(tmp_path)[bad.key]["outcome"]
     assert row["status"] == status and row["reason"] == "fake" and not row["samples_ms"]
     later = Fake()
@@ -164,8 +164,8 @@ def test_lines_of_another_kind_are_left_out(tmp_path, line):
 
 
 def test_a_number_that_json_does_not_know_is_refused(tmp_path):
-    with checkpoints.open_journal(tmp_path / JOURNAL) as append, pytest.raises(ValueError, match="JSON"):
-        append({"ms": float("nan")})
+    with checkpoints.open_journal(tmp_path) as journal, pytest.raises(ValueError, match="JSON"):
+        checkpoints.append(journal, {"ms": float("nan")})
     assert (tmp_path / JOURNAL).read_bytes() == b""
 
 
@@ -240,11 +240,10 @@ def test_missing_and_damaged_files_say_how_they_are_made_anew(tmp_path, content)
 
 
 def test_a_machine_that_changed_on_the_way_is_told_of(tmp_path):
-    said = []
-    done = run(tmp_path, CELLS, Fake(reference_ms=[1.0, 1.1, 1.0, 1.5]), say=said.append)
-    assert said[1] == "reference workload: 1 ms before, 1.1 ms after"
-    (told,) = checkpoints.merge(tmp_path)
-    assert told in done.messages and told.startswith("checkpoint_npu.json: the reference workload took +50 % after")
+    done = run(tmp_path, CELLS, Fake(reference_ms=[1.0, 1.1, 1.0, 1.5]))
+    assert done.messages[1] == "reference workload: 1 ms before, 1.1 ms after"
+    (drift,) = checkpoints.merge(tmp_path)
+    assert drift in done.messages and drift.startswith("checkpoint_npu.json: the reference workload took +50 % after")
 
 
 def test_the_reference_takes_time():

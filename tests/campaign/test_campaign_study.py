@@ -49,7 +49,7 @@ def test_a_unit_of_ones_own_is_measured_by_the_name_that_it_is_asked_for_by_and_
     first = campaign.measure(tmp_path, **asked, features=8, budget_s=0.01)
     assert list(first.cells["unit"]) == ["my_unit:make"] and list(first.cells["status"]) == ["measured"]
     (tmp_path / "my_unit.py").write_text(MY_UNIT + "# edited\n")
-    assert campaign.measure(tmp_path, **asked, features=8, budget_s=0.01).done.known == 0
+    assert campaign.measure(tmp_path, **asked, features=8, budget_s=0.01).known == 0
     sys.modules.pop("my_unit", None)
 
 
@@ -60,12 +60,11 @@ def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_p
         "blocks": ["1", "3", "1-5"],
         "names": [FAST, NPU],
     }
-    said = []
-    measured = campaign.measure(tmp_path, **asked, features=8, budget_s=0.01, say=said.append)
+    measured = campaign.measure(tmp_path, **asked, features=8, budget_s=0.01)
     found = measured.cells.set_index(["unit", "first", "last"])["status"]
     assert list(found.loc[FAST]) == ["unavailable", "measured", "measured"]
     assert list(found.loc[NPU]) == ["simulated", "unavailable", "unavailable"]
-    assert {line[:7] for line in said} == {"phase 1", "phase 2", "referen"} and measured.available[FAST].usable
+    assert [line[:7] for line in measured.messages[:3:2]] == ["phase 1", "phase 2"] and measured.available[FAST].usable
     assert (tmp_path / "profiling_report.txt").read_text().startswith("GNN stage profile")
 
 
@@ -74,7 +73,7 @@ def test_what_is_known_is_measured_again_only_when_asked_to(tmp_path, monkeypatc
     asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["1", "2"], "names": [TORCH]}
     known = []
     for anew in (False, False, True, True):
-        known.append(campaign.measure(tmp_path, **asked, features=8, budget_s=0.01, anew=anew).done.known)
+        known.append(campaign.measure(tmp_path, **asked, features=8, budget_s=0.01, anew=anew).known)
     assert known == [0, 2, 0, 0]
 
 
@@ -127,7 +126,7 @@ def check_chain(graph, features, models, tmp_path):
     cells += campaign.cells_of("sage", features, at, [(1, 7)], runtimes)
     with LocalUnits(runtimes, settings, 60.0) as local:
         done = campaign.run(tmp_path / "stages", cells, local)
-    assert {answer["outcome"]["status"] for answer in done.answers} == {"measured"}
+    assert {answer["outcome"]["status"] for answer in done.records} == {"measured"}
     table = campaign.analyze(tmp_path / "stages")
     assert len(table) == 12 and table["parity_error"].max() < 1e-5
 
