@@ -95,13 +95,16 @@ def measure(
         GnnlabError: nothing was measured there, a unit has no times there, or the disk refuses.
     """
     cells, like = measured_cells(stages), Cell(**next(iter(checkpoints.raw(stages).values()))["cell"])
-    chosen = _units(cells, names)
+    there = list(dict.fromkeys(campaign_table.measured(cells)["unit"]))
+    chosen = list(names) or there
+    if lacking := [name for name in chosen if name not in there] or not there:
+        what = f"{lacking[0]} was not measured by notebook 05" if names else "notebook 05 has measured no unit here"
+        raise GnnlabError(f"{what}; units with times: {', '.join(there) or 'none, see its reasons'}")
     mine = cells[cells["unit"].isin(chosen)]
     known, on_random = sizes_of(mine), sizes_of(mine[mine["graph"] == RANDOM])
     more = [size for size in dict.fromkeys((each.nodes, each.edges) for each in extra) if size not in known]
     new = draw([*known, *more], off_grid, seed)
-    repeated = sorted(np.random.default_rng(seed).permutation(len(on_random))[:again])
-    repeated = [on_random[place] for place in repeated]
+    repeated = [on_random[place] for place in sorted(np.random.default_rng(seed).permutation(len(on_random))[:again])]
     sweep = copies.sweep_sizes(cells, points)
     wanted = [cell for unit in chosen for cell in _cells(like, [*more, *new, *repeated], cells, unit)]
     wanted += copies.identity_cells(like, sweep, chosen, models)
@@ -134,17 +137,6 @@ def draw(sizes: Sequence[Size], count: int, seed: int) -> list[Size]:
     rounded = np.rint(np.exp(drawn)).astype(int)
     inside = dict.fromkeys(map(tuple, rounded[inside_hull(sizes, rounded)].tolist()))
     return [size for size in inside if size not in set(sizes)][:count]
-
-
-def _units(cells: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    there = list(dict.fromkeys(campaign_table.measured(cells)["unit"]))
-    if lacking := [name for name in names if name not in there]:
-        raise GnnlabError(
-            f"{lacking[0]} was not measured by notebook 05; units with times: {', '.join(there) or 'none'}"
-        )
-    if not there:
-        raise GnnlabError("notebook 05 has measured no unit here, so there is nothing to predict from; see its reasons")
-    return list(names) or there
 
 
 def _cells(like: Cell, sizes: Sequence[Size], cells: pd.DataFrame, unit: str) -> list[Cell]:

@@ -12,10 +12,10 @@ processor or the one that was named; simulated ones only where named.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -29,15 +29,12 @@ from gnnlab.prediction.copies import CONDITIONS, HIDDEN, MeasuredTransfers
 from gnnlab.prediction.predictor import MEASURED, TimePredictor
 from gnnlab.units import registry as units
 
-MISSING = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
+REMEDY = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
 LOOKUP, BANDWIDTH, TIMES = "lookup_table.json", "bandwidth_table.json", "times.json"
 NO_COPIES = "no copies through this unit were measured, so all of its time counts as compute"
 PROCESSORS = ("CPU", "GPU", "NPU")
-_KEY = r"(\d+),(\d+),(CPU|GPU|NPU),(\d+)"
-_RATE_KEY = r"(CPU|GPU|NPU)_stage(\d+)"
 _ABOUT = ["processor", "unit", "stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS]
 _S4 = "give a table in S4's format"
-_AGAIN = "run notebooks 05 and 06 again"
 
 
 # ---- what the files hold --------------------------------------------------------------------------------------------
@@ -45,6 +42,7 @@ _AGAIN = "run notebooks 05 and 06 again"
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive, NotNegative = Annotated[_Number, Field(gt=0)], Annotated[_Number, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+_KEYS = {"nodes,edges,PU,stage": r"\d+,\d+,(CPU|GPU|NPU),\d+", "PU_stageN": r"(CPU|GPU|NPU)_stage\d+"}
 
 
 class LookupEntry(BaseModel):
@@ -58,30 +56,30 @@ class LookupEntry(BaseModel):
     std_ms: NotNegative | None = None
 
 
-class BlockTime(BaseModel):
-    """A time of a block on a unit, with its 95 % interval."""
+class Time(BaseModel):
+    """A measured time on a unit, with its 95 % interval and the number of samples."""
 
     unit: str
+    ms: Positive
+    ms_low: Positive
+    ms_high: Positive
+    n: Count
+
+
+class BlockTime(Time):
+    """That of a block of stages."""
+
     first: Count
     last: Count
     nodes: Count
     edges: Count
-    ms: Positive
-    ms_low: Positive
-    ms_high: Positive
-    n: Count
     origin: str
 
 
-class CopyTime(BaseModel):
-    """A time of a copy through a unit, or of a plain one, with its 95 % interval."""
+class CopyTime(Time):
+    """That of a copy through a unit, or of a plain one."""
 
-    unit: str
     size_bytes: Count
-    ms: Positive
-    ms_low: Positive
-    ms_high: Positive
-    n: Count
 
 
 class TimesFile(BaseModel):
@@ -207,10 +205,10 @@ def load_tables(folder: Path) -> tuple[TimePredictor, MeasuredTransfers]:
     Raises:
         GnnlabError: the file is missing, damaged, of another version, or holds an invalid time.
     """
-    stored = _validated(TimesFile, read_json(folder / TIMES, MISSING), folder / TIMES, _AGAIN)
+    stored = _validated(TimesFile, folder / TIMES, REMEDY)
     times, copies = (pd.DataFrame([row.model_dump() for row in rows]) for rows in (stored.times, stored.copies))
     if times.empty or copies.empty:
-        raise GnnlabError(f"{folder / TIMES} holds no times of stages or of copies; {_AGAIN}")
+        raise GnnlabError(f"{folder / TIMES} holds no times of stages or of copies; {REMEDY}")
     transfers = MeasuredTransfers.fit(copies)
     return TimePredictor.fit(layer_of(stored.layer, stored.features), times, transfers), transfers
 
@@ -221,11 +219,12 @@ def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
     Raises:
         GnnlabError: the file is missing, in another format, empty, or holds an invalid time; one line.
     """
-    entries = _validated(dict[str, LookupEntry], _keyed(path, _KEY, "nodes,edges,PU,stage"), path, _S4)
+    entries = _validated(dict[str, LookupEntry], path, _S4, "nodes,edges,PU,stage")
     if not entries:
         raise GnnlabError(f"{path} is empty; measure first (notebook 05)")
-    groups = ((re.fullmatch(_KEY, key).groups(), entry) for key, entry in entries.items())
-    return {(int(n), int(e), processor, int(stage)): entry for (n, e, processor, stage), entry in groups}
+    keys = (key.split(",") for key in entries)
+    named = [(int(nodes), int(edges), processor, int(stage)) for nodes, edges, processor, stage in keys]
+    return dict(zip(named, entries.values(), strict=True))
 
 
 def read_bandwidth(path: Path) -> dict[str, float]:
@@ -234,21 +233,15 @@ def read_bandwidth(path: Path) -> dict[str, float]:
     Raises:
         GnnlabError: the file is missing, in another format, or holds an invalid bandwidth; one line.
     """
-    return _validated(dict[str, Positive], _keyed(path, _RATE_KEY, "PU_stageN"), path, _S4)
+    return _validated(dict[str, Positive], path, _S4, "PU_stageN")
 
 
-def _keyed(path: Path, pattern: str, form: str) -> Any:
-    data = read_json(path, _S4)
-    strange = [key for key in data if not re.fullmatch(pattern, key, re.ASCII)] if isinstance(data, dict) else []
-    if strange:
-        raise GnnlabError(f'{path}: key {shown(strange[0])} is not understood; write "{form}"')
-    return data
-
-
-_T = TypeVar("_T")
-
-
-def _validated(kind: Callable[..., _T], data: Any, path: Path, remedy: str) -> _T:
+def _validated(kind: Any, path: Path, remedy: str, keys: str = "") -> Any:
+    """The content of a JSON file as `kind`. `keys`: how its keys are written, one of `_KEYS`."""
+    data = read_json(path, remedy)
+    for key in data if keys and isinstance(data, dict) else ():
+        if not re.fullmatch(_KEYS[keys], key, re.ASCII):
+            raise GnnlabError(f'{path}: key {shown(key)} is not understood; write "{keys}"')
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:

@@ -164,7 +164,7 @@ def entry(**changes):
         ({"1,1,CPU,1": entry(std_ms=float("nan"))}, "std_ms: Input should be a finite number"),
         ({"1,1,CPU,1": entry(std_ms=True)}, "std_ms: Input should be a valid number, got True"),
         ({"1,1,CPU,1": {"latency_ms": 3}}, "total_time_ms: Field required"),
-        ({"1,1,TPU,1": entry()}, "is not understood; write"),
+        ({"1,1,TPU,1": entry()}, "key '1,1,TPU,1' is not understood; write \"nodes,edges,PU,stage\""),
         ({"CPU_stage1": entry()}, "is not understood; write"),
         ([], "valid dictionary"),
         ({}, "is empty; measure first"),
