@@ -57,9 +57,17 @@ def layer_of(name: str, features: int) -> StagedLayer:
 
 
 def values_of(cell: Cell) -> dict[str, np.ndarray]:
-    """Every value of the layer on the cell's graph, by name, computed by torch in float32. Read only."""
-    tensors = _traced(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    """Every value of the layer on the cell's graph, by name, computed by torch's float32 blocks. Read only."""
+    return _values(cell.layer, cell.features, cell.nodes, cell.edges, cell.graph)
+
+
+@lru_cache(maxsize=2)  # a cell reads its values several times
+def _values(layer: str, features: int, nodes: int, edges: int, graph: str) -> dict[str, np.ndarray]:
+    import torch
+
+    with torch.inference_mode(False), torch.no_grad():
+        tensors = layer_of(layer, features).trace(**graph_of(nodes, edges, features, graph))
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 @lru_cache(maxsize=2)
@@ -76,15 +84,6 @@ def graph_of(nodes: int, edges: int, features: int, graph: str) -> dict[str, Ten
     if has != (nodes, edges):
         raise GnnlabError(f"graph {graph} has {has[0]} nodes and {has[1]} edges, the cell says {nodes} and {edges}")
     return inputs_of(loaded, features)
-
-
-@lru_cache(maxsize=2)
-def _traced(layer: str, features: int, nodes: int, edges: int, graph: str) -> dict[str, Tensor]:
-    """Every value by torch's float32 blocks. The last two graphs are cached: a cell reads its values several times."""
-    import torch
-
-    with torch.inference_mode(False), torch.no_grad():
-        return layer_of(layer, features).trace(**graph_of(nodes, edges, features, graph))
 
 
 def load(unit: Unit, cell: Cell, models: str | None, precision: str) -> Loaded:

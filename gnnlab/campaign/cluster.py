@@ -45,14 +45,20 @@ class ClusterUnits(AbstractContextManager):
     """
 
     def __init__(self, address: str, names: Sequence[str], settings: Settings, timeout_s: float) -> None:
-        self.settings, self.timeout_s = settings, timeout_s
+        self.settings, self.timeout_s, self.available = settings, timeout_s, {}
         try:
             self.client = Client(address, timeout=CONNECT_S)
         except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
             raise GnnlabError(f"no Dask scheduler answers at {address!r}: {one_line(error)}; start one") from None
         try:
             self._declared = self._declarations()
-            self.available = {name: self._probe(name) for name in dict.fromkeys(names)}
+            for name in dict.fromkeys(names):
+                (processor,) = needs = _needs(name)
+                why = f'no worker declares {processor}=1 (dask worker --resources "{processor}=1")'
+                self.available[name] = Availability(False, why)
+                if processor in self._declared:
+                    probed = self.client.submit(_probe_child, name, resources=needs, pure=False)
+                    self.available[name] = probed.result()
         except BaseException:
             self.client.close()
             raise
@@ -87,26 +93,20 @@ class ClusterUnits(AbstractContextManager):
         """The processors that workers declare, each of one kind of machine: a table mixes no machines."""
         about, machines = self.client.run(_about, on_error="return"), {}
         for address, worker in self.client.scheduler_info(n_workers=-1)["workers"].items():
-            if not isinstance(about.get(address), dict) or about[address]["code"] != package_digest():
+            if not isinstance(about.get(address), tuple) or about[address][0] != package_digest():
                 raise GnnlabError(f"worker {address} has another gnnlab than this one, or none; install the same")
             for processor in worker["resources"]:
-                if machines.setdefault(processor, about[address]["machine"]) != about[address]["machine"]:
+                if machines.setdefault(processor, about[address][1]) != about[address][1]:
                     raise GnnlabError(f"worker {address} declares {processor}=1, and so does another kind of machine")
         return set(machines)
-
-    def _probe(self, name: str) -> Availability:
-        (processor,) = _needs(name)
-        if processor not in self._declared:
-            return Availability(False, f'no worker declares {processor}=1 (dask worker --resources "{processor}=1")')
-        return self.client.submit(_probe_child, name, resources=_needs(name), pure=False).result()
 
 
 def _needs(unit: str) -> dict[str, int]:
     return {units.find(unit).processor: 1}
 
 
-def _about() -> dict[str, Any]:
-    return {"code": package_digest(), "machine": machine.about()}
+def _about() -> tuple[str, Any]:
+    return package_digest(), machine.about()
 
 
 def _measure(cell: Cell, settings: Settings, timeout_s: float) -> Record:

@@ -37,19 +37,17 @@ def read(texts: Sequence[str], root: Path = Path()) -> list[GraphSize]:
     A text is nodes/edges, `study` for the 15 sizes of S4, the path of a JSON file, relative to `root`, or `graph:`
     and what `workloads.graphs.load` takes. Raises `GnnlabError`, or the graph's error, in one line, for anything else.
     """
-    found = [size for text in texts for size in _sizes(str(text), root)]
-    if not found:
+    sizes = [size for text in texts for size in _sizes(str(text), root)]
+    if not sizes:
         raise GnnlabError("no sizes; write nodes/edges, as in 1000/10000, or name a JSON file of test_cases")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(sizes))
 
 
 def _sizes(text: str, root: Path) -> list[GraphSize]:
-    if text == "study":
-        return _from_file(STUDY)
     if text.startswith(GRAPH):
         return [_of_graph(text.removeprefix(GRAPH), root)]
-    if text.endswith(".json"):
-        return _from_file(root / text)
+    if text == "study" or text.endswith(".json"):
+        return _from_file(STUDY if text == "study" else root / text)
     nodes, slash, edges = text.partition("/")
     if not slash or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in (nodes, edges)):
         raise GnnlabError(
@@ -62,8 +60,8 @@ def _of_graph(spec: str, root: Path) -> GraphSize:
     from gnnlab.workloads import graphs
 
     spec = str((root / spec).resolve()) if spec and (root / spec).is_file() else spec
-    found = graphs.load(spec)
-    return GraphSize(int(found.num_nodes), int(found.edge_index.shape[1]), spec)
+    graph = graphs.load(spec)
+    return GraphSize(int(graph.num_nodes), int(graph.edge_index.shape[1]), spec)
 
 
 def _from_file(path: Path) -> list[GraphSize]:

@@ -11,7 +11,7 @@ cells not measured again. Copies are cells of it, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,6 @@ from gnnlab.prediction.predictor import (
     INTERPOLATED,
     SIMULATED,
     Size,
-    Span,
     TimePredictor,
     between,
     inside_hull,
@@ -96,9 +95,10 @@ def measure(
     """
     cells, like = measured_cells(stages), Cell(**next(iter(checkpoints.raw(stages).values()))["cell"])
     there = list(dict.fromkeys(campaign_table.measured(cells)["unit"]))
-    chosen = list(names) or there
-    if lacking := [name for name in chosen if name not in there] or not there:
-        what = f"{lacking[0]} was not measured by notebook 05" if names else "notebook 05 has measured no unit here"
+    chosen = list(dict.fromkeys(names)) or there
+    lacking = [name for name in chosen if name not in there]
+    if lacking or not there:
+        what = f"{lacking[0]} was not measured by notebook 05" if lacking else "notebook 05 has measured no unit here"
         raise GnnlabError(f"{what}; units with times: {', '.join(there) or 'none, see its reasons'}")
     mine = cells[cells["unit"].isin(chosen)]
     known, on_random = sizes_of(mine), sizes_of(mine[mine["graph"] == RANDOM])
@@ -106,18 +106,19 @@ def measure(
     new = draw([*known, *more], off_grid, seed)
     repeated = [on_random[place] for place in sorted(np.random.default_rng(seed).permutation(len(on_random))[:again])]
     sweep = copies.sweep_sizes(cells, points)
-    wanted = [cell for unit in chosen for cell in _cells(like, [*more, *new, *repeated], cells, unit)]
+    blocks = mine.loc[mine["ms"].notna(), BLOCK].drop_duplicates().to_dict("records")
+    sizes = dict.fromkeys([*more, *new, *repeated])
+    wanted = [replace(like, nodes=n, edges=e, graph=RANDOM, **block) for block in blocks for n, e in sizes]
     wanted += copies.identity_cells(like, sweep, chosen, models)
     settings = Settings(models=str(models), budget_s=budget_s)
     with campaign.units_at_work(chosen, settings, timeout_s, cluster) as working:
-        done = campaign.run(folder / MEASURED_IN, list(dict.fromkeys(wanted)), working, seed=seed)
+        done = campaign.run(folder / MEASURED_IN, wanted, working, seed=seed)
         plain = working.call(copies.plain_copies, sweep, like.features, budget_s)
     measured = measured_cells(folder / MEASURED_IN)
-    spans = set(cells[["first", "last"]].itertuples(index=False, name=None))
-    grid = pd.concat([cells, _at(measured, more, spans)], ignore_index=True)
+    grid = pd.concat([cells, _at(measured, more)], ignore_index=True)
     grid = grid[grid["unit"].isin(chosen) | (grid["origin"] == SIMULATED)].drop(columns="samples_ms")
     copied = pd.concat([copies.through_units(measured, sweep), plain], ignore_index=True)
-    parts = (campaign_table.measured(_at(measured, sizes, spans)) for sizes in (new, repeated))
+    parts = (campaign_table.measured(_at(measured, sizes)) for sizes in (new, repeated))
     return Measured(grid.reset_index(drop=True), *parts, copied, done.messages)
 
 
@@ -139,18 +140,9 @@ def draw(sizes: Sequence[Size], count: int, seed: int) -> list[Size]:
     return [size for size in inside if size not in set(sizes)][:count]
 
 
-def _cells(like: Cell, sizes: Sequence[Size], cells: pd.DataFrame, unit: str) -> list[Cell]:
-    """Cells of a unit at `sizes`, of the blocks that it has times of."""
-    timed = cells.loc[(cells["unit"] == unit) & cells["ms"].notna(), ["first", "last"]].drop_duplicates()
-    blocks, named = list(timed.itertuples(index=False, name=None)), [GraphSize(*size) for size in sizes]
-    conditions = {"precision": like.precision, "threads": like.threads}
-    return campaign.cells_of(like.layer, like.features, named, blocks, [unit], **conditions)
-
-
-def _at(measured: pd.DataFrame, sizes: Sequence[Size], blocks: set[Span]) -> pd.DataFrame:
-    """The rows of these sizes and blocks."""
-    wanted = [(r.nodes, r.edges) in set(sizes) and (r.first, r.last) in blocks for r in measured.itertuples()]
-    return measured[np.array(wanted, dtype=bool)]
+def _at(measured: pd.DataFrame, sizes: Sequence[Size]) -> pd.DataFrame:
+    """The rows of these sizes."""
+    return measured[[size in sizes for size in zip(measured["nodes"], measured["edges"], strict=True)]]
 
 
 # ---- predicted beside measured: frames, and rows for `Lab.record` ----------------------------------------------------

@@ -96,16 +96,9 @@ def test_a_complete_campaign_measures_nothing_when_started_again_unless_anew(tmp
     done = run(tmp_path, CELLS, again)
     assert again.asked == [] and (tmp_path / JOURNAL).read_bytes() == before
     assert comparable(tmp_path) == whole and done.known == len(CELLS)
-    assert run(tmp_path, CELLS, again, anew=True).known == 0 and len(again.asked) == len(CELLS)
-
-
-def test_more_cells_are_added_to_what_is_known_and_fewer_are_not_mixed_up(tmp_path):
-    run(tmp_path, CELLS[:10], Fake())
-    more = Fake()
-    run(tmp_path, CELLS, more)
-    assert set(more.asked) == set(CELLS[10:])
-    run(tmp_path, CELLS[:4], Fake())
+    assert run(tmp_path, CELLS[:4], Fake(settings=Settings(models="elsewhere"))).known == 4
     assert set(comparable(tmp_path)) == {c.key for c in CELLS[:4]}
+    assert run(tmp_path, CELLS, again, anew=True).known == 0 and len(again.asked) == len(CELLS)
 
 
 @pytest.mark.parametrize("status", ["failed", "timeout", "unavailable", "wrong"])
@@ -141,11 +134,6 @@ def test_other_settings_device_versions_or_code_are_measured_anew(tmp_path, part
     assert len(again.asked) == len(CELLS)
 
 
-def test_where_the_models_lie_is_no_part_of_it(tmp_path):
-    run(tmp_path, CELLS, Fake())
-    assert run(tmp_path, CELLS, Fake(settings=Settings(models="elsewhere"))).known == len(CELLS)
-
-
 @pytest.mark.parametrize("cut", [1, 5, 100])
 def test_a_last_line_that_was_cut_off_is_left_out_and_its_cell_measured_again(tmp_path, cut):
     run(tmp_path, CELLS, Fake())
@@ -157,16 +145,9 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_its_cell_measured_again(tm
     assert len(read_journal(tmp_path / JOURNAL)) == len(CELLS)
 
 
-@pytest.mark.parametrize("line", ["[]", "1", "null", "{}", "no JSON", '{"kind": "reference", "ms": 1.0}'])
-def test_lines_of_another_kind_are_left_out(tmp_path, line):
-    (tmp_path / JOURNAL).write_text(f"{line}\n")
+def test_lines_of_another_kind_are_left_out(tmp_path):
+    (tmp_path / JOURNAL).write_text('[]\n1\nnull\n{}\nno JSON\n{"kind": "reference", "ms": 1.0}\n')
     assert read_journal(tmp_path / JOURNAL) == {} and run(tmp_path, CELLS, Fake()).known == 0
-
-
-def test_a_number_that_json_does_not_know_is_refused(tmp_path):
-    with checkpoints.open_journal(tmp_path) as journal, pytest.raises(ValueError, match="JSON"):
-        checkpoints.append(journal, {"ms": float("nan")})
-    assert (tmp_path / JOURNAL).read_bytes() == b""
 
 
 def test_an_outcome_survives_the_journal_and_the_checkpoint(tmp_path):
@@ -193,18 +174,6 @@ def test_a_few_kills_lose_nothing_and_measure_nothing_twice(tmp_path):
         assert {key: row["outcome"] for key, row in comparable(folder).items()} == expected
 
 
-def test_ctrl_c_keeps_what_is_measured(tmp_path):
-    def of(one):
-        if len(fake.asked) == 10:
-            raise KeyboardInterrupt
-        return outcome(one)
-
-    fake = Fake(of)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, CELLS, fake)
-    assert len(read_journal(tmp_path / JOURNAL)) == 9
-
-
 # ---- checkpoints and the reference workload
 
 
@@ -216,6 +185,7 @@ def test_phase_1_alone_can_be_analyzed_when_phase_2_was_stopped(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, CELLS, Fake(of))
+    assert len(read_journal(tmp_path / JOURNAL)) == 21
     assert checkpoints.merge(tmp_path) == ["checkpoint_npu.json is missing: that phase has not come to its end"]
     assert {row["cell"]["unit"] for row in comparable(tmp_path).values()} == {CPU}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from planted_campaign import PlantedUnits
 
 from gnnlab import cli
 from gnnlab.campaign import campaign, sizes
@@ -68,15 +67,6 @@ def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_p
     assert (tmp_path / "profiling_report.txt").read_text().startswith("GNN stage profile")
 
 
-def test_what_is_known_is_measured_again_only_when_asked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign, "LocalUnits", PlantedUnits)
-    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["1", "2"], "names": [TORCH]}
-    known = []
-    for anew in (False, False, True, True):
-        known.append(campaign.measure(tmp_path, **asked, features=8, budget_s=0.01, anew=anew).known)
-    assert known == [0, 2, 0, 0]
-
-
 def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
     with LocalUnits([], Settings(), 1.0) as local:
         local.available["openvino:GPU"] = Availability(False, "no GPU", "a driver")
@@ -91,35 +81,18 @@ def test_an_unknown_unit_stops_before_anything_runs(tmp_path):
         campaign.measure(tmp_path, models=tmp_path, sizes=sizes.read(["5/9"]), names=["nonsense:CPU"])
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """The fused layer of 64 features, as every exporter has it."""
-    folder = tmp_path_factory.mktemp("models")
-    return exported(folder, 64)
-
-
-def exported(folder, features):
-    for exporter in ("openvino", "onnx", "handbuilt"):
-        assert export(sage(features), 1, 7, exporter=exporter, folder=folder).status == "ready"
-    return folder
-
-
 needs_cora = pytest.mark.skipif(not CORA.exists(), reason="no cora.npz beside the repository")
 
 
-@pytest.mark.parametrize("graph", ["digits", pytest.param(str(CORA), marks=needs_cora)])
-def test_the_whole_chain_runs_on_a_real_graph(graph, models, tmp_path):
-    check_chain(graph, 64, models, tmp_path)
-
-
-@needs_cora
-@pytest.mark.slow
-def test_the_whole_chain_runs_on_cora_with_its_own_features(tmp_path):
-    check_chain(str(CORA), 1433, exported(tmp_path / "models", 1433), tmp_path)
-
-
-def check_chain(graph, features, models, tmp_path):
+@pytest.mark.parametrize(
+    ("graph", "features"),
+    [("digits", 64), pytest.param(str(CORA), 1433, marks=[needs_cora, pytest.mark.slow])],
+)
+def test_the_whole_chain_runs_on_a_real_graph(graph, features, tmp_path):
     """Measure and analyze: every stage by torch, the fused layer by every runtime of this CPU."""
+    models = tmp_path / "models"
+    for exporter in ("openvino", "onnx", "handbuilt"):
+        assert export(sage(features), 1, 7, exporter=exporter, folder=models).status == "ready"
     runtimes = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", TORCH, FAST]
     settings, at = Settings(models=str(models), budget_s=0.01), sizes.read([f"graph:{graph}"])
     cells = campaign.cells_of("sage", features, at, [(n, n) for n in range(1, 8)], [TORCH])
@@ -170,12 +143,7 @@ def test_fused_blocks_alone_have_a_report_and_no_tables(params, tmp_path, capsys
 
 @pytest.mark.parametrize(
     ("own", "folder"),
-    [
-        ([], "outputs/quick"),
-        (["--sizes", "30/90"], "outputs/lab"),
-        (["--units", TORCH], "outputs/lab"),
-        (["--blocks", "7"], "outputs/lab"),
-    ],
+    [([], "outputs/quick"), (["--sizes", "30/90"], "outputs/lab"), (["--units", TORCH], "outputs/lab")],
 )
 def test_what_a_run_left_stays_where_sizes_units_or_blocks_are_ones_own(own, folder, monkeypatch):
     asked = []

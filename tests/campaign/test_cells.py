@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlab.campaign import cells
-from gnnlab.campaign.cell_inputs import _traced, graph_of, values_of
+from gnnlab.campaign.cell_inputs import _values, graph_of, values_of
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask, measure
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.timing import Timing
@@ -116,7 +116,7 @@ def test_random_graphs_repeat_targets_leave_a_node_alone_and_are_always_the_same
     degrees = np.bincount(target, minlength=11)
     assert degrees.max() > 1 and degrees.min() == 0
     graph_of.cache_clear()
-    _traced.cache_clear()
+    _values.cache_clear()
     assert np.array_equal(values_of(SMALL)["edge_index"][1], target)
 
 

@@ -53,8 +53,10 @@ def test_sizes_never_fitted_are_measured_and_predicted(measured):
     assert len(new) == len(measured.new) == 3 * len(BLOCKS) and (150, 600) in known
     assert not set(known) & set(zip(new["nodes"], new["edges"], strict=True))
     assert (new["predicted_ms"] / new["ms"]).between(0.99, 1.01).all() and set(new["fitted"]) == {len(SIZES) + 1}
-    again = repeats(measured.grid, measured.again)
-    assert len(again) == 2 * len(BLOCKS) and (again["predicted_ms"] == again["ms"]).all()
+    again = repeats(measured.grid, measured.again.assign(ms=lambda cells: cells["ms"] * 3))
+    assert len(again) == 2 * len(BLOCKS) and (again["predicted_ms"] / again["ms"]).tolist() == pytest.approx(
+        [1 / 3] * 16
+    )
     transfers = MeasuredTransfers.fit(measured.copies)
     assert transfers.through["torch:CPU"].gb_s(1e6)[0] == pytest.approx(10, rel=0.02) and transfers.plain.ms(1e5) > 0
 
@@ -63,10 +65,6 @@ def test_what_is_known_is_not_measured_again(measure):
     first, second = measure(), measure()
     assert "0 known" in first.messages[0] and "0 cells to measure" in second.messages[0]
     pd.testing.assert_frame_equal(first.new, second.new)
-
-
-def test_another_seed_draws_other_sizes(measure):
-    assert set(measure(seed=1).new["size"]) != set(measure(seed=2).new["size"])
 
 
 def test_units_that_were_not_measured_are_refused(measure, tmp_path):
@@ -168,12 +166,6 @@ def test_predicted_times_are_no_measured_ones():
     assert all((lab.table.samples_of(row) is None) == (row.form == "predicted") for row in rows)
     _, again = record(bandwidth.repeat_error_rows(planted(count=10)))
     assert len(again) == 10 and {row.value for row in again} == {0}
-
-
-def test_a_cell_measured_twice_is_compared_with_its_first_time(measured):
-    again = measured.again.iloc[[0, 3]].assign(ms=lambda cells: cells["ms"] * 3)
-    held = repeats(measured.grid, again)
-    assert (held["predicted_ms"] / held["ms"] - 1).tolist() == pytest.approx([-2 / 3, -2 / 3])
 
 
 def test_errors_at_sizes_left_out_are_recorded_under_the_conditions_of_their_unit(measured):

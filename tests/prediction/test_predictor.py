@@ -5,13 +5,14 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted_latencies import PLANTED, latencies
 
 from gnnlab.campaign import sizes
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction import predictor as fits
 from gnnlab.prediction.bandwidth import draw
 from gnnlab.prediction.copies import CopyCurve, MeasuredTransfers
-from gnnlab.prediction.planted_truth import PLANTED, Truth, latencies, sweep
+from gnnlab.prediction.planted_truth import Truth, sweep
 from gnnlab.prediction.predictor import (
     EXTRAPOLATED,
     INTERPOLATED,
