@@ -13,7 +13,8 @@ reads the slope as 1 / bandwidth and the intercept as the compute time. Its byte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ NUMBER_BYTES = 4  # S4 counts numbers; float32
 FEWEST_SIZES = 3  # a line through two points fits whatever they are
 DRAWS = 400
 NONE = (np.nan,) * 3
+Triple = tuple[float, float, float]  # value, low, high
 Fitted = Callable[[np.ndarray, np.ndarray], Any]  # bytes (sizes,), ms (sizes,) or (sizes, draws) -> slope, intercept
 
 
@@ -92,63 +94,60 @@ def s4_lines(layer: StagedLayer, entries: pd.DataFrame, rates: pd.DataFrame, fit
 
 def bandwidth_rows(lines: pd.DataFrame) -> pd.DataFrame:
     """GB/s by the slope of the line, and of a measured copy of as many bytes as the stage moves."""
-    rows = []
-    for stage in lines.to_dict("records"):
-        value, low, high = stage["gb_s"]
-        open_end = np.isfinite(value) and np.isnan(high)
-        notes = [f"no upper end, as the slope may be 0: at least {low:.3g} GB/s"] if open_end else []
-        numbers = {"value": value, "low": low, "high": high, "n": stage["sizes"], "notes": notes}
-        rows.append({**stage, "form": S4, **numbers, **_status(stage["no_line"])})
-        numbers = {**dict(zip(("value", "low", "high"), stage["copy_gb_s"], strict=True)), "n": stage["copies"]}
-        rows.append({**stage, "form": A_COPY, **numbers, **_status(stage["no_copy"]), "origin": "interpolated"})
-    fixed = {"unit": "GB/s", "better": "higher", "statistic": "estimate", "interval": CONFIDENCE}
-    return pd.DataFrame(rows).assign(**fixed)
+    open_end = [np.isfinite(value) and np.isnan(high) for value, _, high in lines["gb_s"]]
+    at_least = [f"no upper end, as the slope may be 0: at least {low:.3g} GB/s" for _, low, _ in lines["gb_s"]]
+    notes = pd.Series(at_least, lines.index, dtype=object).where(open_end)
+    s4 = _rows(lines, lines["gb_s"], lines["sizes"], lines["no_line"]).assign(form=S4, notes=notes)
+    copy = _rows(lines, lines["copy_gb_s"], lines["copies"], lines["no_copy"])
+    rows = pd.concat([s4, copy.assign(form=A_COPY, origin="interpolated")]).sort_index(kind="stable")
+    return rows.assign(unit="GB/s", better="higher", statistic="estimate", interval=CONFIDENCE)
 
 
 def bandwidth_ratio_rows(lines: pd.DataFrame) -> pd.DataFrame:
     """How far S4's bandwidth and that of a measured copy agree: the smaller over the larger."""
-    rows = []
-    for stage in lines.to_dict("records"):
-        why, ratio = stage["no_line"] or stage["no_copy"] or (NO_END if np.isnan(stage["gb_s"][2]) else ""), {}
-        if not why:
-            of = quotient(*(held(*stage[name], stage["sizes"]) for name in ("gb_s", "copy_gb_s")))
-            ratio = {"n": of.n, **agreement(of.value, of.low, of.high)}
-        rows.append({**stage, **ratio, **_status(why)})
-    return _agreements(rows)
+    why, ratios = [], []
+    for stage in lines.itertuples():
+        why.append(stage.no_line or stage.no_copy or (NO_END if np.isnan(stage.gb_s[2]) else ""))
+        bandwidths = (held(*triple, stage.sizes) for triple in (stage.gb_s, stage.copy_gb_s))
+        ratios.append(NONE if why[-1] else astuple(quotient(*bandwidths))[:3])
+    return _agreements(lines, ratios, why)
 
 
 def intercept_ratio_rows(lines: pd.DataFrame) -> pd.DataFrame:
     """How far S4's intercept and the measured compute time agree: the smaller over the larger. The compute time is what
     a measured copy of the stage's bytes leaves of its time; stages without a line have no row."""
-    rows, lines = [], lines[lines["sizes"] > 0]
-    for stage in lines.to_dict("records"):
-        ratio, (value, low, high) = {}, stage["intercept_ms"]
-        if not stage["no_rest"]:
-            ends = [end / rest for end in (low, high) for rest in stage["rest_ms"]]
-            ratio = {"n": stage["sizes"], **agreement(value / stage["rest_ms"][0], min(ends), max(ends))}
-        rows.append({**stage, **ratio, **_status(stage["no_rest"])})
-    negative = sum(intercept[0] < 0 for intercept in lines["intercept_ms"])
-    return _agreements(rows, f"{negative} of {len(lines)} intercepts are negative")
+    lines, ratios = lines[lines["sizes"] > 0], []
+    for stage in lines.itertuples():
+        if stage.no_rest:
+            ratios.append(NONE)
+            continue
+        value, *ends = stage.intercept_ms
+        ends = [end / rest for end in ends for rest in stage.rest_ms]
+        ratios.append((value / stage.rest_ms[0], min(ends), max(ends)))
+    negative = sum(value < 0 for value, _, _ in lines["intercept_ms"])
+    return _agreements(lines, ratios, lines["no_rest"], f"{negative} of {len(lines)} intercepts are negative")
 
 
-def agreement(ratio: float, low: float, high: float) -> dict[str, float]:
+def agreement(ratio: float, low: float, high: float) -> Triple:
     """The smaller of two numbers over the larger, from their ratio and its interval: 1 where they are equal, 0 where
     one of them is not above 0. A ratio that is too high in one place makes up for none that is too low in another.
     """
     value, *ends = (min(r, 1 / r) if r > 0 else 0.0 for r in (ratio, low, high))
-    top = 1.0 if low <= 1 <= high else max(value, *ends)
-    return {"value": value, "low": min(value, *ends), "high": top}
+    return value, min(value, *ends), 1.0 if low <= 1 <= high else max(value, *ends)
 
 
-def _status(why: str) -> dict[str, Any]:
-    return {"status": "unavailable", "reason": why} if why else {"status": "ok", "reason": None}
-
-
-def _agreements(rows: list[dict[str, Any]], *notes: str) -> pd.DataFrame:
+def _agreements(lines: pd.DataFrame, ratios: Sequence[Triple], why: Sequence[str], *notes: str) -> pd.DataFrame:
     """Each row with a note on the stages that have none, since a mean over the others says nothing of these."""
-    reasons = Counter(row["reason"] for row in rows if row["reason"])
-    if reasons:
+    if reasons := Counter(filter(None, why)):
         each = ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
-        notes += (f"{reasons.total()} of {len(rows)} stages have no such ratio: {each}",)
-    fixed = {"form": S4, "unit": "x", "better": "neither", "statistic": "estimate", "interval": CONFIDENCE}
-    return pd.DataFrame([{**row, **fixed, "notes": [] if row["reason"] else list(notes)} for row in rows])
+        notes += (f"{reasons.total()} of {len(lines)} stages have no such ratio: {each}",)
+    rows = _rows(lines, [agreement(*ratio) for ratio in ratios], lines["sizes"], why).assign(notes="; ".join(notes))
+    return rows.assign(form=S4, unit="x", better="neither", statistic="estimate", interval=CONFIDENCE)
+
+
+def _rows(lines: pd.DataFrame, numbers: Sequence[Triple], n: pd.Series, why: Sequence[str]) -> pd.DataFrame:
+    """Value, low and high of each stage, or the reason why it has none."""
+    value, low, high = np.array(list(numbers), dtype=float).reshape(-1, 3).T
+    reason = pd.Series(list(why), lines.index, dtype=object)
+    status = {"status": np.where(reason != "", "unavailable", "ok"), "reason": reason.where(reason != "")}
+    return lines.assign(value=value, low=low, high=high, n=n, **status)

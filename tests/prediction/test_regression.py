@@ -128,7 +128,7 @@ def test_a_slope_that_may_be_zero_has_no_interval_and_no_ratio():
 
 
 def test_the_intercept_is_held_against_the_time_that_remains_behind_a_copy():
-    intercepts, rests = [(2.0, 1.9, 2.1), (-1.0, -2.0, -0.5), (1.0,) * 3], [(2.0,) * 3, (2.0,) * 3, (1.0,) * 3]
+    intercepts, rests = [(2.0, 1.9, 2.1), (-1.0, -2.0, -0.5), (1.0,) * 3], [(2.0,) * 3, (2.0,) * 3, (0.0,) * 3]
     reasons = ["", "", "no compute time"]
     stages = lines(1.0, 1.0, 1.0, intercept_ms=intercepts, rest_ms=rests, no_rest=reasons)
     figure, verdict, rows = judged(stages, "stages.intercept")
