@@ -120,12 +120,11 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
         **{name: given.tables[name] for name in ("points", "budget_s", "timeout_s", "seed")},
         cluster=given.cluster,
     )
-    chosen = tables.processor_units(measured.grid, given.tables["processors"])
-    if not chosen:
+    if measured.grid.loc[measured.grid["ms"].notna(), "fused"].all():
         _say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
         return
     transfers = copies.MeasuredTransfers.fit(measured.copies)
-    lookup = tables.entries(measured.grid, transfers, chosen)
+    lookup = tables.entries(measured.grid, transfers)
     rates = tables.bandwidths(lookup, transfers)
     counts = tables.write(folder / "tables", measured.grid, measured.copies, lookup, rates)
     written = ", ".join(f"{count} {what}" for what, count in counts.items())

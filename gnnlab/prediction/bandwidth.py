@@ -29,7 +29,6 @@ from gnnlab.prediction.copies import CONDITIONS
 from gnnlab.prediction.predictor import (
     BLOCK,
     INTERPOLATED,
-    SIMULATED,
     Size,
     TimePredictor,
     between,
@@ -87,8 +86,8 @@ def measure(
 ) -> Measured:
     """Measure copies, `extra` sizes for the fit, `off_grid` sizes that are not fitted, and `again` known ones.
 
-    `stages`: the campaign of notebook 05; `names`: its units to take, by default all that were measured (simulated
-    ones are kept in any case); `points`: of the sweep of copies; `cluster`: as of `campaign.measure`.
+    `stages`: the campaign of notebook 05; `names`: its units to take, by default all that were measured; `points`: of
+    the sweep of copies; `cluster`: as of `campaign.measure`.
 
     Raises:
         GnnlabError: nothing was measured there, a unit has no times there, or the disk refuses.
@@ -115,11 +114,10 @@ def measure(
         done = campaign.run(folder / MEASURED_IN, wanted, working, seed=seed)
         plain = working.call(copies.plain_copies, sweep, like.features, budget_s)
     measured = measured_cells(folder / MEASURED_IN)
-    grid = pd.concat([cells, _at(measured, more)], ignore_index=True)
-    grid = grid[grid["unit"].isin(chosen) | (grid["origin"] == SIMULATED)].drop(columns="samples_ms")
+    grid = pd.concat([mine, _at(measured, more)], ignore_index=True).drop(columns="samples_ms")
     copied = pd.concat([copies.through_units(measured, sweep), plain], ignore_index=True)
     parts = (campaign_table.measured(_at(measured, sizes)) for sizes in (new, repeated))
-    return Measured(grid.reset_index(drop=True), *parts, copied, done.messages)
+    return Measured(grid, *parts, copied, done.messages)
 
 
 def sizes_of(cells: pd.DataFrame) -> list[Size]:

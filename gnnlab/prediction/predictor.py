@@ -65,19 +65,15 @@ class TimePredictor:
 
     @classmethod
     def fit(cls, layer: StagedLayer, cells: pd.DataFrame, transfers: MeasuredTransfers | None = None) -> TimePredictor:
-        """From a table with unit, first, last, nodes, edges, ms, ms_low, ms_high, and origin where some are simulated:
-        these are left out, as their constants give every time.
+        """From a table with unit, first, last, nodes, edges, ms, ms_low, ms_high; what has no time is left out.
 
         `transfers`: of a unit its own copies are used, plain ones where it has none.
 
         Raises:
             GnnlabError: no block of any unit has three sizes.
         """
-        real = cells[cells["ms"].notna()]
-        if "origin" in real:
-            real = real[real["origin"] != SIMULATED]
         coefficients, measured, left_out, lacking = {}, {}, [], {}
-        for key, part in real.groupby(BLOCK, sort=False):
+        for key, part in cells[cells["ms"].notna()].groupby(BLOCK, sort=False):
             part = part.groupby(["nodes", "edges"])[["ms", "ms_low", "ms_high"]].median()
             measured[key] = dict(zip(part.index.tolist(), part.to_numpy().tolist(), strict=True))
             if len(part) < FEWEST_SIZES:

@@ -5,14 +5,13 @@
     *.about.json            of each entry: the unit that it is of, origin, interval, diagnosis; and what is left out
     times.json              every time that predictions are fitted to, and every copy
 
-A processing unit of S4 is a processor; the lab has several units on one. An entry is of one unit, the best of its
-processor or the one that was named; simulated ones only where named.
+A processing unit of S4 is a processor; the lab has several units on one. An entry is of the best unit of its processor;
+nothing simulated is among them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,13 +25,11 @@ from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError, first_wrong, shown
 from gnnlab.files import read_json, write_json
 from gnnlab.prediction.copies import CONDITIONS, HIDDEN, MeasuredTransfers
-from gnnlab.prediction.predictor import MEASURED, TimePredictor
-from gnnlab.units import registry as units
+from gnnlab.prediction.predictor import TimePredictor
 
 REMEDY = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
 LOOKUP, BANDWIDTH, TIMES = "lookup_table.json", "bandwidth_table.json", "times.json"
 NO_COPIES = "no copies through this unit were measured, so all of its time counts as compute"
-PROCESSORS = ("CPU", "GPU", "NPU")
 _ABOUT = ["processor", "unit", "stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS]
 _S4 = "give a table in S4's format"
 
@@ -96,35 +93,11 @@ class TimesFile(BaseModel):
 # ---- made of measured cells and copies ------------------------------------------------------------------------------
 
 
-def processor_units(cells: pd.DataFrame, declared: Sequence[str] = ()) -> dict[str, str]:
-    """The unit that stands for each processor: the one `declared` ("GPU=simulated:GPU"), else of those measured the one
-    that has times of most single stages and sizes, and of these the one that takes least.
-
-    Raises:
-        GnnlabError: a text that is not so, a declared unit without times, or one of another processor.
-    """
-    alone = cells[cells["ms"].notna() & ~cells["fused"]]
-    chosen = {}
-    for processor, part in alone[alone["origin"] == MEASURED].groupby("processor", sort=False):
-        totals = part.groupby("unit", sort=False)["ms"].agg(["size", "sum"])
-        chosen[processor] = str(totals.sort_values(["size", "sum"], ascending=[False, True]).index[0])
-    for text in declared:
-        processor, _, unit = text.partition("=")
-        if processor not in PROCESSORS or not unit:
-            raise GnnlabError(f"{text!r} names no unit for a processor; write {' or '.join(PROCESSORS)}=unit")
-        if units.find(unit).processor != processor:
-            raise GnnlabError(f"{unit} as {processor}: it is a unit of the {units.find(unit).processor}; name another")
-        if unit not in set(alone["unit"]):
-            raise GnnlabError(f"{unit} as {processor}: no stage was measured on it; units with times: "
-                             f"{', '.join(dict.fromkeys(alone['unit']))}")  # fmt: skip
-        chosen[processor] = unit
-    return {processor: chosen[processor] for processor in PROCESSORS if processor in chosen}
-
-
-def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[str, str]) -> pd.DataFrame:
+def entries(cells: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
     """The lookup table as rows: key, processor, unit, stage, number, nodes, edges, the four fields, low_ms, high_ms,
-    moved_bytes, flops, origin, diagnosis, conditions. `chosen`: of `processor_units`.
+    moved_bytes, flops, origin, diagnosis, conditions.
 
+    Of each processor the unit that has times of most single stages and sizes, and of these the one that takes least.
     transfer: a copy, through that unit, of the bytes that the stage reads and writes, without its launch, and no more
     than the whole; compute: what remains of the measured time.
 
@@ -132,9 +105,12 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers, chosen: Mapping[s
         GnnlabError: no stage has a time by itself.
     """
     layer = layer_of(cells["layer"].iloc[0], int(cells["features"].iloc[0]))
-    rows = cells[cells["unit"].isin(chosen.values()) & ~cells["fused"] & cells["ms"].notna()]
+    rows = cells[~cells["fused"] & cells["ms"].notna()]
     if rows.empty:
         raise GnnlabError("no stage was timed by itself, so there are no tables; --blocks stages measures them")
+    totals = rows.groupby(["processor", "unit"], sort=False)["ms"].agg(["size", "sum"]).reset_index()
+    best = totals.sort_values(["size", "sum"], ascending=[False, True]).drop_duplicates("processor")["unit"]
+    rows = rows[rows["unit"].isin(best)]
     names = {"first": "number", "ms": "total_time_ms", "ms_low": "low_ms", "ms_high": "high_ms"}
     rows = rows.rename(columns=names)[[*names.values(), *_ABOUT]]
     moved = [layer.bytes_moved(row.number, row.nodes, row.edges) for row in rows.itertuples()]

@@ -18,7 +18,6 @@ from gnnlab.prediction.predictor import (
     INTERPOLATED,
     MEASURED,
     RATE,
-    SIMULATED,
     TimePredictor,
     coordinates,
     inside_hull,
@@ -158,11 +157,6 @@ def test_a_measured_size_gives_its_time_and_others_say_where_they_come_from(pred
     assert predictor.predict(PLANTED, 1, 1, 20_000, 20_000).origin == EXTRAPOLATED
     assert predictor.predict(PLANTED, 6, 6, 4000, 123).origin == INTERPOLATED  # it does not look at edges
     assert predictor.predict(PLANTED, 2, 2, 77, 4000).origin == INTERPOLATED
-
-
-def test_simulated_cells_are_not_fitted():
-    cells = pd.concat([planted().assign(origin=MEASURED), planted().assign(unit="simulated:GPU", origin=SIMULATED)])
-    assert TimePredictor.fit(LAYER, cells).units == (PLANTED,)
 
 
 @pytest.mark.parametrize(

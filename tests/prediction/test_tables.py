@@ -19,10 +19,9 @@ COPIES = pd.concat([SWEEP.assign(unit=unit) for unit in (PLAIN_COPY, "torch:CPU"
 class Found:
     """What was measured, a planted campaign and these copies, and the tables of it."""
 
-    def __init__(self, stages, copies=COPIES, **declared):
+    def __init__(self, stages, copies=COPIES):
         self.grid, self.copies, self.transfers = measured_cells(stages), copies, MeasuredTransfers.fit(copies)
-        named = [f"{processor}={unit}" for processor, unit in declared.items()]
-        self.entries = tables.entries(self.grid, self.transfers, tables.processor_units(self.grid, named))
+        self.entries = tables.entries(self.grid, self.transfers)
         self.rates = tables.bandwidths(self.entries, self.transfers)
 
     def write(self, folder):
@@ -99,31 +98,6 @@ def test_a_bandwidth_without_copies_is_left_out_and_explained(stages):
     assert (found.entries["transfer_time_ms"] == 0).all() and (found.entries["diagnosis"] == tables.NO_COPIES).all()
 
 
-def test_simulated_units_are_in_the_studys_tables_only_where_named(tmp_path):
-    def answer(cell):
-        return timed(1.0, status="simulated" if cell.unit == "simulated:GPU" else "measured")
-
-    stages = leave(tmp_path, answer=answer, cells=cells(units=("torch:CPU", "simulated:GPU")))
-    assert set(Found(stages).entries["unit"]) == {"torch:CPU"}
-    named = Found(stages, GPU="simulated:GPU")
-    assert set(named.entries.groupby("processor")["origin"].first()) == {"measured", "simulated"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("GPU", "names no unit for a processor; write CPU or GPU or NPU=unit"),
-        ("TPU=torch:CPU", "names no unit"),
-        ("GPU=torch:CPU", "torch:CPU as GPU: it is a unit of the CPU"),
-        ("CPU=fast:CPU", "fast:CPU as CPU: no stage was measured on it"),
-        ("CPU=nothing:CPU", "unit 'nothing:CPU' is not known"),
-    ],
-)
-def test_a_unit_that_cannot_stand_for_a_processor_is_refused(stages, text, message):
-    with pytest.raises(GnnlabError, match=message):
-        tables.processor_units(measured_cells(stages), [text])
-
-
 def test_tables_are_loaded_as_they_were_written(written):
     predictor, transfers = tables.load_tables(written[0])
     assert predictor.layer.features == FEATURES and set(predictor.units) == {"torch:CPU", "onnxruntime:CPU"}
@@ -146,7 +120,7 @@ def test_cells_without_a_time_are_listed_and_the_table_goes_on(tmp_path):
         none = {"samples_ms": (), "median_ms": None, "ci_ms": None, "std_ms": None}
         return {"status": "timeout", "reason": "no answer within 60 s", **none} if gone else {}
 
-    found = Found(leave(tmp_path, changes), CPU="torch:CPU")
+    found = Found(leave(tmp_path, changes, cells=cells(units=["torch:CPU"])))
     assert found.write(tmp_path / "tables")["gaps"] == 1
     (gap,) = json.loads((tmp_path / "tables/lookup_table.about.json").read_text())["lacking"]
     assert list(gap.values()) == ["torch:CPU", "timeout", "no answer within 60 s", 4, "3"]
