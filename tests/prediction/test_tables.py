@@ -16,7 +16,7 @@ SWEEP = sweep(TRUTH, [256 * 4**k for k in range(9)], noise=0.0, seed=0)
 COPIES = pd.concat([SWEEP.assign(unit=unit) for unit in (PLAIN_COPY, "torch:CPU", "onnxruntime:CPU")])
 
 
-class Found:
+class PlantedTables:
     """What was measured, a planted campaign and these copies, and the tables of it."""
 
     def __init__(self, stages, copies=COPIES):
@@ -35,16 +35,16 @@ def stages(tmp_path):
 
 @pytest.fixture
 def written(stages, tmp_path):
-    folder, found = tmp_path / "tables", Found(stages)
-    counts = found.write(folder)
-    assert counts["times"] == len(found.entries) and counts["bandwidths"] + counts["stages without bandwidth"] == 7
-    return folder, found
+    folder, planted = tmp_path / "tables", PlantedTables(stages)
+    counts = planted.write(folder)
+    assert counts["times"] == len(planted.entries) and counts["bandwidths"] + counts["stages without bandwidth"] == 7
+    return folder, planted
 
 
 def test_the_tables_have_the_studys_format(written):
-    folder, found = written
+    folder, planted = written
     lookup = json.loads((folder / tables.LOOKUP).read_text())
-    assert len(lookup) == len(found.entries) == len(SIZES) * 7
+    assert len(lookup) == len(planted.entries) == len(SIZES) * 7
     entry = lookup["100,400,CPU,1"]
     assert list(entry) == ["compute_time_ms", "transfer_time_ms", "total_time_ms", "std_ms"]
     assert all(type(value) is float for value in entry.values())
@@ -73,7 +73,7 @@ def test_the_studys_line_of_measured_cells_is_wrong_where_arithmetic_grows_as_by
 
 
 def test_a_stage_that_takes_no_longer_than_a_copy_says_so(tmp_path):
-    entries = Found(leave(tmp_path, answer=lambda cell: timed(1e-6 if cell.first == 2 else 1.0))).entries
+    entries = PlantedTables(leave(tmp_path, answer=lambda cell: timed(1e-6 if cell.first == 2 else 1.0))).entries
     second = entries[entries["number"] == 2]
     assert (second["compute_time_ms"] == 0).all() and second["diagnosis"].str.contains("no compute").all()
     assert (second["transfer_time_ms"] == second["total_time_ms"]).all()
@@ -93,9 +93,9 @@ def test_companions_tell_unit_origin_interval_and_diagnosis(written):
 
 
 def test_a_bandwidth_without_copies_is_left_out_and_explained(stages):
-    found = Found(stages, SWEEP.assign(unit=PLAIN_COPY))
-    assert found.rates["gb_s"].isna().all() and (found.rates["why"] == tables.NO_COPIES).all()
-    assert (found.entries["transfer_time_ms"] == 0).all() and (found.entries["diagnosis"] == tables.NO_COPIES).all()
+    planted = PlantedTables(stages, SWEEP.assign(unit=PLAIN_COPY))
+    assert planted.rates["gb_s"].isna().all() and (planted.rates["why"] == tables.NO_COPIES).all()
+    assert (planted.entries["transfer_time_ms"] == 0).all() and (planted.entries["diagnosis"] == tables.NO_COPIES).all()
 
 
 def test_tables_are_loaded_as_they_were_written(written):
@@ -120,11 +120,11 @@ def test_cells_without_a_time_are_listed_and_the_table_goes_on(tmp_path):
         none = {"samples_ms": (), "median_ms": None, "ci_ms": None, "std_ms": None}
         return {"status": "timeout", "reason": "no answer within 60 s", **none} if gone else {}
 
-    found = Found(leave(tmp_path, changes, cells=cells(units=["torch:CPU"])))
-    assert found.write(tmp_path / "tables")["gaps"] == 1
+    planted = PlantedTables(leave(tmp_path, changes, cells=cells(units=["torch:CPU"])))
+    assert planted.write(tmp_path / "tables")["gaps"] == 1
     (gap,) = json.loads((tmp_path / "tables/lookup_table.about.json").read_text())["lacking"]
     assert list(gap.values()) == ["torch:CPU", "timeout", "no answer within 60 s", 4, "3"]
-    assert len(found.entries) == len(SIZES) * 7 - 4 and np.isfinite(found.entries["total_time_ms"]).all()
+    assert len(planted.entries) == len(SIZES) * 7 - 4 and np.isfinite(planted.entries["total_time_ms"]).all()
 
 
 def entry(**changes):
@@ -207,4 +207,4 @@ def test_nothing_measured_gives_no_table(tmp_path):
     none = {"status": "unavailable", "reason": "no device", "samples_ms": (), "median_ms": None, "ci_ms": None,
             "std_ms": None}  # fmt: skip
     with pytest.raises(GnnlabError, match="no stage was timed by itself"):
-        Found(leave(tmp_path, lambda cell: none))
+        PlantedTables(leave(tmp_path, lambda cell: none))
