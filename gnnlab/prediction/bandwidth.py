@@ -44,7 +44,7 @@ COMPARED = ["pu", "stage", "size", *_CELL, "ms", "ms_low", "ms_high", "n", "samp
             "fitted"]  # fmt: skip
 
 
-class Measured(NamedTuple):
+class Measurements(NamedTuple):
     """`grid`: the cells that predictions are fitted to; `new`: cells at sizes never fitted; `again`: cells of the grid,
     measured a second time; `copies`: through units and plain ones (`copies.COPIES`); what the campaign has to say."""
 
@@ -83,7 +83,7 @@ def measure(
     timeout_s: float = 60.0,
     seed: int = 0,
     cluster: str | None = None,
-) -> Measured:
+) -> Measurements:
     """Measure copies, `extra` sizes for the fit, `off_grid` sizes that are not fitted, and `again` known ones.
 
     `stages`: the campaign of notebook 05; `names`: its units to take, by default all that were measured; `points`: of
@@ -117,7 +117,7 @@ def measure(
     grid = pd.concat([mine, _at(measured, more)], ignore_index=True).drop(columns="samples_ms")
     copied = pd.concat([copies.through_units(measured, sweep), plain], ignore_index=True)
     parts = (campaign_table.measured(_at(measured, sizes)) for sizes in (new, repeated))
-    return Measured(grid, *parts, copied, done.messages)
+    return Measurements(grid, *parts, copied, done.messages)
 
 
 def sizes_of(cells: pd.DataFrame) -> list[Size]:

@@ -156,8 +156,8 @@ def write(
 
     Raises `GnnlabError`: the disk refuses.
     """
-    timed = grid[grid["unit"].isin(grid.loc[grid["ms"].notna(), "unit"])]
-    lacking = campaign_table.gaps(timed).to_dict("records")
+    timed = grid.groupby(["unit", "stage"])["ms"].transform("count") > 0  # elsewhere: the unit does not run the stage
+    lacking = campaign_table.gaps(grid[timed]).to_dict("records")
     fields, known = list(LookupEntry.model_fields), rates[rates["gb_s"].notna()]
     head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": str(grid["layer"].iloc[0]),
             "features": int(grid["features"].iloc[0])}  # fmt: skip
