@@ -39,10 +39,10 @@ def serve() -> None:
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
-        """The end of the stream is the end of the parent, and of this process."""
+        """The end of the stream is the end of the parent, of this process and of what it started."""
         for line in requests:
             waiting.put(line)
-        os._exit(0)
+        end_tree(os.getpid())
 
     threading.Thread(target=listen, daemon=True).start()
     while True:

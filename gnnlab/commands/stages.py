@@ -142,22 +142,18 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     the exported ones, of this folder or, where it has none, of that of the set.
     """
     from gnnlab.campaign import sizes
-    from gnnlab.lab import discovery, parameters, runs
+    from gnnlab.lab import discovery, runs
 
-    root = discovery.root()
-    every = discovery.notebooks(root)
-    chosen = discovery.select(every, (*CAMPAIGN, TABLES))
-    params = discovery.parameter_set(arguments.params, root)
-    in_set = discovery.read_parameters(chosen, params, every=list(every.values()))
+    request = discovery.request((*CAMPAIGN, TABLES), arguments.params)
+    root, params, folder = request.root, request.params, request.folder
     values: dict[str, Any] = {}
-    for notebook in sorted(chosen, key=lambda notebook: notebook.number):
-        checked = parameters.check(in_set[notebook.name] or {}, notebook.declared)
+    for notebook in request.chosen:
+        checked = request.values(notebook)
         values |= {"tables": checked} if notebook.number == TABLES else checked
     named = {name: getattr(arguments, name) for name in ("sizes", "units", "blocks")}
     if named["sizes"]:  # a file lies where the command was given, not in the repository
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
     values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
-    folder = discovery.output_folder(params, in_set.values(), root)
     own = any(named.values()) and params.parent == root / "params"
     place = root / runs.LAB if own else folder  # what a run left stays as it is
     exports = arguments.all or arguments.export or (place / "exported_models").exists()

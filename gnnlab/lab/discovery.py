@@ -1,6 +1,6 @@
-"""What there is to run: the repository, its notebooks in the order of their needs, and its parameter sets.
+"""What there is to run: the repository, its notebooks in the order of their numbers, and its parameter sets.
 
-A notebook says in its metadata what it needs and how long it may take at most:
+A notebook builds on others before it alone. It says in its metadata what it needs and how long it may take at most:
 
     "gnnlab": {"needs": ["04"], "timeout_minutes": 10}
 """
@@ -8,7 +8,6 @@ A notebook says in its metadata what it needs and how long it may take at most:
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,6 @@ from . import parameters
 from .parameters import Parameter
 
 TIMEOUT_MINUTES = 60.0
-_NAME = re.compile(r"(\d\d)_\w+")
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,38 @@ class Notebook:
         return parameters.declared(self.path)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What somebody wants to run: `chosen` notebooks of `every` one, with what the set in the folder `params` and the
+    command line give each, by its name (None where the set has no file for it), into `folder`.
+    """
+
+    root: Path
+    every: dict[str, Notebook]
+    chosen: list[Notebook]
+    params: Path
+    given: dict[str, dict[str, Any] | None]
+    folder: Path
+
+    def values(self, notebook: Notebook) -> dict[str, Any]:
+        """Every parameter of a notebook, and where its results go."""
+        below = self.folder.is_relative_to(self.root)
+        folder = self.folder.relative_to(self.root) if below else self.folder
+        given = {**(self.given[notebook.name] or {}), "output_dir": folder.as_posix()}
+        return parameters.check(given, notebook.declared)
+
+
+def request(
+    numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[str, str]] = (), start: Path | None = None
+) -> Request:
+    """Check everything that is asked for, in the repository of `start`. Raises `GnnlabError`, one line."""
+    base = root(start)
+    every = notebooks(base)
+    chosen, params = select(every, numbers), parameter_set(params_set, base)
+    given = read_parameters(every, chosen, params, overrides)
+    return Request(base, every, chosen, params, given, output_folder(params, given.values(), base))
+
+
 def root(start: Path | None = None) -> Path:
     """The repository: the first folder at or above `start` (the working directory), else above this package, that
     holds `notebooks/` and `params/`. Raises `GnnlabError` when there is none.
@@ -62,25 +92,19 @@ def root(start: Path | None = None) -> Path:
 
 
 def notebooks(root: Path) -> dict[str, Notebook]:
-    """Every `notebooks/NN_name.ipynb` by its number, each after those that it needs. Raises `GnnlabError`."""
-    paths = [path for path in sorted((root / "notebooks").glob("*.ipynb")) if _NAME.fullmatch(path.stem)]
-    waiting: dict[str, Notebook] = {}
-    for notebook in map(_notebook, paths):
-        if notebook.number in waiting:
-            raise GnnlabError(f"{notebook.name}.ipynb and {waiting[notebook.number].name}.ipynb have the same number")
-        waiting[notebook.number] = notebook
-    ordered: dict[str, Notebook] = {}
-    while waiting:
-        ready = [number for number, notebook in waiting.items() if ordered.keys() >= set(notebook.needs)]
-        if not ready:
-            names = ", ".join(notebook.name for notebook in waiting.values())
-            raise GnnlabError(f"{names}: what they need is each other, or a notebook that does not exist")
-        ordered[ready[0]] = waiting.pop(ready[0])
-    return ordered
+    """Every `notebooks/NN_name.ipynb` by its number, in order. Raises `GnnlabError`."""
+    every: dict[str, Notebook] = {}
+    for notebook in map(_notebook, sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb"))):
+        if other := every.get(notebook.number):
+            raise GnnlabError(f"{notebook.name}.ipynb and {other.name}.ipynb have the same number")
+        if lacking := [number for number in notebook.needs if number not in every]:
+            raise GnnlabError(f"{notebook.name} needs {lacking[0]}, and there is no such notebook before it")
+        every[notebook.number] = notebook
+    return every
 
 
 def select(notebooks: dict[str, Notebook], wanted: Sequence[str]) -> list[Notebook]:
-    """The wanted ones ("01", "1", "01_profile_bottlenecks"; none: all), still each after those that it needs."""
+    """The wanted ones ("01", "1", "01_profile_bottlenecks"; none: all), in order."""
     numbers = {_number(word, notebooks) for word in wanted} if wanted else set(notebooks)
     if not numbers:
         raise GnnlabError("there are no notebooks in notebooks/; they are named NN_name.ipynb")
@@ -103,11 +127,7 @@ def parameter_set(wanted: str, root: Path) -> Path:
 
 
 def read_parameters(
-    chosen: Sequence[Notebook],
-    folder: Path,
-    overrides: Sequence[tuple[str, str]] = (),
-    *,
-    every: Sequence[Notebook],
+    every: Mapping[str, Notebook], chosen: Sequence[Notebook], folder: Path, overrides: Sequence[tuple[str, str]] = ()
 ) -> dict[str, dict[str, Any] | None]:
     """The parameters that a set's files and the command line give each chosen notebook, by its name, checked; None
     where the set has no file for it.
@@ -115,7 +135,7 @@ def read_parameters(
     `overrides` are (name, text) pairs; each goes to the notebooks that declare it. Files that belong to none of `every`
     notebook are refused: they would be ignored otherwise. Raises `GnnlabError`.
     """
-    names = [f"{notebook.name}.yaml" for notebook in every]
+    names = [f"{notebook.name}.yaml" for notebook in every.values()]
     for file in sorted(folder.glob("*.y*ml")):
         if file.name not in names:
             raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, names)}")
@@ -125,8 +145,19 @@ def read_parameters(
             raise GnnlabError(f"-p {name}: {parameters.unknown(name, known)}")
         if name in dict(overrides[:place]):
             raise GnnlabError(f"-p {name} is given twice")
-    files = {notebook: notebook.parameters_in(folder) for notebook in chosen}
-    return {n.name: _read(file, n.declared, overrides) if file.exists() else None for n, file in files.items()}
+    given: dict[str, dict[str, Any] | None] = dict.fromkeys(notebook.name for notebook in chosen)
+    for notebook in chosen:
+        file, schema = notebook.parameters_in(folder), notebook.declared
+        if file.exists():
+            values = parameters.load_yaml(file)
+            try:
+                parameters.check(values, schema)
+            except GnnlabError as error:
+                raise GnnlabError(f"{file}: {error}") from None
+            values |= {name: parameters.parse(text, schema[name]) for name, text in overrides if name in schema}
+            checked = parameters.check(values, schema)
+            given[notebook.name] = {name: checked[name] for name in values}
+    return given
 
 
 def output_folder(params: Path, given: Iterable[Mapping[str, Any] | None], root: Path) -> Path:
@@ -149,17 +180,6 @@ def output_folder(params: Path, given: Iterable[Mapping[str, Any] | None], root:
             f"outputs/{params.name} belongs to params/{params.name}; rename {params} or give -p output_dir"
         )
     return root / "outputs" / params.name
-
-
-def _read(file: Path, schema: Mapping[str, Parameter], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The values that a file and the command line give, checked; not the defaults."""
-    given = parameters.load_yaml(file)
-    try:
-        parameters.check(given, schema)
-    except GnnlabError as error:
-        raise GnnlabError(f"{file}: {error}") from None
-    given |= {name: parameters.parse(text, schema[name]) for name, text in overrides if name in schema}
-    return {name: value for name, value in parameters.check(given, schema).items() if name in given}
 
 
 def _notebook(path: Path) -> Notebook:

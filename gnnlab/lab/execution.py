@@ -1,20 +1,16 @@
-"""One notebook, executed by papermill in a child process under one time limit for all its cells.
+"""One notebook, executed by papermill in a worker under one time limit for all its cells.
 
-    ended = execute(notebook, parameters, here=root, place=folder)
+    result = execute(notebook, parameters, blank, here=root, place=folder)
 
-The child ends with this process, however that ends; its kernel and what that started end with the child.
+The worker and its kernel end with this process, however that ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,7 @@ import nbformat
 
 from gnnlab import errors, files
 from gnnlab.errors import GnnlabError
-from gnnlab.worker_process import end_tree
+from gnnlab.worker import Worker
 
 from . import notebook_process, results, runs
 from .discovery import Notebook
@@ -36,27 +32,24 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*\s*$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended, with a reason of one line unless it passed; `result` is what it wrote, None where it failed."""
-
-    status: Status
-    reason: str | None
-    seconds: float
-    result: ResultFile | None
-
-
 def execute(
-    notebook: Notebook, parameters: Mapping[str, Any], *, here: Path, place: Path, bar: str | None = None
-) -> Ended:
+    notebook: Notebook,
+    parameters: Mapping[str, Any],
+    blank: ResultFile,
+    *,
+    here: Path,
+    place: Path,
+    bar: str | None = None,
+) -> ResultFile:
     """Execute `notebook` with `parameters` in the working directory `here`; what it makes goes to the folder `place`.
 
-    `bar`: the title of papermill's progress bar on standard error, None for none. A failure, a timeout or a dead kernel
-    is a result; only Ctrl-C (`KeyboardInterrupt`) passes through, after the child has ended.
+    Returns, and writes, what the notebook wrote; where it did not pass, `blank` with the status and a reason of one
+    line. `bar` is the title of papermill's progress bar on the terminal. A failure, a timeout or a dead kernel is a
+    result; only Ctrl-C (`KeyboardInterrupt`) passes through, after the worker has ended.
     """
-    start = time.monotonic()
+    start, path = time.monotonic(), place / results.RESULT
     status, reason = run_cells(notebook, parameters, here=here, place=place, bar=bar)
-    result, path = None, place / results.RESULT
+    result = blank
     if status is Status.PASSED and not path.exists():
         status, reason = Status.FAILED, f"it ended without writing {path.name}; its last cell has to finish the session"
     elif status is Status.PASSED:
@@ -65,7 +58,10 @@ def execute(
             status, reason = result.status, result.reason
         except GnnlabError as error:
             status, reason = Status.FAILED, str(error)
-    return Ended(status, reason and _short(reason), time.monotonic() - start, result)
+    changes = {"status": status, "reason": reason and _short(reason), "seconds": round(time.monotonic() - start, 1)}
+    result = result.model_copy(update={**changes, "fingerprint": blank.fingerprint})
+    results.write(path, result)
+    return result
 
 
 def run_cells(
@@ -73,35 +69,25 @@ def run_cells(
 ) -> tuple[Status, str | None]:
     """Execute the cells; the notebook in `place` grows cell by cell. Passed, failed or timeout, and why."""
     written, minutes = place / results.NOTEBOOK, notebook.timeout_minutes
+    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", runs.PLACE: str(place)}
     asked = {"input_path": literal_path(notebook.path), "output_path": literal_path(written), "cwd": str(here)}
-    asked |= {"parameters": dict(parameters), "progress_bar": {"desc": bar, "leave": False} if bar else False}
-    child = subprocess.Popen(
-        [sys.executable, "-m", notebook_process.__name__],
-        env={**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", runs.PLACE: str(place)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=None if bar else subprocess.DEVNULL,
-    )
-    try:
-        answer, _ = child.communicate(json.dumps(asked).encode(), timeout=minutes * 60)
-    except subprocess.TimeoutExpired:
-        end_tree(child.pid)
-        limit = f"{minutes:g} minutes" if minutes >= 1 else f"{minutes * 60:g} seconds"
-        return Status.TIMEOUT, f"not done after {limit}; stopped in {_stopped(written)[0]}"
-    finally:  # after Ctrl-C, too
-        end_tree(child.pid)
-        child.communicate()
-    if child.returncode == 0:
+    asked |= {"parameters": dict(parameters), "environment": environment, "bar": bar}
+    with Worker(keep_memory=False) as worker:
+        answer = worker.call(f"{notebook_process.__name__}:papermill", asked, timeout_s=minutes * 60)
+    if answer.status == "done":
         return Status.PASSED, None
     stop, error = _stopped(written)
+    if answer.status == "timeout":
+        limit = f"{minutes:g} minutes" if minutes >= 1 else f"{minutes * 60:g} seconds"
+        return Status.TIMEOUT, f"not done after {limit}; stopped in {stop}"
     if error is not None:
         return Status.FAILED, _failure(error, stop)
-    kind, _, text = answer.decode(errors="replace").strip().partition(": ")
+    kind, _, text = answer.reason.partition(": ")
     if kind == "DeadKernelError":
         return Status.FAILED, f"the kernel died in {stop}"
     if text.startswith("Kernel"):  # before any cell: it did not respond, or died at once
         return Status.FAILED, f"no kernel started ({text}); {NO_KERNEL}"
-    return Status.FAILED, f"could not be executed ({kind or f'exit code {child.returncode}'}: {text})"
+    return Status.FAILED, f"could not be executed ({answer.reason})"
 
 
 def _stopped(written: Path) -> tuple[str, Mapping[str, Any] | None]:

@@ -1,38 +1,27 @@
-"""What runs in the child process of a notebook: papermill. Loads nothing else of ours that is heavy."""
+"""What a worker does to execute a notebook. Loads nothing of ours."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from gnnlab.worker_process import end_tree, end_with_parent
-
-START_TIMEOUT_S = 120  # of a kernel; a virus scanner may read every file of the environment first
-OUTPUT_TIMEOUT_S = 60  # for the last outputs of a cell, on a busy machine
+LIMITS = {"start_timeout": 120, "iopub_timeout": 60}  # seconds, on a busy machine: of a kernel, and of late outputs
 
 
-def main() -> None:
-    """`papermill.execute_notebook` with the arguments from standard input; what ended it goes to standard output."""
-    import papermill
+def papermill(environment: dict[str, str], bar: str | None, **arguments: Any) -> None:
+    """`papermill.execute_notebook(**arguments)` with exactly this `environment`; a `bar` of this name on a terminal."""
+    from papermill import execute_notebook
 
-    end_with_parent(end=lambda: end_tree(os.getpid()))
-    asked, answer, screen = json.load(sys.stdin), os.dup(1), os.fdopen(os.dup(2), "w")
-    nothing = os.open(os.devnull, os.O_WRONLY)  # takes what the kernel and what it starts would print
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
-    if asked["progress_bar"]:
-        asked["progress_bar"]["file"] = screen
+    os.environ.clear()
+    os.environ.update(environment)
     logging.disable(logging.CRITICAL)
-    options = {"kernel_name": "python3", "language": "python", "start_timeout": START_TIMEOUT_S}
-    options |= {"iopub_timeout": OUTPUT_TIMEOUT_S, "coalesce_streams": True, "store_widget_state": False}
-    try:
-        papermill.execute_notebook(**asked, **options)
-    except Exception as error:  # whatever Jupyter raises: this notebook failed, the others still run
-        os.write(answer, f"{type(error).__name__}: {error}".encode())
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    progress: Any = False
+    with suppress(OSError):  # no terminal, no bar
+        if bar:
+            screen = Path("CONOUT$" if os.name == "nt" else "/dev/tty").open("w")  # noqa: SIM115  to the end of the process
+            progress = {"desc": bar, "leave": False, "file": screen}
+    options = {"kernel_name": "python3", "language": "python", "coalesce_streams": True, "store_widget_state": False}
+    execute_notebook(**arguments, **options, **LIMITS, progress_bar=progress)

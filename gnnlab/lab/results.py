@@ -62,7 +62,6 @@ class ResultFile(Strict):
     fingerprint: dict[str, dict[str, Any]] = Field(default_factory=dict)  # from what it was made; {} where not known
     environment: dict[str, Any]
     rows: list[Row] = Field(default_factory=list)
-    samples_sha256: str | None = None  # of samples.parquet
     figures: list[FigureRecord] = Field(default_factory=list)
     purposes: dict[str, str] = Field(default_factory=dict)  # of studies whose forms are a choice: what for
     started: str  # ISO 8601, UTC
@@ -72,8 +71,8 @@ class ResultFile(Strict):
 def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
     """Write a result file with the rows and samples of `table`: samples first, so that none are ever missing."""
     if table is not None:
-        written = table.write_samples(path.with_name(SAMPLES))
-        result = result.model_copy(update={"rows": list(table), "samples_sha256": written})
+        table.write_samples(path.with_name(SAMPLES))
+        result = result.model_copy(update={"rows": list(table)})
     write_json(path, result.model_dump(mode="json"))
 
 
@@ -92,10 +91,10 @@ def read(path: Path) -> ResultFile:
 
 
 def table_of(path: Path, result: ResultFile) -> Table:
-    """The rows of a result file with their samples. Raises `GnnlabError` where the samples are not its own."""
+    """The rows of a result file with their samples. Raises `GnnlabError` where those are missing or damaged."""
     table = Table(result.rows)
-    if result.samples_sha256 is not None:
-        table.read_samples(path.with_name(SAMPLES), result.samples_sha256)
+    if result.rows:
+        table.read_samples(path.with_name(SAMPLES))
     return table
 
 

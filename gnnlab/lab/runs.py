@@ -140,7 +140,7 @@ def why_again(path: Path, result: ResultFile, now: Fingerprint) -> str | None:
     """Why a notebook runs again: "code changed (profiling/timing.py)", or None when the result at `path` holds."""
     if result.fingerprint.keys() != now.keys():
         return "its last run was not by gnnlab run"
-    for name in [results.NOTEBOOK, *[results.SAMPLES] * bool(result.samples_sha256)]:
+    for name in [results.NOTEBOOK, *[results.SAMPLES] * bool(result.rows)]:
         if not path.with_name(name).is_file():
             return f"{name} is missing"
     changed = [_changed(part, result.fingerprint[part], now[part]) for part in now]

@@ -11,8 +11,6 @@ them has a default that could be untrue, and a row that contradicts itself is re
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -20,8 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gnnlab.errors import GnnlabError, first_wrong
@@ -66,29 +63,29 @@ class Row(Strict):
     """
 
     study: str = Field(min_length=1)
-    keys: dict[str, str | int | float]
+    keys: dict[str, str | int | float] = Field(default_factory=dict)
     form: str = Field(min_length=1)
-    status: Literal["ok", "unavailable", "failed", "timeout"]
-    reason: str | None
+    status: Literal["ok", "unavailable", "failed", "timeout"] = "ok"
+    reason: str | None = None
     origin: Origin
     statistic: Literal["median", "mean", "p95", "share", "single", "estimate", "count"]
-    value: float | None
-    low: float | None
-    high: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
     interval: Interval
     n: int = Field(ge=0)
     unit: str
     better: Literal["lower", "higher", "neither"]
-    baseline: str | None
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    parity_error: float | None
+    baseline: str | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    parity_error: float | None = None
     device: str = Field(min_length=1)
     runtime: str
     precision: str
     threads: int = Field(ge=0)  # 0: none of a CPU
-    notes: list[str]
+    notes: list[str] = Field(default_factory=list)
 
     @property
     def id(self) -> tuple[Any, ...]:
@@ -148,34 +145,23 @@ def _check_ends(label: str, value: float, low: float | None, high: float | None,
 
 
 FIELDS = tuple(Row.model_fields)
-_OPTIONAL = {  # what a row may leave out: there is none of it
-    "reason": None,
-    "baseline": None,
-    "ratio": None,
-    "ratio_low": None,
-    "ratio_high": None,
-    "parity_error": None,
-    "notes": [],
-    "keys": {},
-    "status": "ok",
-}
 
 
 def row(**fields: Any) -> Row:
-    """A row from its fields; those that may be absent (reason, ratio, parity error, notes) can be left out, and so can
-    value, low, high and n of a row that is not "ok". Where `low` is missing or NaN there is no interval.
+    """A row from its fields, where NaN and None say that a field is absent. Without `low` there is no interval, and
+    what is not "ok" has no number. Notes may be one text, parts joined by "; ".
+
     Raises `GnnlabError`: a field is missing, unknown, or contradicts another; in one line.
     """
-    plain = {name: _plain(value) for name, value in fields.items()}
-    given = {**_OPTIONAL, "value": None, **{name: value for name, value in plain.items() if value is not None}}
-    if given["status"] != "ok":
-        given |= {"value": None, "low": None, "high": None, "n": 0, "interval": Interval.NONE}
-        given.setdefault("statistic", "single")
-    elif given.get("interval") in (Interval.EXACT, "exact"):
-        given |= {"low": given.get("value"), "high": given.get("value")}
-    elif given.get("low") is None or given.get("high") is None:
+    given = {name: plain for name, value in fields.items() if (plain := _plain(value)) is not None}
+    if given.get("status", "ok") != "ok":
+        given = {"statistic": "single", **given, "value": None, "low": None, "high": None, "n": 0}
+        given["interval"] = Interval.NONE
+    elif given.get("interval") == Interval.EXACT:
+        given["low"] = given["high"] = given.get("value")
+    elif "low" not in given or "high" not in given:
         given |= {"low": None, "high": None, "interval": Interval.NONE}
-    if isinstance(given["notes"], str):
+    if isinstance(given.get("notes"), str):
         given["notes"] = [part for part in given["notes"].split("; ") if part]
     try:
         return Row(**given)
@@ -190,19 +176,15 @@ def _plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 class Table:
     """Rows in the order in which they came, each with its samples where it has some."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._rows: dict[tuple[Any, ...], Row] = {}
+        self._rows = {each.id: each for each in rows}
         self._samples: dict[tuple[Any, ...], np.ndarray] = {}
-        for each in rows:
-            self.put(each)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -212,12 +194,12 @@ class Table:
 
     def put(self, row: Row, samples: Sequence[float] | None = None) -> None:
         """Add a row, in place of one with the same study, keys and form: a cell of a notebook may run again."""
+        values = np.asarray([] if samples is None else samples, dtype=float)
+        if len(values) and row.status == "ok" and len(values) != row.n:
+            raise GnnlabError(f"{row.label}: {len(values)} samples, and n = {row.n}")
         self._rows[row.id] = row
         self._samples.pop(row.id, None)
-        if samples is not None and len(samples):
-            values = np.asarray(samples, dtype=float)
-            if row.status == "ok" and len(values) != row.n:
-                raise GnnlabError(f"{row.label}: {len(values)} samples, and n = {row.n}")
+        if len(values):
             self._samples[row.id] = values
 
     def samples_of(self, row: Row) -> np.ndarray | None:
@@ -226,49 +208,28 @@ class Table:
 
     def select(self, study: str, form: str | None = None, where: Mapping[str, Any] | None = None) -> list[Row]:
         """The rows of a study, of one form if named, whose keys have the values (or one of a list) in `where`."""
-        return [
-            each
-            for each in self
-            if each.study == study
-            and (form is None or each.form == form)
-            and all(fits(each.keys.get(key), wanted) for key, wanted in (where or {}).items())
-        ]
+        of_study = [each for each in self if each.study == study and form in (None, each.form)]
+        return [each for each in of_study if all(fits(each.keys.get(key), w) for key, w in (where or {}).items())]
 
-    def write_samples(self, path: Path) -> str:
-        """Write the samples as Parquet (columns row, sample, value; `row` is the row's place in the table).
+    def write_samples(self, path: Path) -> None:
+        """Write the samples as Parquet (columns row, sample, value; `row` is the row's place in the table)."""
+        columns = {"row": "int32", "sample": "int32", "value": "float64"}
+        parts = [pd.DataFrame([], columns=[*columns])] * (not self._samples)
+        for place, each in enumerate(self):
+            if (values := self.samples_of(each)) is not None:
+                parts.append(pd.DataFrame({"row": place, "sample": np.arange(len(values)), "value": values}))
+        frame = pd.concat(parts).astype(columns)
+        write_atomically(path, lambda file: frame.to_parquet(file, index=False, compression="zstd"), mode="wb")
 
-        Returns the SHA-256 of the file, for the result file. Raises `GnnlabError`.
-        """
-        places = [place for place, each in enumerate(self) if each.id in self._samples]
-        columns = [self._samples[each.id] for each in self if each.id in self._samples]
-        counts = [len(values) for values in columns]
-        content = pa.table(
-            {
-                "row": pa.array(np.repeat(places, counts).astype(np.int32)),
-                "sample": pa.array(np.concatenate([np.arange(n) for n in counts] or [[]]).astype(np.int32)),
-                "value": pa.array(np.concatenate(columns or [[]]).astype(np.float64)),
-            }
-        )
-        buffer = io.BytesIO()
-        pq.write_table(content, buffer, compression="zstd")
-        write_atomically(path, lambda file: file.write(buffer.getvalue()), mode="wb")
-        return hashlib.sha256(buffer.getvalue()).hexdigest()
-
-    def read_samples(self, path: Path, digest: str) -> None:
-        """Take the samples of the rows from the file of `write_samples`, which returned `digest`.
-
-        Raises `GnnlabError`: it is missing, or another file.
-        """
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise GnnlabError(f"could not read the samples {path}: {error.strerror}; run the notebook again") from None
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise GnnlabError(f"the samples {path} are not those of their result file; run the notebook again")
-        frame = pq.read_table(io.BytesIO(content)).to_pandas()
+    def read_samples(self, path: Path) -> None:
+        """Take the samples of the rows from what `write_samples` wrote. Raises `GnnlabError` where it did not."""
         rows = list(self)
-        for place, part in frame.groupby("row", sort=False):
-            self._samples[rows[place].id] = part["value"].to_numpy()
+        try:
+            for place, part in pd.read_parquet(path).groupby("row", sort=False):
+                self.put(rows[place], part["value"].to_numpy())
+        except (OSError, ValueError, LookupError) as error:
+            reason = getattr(error, "strerror", None) or "they are not those of their result file"
+            raise GnnlabError(f"could not read the samples {path}: {reason}; run the notebook again") from None
 
 
 def over_baseline(rows: Iterable[Row], *, everywhere: bool = False) -> dict[str, Estimate]:

@@ -42,12 +42,6 @@ def test_notebooks_have_numbers_needs_and_a_time_limit(repository):
     assert (found["01"].needs, found["01"].timeout_minutes) == ((), discovery.TIMEOUT_MINUTES)
 
 
-def test_notebooks_come_after_what_they_need_and_else_by_number(repository):
-    for name, needs in {"01_a": ["04"], "02_b": [], "03_c": ["01"], "04_d": [], "05_e": ["02"]}.items():
-        notebook(repository, name, needs=needs)
-    assert list(discovery.notebooks(repository)) == ["02", "04", "01", "03", "05"]
-
-
 def test_notebooks_are_chosen_by_number_name_or_path_and_keep_their_order(repository):
     for name in ("01_a", "02_b", "03_c"):
         notebook(repository, name)
@@ -59,14 +53,18 @@ def test_notebooks_are_chosen_by_number_name_or_path_and_keep_their_order(reposi
     assert "no notebooks" in refused(discovery.select, {}, [])
 
 
-def test_needs_that_cannot_be_met_are_refused(repository):
-    notebook(repository, "01_a", needs=["07"])
-    assert "01_a: what they need is each other, or a notebook that does" in refused(discovery.notebooks, repository)
-    notebook(repository, "01_a", needs=["02"])
-    notebook(repository, "02_b", needs=["01"])
-    assert "01_a, 02_b: what they need" in refused(discovery.notebooks, repository)
-    notebook(repository, "01_z")
-    assert "same number" in refused(discovery.notebooks, repository)
+@pytest.mark.parametrize(
+    ("name", "needs", "part"),
+    [
+        ("01_a", ["07"], "01_a needs 07, and there is no such notebook before it"),
+        ("01_a", ["02"], "01_a needs 02, and there"),
+        ("02_z", [], "02_z.ipynb and 02_b.ipynb have the same number"),
+    ],
+)
+def test_needs_that_cannot_be_met_and_a_number_twice_are_refused(repository, name, needs, part):
+    notebook(repository, "02_b")
+    notebook(repository, name, needs=needs)
+    assert part in refused(discovery.notebooks, repository)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +96,10 @@ def test_a_parameter_set_is_a_name_or_a_folder(repository, tmp_path_factory):
 
 
 @pytest.fixture
-def chosen(repository):
+def every(repository):
     notebook(repository, "01_first")
     notebook(repository, "02_second", CELL + "\nrate: float = 0.1  # learning rate")
-    return list(discovery.notebooks(repository).values())
+    return discovery.notebooks(repository)
 
 
 @pytest.fixture
@@ -111,13 +109,18 @@ def quick(repository):
     return discovery.parameter_set("quick", repository)
 
 
-def test_given_parameters_are_understood_an_override_first_and_defaults_are_left_to_the_notebook(chosen, quick):
-    given = discovery.read_parameters(chosen, quick, [("rate", "1e-3")], every=chosen)
-    assert given == {"01_first": {"width": 9}, "02_second": {"width": 9, "rate": 0.001}}
-    given = discovery.read_parameters(chosen[:1], quick, [("width", "10")], every=chosen)  # goes before the file
-    assert given == {"01_first": {"width": 10}}
-    chosen[0].parameters_in(quick).unlink()
-    assert discovery.read_parameters(chosen, quick, every=chosen)["01_first"] is None
+def read(every, folder, overrides=(), numbers=()):
+    return discovery.read_parameters(every, discovery.select(every, numbers), folder, overrides)
+
+
+def test_given_parameters_are_understood_an_override_first_and_defaults_are_left_to_the_notebook(every, quick):
+    assert read(every, quick, [("rate", "1e-3")]) == {
+        "01_first": {"width": 9},
+        "02_second": {"width": 9, "rate": 0.001},
+    }
+    assert read(every, quick, [("width", "10")], ["01"]) == {"01_first": {"width": 10}}  # goes before the file
+    every["01"].parameters_in(quick).unlink()
+    assert read(every, quick)["01_first"] is None
 
 
 @pytest.mark.parametrize(
@@ -129,20 +132,20 @@ def test_given_parameters_are_understood_an_override_first_and_defaults_are_left
         ([("rate", "fast")], "rate: got 'fast'"),
     ],
 )
-def test_a_wrong_override_is_refused(chosen, quick, overrides, part):
-    assert part in refused(discovery.read_parameters, chosen, quick, overrides, every=chosen)
+def test_a_wrong_override_is_refused(every, quick, overrides, part):
+    assert part in refused(read, every, quick, overrides)
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("01_frist.yaml", "did you mean 01_first.yaml?"), ("02_second.yml", "02_second.yaml"), ("x.yaml", "")],
 )
-def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(chosen, quick, name, hint):
-    chosen[1].parameters_in(quick).write_text("widht: 5")
-    message = refused(discovery.read_parameters, chosen, quick, every=chosen)
+def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(every, quick, name, hint):
+    every["02"].parameters_in(quick).write_text("widht: 5")
+    message = refused(read, every, quick)
     assert "02_second.yaml: unknown parameter 'widht' (did you mean width?)" in message
     (quick / name).write_text("")
-    message = refused(discovery.read_parameters, chosen, quick, every=chosen)
+    message = refused(read, every, quick)
     assert f"{name} belongs to no notebook" in message and hint in message
 
 

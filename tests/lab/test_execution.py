@@ -1,25 +1,13 @@
 """What is said about notebooks that stop. (The process and its kernel are tested with the runner.)"""
 
-import types
-
 import nbformat
 import pytest
 
 from gnnlab.lab import execution, results
 from gnnlab.lab.discovery import Notebook
-from gnnlab.lab.results import Status
+from gnnlab.worker import Answer
 
 MARK = nbformat.v4.new_markdown_cell("red", metadata={"tags": [execution.MARK]})
-
-
-def ending(monkeypatch, folder, outputs, answer):
-    """A child that leaves an executed notebook whose last cell put out this, says `answer` and ends with code 1."""
-    cells = [nbformat.v4.new_code_cell("1", metadata={"papermill": {"status": "completed"}})]
-    cells += [MARK, nbformat.v4.new_markdown_cell("## Scaling"), nbformat.v4.new_code_cell("2", outputs=outputs)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / results.NOTEBOOK)
-    child = types.SimpleNamespace(pid=2**31 - 1, returncode=1, communicate=lambda *_, **__: (answer.encode(), None))
-    monkeypatch.setattr(execution.subprocess, "Popen", lambda *_, **__: child)
-    return execution.execute(Notebook(folder / "in.ipynb"), {}, here=folder, place=folder)
 
 
 def raised(ename, evalue):
@@ -38,14 +26,18 @@ def raised(ename, evalue):
         ([], "DeadKernelError: Kernel died", "the kernel died in cell [2], under 'Scaling'"),
         ([], "OSError: [Errno 28] No space left on device", "could not be executed (OSError: [Errno 28] No space left"),
         ([], "RuntimeError: Kernel didn't respond in 120 seconds", "seconds); run it again when the machine is less"),
-        ([], "", "could not be executed (exit code 1: )"),
     ],
 )
 def test_each_end_has_a_reason_of_one_line_and_the_red_lines_of_papermill_go(
-    monkeypatch, tmp_path, outputs, answer, reason
+    monkeypatch, tmp_path, result_file, outputs, answer, reason
 ):
-    ended = ending(monkeypatch, tmp_path, outputs, answer)
-    assert ended.status is Status.FAILED
-    assert reason in ended.reason and len(ended.reason.splitlines()) == 1
+    cells = [nbformat.v4.new_code_cell("1", metadata={"papermill": {"status": "completed"}})]
+    cells += [MARK, nbformat.v4.new_markdown_cell("## Scaling"), nbformat.v4.new_code_cell("2", outputs=outputs)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / results.NOTEBOOK)
+    monkeypatch.setattr(execution.Worker, "call", lambda *_, **__: Answer("raised", reason=answer))
+    notebook = Notebook(tmp_path / "in.ipynb")
+    result = execution.execute(notebook, {}, result_file(), here=tmp_path, place=tmp_path)
+    assert result == results.read(tmp_path / results.RESULT) and result.status == "failed"
+    assert reason in result.reason and len(result.reason.splitlines()) == 1
     cells = nbformat.read(tmp_path / results.NOTEBOOK, as_version=4).cells
     assert [cell.source for cell in cells] == ["1", "## Scaling", "2"]

@@ -96,14 +96,20 @@ def sites(monkeypatch):
     return steady(monkeypatch)
 
 
+def not_run(blank, place):
+    result = blank.model_copy(update={"reason": "not really run"})
+    results.write(place / results.RESULT, result)
+    return result
+
+
 @pytest.fixture
 def attempted(monkeypatch):
     """Names of the notebooks that would be run; nothing is."""
     names = []
 
-    def pretend(notebook, *arguments, **options):
+    def pretend(notebook, given, blank, *, place, **options):
         names.append(notebook.name)
-        return execution.Ended(Status.FAILED, "not really run", 1.0, None)
+        return not_run(blank, place)
 
     monkeypatch.setattr(execution, "execute", pretend)
     return names
@@ -468,9 +474,9 @@ def test_what_parameters_name_is_looked_for_where_the_user_is(repository, tmp_pa
     monkeypatch.chdir(tmp_path / "elsewhere")
     looked, fingerprint = [], runs.fingerprint
 
-    def pretend(*arguments, here, **options):
+    def pretend(notebook, given, blank, *, here, place, **options):
         looked.append(here)
-        return execution.Ended(Status.FAILED, "not really run", 1.0, None)
+        return not_run(blank, place)
 
     def remembered(*arguments, here, **options):
         looked.append(here)
