@@ -34,7 +34,7 @@ report: $(READY)  ## render the site again from the results
 test: $(READY)  ## run pytest, nbval included
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 -m "not slow"
 
-slow: $(READY)  ## run the tests that take minutes, the attack among them (ATTACK_SEED=1 ATTACK_NUMBER=25)
+slow: $(READY)  ## run the tests that take minutes
 	$(BIN)/pytest -q -m slow
 
 lint: $(READY)  ## check code and notebooks: ruff, and no stored outputs

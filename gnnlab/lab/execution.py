@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
-from gnnlab import errors, files
+from gnnlab import errors
 from gnnlab.errors import GnnlabError
 from gnnlab.worker import Worker
 
@@ -25,11 +23,11 @@ from .discovery import Notebook
 from .parameters import literal_path
 from .results import ResultFile, Status
 
-NO_KERNEL = "run it again when the machine is less busy; if that does not help, `python -m ipykernel_launcher` says why"
+NOT_A_CELL = (
+    "the executed notebook shows how far it came; where no kernel starts, `python -m ipykernel_launcher` says why"
+)
 LONGEST_REASON = 300  # characters
-MARK = "papermill-error-cell-tag"  # of the red lines that papermill adds to a notebook that stopped
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*\s*$", re.MULTILINE)
 
 
 def execute(
@@ -68,65 +66,28 @@ def run_cells(
     notebook: Notebook, parameters: Mapping[str, Any], *, here: Path, place: Path, bar: str | None
 ) -> tuple[Status, str | None]:
     """Execute the cells; the notebook in `place` grows cell by cell. Passed, failed or timeout, and why."""
-    written, minutes = place / results.NOTEBOOK, notebook.timeout_minutes
+    minutes = notebook.timeout_minutes
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", runs.PLACE: str(place)}
-    asked = {"input_path": literal_path(notebook.path), "output_path": literal_path(written), "cwd": str(here)}
-    asked |= {"parameters": dict(parameters), "environment": environment, "bar": bar}
+    asked = {"input_path": literal_path(notebook.path), "output_path": literal_path(place / results.NOTEBOOK)}
+    asked |= {"cwd": str(here), "parameters": dict(parameters), "environment": environment, "bar": bar}
     with Worker(keep_memory=False) as worker:
-        answer = worker.call(f"{notebook_process.__name__}:papermill", asked, timeout_s=minutes * 60)
-    if answer.status == "done":
-        return Status.PASSED, None
-    stop, error = _stopped(written)
+        answer = worker.call(f"{notebook_process.__name__}:execute", asked, timeout_s=minutes * 60)
     if answer.status == "timeout":
         limit = f"{minutes:g} minutes" if minutes >= 1 else f"{minutes * 60:g} seconds"
-        return Status.TIMEOUT, f"not done after {limit}; stopped in {stop}"
-    if error is not None:
-        return Status.FAILED, _failure(error, stop)
-    kind, _, text = answer.reason.partition(": ")
-    if kind == "DeadKernelError":
-        return Status.FAILED, f"the kernel died in {stop}"
-    if text.startswith("Kernel"):  # before any cell: it did not respond, or died at once
-        return Status.FAILED, f"no kernel started ({text}); {NO_KERNEL}"
-    return Status.FAILED, f"could not be executed ({answer.reason})"
+        return Status.TIMEOUT, f"not done after {limit}; the executed notebook shows how far it came"
+    if answer.status == "done":
+        return (Status.FAILED, _failure(*answer.value)) if answer.value else (Status.PASSED, None)
+    return Status.FAILED, f"could not be executed ({answer.reason}); {NOT_A_CELL}"
 
 
-def _stopped(written: Path) -> tuple[str, Mapping[str, Any] | None]:
-    """Where an executed notebook stopped, in words, "cell [3], under 'Scaling'", and the error that a cell put out.
-
-    Takes out the red lines that papermill adds.
-    """
-    try:
-        notebook = nbformat.read(written, as_version=4)
-    except (OSError, ValueError):  # never begun, or cut short by a full disk
-        written.unlink(missing_ok=True)
-        return "cell [0]", None
-    cells = [cell for cell in notebook.cells if MARK not in cell.metadata.get("tags", [])]
-    if len(cells) < len(notebook.cells):
-        notebook.cells = cells
-        files.write_atomically(written, lambda file: nbformat.write(notebook, file))
-    number, heading, place = 0, "", "cell [0]"
-    for cell in cells:
-        if cell.cell_type == "markdown" and (headings := _HEADING.findall(cell.source)):
-            heading = headings[-1]
-        if cell.cell_type == "code" and cell.source.strip():
-            if cell.metadata.get("papermill", {}).get("status") == "pending":  # a cell whose kernel died is "completed"
-                break
-            number += 1
-            place = f"cell [{number}]" + (f", under {heading!r}" if heading else "")
-            if wrong := [output for output in cell.outputs if output.output_type == "error"]:
-                return place, wrong[0]
-    return place, None
-
-
-def _failure(error: Mapping[str, Any], place: str) -> str:
-    """The exception's last line and where it was raised; an error of this package speaks for itself."""
-    name, value = error["ename"], error["evalue"]
-    if hasattr(errors, name) and value:
-        return value
+def _failure(name: str, text: str, cell: int) -> str:
+    """The exception's text and the cell that raised it; an error of this package speaks for itself."""
+    if hasattr(errors, name) and text:
+        return text
     if name == "SystemExit":
-        return f"sys.exit({value}) in {place}"
-    message = f"{name}: {value}" if value else name
-    return f"{_short(message)[: LONGEST_REASON // 2]} ({place})"
+        return f"sys.exit({text}) in cell [{cell}]"
+    message = f"{name}: {text}" if text else name
+    return f"{_short(message)[: LONGEST_REASON // 2]} (cell [{cell}])"
 
 
 def _short(text: str) -> str:

@@ -73,22 +73,19 @@ class Parameter:
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        limits = {name: end for name, end in (("ge", self.low), ("le", self.high)) if end is not None}
-        if self.element == "int":
-            limits = {"ge": -(2**63), "le": 2**63 - 1, **limits}
-        elif self.element == "float":
-            limits["allow_inf_nan"] = False
-        kind: Any = Annotated[TYPES[self.element], Field(strict=self.element in ("bool", "str"), **limits)]
-        if limits:
-            kind = Annotated[kind, BeforeValidator(_number)]
-        if self.choices:
-            kind = Annotated[kind, AfterValidator(self._chosen)]
-        if self.is_list:
-            kind = Annotated[list[kind], Field(min_length=int(bool(self.default)))]
-        return TypeAdapter(kind)
+        exact = {"bool": {"strict": True}, "str": {"strict": True}, "float": {"allow_inf_nan": False}, "int": {}}
+        limits = Field(ge=self.low, le=self.high, **exact[self.element])
+        checks = [BeforeValidator(self._is_number), limits, AfterValidator(self._chosen)]
+        kind: Any = Annotated[TYPES[self.element], *checks]
+        return TypeAdapter(Annotated[list[kind], Field(min_length=int(bool(self.default)))] if self.is_list else kind)
+
+    def _is_number(self, value: Any) -> Any:
+        if isinstance(value, bool) and self.element in ("int", "float"):
+            raise ValueError("a truth value is no number")
+        return value
 
     def _chosen(self, value: Any) -> Any:
-        if value not in self.choices:
+        if self.choices and value not in self.choices:
             raise ValueError(value)
         return value
 
@@ -104,12 +101,6 @@ class Parameter:
             hint = "; put it in quotes" if number and self.element == "str" else ""
             hint = f"; write [{wrong}]" if number and self.is_list and wrong is value else hint
             raise GnnlabError(f"{self.name}: got {shown(wrong)}; allowed is {self.allowed}{hint}") from None
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a truth value is no number")
-    return value
 
 
 # ---- what a notebook declares ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from IPython.display import HTML, Image, Markdown, display
 from gnnlab import files, machine
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.profiling.estimates import CONTROL
 from gnnlab.progress import progress
 
 from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results, runs
@@ -129,37 +129,32 @@ class Lab:
                     name = baseline if form == CONTROL else form
                     exact = precision if isinstance(precision, str) else precision.get(name, "float32")
                     own = row_of(forms[name]) | (of_form or {}).get(name, {})
-                    fields = self._raced_conditions(raced, {"device": device, "precision": exact}, own)
-                    self._put_raced(raced, baseline, study=study, keys=keys, form=form, **fields)
+                    asked = {"study": study, "keys": keys, "form": form, "device": device, "precision": exact}
+                    self._put_raced(raced, baseline, asked, own)
                 step(", ".join(map(str, keys.values())))
         return self.study(study)
 
-    def _raced_conditions(self, raced: Any, asked: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """What a raced form computed under: what was `asked` of the race, what the form says of its `own`, and the
-        threads and the precision of torch's matrix products that held while it ran.
+    def _put_raced(self, raced: Any, baseline: str, asked: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Add the row of a raced form: what was `asked` of the race, what the form says of its `own`, and the threads
+        and the precision of torch's matrix products that held while it ran.
         """
-        conditions = self._conditions_for({**asked, **own})
-        if asked["device"] != "cpu" and "device" not in own:
-            conditions["threads"] = 0  # a GPU has none
-        elif raced.conditions is not None and "threads" not in own:
-            conditions["threads"] = conditions["threads"] and raced.conditions.threads
+        fields = self._conditions_for({**asked, **own})
+        if raced.conditions and "threads" not in own:
+            fields["threads"] = fields["threads"] and raced.conditions.threads  # a GPU has none
         products = raced.conditions.precision if raced.conditions else "highest"
-        if products != "highest" and "device" not in own and conditions["runtime"].startswith("torch"):
-            conditions["precision"] += f", matmul precision {products}"
-        return conditions
-
-    def _put_raced(self, raced: Any, baseline: str, **fields: Any) -> None:
+        if products != "highest" and "device" not in own and fields["runtime"].startswith("torch"):
+            fields["precision"] += f", matmul precision {products}"
         fields |= {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, "statistic": "median"}
         fields["parity_error"] = raced.parity_error
         if raced.times_ms is None:
             status = "unavailable" if fields["form"] == baseline or raced.missing else "failed"
-            self.table.put(tables.row(**fields, status=status, reason=raced.reason or "nothing to compare it with"))
-            return
-        if raced.ratio is not None:
-            ratio = {"ratio": raced.ratio.value, "ratio_low": raced.ratio.low, "ratio_high": raced.ratio.high}
-            fields |= {"baseline": baseline, **ratio}
-        fields["notes"] = [*fields.get("notes", []), *raced.notes]
-        self.table.put(tables.row(**fields, **_fields(estimates.summary(raced.times_ms))), raced.times_ms)
+            fields |= {"status": status, "reason": raced.reason or "nothing to compare it with"}
+        else:
+            fields |= tables.of_estimate(estimates.summary(raced.times_ms))
+            fields["notes"] = [*fields.get("notes", []), *raced.notes]
+            if (ratio := raced.ratio) is not None:
+                fields |= {"baseline": baseline, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+        self.table.put(tables.row(**fields), raced.times_ms)
 
     def samples(
         self, study: str, form: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
@@ -168,17 +163,17 @@ class Lab:
 
         `fields` are those of a row: keys, better, device ("cpu"), precision, notes, ...
         """
-        fields = {"better": "lower", "origin": Origin.MEASURED, **fields}
-        fields |= _fields(estimates.summary(samples, statistic))
-        self._put(study, samples, form=form, unit=unit, statistic=statistic, **fields)
+        fields = {"better": "lower", "origin": Origin.MEASURED, **fields, "unit": unit, "statistic": statistic}
+        fields |= tables.of_estimate(estimates.summary(samples, statistic))
+        self._put(study, samples, form=form, **fields)
         return self.study(study)
 
     def count(self, study: str, counts: Mapping[str, float], *, unit: str = "count", **fields: Any) -> Study:
         """Record exact numbers, one a form: what was counted, or computed by a formula."""
-        exact = {"n": 1, "statistic": "count", "interval": Interval.EXACT, "unit": unit}
+        fields = {"better": "neither", "origin": Origin.COUNTED, **fields, "unit": unit}
         for form, value in counts.items():
-            given = {"better": "neither", "origin": Origin.COUNTED, **fields, **exact}
-            self._put(study, form=form, value=float(value), **given)
+            exact = {"value": float(value), "n": 1, "statistic": "count", "interval": Interval.EXACT}
+            self._put(study, form=form, **fields, **exact)
         return self.study(study)
 
     def record(
@@ -202,11 +197,11 @@ class Lab:
             if fields.get("status", "ok") != "ok":
                 samples = ()  # a row without a number rests on none
             if len(samples):
-                fields |= _fields(estimates.summary(samples, fields["statistic"]))
+                fields |= tables.of_estimate(estimates.summary(samples, fields["statistic"]))
             self._put(study, samples, **fields)
         return self.study(study)
 
-    def _put(self, study: str, samples: Sequence[float] | None = None, **fields: Any) -> None:
+    def _put(self, study: str, samples: Sequence[float] = (), **fields: Any) -> None:
         self.table.put(tables.row(study=study, **self._conditions_for(fields)), samples)
 
     def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
@@ -224,7 +219,7 @@ class Lab:
 
     def study(self, name: str) -> Study:
         """The rows recorded so far under a name: to plot, to show as a table, to compute with."""
-        return Study(name, self.table, self)
+        return Study(name, self.table.select(name), self)
 
     def _conditions_for(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`fields` with the conditions that they leave out, which are those of torch now: runtime, precision, threads
@@ -339,8 +334,3 @@ class Lab:
                 if path := results.newest(folder, place.name)[0]:
                     return results.read(path)
         raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")
-
-
-def _fields(estimate: Estimate) -> dict[str, Any]:
-    kind = Interval.NONE if estimate.low is None else Interval.CONFIDENCE
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n, "interval": kind}

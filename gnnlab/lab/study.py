@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -20,12 +20,11 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from gnnlab.errors import GnnlabError
-from gnnlab.files import digest
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots, text
 from .plot_style import MAX_SERIES
-from .table import FIELDS, Origin, Row, Table, fits, over_baseline
+from .table import FIELDS, Origin, Row, fits, over_baseline
 
 if TYPE_CHECKING:
     from .session import Lab
@@ -42,11 +41,15 @@ class Study:
     """
 
     def __init__(
-        self, name: str, table: Table, lab: Lab, selected: Mapping[str, Any] | None = None, label: str = ""
+        self, name: str, rows: Iterable[Row], lab: Lab, selected: Mapping[str, Any] | None = None, label: str = ""
     ) -> None:
-        self.name, self._table, self._lab, self._selected, self._label = name, table, lab, dict(selected or {}), label
-        rows = table.select(name)
-        self.rows = [row for row in rows if all(fits(row.get(n), wanted) for n, wanted in self._selected.items())]
+        self.name, self.rows, self._lab, self._selected, self._label = (
+            name,
+            list(rows),
+            lab,
+            dict(selected or {}),
+            label,
+        )
         keys = dict.fromkeys(key for row in self.rows for key in row.keys)
         columns = [*keys, *(field for field in FIELDS if field not in ("study", "keys", *keys))]
         self.frame = pd.DataFrame([row.keys | row.model_dump() for row in self.rows], columns=columns)
@@ -55,21 +58,27 @@ class Study:
     def only(self, **fields: Any) -> Study:
         """The rows whose keys or fields have these values, or one of a list of them. Raises `GnnlabError`."""
         self._need(*fields)
-        return Study(self.name, self._table, self._lab, self._selected | fields, self._label)
+        rows = [row for row in self.rows if all(fits(row.get(name), wanted) for name, wanted in fields.items())]
+        return Study(self.name, rows, self._lab, self._selected | fields, self._label)
 
     def named(self, label: str) -> Study:
         """The same rows; titles, axes and columns say `label` for what they are: "error at sizes left out"."""
-        return Study(self.name, self._table, self._lab, self._selected, label)
+        return Study(self.name, self.rows, self._lab, self._selected, label)
 
-    def _need(self, *names: str) -> None:
-        if unknown := [name for name in names if name not in self.frame]:
-            keys = ", ".join(sorted({*self.frame} - set(FIELDS))) or "none"
-            raise GnnlabError(f"{self.name} has no key or field {unknown[0]!r}; its keys: {keys}")
+    def _need(self, *names: str, numbers: bool = False) -> None:
+        """Raises `GnnlabError` unless these are keys or fields, all of them `numbers` where an axis is made of them."""
+        for name in names:
+            if name not in self.frame:
+                keys = ", ".join(sorted({*self.frame} - set(FIELDS))) or "none"
+                raise GnnlabError(f"{self.name} has no key or field {name!r}; its keys: {keys}")
+            words = [value for value in self.frame[name] if isinstance(value, str)]
+            if numbers and words:
+                raise GnnlabError(f"{self.name}: {name} is no number ({words[0]!r}); an axis needs numbers")
 
     @property
     def samples(self) -> list[Any]:
         """The samples (n,) of each row, in their order; None where it has none."""
-        return [self._table.samples_of(row) for row in self.rows]
+        return [self._lab.table.samples_of(row) for row in self.rows]
 
     @property
     def failed(self) -> dict[str, str]:
@@ -142,12 +151,11 @@ class Study:
         if self._is_empty():
             return
         if y == "samples":
-            taken = {row.form: (self._table.samples_of(row), row.estimate) for row in self.rows if row.status == "ok"}
-            statistic = next(row.statistic for row in self.rows if row.status == "ok")
+            taken = {row.form: (self._lab.table.samples_of(row), row.estimate) for row in self._valued_rows()}
+            statistic = self._valued_rows()[0].statistic
             axis = {"label": self.label, "unit": self._unit(), "statistic": STATISTICS.get(statistic, statistic)}
             fig = plots.samples(taken, **axis, title=self.finding())
-            self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
-            return
+            return self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
         frame, label, unit = self._valued(y)
         if log is None:
             values = frame["value"][frame["value"] > 0]
@@ -156,14 +164,13 @@ class Study:
         if x is None:
             fig = self._bars(frame, by, label=label, unit=unit, log=log)
         else:
-            self._need(x)
-            self._numeric(frame, x)
+            self._need(x, numbers=True)
             frame = frame[frame["value"] > 0] if log else frame
             axes = {"x": x, "y": "value", "x_label": text.plain(x), "y_label": text.axis_label(label, unit)}
             fig = plots.points(_series(frame, by), **axes, hue=by, joined=True, log=log, title=self.finding())
-        shape = f"Lines over {x}" if x else "Bars"
         kind = "value" if y == "value" and self.frame["ratio"].notna().any() else ""
         by_keys = f", by {' and '.join(map(text.plain, self.keys))}" if self.keys else ""
+        shape = f"Lines over {x}" if x else "Bars"
         self._show(fig, kind, f"{shape}: {label}{by_keys}, with 95 % intervals", key)
         if remarks := self._remarks():
             self._lab.say("\n".join(remarks))
@@ -220,49 +227,42 @@ class Study:
             return
         factor, unit = text.shown_as(self._unit())
         frame = self.frame[(self.frame["status"] == "ok") & (self.frame["form"] != CONTROL)]
-        forms, title, equal = set(frame["form"]), self.finding(), ""
-        labels = {name: text.axis_label(self.label, unit) if name == "value" else text.plain(name) for name in (x, y)}
-        if {x, y} <= forms:
+        title, line = self.finding(), ""
+        if {x, y} <= set(frame["form"]):
             frame = _paired(frame, x, y, factor)
             if frame.empty:
-                self._lab.say(f"{self.title}: {x} and {y} have no case in common.")
-                return
-            title, equal = f"{self.title}: {_off(frame, x, y, unit)}", ", with the line of equality"
+                return self._lab.say(f"{self.title}: {x} and {y} have no case in common.")
+            title, line = f"{self.title}: {_off(frame, x, y, unit)}", ", with the line of equality"
             labels = {name: text.axis_label(text.plain(name), unit) for name in (x, y)}
-        if missing := [name for name in (x, y) if name not in frame]:
-            known = ", ".join(sorted(forms))
-            raise GnnlabError(f"{self.name} has no form, key or field {missing[0]!r}; forms: {known}")
-        self._numeric(frame, x, y)
-        hue = by or (None if equal else "form")
+        else:
+            self._need(x, y, numbers=True)
+            by = by or "form"
+            labels = {n: text.axis_label(self.label, unit) if n == "value" else text.plain(n) for n in (x, y)}
         axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
-        fig = plots.points(frame, **axes, hue=hue, equal=bool(equal), title=title)
-        self._show(fig, "scatter", f"Points: {labels[y]} over {labels[x]}{equal}", key)
+        fig = plots.points(frame, **axes, hue=by, equal=bool(line), title=title)
+        self._show(fig, "scatter", f"Points: {labels[y]} over {labels[x]}{line}", key)
+
+    def _valued_rows(self) -> list[Row]:
+        return [row for row in self.rows if row.status == "ok"]
 
     def _unit(self) -> str:
         """The one unit of the rows that have a number. Raises `GnnlabError` where there are several."""
-        units = list(dict.fromkeys(row.unit for row in self.rows if row.status == "ok"))
+        units = list(dict.fromkeys(row.unit for row in self._valued_rows()))
         if len(units) > 1:
             raise GnnlabError(
                 f"{self.name} is in {' and '.join(units)}: one figure has one unit; .only(unit={units[0]!r})"
             )
         return units[0]
 
-    def _numeric(self, frame: pd.DataFrame, *names: str) -> None:
-        for name in names:
-            if not pd.api.types.is_numeric_dtype(frame[name].infer_objects()):
-                example = next(value for value in frame[name] if not isinstance(value, int | float))
-                raise GnnlabError(f"{self.name}: {name} is no number ({example!r}); an axis needs numbers")
-
     def _is_empty(self) -> bool:
         """Say so where no row has a number."""
-        empty = not (self.frame["status"] == "ok").any()
-        if empty:
+        if not self._valued_rows():
             self._lab.say(f"{self.title}: nothing was measured.")
-        return empty
+        return not self._valued_rows()
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
-        parts = [self.name, *map(_part, self._selected.values()), kind]
+        parts = [self.name, *map(text.words_of, self._selected.values()), kind]
         name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", part).strip("-") for part in parts if part)
         forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
         self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
@@ -275,7 +275,7 @@ class Study:
             base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
             columns, factor, label, unit = ("ratio", "ratio_low", "ratio_high"), 1.0, f"times as fast as {base}", "x"
         else:
-            better = next(row.better for row in self.rows if row.status == "ok")
+            better = self._valued_rows()[0].better
             label = self._label or LABELS.get((self._unit(), better), self.label)
             columns, (factor, unit) = ("value", "low", "high"), text.shown_as(self._unit())
         numbers = frame[[*columns]].astype(float).to_numpy() * factor
@@ -307,8 +307,7 @@ class Study:
         """The frame that `table` shows."""
         if not self.rows:
             return pd.DataFrame({self.name: ["nothing was measured"]})
-        valued = [row for row in self.rows if row.status == "ok"]
-        statistics, units = ({getattr(row, name) for row in valued} for name in ("statistic", "unit"))
+        statistics, units = ({getattr(row, name) for row in self._valued_rows()} for name in ("statistic", "unit"))
         usual = statistics.pop() if len(statistics) == 1 else "value"
         unit = units.pop() if len(units) == 1 else None  # else each number has its unit beside it
         heading = self.label if usual in ("count", "single", "estimate") else STATISTICS.get(usual, usual)
@@ -346,12 +345,6 @@ def _value_text(row: Row, unit: str | None) -> str:
 def _series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
     """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
     return frame.assign(**{by: [text.named(by, value) for value in frame[by]]})
-
-
-def _part(wanted: Any) -> str:
-    """What was selected, in the name of a file: of several values that no name has room for, apart by a digest."""
-    several = isinstance(wanted, list | tuple | set) and len(wanted) > text.MOST_NAMED
-    return f"{text.words_of(wanted)} {digest([str(each) for each in wanted])[:6]}" if several else text.words_of(wanted)
 
 
 def _paired(frame: pd.DataFrame, x: str, y: str, factor: float) -> pd.DataFrame:

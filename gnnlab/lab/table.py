@@ -170,6 +170,12 @@ def row(**fields: Any) -> Row:
         raise GnnlabError(f"row of {given.get('study')}, {given.get('form')}: {wrong}") from None
 
 
+def of_estimate(estimate: Estimate) -> dict[str, Any]:
+    """Value, interval and n of an estimate, as fields of a row."""
+    kind = Interval.NONE if estimate.low is None else Interval.CONFIDENCE
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n, "interval": kind}
+
+
 def _plain(value: Any) -> Any:
     """Without numpy's types; NaN is no value."""
     if isinstance(value, np.generic):

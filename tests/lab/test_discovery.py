@@ -1,7 +1,7 @@
 """What there is to run, in which order, and with which parameters."""
 
-import nbformat
 import pytest
+import small_notebooks
 from refusals import refusal as refused
 
 from gnnlab.lab import discovery
@@ -17,12 +17,7 @@ def repository(tmp_path):
 
 
 def notebook(repository, name, source=CELL, **about):
-    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
-    path = repository / "notebooks" / f"{name}.ipynb"
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    metadata |= {"gnnlab": about} if about else {}
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=metadata), path)
-    return path
+    return small_notebooks.write(repository / "notebooks" / f"{name}.ipynb", source, **about)
 
 
 # ---- notebooks

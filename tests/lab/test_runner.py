@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 import types
-from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
 import run_folders
+import small_notebooks
 from rich.console import Console
 
 from gnnlab import files
@@ -22,52 +22,41 @@ from gnnlab.lab import discovery, execution, results, runner, runs, text
 from gnnlab.lab.results import Status
 
 PARAMETERS = """\
-mode: str = "pass"                  # what happens; pass|raise|refuse|die|slow|silent|damage
+mode: str = "pass"                  # what happens; pass|raise|die|slow|silent|damage
 width: int = 8                      # channels; 1..64
+graph: str = "digits"               # a name or a file
 output_dir: str = "outputs/quick"   # where results go"""
 
 BODY = """\
 import os, sys, time, uuid
 from pathlib import Path
-from gnnlab.lab import parameters, results, table
+from gnnlab.lab import results, table
 print("one", flush=True); print("aside", file=sys.stderr, flush=True); print(sys.executable)
 Path(output_dir, "kernel.pid").write_text(str(os.getpid()))
 def finish(status="passed", reason=None):
-    stamp = f"2026-01-02T03:04:05.{time.time_ns()}"
-    fields = dict(params_set="quick", parameters=dict(width=width), environment={}, seconds=0, started=stamp)
-    result = results.ResultFile(run=uuid.uuid4().hex, notebook=NAME, status=status, reason=reason, **fields)
-    rows = table.Table()
-    rows.put(table.row(study="kernel", value=os.getpid(), **ROW), [os.getpid()])
+    result = results.ResultFile(
+        run=uuid.uuid4().hex, notebook=NAME, status=status, reason=reason, params_set="quick", environment={},
+        parameters=dict(width=width), seconds=0, started="2026-01-02T03:04:05",
+    )
+    rows, pid = table.Table(), os.getpid()
+    row = table.row(
+        study="kernel", form="pid", value=pid, n=1, unit="count", better="neither", origin="measured", threads=1,
+        statistic="single", interval="none", device="CPU", runtime="python", precision="none",
+    )
+    rows.put(row, [pid])
     results.write(Path(os.environ["GNNLAB_RUN"], "result.json"), result, rows)
-ROW = dict(form="pid", n=1, unit="count", better="neither", origin="measured", statistic="single", interval="none")
-ROW |= dict(device="CPU", runtime="python", precision="none", threads=1)
-"""
-
-ACTION = """\
 match mode:
     case "raise": finish(); raise KeyError("one\\ntwo")
-    case "refuse": parameters.check({"widht": 1}, {"width": None})
     case "die": os._exit(3)
     case "slow": time.sleep(600)
     case "damage": Path(os.environ["GNNLAB_RUN"], "result.json").write_text("{}")
     case "pass": finish(*LAST)"""
 
 
-def code(source, **metadata):
-    return nbformat.v4.new_code_cell(source, metadata=metadata)
-
-
 def write_notebook(path, last=("passed",), **about):
-    cells = [
-        nbformat.v4.new_markdown_cell("# The question"),
-        code(PARAMETERS, tags=["parameters"]),
-        code(f"NAME, LAST = {path.stem!r}, {last!r}\n{BODY}"),
-        nbformat.v4.new_markdown_cell("## The answer\nin words"),
-        code(ACTION),
-    ]
-    metadata = {"gnnlab": about, "kernelspec": {"name": "mine", "display_name": "M", "language": "python"}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
+    kernel = {"name": "mine", "display_name": "M", "language": "python"}
+    body = f"NAME, LAST = {path.stem!r}, {last!r}\n{BODY}"
+    small_notebooks.write(path, PARAMETERS, "# The answer\nin words", body, kernel=kernel, **about)
 
 
 def make_repository(root):
@@ -216,11 +205,15 @@ def test_what_changed_runs_again_and_is_named(repository, attempted, monkeypatch
     assert attempted == ["01_first"]
 
 
-def test_what_needs_a_changed_result_runs_again(repository, attempted):
-    path = good(repository) / "result.json"
-    results.write(path, results.read(path).model_copy(update={"seconds": 99.0}))
-    _, printed = start(repository, "02")
-    assert "02_second  running  runs again: inputs changed (01_first)" in printed
+def test_what_parameters_name_is_looked_for_where_the_user_is(repository, attempted, tmp_path, monkeypatch):
+    monkeypatch.setattr(discovery, "root", lambda start=None: repository)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.npz").write_text("a graph")
+    runner.run(
+        ["01"], force=True, overrides=[("mode", "pass"), ("graph", "mine.npz")], console=Console(file=io.StringIO())
+    )
+    result = results.read(failed(repository) / "result.json")
+    assert list(result.fingerprint["inputs"]) == ["mine.npz"] and attempted == ["01_first"]
 
 
 def test_what_needs_a_failed_notebook_is_skipped(repository, attempted):
@@ -247,7 +240,7 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     outcomes, printed = start(repository, "01", overrides=[("mode", "raise")])
 
     assert outcomes["01"].status == "failed" and runner.exit_code(outcomes.values()) == 1
-    assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [4], under 'The answer')"
+    assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [3])"
     assert f"01_first  failed   {text.duration(outcomes['01'].seconds)}  KeyError" in printed
     after = contents(folder)
     place = failed(repository)
@@ -263,29 +256,23 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
 
 
 @pytest.mark.parametrize(
-    ("mode", "reason"),
+    ("mode", "status", "reason"),
     [
-        ("refuse", "unknown parameter 'widht' (did you mean width?)"),
-        ("die", "the kernel died in cell [4], under 'The answer'"),
-        ("silent", "it ended without writing result.json; its last cell has to finish the session"),
-        ("damage", "result.json is not a result file of this version"),
+        ("die", "failed", "could not be executed (DeadKernelError: Kernel died)"),
+        ("silent", "failed", "it ended without writing result.json; its last cell has to finish the session"),
+        ("damage", "failed", "result.json is not a result file of this version"),
+        ("slow", "timeout", "not done after 3 seconds; "),  # one limit for all its cells
     ],
 )
-def test_every_failure_has_a_reason_of_one_line(repository, mode, reason):
+def test_every_failure_has_a_reason_of_one_line(repository, mode, status, reason):
+    if mode == "slow":
+        write_notebook(repository / "notebooks/01_first.ipynb", timeout_minutes=0.05)
     before = (good(repository) / "result.json").read_bytes()
     outcome = start(repository, "01", overrides=[("mode", mode)])[0]["01"]
-    assert outcome.status == "failed" and reason in outcome.reason and "\n" not in outcome.reason
+    assert outcome.status == status and reason in outcome.reason and "\n" not in outcome.reason
     assert (good(repository) / "result.json").read_bytes() == before
-    assert results.read(failed(repository) / "result.json").reason == outcome.reason
-
-
-def test_a_notebook_has_one_time_limit_for_all_its_cells(repository):
-    write_notebook(repository / "notebooks/01_first.ipynb", timeout_minutes=0.05)
-    outcome = start(repository, "01", overrides=[("mode", "slow")])[0]["01"]
-    assert outcome.status == "timeout" and outcome.seconds < 60
-    assert outcome.reason.startswith("not done after 3 seconds; stopped in cell [")
-    assert results.read(failed(repository) / "result.json").status == "timeout"
-    assert results.read(good(repository) / "result.json").status == "passed"
+    result = results.read(failed(repository) / "result.json")
+    assert (result.status, result.reason) == (status, outcome.reason)
 
 
 @pytest.fixture
@@ -334,68 +321,54 @@ def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, 
 
 
 def pooled(repository):
-    """The ids of the processes of the runs of notebook 01, as the ledger reads them."""
-    found, problems = results.runs_of(repository / "outputs/quick")
+    """The ids of the runs of notebook 01 that the ledger pools."""
+    runs_of, problems = results.runs_of(repository / "outputs/quick")
     assert not problems
-    return sorted(rows.samples_of(next(iter(rows)))[0] for _, rows in found["01_first"])
-
-
-@pytest.fixture(scope="module")
-def ran_thrice(ran, tmp_path_factory):
-    """A repository where notebook 01 ran three times, and what was printed for the last two."""
-    repository = shutil.copytree(ran[0], tmp_path_factory.mktemp("thrice") / "repository")
-    with pytest.MonkeyPatch.context() as patch:
-        steady(patch)
-        return repository, start(repository, "01", runs=3)[1]
-
-
-@pytest.fixture
-def three(ran_thrice, tmp_path):
-    """A copy of its own of the repository after three runs."""
-    return shutil.copytree(ran_thrice[0], tmp_path / "thrice")
+    return [result.run for result, _ in runs_of["01_first"]]
 
 
 @pytest.fixture
 def without_kernels(monkeypatch):
-    """Notebooks "run" in this process: each leaves a result with a pid of its own, until `.fail` is a reason."""
-    made = types.SimpleNamespace(pid=10**7, fail=None)
+    """Notebooks "run" in this process: each leaves the result before it as another run, until `.fail` is a reason."""
+    made = types.SimpleNamespace(runs=0, fail=None)
 
     def run_cells(notebook, parameters, *, here, place, bar):
         shutil.copy(notebook.path, place / results.NOTEBOOK)
         if made.fail:
             return Status.FAILED, made.fail
-        made.pid += 1
+        made.runs += 1
         path = run_folders.newest(here / parameters["output_dir"], notebook.name)
-        result, rows = results.read(path), results.table_of(path, results.read(path))
-        changed = next(iter(rows)).model_copy(update={"value": made.pid})
-        rows.put(changed, [made.pid])
-        results.write(place / path.name, result.model_copy(update={"run": f"run {made.pid}"}), rows)
+        result = results.read(path).model_copy(update={"run": f"run {made.runs}"})
+        results.write(place / path.name, result, results.table_of(path, result))
         return Status.PASSED, None
 
     monkeypatch.setattr(execution, "run_cells", run_cells)
     return made
 
 
-def test_runs_that_are_missing_are_made_each_in_a_kernel_of_its_own(ran_thrice):
-    repository, printed = ran_thrice
-    assert len(set(pooled(repository))) == 3
+@pytest.fixture
+def three(repository, without_kernels):
+    """The repository after three runs of notebook 01."""
+    _, printed = start(repository, "01", runs=3)
     assert [re.sub(r"[\d.]+ s", "T", line) for line in printed.splitlines()[:-1]] == [
         "01_first  running  run 2 of 3",
         "01_first  passed   T",
         "01_first  running  run 3 of 3",
         "01_first  passed   T",
     ]
+    assert len(pooled(repository)) == 3
+    return repository
 
 
-def test_runs_that_are_there_are_not_made_again(three, attempted):
+def test_runs_that_are_there_are_not_made_again(three):
     before = contents(three)
     for wanted in (1, 3):
         outcomes, printed = start(three, "01", runs=wanted)
         assert not outcomes["01"].ran and "3 runs, unchanged since" in printed
-    assert attempted == [] and contents(three) == before
+    assert contents(three) == before
 
 
-def test_a_forced_run_is_one_more_and_one_of_other_parameters_stands_alone(three, without_kernels):
+def test_a_forced_run_is_one_more_and_one_of_other_parameters_stands_alone(three):
     assert start(three, "01", force=True)[0]["01"].status == "passed" and len(pooled(three)) == 4
     assert start(three, "01", overrides=[("width", "11")])[0]["01"].status == "passed"
     assert len(pooled(three)) == 1
@@ -403,17 +376,14 @@ def test_a_forced_run_is_one_more_and_one_of_other_parameters_stands_alone(three
 
 def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(three, without_kernels):
     before, without_kernels.fail = pooled(three), "no luck"
-    outcomes, printed = start(three, "01", runs=5)
-    assert (
-        outcomes["01"].status == "failed" and outcomes["01"].reason == "run 4 of 5: no luck; the runs before it stand"
-    )
-    assert "run 5 of 5" not in printed and pooled(three) == before
+    outcome = start(three, "01", runs=5)[0]["01"]
+    assert (outcome.status, outcome.reason) == ("failed", "run 4 of 5: no luck; the runs before it stand")
+    assert pooled(three) == before
 
     without_kernels.fail = None
     outcomes, printed = start(three, "01", runs=4)
     assert outcomes["01"].status == "passed" and "running  run 4 of 4" in printed
-    assert pooled(three) == [*before, 10**7 + 1]
-    assert results.newest(three / "outputs/quick", "01_first")[1] is None
+    assert len(pooled(three)) == 4 and results.newest(three / "outputs/quick", "01_first")[1] is None
 
 
 def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
@@ -422,7 +392,7 @@ def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
     assert not start(repository, "02", runs=3)[0]["02"].ran
 
 
-def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, without_kernels, monkeypatch):
+def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, monkeypatch):
     versions = iter(["1", "1", "2", "2", "2"])  # looked at before the first, and as each run begins
     monkeypatch.setattr(runs, "package_code", lambda: {"lab/a.py": next(versions)})
     assert start(three, "01", runs=5)[0]["01"].status == "passed" and len(pooled(three)) == 1
@@ -459,33 +429,12 @@ def test_bad_requests_are_refused_before_anything_is_touched(repository, argumen
     assert contents(repository) == before
 
 
-def test_every_parameter_file_is_checked_before_anything_runs(repository, monkeypatch):
-    monkeypatch.setattr(execution, "execute", lambda *arguments, **options: pytest.fail("executed"))
+def test_every_parameter_file_is_checked_before_anything_runs(repository, attempted):
     shutil.rmtree(repository / "outputs")
     (repository / "params/quick/03_third.yaml").write_text("width: 1e9")
     with pytest.raises(GnnlabError, match=r"03_third\.yaml: width: got .* from 1 to 64"):
         start(repository)
-    assert not (repository / "outputs").exists()
-
-
-def test_what_parameters_name_is_looked_for_where_the_user_is(repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(discovery, "root", lambda start=None: repository)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    looked, fingerprint = [], runs.fingerprint
-
-    def pretend(notebook, given, blank, *, here, place, **options):
-        looked.append(here)
-        return not_run(blank, place)
-
-    def remembered(*arguments, here, **options):
-        looked.append(here)
-        return fingerprint(*arguments, here=here, **options)
-
-    monkeypatch.setattr(execution, "execute", pretend)
-    monkeypatch.setattr(runs, "fingerprint", remembered)
-    runner.run(["01"], force=True, console=Console(file=io.StringIO()))
-    assert set(looked) == {Path.cwd()} and failed(repository).exists()
+    assert not (repository / "outputs").exists() and attempted == []
 
 
 def test_the_folder_of_results_is_found_or_its_run_is_named(repository, monkeypatch):

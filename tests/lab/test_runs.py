@@ -7,9 +7,9 @@ import json
 import os
 import sys
 
-import nbformat
 import pytest
 import run_folders
+import small_notebooks
 import table_rows
 from moments import at_moment, killed
 from refusals import refused as refused_in_one_line
@@ -139,8 +139,7 @@ def repository(tmp_path, result_file, monkeypatch):
 
 
 def write_notebook(root, code="x = 1", prose="words"):
-    cells = [nbformat.v4.new_markdown_cell(prose), nbformat.v4.new_code_cell(code)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), root / "01_a.ipynb")
+    small_notebooks.write(root / "01_a.ipynb", "", f"# {prose}", code)
 
 
 def fingerprint(root, **parameters):

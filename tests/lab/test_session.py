@@ -4,14 +4,13 @@ import subprocess
 import sys
 from functools import partial
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import run_folders
+import small_notebooks
 import torch
 from matplotlib.figure import Figure
-from nbformat.v4 import new_code_cell, new_notebook
 from torch import nn
 
 from gnnlab import Lab
@@ -26,13 +25,9 @@ X = torch.arange(12.0).reshape(4, 3)
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
     """A session of a small notebook in a small repository."""
-    (tmp_path / "notebooks").mkdir()
     (tmp_path / "params/quick").mkdir(parents=True)
-    cell = new_code_cell('size: int = 3  # nodes; 1..10\noutput_dir: str = "outputs/quick"  # folder')
-    cell.metadata["tags"] = ["parameters"]
-    python = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    made = new_notebook(cells=[cell], metadata={"kernelspec": python})
-    nbformat.write(made, tmp_path / "notebooks" / "01_profile_bottlenecks.ipynb")
+    cell = 'size: int = 3  # nodes; 1..10\noutput_dir: str = "outputs/quick"  # folder'
+    small_notebooks.write(tmp_path / "notebooks/01_profile_bottlenecks.ipynb", cell)
     monkeypatch.chdir(tmp_path)
     for module in (session, study):
         monkeypatch.setattr(module, "display", lambda *_, **__: None)

@@ -13,8 +13,8 @@ FIELDS = TORCH | {"unit": "ms", "better": "lower", "statistic": "median", "inter
 class Shown:
     """In place of a session: keeps what would be shown."""
 
-    def __init__(self):
-        self.figures, self.sentences = {}, []
+    def __init__(self, table):
+        self.table, self.figures, self.sentences = table, {}, []
 
     def figure(self, fig, name, *, alt, key=False):
         self.figures[name] = (fig, alt)
@@ -30,7 +30,7 @@ def study(*rows):
         value = given.get("value")
         ends = {} if value is None else {"low": value * 0.9, "high": value * 1.1}
         table.put(row(study="cells", **{"origin": "measured", **FIELDS, **ends, **given}))
-    return Study("cells", table, Shown())
+    return Study("cells", table.select("cells"), Shown(table))
 
 
 def cells():
@@ -91,7 +91,7 @@ def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
     measured.scatter(x="mib", y="value")
     fig, _ = drawn(measured, "cells-scatter")
     assert [text.get_text() for text in fig.legends[0].texts] == ["a", "b"]
-    with pytest.raises(GnnlabError, match="no form, key or field 'gib'; forms: a, b"):
+    with pytest.raises(GnnlabError, match="no key or field 'gib'; its keys: mib"):
         measured.scatter(x="gib", y="value")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # read by every Python that is started, workers and kernels too
 WITHOUT = "import os, sys\nfor name in os.environ['WITHOUT'].split():\n    sys.modules[name] = None\n"
