@@ -3,7 +3,6 @@
     with Worker() as worker:
         answer = worker.call("my_module:measure", {"nodes": 1000}, timeout_s=60)    # always an answer
         answer.status, answer.value, answer.reason                 # "done", what measure(nodes=1000) gave, None
-        worker.submit("my_module:run", {"graph": 0}).result()      # a Future: many tasks in flight, done in order
 
 A target is a function by its module, its arguments and its value are what JSON can hold; the state of its module stays
 for the next one. The process is a new Python (no fork), on Windows too. It starts when it is first needed, and again at
@@ -21,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -28,7 +28,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +62,7 @@ def worker_environment(*, keep_memory: bool = True, **settings: str) -> dict[str
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a task, and when it ran, in seconds of `time.perf_counter`, which processes of a machine share.
+    """What became of a task.
 
     `status`: done, raised (the target did: the process goes on), timeout or failed (the process was lost). `detail`:
     the end of the traceback of what the target raised.
@@ -73,8 +72,6 @@ class Answer:
     value: Any = None
     reason: str | None = None
     detail: str = ""
-    start_s: float = 0.0
-    end_s: float = 0.0
 
     @property
     def lost(self) -> bool:
@@ -93,7 +90,7 @@ class Answer:
 
 
 class Worker:
-    """One process at a time. `environment`: of `worker_environment`."""
+    """One process at a time, with one task at a time. `environment`: of `worker_environment`."""
 
     def __init__(self, **environment: Any) -> None:
         self._environment = environment
@@ -109,14 +106,6 @@ class Worker:
     def pid(self) -> int | None:
         """Of the process, None where there is none."""
         return self._process.popen.pid if self._process else None
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.popen.poll() is None
-
-    def start(self) -> None:
-        """Start the process, without waiting for it, unless there is one."""
-        self._process = self._process or _Process(self._environment)
 
     def call(
         self,
@@ -136,44 +125,35 @@ class Worker:
         most = memory_bytes or int(psutil.virtual_memory().available * _SHARE)
         try:
             for _ in range(2):  # it may have died since the last task, which is not this one's fault
-                self.start()
-                task = self._process.submit(target, arguments or {}, timeout_s)
-                answer = self._process.wait(task, timeout_s, most)
+                process = self._started()
+                process.send(target, arguments or {}, timeout_s)
+                answer = process.answer(timeout_s, most)
                 if answer.lost:
                     self.close()
-                if answer.status != "failed" or task.begun_s:
+                if answer.status != "failed" or process.has_begun:
                     break
             return answer
         except BaseException:  # after Ctrl-C nobody waits for the answer: it must not go to the next call
             self.close()
             raise
 
-    def submit(self, target: str, arguments: Mapping[str, Any]) -> Future[Answer]:
-        """Hand a task over, without limits: `close` ends what hangs, and what was in flight has then failed, as when
-        the process dies. A process that died is not replaced here, for the state of its modules is gone.
-        """
-        self.start()
-        return self._process.submit(target, arguments)
+    def submit(self, target: str, arguments: Mapping[str, Any]) -> None:
+        """Hand a task over whose answer nobody reads; the next `call` follows it."""
+        self._started().send(target, arguments, None)
 
-    def kill(self) -> None:
-        """End the process at once. What is in flight, or submitted before the next `call`, has failed."""
-        if self._process is not None:
-            self._process.end()
+    def _started(self) -> _Process:
+        self._process = self._process or _Process(self._environment)
+        return self._process
 
     def close(self) -> None:
         """End the process and whatever it started, if there is one, at once."""
-        self.kill()
+        if self._process is not None:
+            self._process.end()
         self._process = None
 
 
-class _Task(Future):
-    """Its result is an `Answer`. `begun_s`: when one with a limit began, in seconds of `time.perf_counter`."""
-
-    begun_s = 0.0
-
-
 class _Process:
-    """A process and its tasks, which it does in their order: a line of JSON for each, and one for each answer."""
+    """A process that does its tasks in their order: a line of JSON for each, and one for each answer."""
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
         self.popen = subprocess.Popen(
@@ -185,35 +165,42 @@ class _Process:
             encoding="utf-8",
             errors="replace",
         )
-        self._tasks: deque[_Task] = deque()
-        self._lock = threading.Lock()
-        self._end: str | None = None  # why there will be no more answers
+        self.has_begun = False  # the last task
+        self._unread = 0  # answers before that of the last task
+        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._printed: deque[str] = deque(maxlen=3)
-        self._printing = threading.Thread(target=self._read_printed, daemon=True)
-        self._answering = threading.Thread(target=self._read_answers, daemon=True)
-        self._printing.start()
-        self._answering.start()
+        self._readers = [threading.Thread(target=r, daemon=True) for r in (self._read_answers, self._read_printed)]
+        for reader in self._readers:
+            reader.start()
 
-    def submit(self, target: str, arguments: Mapping[str, Any], limit_s: float | None = None) -> _Task:
-        task, request = _Task(), json.dumps({"target": target, "arguments": dict(arguments), "limit_s": limit_s})
-        if limit_s:
-            self._printed.clear()
-        with self._lock:
-            if self._end is None:
-                self._tasks.append(task)
-                with suppress(OSError):  # of a process that is gone: the reader of its answers sees it
-                    print(request, file=self.popen.stdin, flush=True)
-                return task
-        task.set_result(self._lost())
-        return task
+    def send(self, target: str, arguments: Mapping[str, Any], limit_s: float | None) -> None:
+        self.has_begun = False
+        self._unread += limit_s is None
+        self._printed.clear()
+        with suppress(OSError):  # of a process that is gone: its answers end
+            request = {"target": target, "arguments": dict(arguments), "limit_s": limit_s}
+            print(json.dumps(request), file=self.popen.stdin, flush=True)
 
-    def wait(self, task: _Task, timeout_s: float, memory_bytes: int) -> Answer:
-        start = time.perf_counter()
+    def answer(self, timeout_s: float, memory_bytes: int) -> Answer:
+        """Of the last task."""
+        limit_s, ends = START_S, time.monotonic() + START_S
         while True:
-            with suppress(TimeoutError):
-                return task.result(_LOOK_S)
-            since, limit_s = (task.begun_s, timeout_s) if task.begun_s else (start, START_S)
-            if time.perf_counter() > since + limit_s:
+            try:
+                line = self._answers.get(timeout=_LOOK_S)
+                if line is None:
+                    return Answer("failed", reason=self._reason())
+                message = json.loads(line)
+                if message is None:
+                    self.has_begun, limit_s, ends = True, timeout_s, time.monotonic() + timeout_s
+                elif self._unread:
+                    self._unread -= 1
+                else:
+                    return Answer(**message)
+            except queue.Empty:
+                pass
+            except (ValueError, TypeError):  # a driver may write into what it did not open
+                return Answer("failed", reason=f"the process broke the channel of its answers{self._tail()}")
+            if time.monotonic() > ends:
                 return Answer("timeout", reason=f"no answer within {limit_s:g} s{self._tail()}")
             with suppress(psutil.Error):
                 used = psutil.Process(self.popen.pid).memory_info().rss
@@ -222,45 +209,35 @@ class _Process:
                     return Answer("failed", reason=reason)
 
     def end(self) -> None:
-        """End it and whatever it started, and its tasks."""
-        self._end = self._end or "its process was ended"
+        """End it and whatever it started."""
         if self.popen.poll() is None:
             end_tree(self.popen.pid)
         self.popen.wait()
-        for reader in {self._printing, self._answering} - {threading.current_thread()}:
+        for reader in self._readers:
             reader.join(timeout=1)
+        with suppress(OSError):
+            self.popen.stdin.close()
 
     def _read_answers(self) -> None:
         with self.popen.stdout:
-            with suppress(ValueError, TypeError, IndexError):  # a driver may write into what it did not open
-                for line in self.popen.stdout:
-                    if (answer := json.loads(line)) is None:
-                        self._tasks[0].begun_s = time.perf_counter()
-                    else:
-                        self._tasks.popleft().set_result(Answer(**answer))
-            try:
-                reason = describe_exit(self.popen.wait(timeout=1)) + self._tail()
-            except subprocess.TimeoutExpired:
-                reason = f"the process broke the channel of its answers{self._tail()}"
-                end_tree(self.popen.pid)
-        with suppress(OSError):
-            self.popen.stdin.close()
-        with self._lock:
-            self._end = self._end or reason
-        while self._tasks:
-            self._tasks.popleft().set_result(self._lost())
+            for line in self.popen.stdout:
+                self._answers.put(line)
+        self._answers.put(None)
 
     def _read_printed(self) -> None:
         with self.popen.stderr:
             self._printed.extend(line.strip() for line in self.popen.stderr if line.strip())
 
-    def _lost(self) -> Answer:
-        now = time.perf_counter()
-        return Answer("failed", reason=self._end, start_s=now, end_s=now)
+    def _reason(self) -> str:
+        """Why there are no more answers."""
+        try:
+            return describe_exit(self.popen.wait(timeout=1)) + self._tail()
+        except subprocess.TimeoutExpired:
+            return f"the process broke the channel of its answers{self._tail()}"
 
     def _tail(self) -> str:
         if self.popen.poll() is not None:
-            self._printing.join(timeout=1)
+            self._readers[1].join(timeout=1)
         lines = list(self._printed)
         return f"; it last said: {' | '.join(lines)[-300:]}" if lines else ""
 

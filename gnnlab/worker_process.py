@@ -50,21 +50,17 @@ def serve() -> None:
 
 
 def _answer(answers: TextIO, target: str, arguments: dict[str, Any], limit_s: float | None) -> str:
-    start = time.perf_counter()
     try:
         function = _function(target)
         if limit_s:
             print("null", file=answers, flush=True)
             # a thread of C that needs no Python: it ends even a driver that hangs with the interpreter locked
             faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True)
-        start = time.perf_counter()
-        value = function(**arguments)
-        return json.dumps({"status": "done", "value": value, "start_s": start, "end_s": time.perf_counter()})
+        return json.dumps({"status": "done", "value": function(**arguments)})
     except SystemExit:  # who asks for the end of the process gets it
         raise
     except BaseException as error:  # whatever a runtime or the user's code raises belongs to its task
-        raised = {"status": "raised", "reason": one_line(error), "detail": traceback.format_exc()[-DETAIL:]}
-        return json.dumps({**raised, "start_s": start, "end_s": time.perf_counter()})
+        return json.dumps({"status": "raised", "reason": one_line(error), "detail": traceback.format_exc()[-DETAIL:]})
     finally:
         faulthandler.cancel_dump_traceback_later()
 

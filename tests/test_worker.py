@@ -37,11 +37,9 @@ def gone(pid, within_s=100):
 
 
 def test_a_task_is_done_in_another_process_and_its_answer_comes_back(worker):
-    before = time.perf_counter()
     answer = call(worker, "behave", value={"ms": [1.5, None], "text": "ü\n"})
     assert answer.status == "done" and answer.get() == {"ms": [1.5, None], "text": "ü\n"} and not answer.lost
-    assert before < answer.start_s <= answer.end_s < time.perf_counter()
-    assert worker.alive and worker.pid not in (None, os.getpid())
+    assert worker.pid not in (None, os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -126,28 +124,12 @@ def test_a_time_limit_has_to_be_one(worker):
         call(worker, "behave", 0)
 
 
-def test_many_tasks_are_in_flight_and_share_the_state_of_their_module(worker):
-    worker.call("misbehaving:keep", {"key": "plan", "value": [1, 2]}, timeout_s=60).get()
-    tasks = [worker.submit("misbehaving:behave", {"value": number}) for number in range(200)]
-    failing = worker.submit("misbehaving:fail", {})
-    assert worker.submit("misbehaving:sum_of_kept", {"key": "plan"}).result(60).get() == 3
-    assert [task.result().value for task in tasks] == list(range(200)) and failing.result().status == "raised"
-
-
-@pytest.mark.parametrize(
-    ("last", "reason"), [("leave", "the process exited with code 7"), ("hang", "its process was ended")]
-)
-def test_what_is_in_flight_when_the_process_goes_has_failed(last, reason):
-    with Worker() as worker:
-        first, *others = [worker.submit(f"misbehaving:{name}", {}) for name in ("behave", last, "behave")]
-        assert first.result(60).status == "done"
-        if last == "hang":
-            worker.close()
-        else:
-            others[0].result(60)
-            others.append(worker.submit("misbehaving:behave", {}))  # it is not replaced: its modules' state is gone
-            assert not worker.alive
-        assert {(task.result(60).status, task.result().reason) for task in others} == {("failed", reason)}
+def test_a_task_that_nobody_waits_for_is_done_first_and_its_module_keeps_its_state(worker):
+    worker.submit("misbehaving:keep", {"key": "plan", "value": [1, 2]})
+    worker.submit("misbehaving:fail", {})
+    assert call(worker, "sum_of_kept", key="plan").get() == 3 and call(worker, "behave").get() == 1
+    worker.submit("misbehaving:leave", {})
+    assert call(worker, "behave").get() == 1
 
 
 @pytest.mark.parametrize(

@@ -139,64 +139,37 @@ def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
     assert (rows["absent"].status, rows["absent"].reason) == ("unavailable", "no such device here")
 
 
-def test_a_reader_who_adds_a_form_sees_it_drawn_and_in_the_table(lab):
-    forms = {"base": lambda x: x * 2, "mine": lambda x: x + x}
-    raced = lab.race("doubled", forms, {"4 rows": (X,), "2 rows": (X[:2],)}, budget_s=0.01)
-    raced.plot()
-    assert [f.name for f in lab.figures] == ["doubled"] and "mine" in lab.figures[0].alt
-    assert "base" in lab.figures[0].title
-    assert "mine" in raced.shown()["form"].tolist()
-
-
-def test_what_a_race_is_a_choice_for_is_in_the_result(lab):
-    forms = {"base": lambda x: x * 2, "mine": lambda x: x + x}
-    lab.race("doubled", forms, {"4 rows": (X,)}, key="rows", budget_s=0.01, purpose="twice of {rows}")
-    lab.race("unsaid", forms, {"4 rows": (X,)}, key="rows", budget_s=0.01)
-    assert results.read(lab.finish()).purposes == {"doubled": "twice of {rows}"}
-
-
-def test_a_race_over_a_number_is_drawn_as_lines(lab):
+def test_what_a_race_is_a_choice_for_is_in_the_result_and_an_added_form_in_figure_and_table(lab):
     forms = {"base": nn.Identity(), "mine": lambda input: input + 0}
-    over = {n: {"input": torch.ones(n)} for n in (10, 100, 1000)}
-    lab.race("copy", forms, over, key="n", budget_s=0.01).plot("value", x="n")
-    assert lab.figures[0].alt.startswith("Lines over n")
+    over = {n: {"input": torch.ones(n)} for n in (10, 100)}
+    raced = lab.race("copy", forms, over, key="n", budget_s=0.01, purpose="a copy of {n}")
+    raced.plot()
+    raced.plot("value", x="n")
+    assert [f.name for f in lab.figures] == ["copy", "copy-value"] and lab.figures[1].alt.startswith("Lines over n")
+    assert "mine" in lab.figures[0].alt and "base" in lab.figures[0].title and "mine" in raced.shown()["form"].tolist()
+    lab.race("unsaid", forms, {"4 rows": (X,)}, budget_s=0.01)
+    assert results.read(lab.finish()).purposes == {"copy": "a copy of {n}"}
 
 
 def test_rows_of_a_frame_are_recorded_under_the_names_of_their_fields(lab):
-    frame = pd.DataFrame(
-        {
-            "stage": ["GATHER", "GATHER"],
-            "form": ["torch", "npu"],
-            "samples": [np.arange(1.0, 9.0), None],
-            "status": ["ok", "unavailable"],
-            "reason": [None, "no NPU"],
-            "colour": ["red", "blue"],
-        }
-    )
+    columns = ["stage", "form", "samples", "status", "reason", "threads", "colour"]
+    measured = ["GATHER", "torch", np.arange(1.0, 9.0), "ok", None, 7, "red"]
+    frame = pd.DataFrame([measured, ["GATHER", "npu", None, "unavailable", "no NPU", None, "blue"]], columns=columns)
     told = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median", "device": "NPU x"}
     first, second = lab.record("stages", frame, keys=["stage"], **told).rows
     assert (first.keys, first.value, first.n, first.device) == ({"stage": "GATHER"}, 4.5, 8, "NPU x")
+    assert (first.threads, second.threads) == (7, 0)  # those of the frame, or of this process on such a device
     assert (second.status, second.reason, second.value) == ("unavailable", "no NPU", None)
 
 
-def test_what_a_row_of_a_frame_leaves_out_is_that_of_this_process(lab):
-    frame = pd.DataFrame([{"form": "a", "value": 1.0, "threads": 7}, {"form": "b", "value": 2.0}])
-    told = {"unit": "ms", "better": "lower", "origin": "simulated", "statistic": "single", "n": 1}
-    first, second = lab.record("s", frame, **told).rows
-    assert first.threads == 7 and second.threads == torch.get_num_threads()
-
-
 @pytest.mark.parametrize(
-    ("device", "named"),
+    ("device", "name"),
     [("cpu", "CPU c"), ("cpu:0", "CPU c"), ("cuda", "CUDA g0"), ("cuda:0", "CUDA g0"), ("cuda:1", "CUDA g1")],
 )
-def test_a_device_by_its_kind_becomes_its_name(lab, device, named):
+def test_a_device_by_its_kind_becomes_its_name(lab, device, name):
     lab.environment["devices"] = [{"kind": k, "name": n} for k, n in (("CPU", "c"), ("CUDA", "g0"), ("CUDA", "g1"))]
-    lab.count("a", {"b": 1}, device=device)
-    exact = {"value": 1.0, "n": 1, "statistic": "count", "interval": "exact", "unit": "count", "better": "neither"}
-    lab.record("a", pd.DataFrame([{"form": "of a frame", "origin": "counted", "device": device, **exact}]))
-    threads = torch.get_num_threads() if named == "CPU c" else 0
-    assert [(row.device, row.threads) for row in lab.table] == [(named, threads)] * 2
+    (row,) = lab.count("a", {"b": 1}, device=device).rows
+    assert (row.device, row.threads) == (name, torch.get_num_threads() if name == "CPU c" else 0)
 
 
 @pytest.mark.parametrize("values", [{"size": 11, "output_dir": "o"}, {"size": "three", "output_dir": "o"}])
