@@ -69,22 +69,20 @@ class Request:
         return parameters.check(given, notebook.declared)
 
 
-def request(
-    numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[str, str]] = (), start: Path | None = None
-) -> Request:
-    """Check everything that is asked for, in the repository of `start`. Raises `GnnlabError`, one line."""
-    base = root(start)
+def request(numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[str, str]] = ()) -> Request:
+    """Check everything that is asked for. Raises `GnnlabError`, one line."""
+    base = root()
     every = notebooks(base)
     chosen, params = select(every, numbers), parameter_set(params_set, base)
     given = read_parameters(every, chosen, params, overrides)
     return Request(base, every, chosen, params, given, output_folder(params, given.values(), base))
 
 
-def root(start: Path | None = None) -> Path:
-    """The repository: the first folder at or above `start` (the working directory), else above this package, that
-    holds `notebooks/` and `params/`. Raises `GnnlabError` when there is none.
+def root() -> Path:
+    """The repository: the first folder at or above the working directory, else above this package, that holds
+    `notebooks/` and `params/`. Raises `GnnlabError` when there is none.
     """
-    start = Path(start or Path.cwd()).resolve()
+    start = Path.cwd()
     for folder in (start, *start.parents, *Path(__file__).resolve().parents):
         if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
             return folder

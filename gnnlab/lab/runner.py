@@ -49,7 +49,6 @@ def run(
     force: bool = False,
     runs: int = 1,
     overrides: Sequence[tuple[str, str]] = (),
-    root: Path | None = None,
     console: Console | None = None,
 ) -> list[NotebookRun]:
     """Run the notebooks `numbers` (none: all) with a parameter set, and render the site of its results after each.
@@ -58,13 +57,13 @@ def run(
     Notebooks whose parameters, code, inputs, versions and machine are those of their last run are not run again unless
     `force`. Each is run until there are `runs` runs of it, each in a kernel of its own; all
     count. `overrides` are (name, text) pairs as from a command line. Files and modules that parameters
-    name are looked for in the current folder; with a `root` in that. Ctrl-C keeps what is done and passes through.
+    name are looked for in the current folder. Ctrl-C keeps what is done and passes through.
     """
-    request = discovery.request(numbers, params_set, overrides, root)
+    request = discovery.request(numbers, params_set, overrides)
     with folders.only_run(request.folder):
         from .report import build_site  # nbconvert, heavy
 
-        job = _Job(request, request.root if root else Path.cwd(), console or Console())
+        job = _Job(request, console or Console())
         page = None
         try:
             for notebook in request.chosen:
@@ -100,7 +99,6 @@ class _Job:
     """The notebooks of one run: how each ended, and the lines that are printed of them."""
 
     request: Request
-    here: Path  # what paths and modules of the user's are relative to
     console: Console
     outcomes: dict[str, NotebookRun] = field(default_factory=dict)
 
@@ -157,7 +155,7 @@ class _Job:
         """What a run of the notebook would be made from now."""
         folder, every = self.request.folder, self.request.every
         needs = [results.newest(folder, every[number].name)[0] for number in notebook.needs]
-        return folders.fingerprint(notebook.path, self.request.values(notebook), needs, here=self.here, folder=folder)
+        return folders.fingerprint(notebook.path, self.request.values(notebook), needs, here=Path.cwd(), folder=folder)
 
     def run_once(self, notebook: Notebook, about: str) -> NotebookRun:
         """Run a notebook, and put its run in place, with from what it was made, or with the reason of its failure."""
@@ -180,7 +178,7 @@ class _Job:
         )
         given = {parameter: values[parameter] for parameter in {"output_dir", *self.request.given[name]}}
         place, bar = folders.begin(folder, name), title if self.console.is_terminal else None
-        result = execution.execute(notebook, given, blank, here=self.here, place=place, bar=bar)
+        result = execution.execute(notebook, given, blank, here=Path.cwd(), place=place, bar=bar)
         executed = folders.put(place, folder, name) / results.NOTEBOOK
         return NotebookRun(name, result.status, result.reason, result.seconds, executed if executed.exists() else None)
 

@@ -99,7 +99,7 @@ class Lab:
         key: str | Sequence[str] = KEY,
         budget_s: float = 2.0,
         device: str = "cpu",
-        precision: str | Mapping[str, str] = "float32",
+        precision: str = "float32",
         of_form: Mapping[str, Mapping[str, Any]] | None = None,
         purpose: str | None = None,
         **options: Any,
@@ -108,7 +108,7 @@ class Lab:
 
         `forms` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
         tuple of several keys, to its inputs: a mapping by the names of arguments, or a tuple. `key` names the keys.
-        `budget_s` is the sampling time of one cell, `precision` what each form computes in. The rows of a form say what
+        `budget_s` is the sampling time of one cell, `precision` what forms compute in. The rows of a form say what
         the form says of itself (`conditions.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`.
         A form that raises `Unavailable` is one, and no failure. `options`
         are those of `profiling.races.race_forms`: tolerance, mode, control, per.
@@ -127,9 +127,8 @@ class Lab:
                 keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
                 for form, raced in race_forms(forms, inputs, budget_s=budget_s, device=device, **options).items():
                     name = baseline if form == CONTROL else form
-                    exact = precision if isinstance(precision, str) else precision.get(name, "float32")
                     own = row_of(forms[name]) | (of_form or {}).get(name, {})
-                    asked = {"study": study, "keys": keys, "form": form, "device": device, "precision": exact}
+                    asked = {"study": study, "keys": keys, "form": form, "device": device, "precision": precision}
                     self._put_raced(raced, baseline, asked, own)
                 step(", ".join(map(str, keys.values())))
         return self.study(study)

@@ -23,8 +23,9 @@ def notebook(repository, name, source=CELL, **about):
 # ---- notebooks
 
 
-def test_the_repository_is_found_from_a_folder_in_it(repository):
-    assert discovery.root(repository / "params/quick") == repository
+def test_the_repository_is_found_from_a_folder_in_it(repository, monkeypatch):
+    monkeypatch.chdir(repository / "params/quick")
+    assert discovery.root() == repository
 
 
 def test_notebooks_have_numbers_needs_and_a_time_limit(repository):

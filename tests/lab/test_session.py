@@ -142,13 +142,13 @@ def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
 def test_what_a_race_is_a_choice_for_is_in_the_result_and_an_added_form_in_figure_and_table(lab):
     forms = {"base": nn.Identity(), "mine": lambda input: input + 0}
     over = {n: {"input": torch.ones(n)} for n in (10, 100)}
-    raced = lab.race("copy", forms, over, key="n", budget_s=0.01, purpose="a copy of {n}")
+    raced = lab.race("copy", forms, over, key="rows", budget_s=0.01, purpose="a copy of {rows}")
     raced.plot()
-    raced.plot("value", x="n")
-    assert [f.name for f in lab.figures] == ["copy", "copy-value"] and lab.figures[1].alt.startswith("Lines over n")
+    raced.plot("value", x="rows")
+    assert [f.name for f in lab.figures] == ["copy", "copy-value"] and lab.figures[1].alt.startswith("Lines over rows")
     assert "mine" in lab.figures[0].alt and "base" in lab.figures[0].title and "mine" in raced.shown()["form"].tolist()
     lab.race("unsaid", forms, {"4 rows": (X,)}, budget_s=0.01)
-    assert results.read(lab.finish()).purposes == {"copy": "a copy of {n}"}
+    assert results.read(lab.finish()).purposes == {"copy": "a copy of {rows}"}
 
 
 def test_rows_of_a_frame_are_recorded_under_the_names_of_their_fields(lab):

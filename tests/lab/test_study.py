@@ -83,22 +83,18 @@ def test_a_scatter_of_two_forms_pairs_them_by_cell_and_draws_the_line_of_equalit
     assert drawn_points == 3  # one of the four cells has no number
     assert ax.get_xlabel() == "torch (ms)" and "equality" in alt
     assert "both are equal" in [text.get_text() for text in fig.legends[0].texts]
+    apart = study(*({"form": form, "keys": {"size": form}, "value": 1.0} for form in "ab"))
+    apart.scatter(x="a", y="b")
+    assert apart._lab.sentences == ["Cells: a and b have no case in common."] and not apart._lab.figures
 
 
 def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
-    rows = [{"form": form, "keys": {"mib": 2.0**n}, "value": n + 1.0} for form in "ab" for n in range(4)]
-    measured = study(*rows)
+    measured = study(*({"form": form, "keys": {"mib": 2.0**n}, "value": n + 1.0} for form in "ab" for n in range(4)))
     measured.scatter(x="mib", y="value")
     fig, _ = drawn(measured, "cells-scatter")
     assert [text.get_text() for text in fig.legends[0].texts] == ["a", "b"]
     with pytest.raises(GnnlabError, match="no key or field 'gib'; its keys: mib"):
         measured.scatter(x="gib", y="value")
-
-
-def test_a_scatter_of_forms_without_a_common_cell_is_said_and_not_drawn():
-    measured = study(*({"form": form, "keys": {"size": form}, "value": 1.0} for form in "ab"))
-    measured.scatter(x="a", y="b")
-    assert measured._lab.sentences == ["Cells: a and b have no case in common."] and not measured._lab.figures
 
 
 @pytest.mark.parametrize(
@@ -169,18 +165,15 @@ def test_only_keeps_rows_by_key_and_field_and_says_so():
 
 def test_nothing_measured_is_said_and_not_drawn():
     measured = study({"form": "npu", "status": "unavailable", "reason": "no NPU"})
-    for draw in (
-        measured.plot,
-        lambda: measured.heat(row="form", column="device"),
-        lambda: measured.scatter(x="n", y="value"),
-    ):
-        draw()
-    assert measured._lab.sentences == ["Cells: nothing was measured."] * 3 and not measured._lab.figures
+    measured.plot()
+    measured.heat(row="form", column="device")
+    measured.scatter(x="n", y="value")
+    measured.only(form="cpu").marks(row="form", column="device")
+    said = ["Cells: nothing was measured."] * 3 + ["Cells, form cpu: nothing was measured."]
+    assert measured._lab.sentences == said and not measured._lab.figures
     assert "no NPU" in measured.shown().to_string()
     measured.marks(row="form", column="device")
     assert list(measured._lab.figures) == ["cells-marks"]
-    measured.only(form="cpu").marks(row="form", column="device")
-    assert measured._lab.sentences[-1] == "Cells, form cpu: nothing was measured."
     assert study().finding() == "Cells: nothing was measured" and len(study().shown()) == 1
 
 
