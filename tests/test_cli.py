@@ -48,7 +48,7 @@ def asked(monkeypatch):
 
     def run(numbers, params_set, **options):
         request.numbers, request.params_set, request.options = numbers, params_set, options
-        return [runner.NotebookRun("01_first", Status(status), None, 1.0, None) for status in request.answer]
+        return [runner.NotebookRun("01_first", Status(status), None, 1.0) for status in request.answer]
 
     monkeypatch.setattr(runner, "run", run)
     return request

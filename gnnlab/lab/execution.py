@@ -1,6 +1,6 @@
 """One notebook, executed by papermill in a worker under one time limit for all its cells.
 
-    result = execute(notebook, parameters, blank, here=root, place=folder)
+    result = execute(notebook, parameters, blank, folder)
 
 The worker and its kernel end with this process, however that ends.
 """
@@ -31,22 +31,16 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def execute(
-    notebook: Notebook,
-    parameters: Mapping[str, Any],
-    blank: ResultFile,
-    *,
-    here: Path,
-    place: Path,
-    bar: str | None = None,
+    notebook: Notebook, parameters: Mapping[str, Any], blank: ResultFile, place: Path, bar: str | None = None
 ) -> ResultFile:
-    """Execute `notebook` with `parameters` in the working directory `here`; what it makes goes to the folder `place`.
+    """Execute `notebook` with `parameters` in the working directory; what it makes goes to the folder `place`.
 
     Returns, and writes, what the notebook wrote; where it did not pass, `blank` with the status and a reason of one
     line. `bar` is the title of papermill's progress bar on the terminal. A failure, a timeout or a dead kernel is a
     result; only Ctrl-C (`KeyboardInterrupt`) passes through, after the worker has ended.
     """
     start, path = time.monotonic(), place / results.RESULT
-    status, reason = run_cells(notebook, parameters, here=here, place=place, bar=bar)
+    status, reason = run_cells(notebook, parameters, place, bar)
     result = blank
     if status is Status.PASSED and not path.exists():
         status, reason = Status.FAILED, f"it ended without writing {path.name}; its last cell has to finish the session"
@@ -63,13 +57,13 @@ def execute(
 
 
 def run_cells(
-    notebook: Notebook, parameters: Mapping[str, Any], *, here: Path, place: Path, bar: str | None
+    notebook: Notebook, parameters: Mapping[str, Any], place: Path, bar: str | None
 ) -> tuple[Status, str | None]:
     """Execute the cells; the notebook in `place` grows cell by cell. Passed, failed or timeout, and why."""
     minutes = notebook.timeout_minutes
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", runs.PLACE: str(place)}
     asked = {"input_path": literal_path(notebook.path), "output_path": literal_path(place / results.NOTEBOOK)}
-    asked |= {"cwd": str(here), "parameters": dict(parameters), "environment": environment, "bar": bar}
+    asked |= {"cwd": str(Path.cwd()), "parameters": dict(parameters), "environment": environment, "bar": bar}
     with Worker(keep_memory=False) as worker:
         answer = worker.call(f"{notebook_process.__name__}:execute", asked, timeout_s=minutes * 60)
     if answer.status == "timeout":

@@ -32,13 +32,12 @@ COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red
 
 @dataclass(frozen=True)
 class NotebookRun:
-    """How a notebook ended. `out_path` is the executed notebook, of a failed run too; None where none was written."""
+    """How a notebook ended."""
 
     notebook: str
     status: Status
     reason: str | None
     seconds: float = 0.0
-    out_path: Path | None = None
     ran: bool = True  # False: its earlier results still hold, or it was skipped before it started
 
 
@@ -120,8 +119,7 @@ class _Job:
             count = f"{done} runs, " if done > 1 else ""
             reason = f"{count}unchanged since {when}: parameters, code, inputs, versions, machine"
             reason = f"{before.reason} ({reason})" if before.reason else reason
-            executed = path.with_name(results.NOTEBOOK)
-            return self.ended(NotebookRun(name, before.status, reason, before.seconds, executed, ran=False))
+            return self.ended(NotebookRun(name, before.status, reason, before.seconds, ran=False))
         else:
             last, why = wanted, f"runs again: {changed}" if changed else "" if before else "first run"
         for number in range(done + 1, last + 1):
@@ -155,7 +153,7 @@ class _Job:
         """What a run of the notebook would be made from now."""
         folder, every = self.request.folder, self.request.every
         needs = [results.newest(folder, every[number].name)[0] for number in notebook.needs]
-        return folders.fingerprint(notebook.path, self.request.values(notebook), needs, here=Path.cwd(), folder=folder)
+        return folders.fingerprint(notebook.path, self.request.values(notebook), needs, folder)
 
     def run_once(self, notebook: Notebook, about: str) -> NotebookRun:
         """Run a notebook, and put its run in place, with from what it was made, or with the reason of its failure."""
@@ -178,9 +176,9 @@ class _Job:
         )
         given = {parameter: values[parameter] for parameter in {"output_dir", *self.request.given[name]}}
         place, bar = folders.begin(folder, name), title if self.console.is_terminal else None
-        result = execution.execute(notebook, given, blank, here=Path.cwd(), place=place, bar=bar)
-        executed = folders.put(place, folder, name) / results.NOTEBOOK
-        return NotebookRun(name, result.status, result.reason, result.seconds, executed if executed.exists() else None)
+        result = execution.execute(notebook, given, blank, place, bar)
+        folders.put(place, folder, name)
+        return NotebookRun(name, result.status, result.reason, result.seconds)
 
     # ---- the lines that a run prints --------------------------------------------------------------------------------
 

@@ -83,27 +83,26 @@ def put(place: Path, folder: Path, notebook: str) -> Path:
 # ---- from what it was made -------------------------------------------------------------------------------------------
 
 
-def fingerprint(
-    notebook: Path, parameters: Mapping[str, Any], needs: Sequence[Path], *, here: Path, folder: Path
-) -> Fingerprint:
+def fingerprint(notebook: Path, parameters: Mapping[str, Any], needs: Sequence[Path], folder: Path) -> Fingerprint:
     """What the results of a notebook are made from.
 
     `parameters` are all that it declares; `needs` are the result files that it builds on. Files and modules that
-    parameters name are read relative to `here`, and what lies in `folder`, where the results go, does not count.
+    parameters name are looked for in the working directory, and what lies in `folder`, where the results go, does not
+    count.
     """
+    here = Path.cwd()
     cells = [cell for cell in json.loads(notebook.read_bytes())["cells"] if cell["cell_type"] == "code"]
-    tagged = [["".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells]
     texts = [text for value in parameters.values() for text in (value if isinstance(value, list) else [value])]
-    named = [path for text in texts if isinstance(text, str) for path in _files_of(text, here)]
-    inputs = {
-        path.relative_to(here).as_posix() if here in path.parents else str(path): files.digest(path)
-        for path in named
-        if folder not in path.parents
-    }
+    files_of = [path for text in texts if isinstance(text, str) for path in _files_of(text, here)]
+    inputs = {path: files.digest(path) for path in files_of if folder not in path.parents}
     return {
         "parameters": dict(parameters),
-        "code": {**package_code(), CELLS: files.digest(tagged)},
-        "inputs": {path.parent.parent.name: files.digest(path) for path in needs} | inputs,
+        "code": {
+            **package_code(),
+            CELLS: files.digest([["".join(c["source"]), c["metadata"].get("tags")] for c in cells]),
+        },
+        "inputs": {path.parent.parent.name: files.digest(path) for path in needs}
+        | {str(path.relative_to(here) if path.is_relative_to(here) else path): made for path, made in inputs.items()},
         "versions": machine.versions(*PACKAGES),
         "machine": this_machine(),
     }
@@ -148,8 +147,7 @@ def why_again(path: Path, result: ResultFile, now: Fingerprint) -> str | None:
 
 
 def _changed(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    absent = object()
-    names = sorted(name for name in before.keys() | now.keys() if before.get(name, absent) != now.get(name, absent))
+    names = sorted(n for n in before.keys() | now.keys() if n not in before or n not in now or before[n] != now[n])
     if not names:
         return None
     more = f" and {len(names) - 2} more" if len(names) > 3 else ""

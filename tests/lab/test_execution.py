@@ -28,6 +28,6 @@ from gnnlab.worker import Answer
 )
 def test_each_end_has_a_reason_of_one_line(monkeypatch, tmp_path, result_file, answer, reason):
     monkeypatch.setattr(execution.Worker, "call", lambda *_, **__: answer)
-    result = execution.execute(Notebook(tmp_path / "in.ipynb"), {}, result_file(), here=tmp_path, place=tmp_path)
+    result = execution.execute(Notebook(tmp_path / "in.ipynb"), {}, result_file(), tmp_path)
     assert result == results.read(tmp_path / results.RESULT) and result.status == "failed"
     assert reason in result.reason and len(result.reason.splitlines()) == 1

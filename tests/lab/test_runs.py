@@ -124,6 +124,7 @@ def repository(tmp_path, result_file, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("made")
     write_notebook(tmp_path)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -134,7 +135,7 @@ def write_notebook(root, code="x = 1", prose="words"):
 def fingerprint(root, **parameters):
     values = {"width": 8, "graph": "graph.npz", "model": "mine.models:make", "kinds": ["lap"]} | parameters
     needs = [root / "00_need/1/result.json"]
-    return runs.fingerprint(root / "01_a.ipynb", values, needs, here=root, folder=root / "outputs/quick")
+    return runs.fingerprint(root / "01_a.ipynb", values, needs, root / "outputs/quick")
 
 
 def why(root, before, now):
