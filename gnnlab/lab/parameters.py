@@ -1,21 +1,19 @@
 """The parameters of a notebook: its cell tagged `parameters` is the schema, and every value is checked against it.
 
-A line of that cell declares one parameter:
+A line of that cell declares one parameter, as papermill reads it:
 
     hidden: int = 64         # channels of a hidden layer; 8..1024
     local: str = "gin"       # local message passing; gin|gat|gcn
     rates: list[float] = []  # learning rates to try; 0..1
 
-`papermill.inspect_notebook` reads name, type, default and comment. In the comment `lo..hi` or `lo..` is a range and
-`a|b|c` are the choices; for lists they hold for each element. The cell is never executed. papermill reads one line
-a parameter, without "=" or "#" in its default.
+In the comment `lo..hi` or `lo..` is a range and `a|b|c` are the choices; for lists they hold for each element. The cell
+is never executed.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from gnnlab.errors import GnnlabError, meant, one_line, shown
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 FORM = "`name: type = literal  # meaning, unit; choices or range`"
 _NOUNS = {"int": "whole number", "float": "number", "str": "text", "bool": "truth value"}
+_LINE = re.compile(r"(\w+) *: *([\w\[\]]+) *= *(.+?) *(?:#(.*))?")
 _RANGE = re.compile(r"\(?(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)?\)?\.?")
 _CHOICES = re.compile(r"\(?([^\s|]+(?:\|[^\s|]+)+?)\)?\.?")
 
@@ -106,34 +105,29 @@ class Parameter:
 # ---- what a notebook declares ---------------------------------------------------------------------------------------
 
 
-def declared(notebook_path: Path) -> dict[str, Parameter]:
+def declared(path: Path) -> dict[str, Parameter]:
     """The parameters that a notebook declares, by name, in its order.
 
     Raises `GnnlabError` when the file is no notebook, has not exactly one cell tagged `parameters`, or when a line
     of that cell is not a declaration (the message shows the line).
     """
-    from papermill import inspect_notebook
-
-    path = Path(notebook_path)
     try:
         cells = [cell for cell in json.loads(path.read_bytes())["cells"] if cell["cell_type"] == "code"]
         tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-        if len(tagged) != 1:
-            raise GnnlabError(f"{path.name} has {len(tagged)} code cells tagged 'parameters'; it must have one")
-        logging.getLogger("papermill").setLevel(logging.ERROR)  # of lines that it leaves out, which are refused below
-        inspected = inspect_notebook(literal_path(path))
-    except GnnlabError:
-        raise
-    except Exception:  # papermill and nbformat raise many kinds
-        raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON) with a kernel of Python") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
+    if len(tagged) != 1:
+        raise GnnlabError(f"{path.name} has {len(tagged)} code cells tagged 'parameters'; it must have one")
     lines = [line for line in map(str.strip, tagged[0].splitlines()) if line and not line.startswith("#")]
-    left_out = [line for line in lines if re.split(r"\W", line)[0] not in inspected]
-    try:
-        if left_out or len(lines) > len(inspected):
-            raise GnnlabError(f"{shown((left_out or lines)[-1])} is not of the form {FORM}, each name once")
-        return {name: _declaration(**about) for name, about in inspected.items()}
-    except GnnlabError as error:
-        raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
+    parameters: dict[str, Parameter] = {}
+    for line in lines:
+        try:
+            if not (match := _LINE.fullmatch(line)) or match[1] in parameters:
+                raise GnnlabError(f"{shown(line)} is not of the form {FORM}, each name once")
+            parameters[match[1]] = _declaration(*match.groups())
+        except GnnlabError as error:
+            raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
+    return parameters
 
 
 def literal_path(path: Path) -> str:
@@ -141,19 +135,20 @@ def literal_path(path: Path) -> str:
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
-def _declaration(name: str, inferred_type_name: str, default: str, help: str) -> Parameter:
-    """A parameter from what papermill says of it; ranges and choices are words of its comment."""
-    kind = inferred_type_name.strip()
-    if kind.removeprefix("list[").removesuffix("]") not in TYPES or kind == "list[bool]":
+def _declaration(name: str, kind: str, default: str, comment: str | None) -> Parameter:
+    """A parameter from the parts of its line; ranges and choices are words of the comment."""
+    element = kind.removeprefix("list[").removesuffix("]")
+    if element not in TYPES or kind == "list[bool]":
         allowed = [*TYPES, "list[int]", "list[float]", "list[str]"]
         raise GnnlabError(f"{name} has the type {kind!r}; allowed are {', '.join(allowed)}")
     try:
         value = ast.literal_eval(default)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise GnnlabError(f"{name} has a default that is not a literal without '#': {shown(default)}") from None
-    bare = Parameter(f"a range or choice in the comment of {name}", kind.removeprefix("list[").removesuffix("]"), 0, "")
+    bare = Parameter(f"a range or choice in the comment of {name}", element, 0, "")
     limits: dict[str, Any] = {}
-    for word in re.split(r"[\s,;]+", help):
+    comment = comment or ""
+    for word in re.split(r"[\s,;]+", comment):
         if match := _RANGE.fullmatch(word):
             low, high = (None if end is None else bare.understood(end) for end in match.groups())
             limits = {"low": low, "high": high}
@@ -161,8 +156,8 @@ def _declaration(name: str, inferred_type_name: str, default: str, help: str) ->
             limits = {"choices": tuple(bare.understood(choice) for choice in match[1].split("|"))}
         else:
             continue
-        help = help.replace(word, "", 1)
-    meaning = re.sub(r"\s+", " ", help).strip(" ,;")
+        comment = comment.replace(word, "", 1)
+    meaning = re.sub(r"\s+", " ", comment).strip(" ,;")
     if not meaning:
         raise GnnlabError(f"{name} has no comment that says what it means")
     checked = Parameter(name, kind, value, meaning, **limits).understood(value)
