@@ -43,13 +43,9 @@ class Study:
     def __init__(
         self, name: str, rows: Iterable[Row], lab: Lab, selected: Mapping[str, Any] | None = None, label: str = ""
     ) -> None:
-        self.name, self.rows, self._lab, self._selected, self._label = (
-            name,
-            list(rows),
-            lab,
-            dict(selected or {}),
-            label,
-        )
+        self.name, self.rows, self._lab = name, list(rows), lab
+        self._selected, self._label = dict(selected or {}), label
+        self._valued = [row for row in self.rows if row.status == "ok"]
         keys = dict.fromkeys(key for row in self.rows for key in row.keys)
         columns = [*keys, *(field for field in FIELDS if field not in ("study", "keys", *keys))]
         self.frame = pd.DataFrame([row.keys | row.model_dump() for row in self.rows], columns=columns)
@@ -120,9 +116,8 @@ class Study:
 
     def _range(self) -> str:
         """The least and the largest value, for rows that are no race; of measured ones where there are any."""
-        valued = [row for row in self.rows if row.value is not None]
-        measured = [row for row in valued if row.origin is Origin.MEASURED and row.form != CONTROL]
-        rows = sorted(measured or valued, key=lambda row: row.value)
+        measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.form != CONTROL]
+        rows = sorted(measured or self._valued, key=lambda row: row.value)
         if not rows:
             return f"{self.title}: nothing was measured"
         if len(units := dict.fromkeys(row.unit for row in rows)) > 1:
@@ -151,12 +146,12 @@ class Study:
         if self._is_empty():
             return
         if y == "samples":
-            taken = {row.form: (self._lab.table.samples_of(row), row.estimate) for row in self._valued_rows()}
-            statistic = self._valued_rows()[0].statistic
+            taken = {row.form: (self._lab.table.samples_of(row), row.estimate) for row in self._valued}
+            statistic = self._valued[0].statistic
             axis = {"label": self.label, "unit": self._unit(), "statistic": STATISTICS.get(statistic, statistic)}
             fig = plots.samples(taken, **axis, title=self.finding())
             return self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
-        frame, label, unit = self._valued(y)
+        frame, label, unit = self._numbers(y)
         if log is None:
             values = frame["value"][frame["value"] > 0]
             wide = len(values) and (values.max() / values.min() > 5 or y == "ratio")
@@ -190,7 +185,7 @@ class Study:
         """
         if self._is_empty():
             return
-        frame, label, unit = self._valued("value", missing=True)
+        frame, label, unit = self._numbers("value", missing=True)
         shape = {"row": row, "column": column, "panel": panel}
         fig = plots.heat(frame, **shape, label=text.axis_label(label, unit), title=self.finding())
         by = f"{text.plain(row)} and {text.plain(column)}, one map for each {text.plain(panel)}"
@@ -242,12 +237,9 @@ class Study:
         fig = plots.points(frame, **axes, hue=by, equal=bool(line), title=title)
         self._show(fig, "scatter", f"Points: {labels[y]} over {labels[x]}{line}", key)
 
-    def _valued_rows(self) -> list[Row]:
-        return [row for row in self.rows if row.status == "ok"]
-
     def _unit(self) -> str:
         """The one unit of the rows that have a number. Raises `GnnlabError` where there are several."""
-        units = list(dict.fromkeys(row.unit for row in self._valued_rows()))
+        units = list(dict.fromkeys(row.unit for row in self._valued))
         if len(units) > 1:
             raise GnnlabError(
                 f"{self.name} is in {' and '.join(units)}: one figure has one unit; .only(unit={units[0]!r})"
@@ -256,9 +248,9 @@ class Study:
 
     def _is_empty(self) -> bool:
         """Say so where no row has a number."""
-        if not self._valued_rows():
+        if not self._valued:
             self._lab.say(f"{self.title}: nothing was measured.")
-        return not self._valued_rows()
+        return not self._valued
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
@@ -267,7 +259,7 @@ class Study:
         forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
         self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
 
-    def _valued(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
+    def _numbers(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
         """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit."""
         frame = self.frame[(self.frame["form"] != CONTROL) & ((self.frame["status"] == "ok") | missing)]
         if y == "ratio":
@@ -275,7 +267,7 @@ class Study:
             base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
             columns, factor, label, unit = ("ratio", "ratio_low", "ratio_high"), 1.0, f"times as fast as {base}", "x"
         else:
-            better = self._valued_rows()[0].better
+            better = self._valued[0].better
             label = self._label or LABELS.get((self._unit(), better), self.label)
             columns, (factor, unit) = ("value", "low", "high"), text.shown_as(self._unit())
         numbers = frame[[*columns]].astype(float).to_numpy() * factor
@@ -307,7 +299,7 @@ class Study:
         """The frame that `table` shows."""
         if not self.rows:
             return pd.DataFrame({self.name: ["nothing was measured"]})
-        statistics, units = ({getattr(row, name) for row in self._valued_rows()} for name in ("statistic", "unit"))
+        statistics, units = {row.statistic for row in self._valued}, {row.unit for row in self._valued}
         usual = statistics.pop() if len(statistics) == 1 else "value"
         unit = units.pop() if len(units) == 1 else None  # else each number has its unit beside it
         heading = self.label if usual in ("count", "single", "estimate") else STATISTICS.get(usual, usual)
