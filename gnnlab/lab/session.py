@@ -58,10 +58,9 @@ class Lab:
     Raises `GnnlabError`: a parameter is unknown, of another type or out of range; before anything was computed.
     """
 
-    def __init__(self, notebook: str, namespace: Mapping[str, Any], root: Path | None = None) -> None:
-        base = root or discovery.root()
-        path = base / "notebooks" / f"{notebook}.ipynb"
-        declared = parameters.declared(path)
+    def __init__(self, notebook: str, namespace: Mapping[str, Any]) -> None:
+        base = discovery.root()
+        declared = parameters.declared(base / "notebooks" / f"{notebook}.ipynb")
         values = parameters.from_namespace(namespace, declared)
         self.yours = advice.yours(values, declared)
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none

@@ -82,13 +82,13 @@ def test_a_damaged_notebook_is_named(repository, content):
 
 def test_a_parameter_set_is_a_name_or_a_folder(repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mine")
+    assert "holds no parameter file" in refused(discovery.parameter_set, str(folder), repository)
     (folder / "01_first.yaml").write_text("width: 8")
     assert discovery.parameter_set("full", repository) == repository / "params/full"
     assert discovery.parameter_set(str(folder), repository) == folder
-    assert "there is no parameter set or folder 'ful'; sets are full, quick" in refused(
-        discovery.parameter_set, "ful", repository
-    )
-    refused(discovery.parameter_set, "", repository)
+    for name in ("ful", ""):
+        message = refused(discovery.parameter_set, name, repository)
+        assert message == f"there is no parameter set or folder {name!r}; sets are full, quick"
 
 
 @pytest.fixture
@@ -148,11 +148,16 @@ def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(every, quick,
 # ---- where results go
 
 
-def test_results_go_to_the_folder_of_the_set_or_where_parameters_say(repository, quick):
-    assert discovery.output_folder(quick, [{"width": 1}], repository) == repository / "outputs/quick"
-    assert discovery.output_folder(quick, [{"output_dir": "x/y"}] * 2, repository) == repository / "x/y"
-    elsewhere = repository.parent / "elsewhere"
-    assert discovery.output_folder(quick, [{"output_dir": str(elsewhere)}], repository) == elsewhere
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ([{"width": 1}], "outputs/quick"),
+        ([{"output_dir": "x/y"}] * 2, "x/y"),
+        ([{"output_dir": "/elsewhere"}], "/elsewhere"),
+    ],
+)
+def test_results_go_to_the_folder_of_the_set_or_where_parameters_say(repository, quick, given, folder):
+    assert discovery.output_folder(quick, given, repository) == repository / folder
 
 
 @pytest.mark.parametrize(
