@@ -33,13 +33,6 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked(work, *arguments):
-    """A process that does this work, begun as a copy of this one; it ends itself at its end."""
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
-    process.start()
-    return process
-
-
 def killed(work, wanted, moments=WRITES, within_s=120):
     """Work in a forked process that ends itself at that moment. Does it?"""
 
@@ -48,7 +41,8 @@ def killed(work, wanted, moments=WRITES, within_s=120):
             at_moment(patch, wanted, die, moments)
             work()
 
-    process = forked(child)
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
     process.join(within_s)
     process.kill()
     process.join()
