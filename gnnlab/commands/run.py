@@ -1,6 +1,6 @@
 """Run notebooks and render the site of their results.
 
-Notebooks run in the order of their needs, and only where parameters, code, inputs, versions or machine
+Notebooks run in the order of their numbers, and only where parameters, code, inputs, versions or machine
 have changed since their last run. A failure leaves earlier results in place.
 
 examples:

@@ -1,4 +1,4 @@
-"""Runs notebooks: in dependency order, with strict parameters, and only those that have to run.
+"""Runs notebooks: in the order of their numbers, with strict parameters, and only those that have to run.
 
     outcomes = run(["01"], "quick")
     outcomes = run(["02"], "full", runs=5)      # five times, each in a kernel of its own; the runs are samples
