@@ -198,14 +198,12 @@ def load_yaml(path: Path) -> dict[str, Any]:
     """Read a parameter file: `name: value` lines in UTF-8. An empty file gives no parameter. Raises `GnnlabError`."""
     try:
         values = _from_yaml(path.read_text(encoding="utf-8-sig")) or {}
-        if isinstance(values, dict):
-            return values
-        wrong = "no `name: value` lines"
-    except UnicodeDecodeError:
-        wrong = "not UTF-8"
-    except GnnlabError as error:
-        wrong = str(error)
-    raise GnnlabError(f"{path}: {wrong}; a parameter file holds `name: value` lines in UTF-8")
+        if not isinstance(values, dict):
+            raise GnnlabError("no `name: value` lines")
+    except (UnicodeDecodeError, GnnlabError) as error:
+        wrong = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise GnnlabError(f"{path}: {wrong}; a parameter file holds `name: value` lines in UTF-8") from None
+    return values
 
 
 def parse(text: str, parameter: Parameter) -> Any:

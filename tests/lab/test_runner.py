@@ -435,10 +435,3 @@ def test_every_parameter_file_is_checked_before_anything_runs(repository, attemp
     with pytest.raises(GnnlabError, match=r"03_third\.yaml: width: got .* from 1 to 64"):
         start(repository)
     assert not (repository / "outputs").exists() and attempted == []
-
-
-def test_the_folder_of_results_is_found_or_its_run_is_named(repository, monkeypatch):
-    monkeypatch.chdir(repository / "notebooks")
-    assert runner.output_folder("quick") == repository / "outputs/quick"
-    with pytest.raises(GnnlabError, match="gnnlab run --params npu first"):
-        runner.output_folder("npu")

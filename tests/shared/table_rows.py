@@ -1,8 +1,9 @@
 """Rows of the lab's one table: from frames as `Lab.record` makes them, from samples as a race does, and exact ones."""
 
 import numpy as np
+from one_table import Recorder
 
-from gnnlab.lab.table import FIELDS, Interval, Table, row
+from gnnlab.lab.table import Table, of_estimate, row
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 
@@ -11,25 +12,16 @@ TORCH = {"device": "CPU chip", "runtime": "torch 1", "precision": "float32", "th
 
 def as_rows(frame, *keys, **constant):
     """A row for each row of `frame`; conditions that neither it nor `constant` names are those of torch."""
-    found = []
-    for given in frame.to_dict("records"):
-        fields = TORCH | constant | {name: given[name] for name in FIELDS if name in given and name != "keys"}
-        samples = given.get("samples")
-        if samples is not None and len(samples):
-            got = estimates.summary(samples, fields["statistic"])
-            kind = Interval.NONE if got.low is None else Interval.CONFIDENCE
-            fields |= {"value": got.value, "low": got.low, "high": got.high, "n": got.n, "interval": kind}
-        found.append(row(study="s", keys={key: given[key] for key in keys}, **fields))
-    return found
+    return Recorder().record("s", frame, keys=keys, **TORCH | constant).rows
 
 
 def put(table, study, keys, form, samples, baseline=None, control=None, **fields):
     """Add a row that follows from its samples; `baseline`: the name and the samples of what it is compared with."""
-    found, over = estimates.summary(samples), {}
+    over = {}
     if baseline is not None:
         ratio = estimates.ratio(*baseline[1:], samples, *([] if control is None else [control]))
         over = {"baseline": baseline[0], "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
-    ends = {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "interval": "95 % confidence"}
+    ends = of_estimate(estimates.summary(samples))
     named = {"study": study, "keys": keys, "form": form, "origin": "measured", "statistic": "median"}
     table.put(row(**{**TORCH, "unit": "ms", "better": "lower", **named, **ends, **over, **fields}), samples)
 
