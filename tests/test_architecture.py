@@ -39,7 +39,7 @@ TOP = {
     "user_code",
     "worker",
     "worker_process",
-}
+}  # which every room may import
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -65,12 +65,12 @@ def test_a_room_imports_only_what_the_house_allows(room):
 
 def test_every_imported_package_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
-    declared = {canonical(re.match(r"[\w.-]+", text)[0]) for text in requirements}
+    named = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
+    declared = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", d)[0]).lower() for d in named}
     owners = packages_distributions()
     for path in PACKAGE.rglob("*.py"):
         for name in {n.split(".")[0] for n in imports(path)} - {"gnnlab", "__future__"} - sys.stdlib_module_names:
-            distributions = {canonical(owner) for owner in owners.get(name, [name])}
+            distributions = {re.sub(r"[-_.]+", "-", d).lower() for d in owners.get(name, [name])}
             assert distributions & declared, f"{path.relative_to(ROOT)} imports {name}, which pyproject.toml lacks"
 
 
@@ -113,8 +113,14 @@ def test_conda_and_pip_install_the_same():
     assert f"python{project['requires-python']}" in conda
 
 
-def canonical(name):
-    return re.sub(r"[-_.]+", "-", name).lower()
+def pinned():
+    """Version by name, of the lines of constraints.txt that are for this Python and this system, or for another one."""
+    from packaging.requirements import Requirement
+
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pins.sort(key=lambda pin: pin.marker is None or pin.marker.evaluate())  # what is meant for here comes last
+    return {pin.name.lower().replace("_", "-"): str(pin.specifier).removeprefix("==") for pin in pins}
 
 
 def test_every_installed_package_has_the_version_that_constraints_pin():
@@ -123,25 +129,34 @@ def test_every_installed_package_has_the_version_that_constraints_pin():
 
     from packaging.requirements import Requirement
 
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    pins.sort(key=lambda pin: pin.marker is None or pin.marker.evaluate())  # what is meant for here comes last
-    versions = {canonical(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
-    seen, todo = set(), [("gnnlab", "test")]
+    pins, seen, todo = pinned(), set(), [("gnnlab", "test")]
     while todo:
         name, extra = todo.pop()
         if (name, extra) in seen:
             continue
         seen.add((name, extra))
         installed = distribution(name)
-        if canonical(name) not in ("gnnlab", "pip"):  # an environment comes with its own pip, which pip-audit asks for
-            assert installed.version.split("+")[0] == versions.get(canonical(name)), f"{name}: installed and pinned"
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key not in ("gnnlab", "pip"):  # an environment comes with its own pip, which pip-audit asks for
+            assert key in {re.sub(r"[-_.]+", "-", p) for p in pins}, f"{name} is not pinned"
+            version = next(v for p, v in pins.items() if re.sub(r"[-_.]+", "-", p) == key)
+            assert installed.version.split("+")[0] == version, f"{name} {installed.version} installed, {version} pinned"
         for text in installed.requires or []:
             requirement = Requirement(text)
             if name == "torch" and "platform_system" in str(requirement.marker):
                 continue  # its build for CUDA names the libraries that it was made with
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 todo += [(requirement.name, ""), *((requirement.name, e) for e in requirement.extras)]
+
+
+def test_direct_dependencies_of_the_project_are_pinned_within_their_ranges():
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = {re.sub(r"[-_.]+", "-", name): version for name, version in pinned().items()}
+    for text in project["dependencies"] + project["optional-dependencies"]["test"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), text
 
 
 def test_no_pickle_is_ever_loaded():

@@ -25,6 +25,8 @@ for command in json.loads(sys.argv[1]):
 UNITS = ["units"]
 INFER = ["infer", "--device", "cpu", "--batch", "examples/states.jsonl"]
 CLUSTER = ["stages", "--measure", "--cluster", "tcp://127.0.0.1:9", "--sizes", "10/20", "--units", "torch:CPU"]
+SERVE = ["serve", "--redis", "redis://127.0.0.1:9/0"]
+PROFILE = ["profile", "--model", "symptom_gat", "--graph", "symptoms", "--profile", "memory", "--budget", "0.1"]
 
 
 def commanded(without, commands, folder):
@@ -54,7 +56,17 @@ def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
 
 
-def test_what_needs_a_package_says_so_in_one_line(tmp_path):
-    ((code, _, err),) = commanded("distributed", [CLUSTER], tmp_path)
+@pytest.mark.parametrize(
+    ("without", "command", "part"),
+    [
+        ("distributed", CLUSTER, "pip install 'gnnlab[cluster]'"),
+        ("redis", SERVE, "package redis, which is not installed"),
+        ("uvicorn", SERVE, "package uvicorn, which is not installed"),
+        ("torch_geometric", PROFILE, "package torch_geometric, which is not installed"),
+        ("torch", PROFILE, "package torch, which is not installed"),
+    ],
+)
+def test_what_needs_a_package_says_so_in_one_line(without, command, part, tmp_path):
+    ((code, _, err),) = commanded(without, [command], tmp_path)
     lines = [line for line in err.splitlines() if "machine is busy" not in line]
-    assert code == 2 and len(lines) == 1 and "pip install 'gnnlab[cluster]'" in lines[0], err
+    assert code == 2 and len(lines) == 1 and part in lines[0], err
