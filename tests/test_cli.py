@@ -7,8 +7,8 @@ import sys
 import types
 from pathlib import Path
 
+import nbformat
 import pytest
-import small_notebooks
 
 import gnnlab
 from gnnlab import cli
@@ -33,9 +33,12 @@ def repository(tmp_path, monkeypatch):
     """A repository with one notebook and results of it, to be in."""
     parameters = "hidden: int = 64  # channels of a layer; 8..1024\nodd: str = '[/b]'  # [red]not markup[/red]\n"
     parameters += "output_dir: str = 'outputs/quick'  # where results go"
-    for folder in ("params/quick", "params/full", "outputs/quick"):
+    cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
+    for folder in ("notebooks", "params/quick", "params/full", "outputs/quick"):
         (tmp_path / folder).mkdir(parents=True)
-    small_notebooks.write(tmp_path / "notebooks/01_first.ipynb", parameters)
+    python = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": python})
+    nbformat.write(made, tmp_path / "notebooks/01_first.ipynb")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
@@ -108,6 +111,28 @@ def test_a_wrong_command_line_is_answered_in_one_line(capsys, arguments, part):
     assert err.startswith("gnnlab") and part in err and "--help" in err
 
 
+def test_bad_input_is_one_line_and_exit_code_2(capsys, monkeypatch):
+    def refuse(*arguments, **options):
+        raise GnnlabError("width: got 'wide'; allowed is a whole number")
+
+    monkeypatch.setattr(runner, "run", refuse)
+    assert said(capsys, "run") == (2, "", "gnnlab: width: got 'wide'; allowed is a whole number\n")
+
+
+def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(runner, "run", lambda *arguments, **options: int("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main(["run"])
+
+
+def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    assert said(capsys, "run") == (130, "", "")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe without a reader is another error on Windows")
 def test_a_pipe_without_a_reader_is_no_traceback():
     read, write = os.pipe()
@@ -132,22 +157,19 @@ def test_run_passes_on_what_is_asked(asked):
     assert asked.options == {"force": True, "runs": 5, "overrides": [("rate", "-1e-3"), ("sizes", "[-1, 2]")]}
 
 
-@pytest.mark.parametrize(("status", "code"), [("passed", 0), ("skipped", 0), ("failed", 1), ("timeout", 1)])
-def test_run_exits_with_1_when_a_notebook_failed_or_timed_out(asked, status, code):
-    asked.answer = ["passed", status]
+@pytest.mark.parametrize(
+    ("statuses", "code"), [(["passed", "skipped"], 0), (["passed", "failed"], 1), (["timeout"], 1), ([], 0)]
+)
+def test_run_exits_with_1_when_a_notebook_failed_or_timed_out(asked, statuses, code):
+    asked.answer = statuses
     assert cli.main(["run"]) == code
 
 
-def test_the_repository_is_at_the_folder_or_at_the_package_or_it_is_said_that_there_is_none(
-    capsys, tmp_path, monkeypatch
-):
+def test_run_in_no_repository_says_so(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(discovery, "__file__", str(tmp_path / "repository/gnnlab/lab/discovery.py"))
+    monkeypatch.setattr(discovery, "__file__", str(tmp_path / "gnnlab/lab/discovery.py"))
     code, _, err = said(capsys, "run")
     assert code == 2 and "holds notebooks/ and params/" in err
-    for name in ("notebooks", "params"):
-        (tmp_path / "repository" / name).mkdir(parents=True)
-    assert discovery.root() == (tmp_path / "repository").resolve()
 
 
 def test_report_renders_the_site_and_prints_its_page_or_names_the_run(capsys, repository, monkeypatch):
@@ -170,11 +192,14 @@ def judged(monkeypatch):
     return shown
 
 
-def test_claims_prints_the_ledger_or_what_differs_when_it_is_computed_again(capsys, repository, judged):
+def test_claims_prints_the_ledger_as_tables_and_as_json(capsys, repository, judged):
     assert said(capsys, "claims") == (0, "tables of quick\n", "")
     assert said(capsys, "claims", "--json") == (0, "JSON of quick\n", "")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "claims", "elsewhere") == (0, "tables of elsewhere\n", "")
+
+
+def test_claims_computed_again_exit_with_1_where_one_differs(capsys, repository, judged):
     assert said(capsys, "claims", "--recompute") == (0, "all\n", "")
     judged.problems = ["gat.compile: stored 2, computed again 1", "a.json is damaged"]
     assert said(capsys, "claims", "--recompute") == (1, "\n".join(judged.problems) + "\n", "")
@@ -223,12 +248,53 @@ def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
 def test_profile_takes_both_spellings_and_passes_everything_on(monkeypatch):
     given = []
     monkeypatch.setattr(profile, "run", lambda arguments: given.append(arguments) or 0)
-    assert cli.main(["profile", "--hidden_dim", "512", "--num-layers", "12", "--dataset", "karate", "--json"]) == 0
+    sizes = ["--hidden_dim", "512", "--num-layers", "12", "--ffn-dim", "64", "--num_heads", "2"]
+    named = ["--model", "m:f", "--dataset", "karate", "--profile", "runtime", "flops", "--json"]
+    assert cli.main(["profile", *sizes, *named]) == 0
     assert cli.main(["profile", "--num-nodes", "1000"]) == cli.main(["profile", "--inputs", "m:inputs"]) == 0
     a, random, inputs = given
-    assert (a.hidden_dim, a.num_layers, a.num_nodes, a.graph, a.json) == (512, 12, None, "karate", True)
     assert (random.num_nodes, random.graph, inputs.graph) == (1000, "digits", "inputs:m:inputs")
     assert cli.main(["profile", "--num_nodes", "1000", "--inputs", "m:inputs"]) == 2
+    assert (a.model, a.graph, a.profile, a.json) == ("m:f", "karate", ["runtime", "flops"], True)
+    assert (a.hidden_dim, a.num_layers, a.num_nodes, a.ffn_dim, a.num_heads) == (512, 12, None, 64, 2)
+    assert (a.batch_size, a.num_runs, a.device, a.budget) == (None, None, "cpu", 60.0)
+
+
+def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypatch):
+    (tmp_path / "repository/gnnlab/lab").mkdir(parents=True)
+    (tmp_path / "repository/notebooks").mkdir()
+    (tmp_path / "repository/params").mkdir()
+    monkeypatch.setattr(discovery, "__file__", str(tmp_path / "repository/gnnlab/lab/discovery.py"))
+    monkeypatch.chdir(Path(tmp_path.anchor))
+    assert discovery.root() == (tmp_path / "repository").resolve()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes"),
+    ],
+)
+def test_too_little_memory_is_one_line(capsys, monkeypatch, error):
+    code, out, err = said_where_units_raise(error, capsys, monkeypatch)
+    assert code == 2 and out == "" and err.startswith("gnnlab: there is too little memory") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (ModuleNotFoundError("No module named 'redis'", name="redis.asyncio"), "needs package redis, which is not"),
+        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
+        (OSError(30, "Read-only file system", "/home/me"), "Read-only file system (/home/me)"),
+        (FileNotFoundError(2, "No such file or directory", "a.csv"), "write: No such file or directory (a.csv)"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, error, part):
+    code, out, err = said_where_units_raise(error, capsys, monkeypatch)
+    assert code == 2 and out == "" and part in err and err.startswith("gnnlab: ") and err.count("\n") == 1
 
 
 def said_where_units_raise(error, capsys, monkeypatch):
@@ -239,40 +305,9 @@ def said_where_units_raise(error, capsys, monkeypatch):
     return said(capsys, "units")
 
 
-MEMORY = "there is too little memory"
-
-
 @pytest.mark.parametrize(
-    ("error", "part"),
-    [
-        (GnnlabError("width: got 'wide'; allowed is a whole number"), "width: got 'wide'; allowed is a whole number"),
-        (MemoryError(), MEMORY),
-        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), MEMORY),
-        (OSError(12, "Cannot allocate memory"), MEMORY),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes"), MEMORY),
-        (ModuleNotFoundError("No module named 'redis'", name="redis.asyncio"), "needs package redis, which is not"),
-        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
-        (OSError(30, "Read-only file system", "/home/me"), "Read-only file system (/home/me)"),
-        (FileNotFoundError(2, "No such file or directory", "a.csv"), "write: No such file or directory (a.csv)"),
-    ],
+    "error", [OSError("something else"), ModuleNotFoundError("No module named 'gnnlab.x'", name="gnnlab.x")]
 )
-def test_bad_input_and_what_the_machine_lacks_is_one_line_and_exit_code_2(capsys, monkeypatch, error, part):
-    code, out, err = said_where_units_raise(error, capsys, monkeypatch)
-    assert code == 2 and out == "" and part in err and err.startswith("gnnlab: ") and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("a bug"),
-        OSError("something else"),
-        ModuleNotFoundError("No module named 'gnnlab.x'", name="gnnlab.x"),
-    ],
-)
-def test_an_error_that_is_neither_is_shown_whole(capsys, monkeypatch, error):
+def test_another_error_of_the_system_is_shown_whole(capsys, monkeypatch, error):
     with pytest.raises(type(error), match=str(error)):
         said_where_units_raise(error, capsys, monkeypatch)
-
-
-def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
-    assert said_where_units_raise(KeyboardInterrupt(), capsys, monkeypatch) == (130, "", "")
