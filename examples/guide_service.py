@@ -21,7 +21,7 @@ from fastapi import FastAPI, Response
 from fastapi.middleware.gzip import GZipMiddleware
 
 from gnnlab.inference.predictor import guide_decide
-from gnnlab.inference.state_checks import check
+from gnnlab.inference.states import check
 from gnnlab.workloads import edge_allocator
 
 KIND = os.environ.get("MODEL_TYPE", "hybrid")

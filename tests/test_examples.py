@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnnlab import cli
-from gnnlab.inference import state_checks
+from gnnlab.inference import states
 from gnnlab.lab import discovery, parameters
 from gnnlab.training import loops
 from gnnlab.units import registry
@@ -97,7 +97,7 @@ def test_states_are_answered_and_the_page_has_every_field_with_its_range_and_uni
     assert cli.main(["infer", "--device", "cpu", "--batch", "examples/states.jsonl"]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer.keys() for answer in answers] == [{"line", "node_id", "node", "score"}] * 3
-    fields = state_checks.json_schema()["properties"]["nodes"]["items"]["properties"]
+    fields = states.json_schema()["properties"]["nodes"]["items"]["properties"]
     rows = [
         f"| `{name}` | {field['type']} | 0 to {field['maximum']:,} | {field.get('description', '')} |".replace(
             "|  |", "| |"
@@ -110,7 +110,7 @@ def test_states_are_answered_and_the_page_has_every_field_with_its_range_and_uni
 
 def test_the_schema_of_a_state_is_the_one_that_is_checked():
     stored = json.loads((ROOT / "docs" / "state.schema.json").read_text("utf-8"))
-    assert stored == json.loads(json.dumps(state_checks.json_schema()))
+    assert stored == json.loads(json.dumps(states.json_schema()))
 
 
 def test_the_unit_can_be_used_and_computes_what_the_layer_computes():

@@ -56,8 +56,7 @@ def run(arguments: Namespace) -> int:
     """Answer the states of a file or of standard input, or measure; 1 where a line could not be answered."""
     from gnnlab.inference.predictor import Predictor
 
-    how = ("int8", "eager") if arguments.quantize else ()
-    predictor = Predictor(arguments.model_type, arguments.device, *how)
+    predictor = Predictor(arguments.model_type, arguments.device, "int8" if arguments.quantize else "fast")
     print(f"gnnlab: device {predictor.why_device}", file=sys.stderr)
     if arguments.benchmark:
         show(_table(benchmark(arguments.model_type, predictor)))
@@ -110,7 +109,7 @@ def benchmark(model_type: str, predictor: Predictor) -> dict[str, tuple[Raced, f
     chosen = {form: [decision.node for decision in decide(states)] for form, decide in forms.items()}
     same = {form: np.mean(np.equal(chosen[form], chosen["original"])) for form in forms}
     scores = {form: partial(_scores, decide) for form, decide in forms.items()}
-    exact = predictor.engine.precision == "float32"
+    exact = predictor.row["precision"] == "float32"
     within = {form: SCORES_WITHIN if exact or form == "predictor, cached" else math.inf for form in forms}
     raced = race_forms(scores, (states[:BENCHMARK_BATCH],), mode="plain", tolerance=within, budget_s=BUDGET_S)
     return {form: (one, same.get(form, 1.0)) for form, one in raced.items()}

@@ -15,21 +15,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from gnnlab.errors import GnnlabError, one_line, whole_numbers
 
-Waiting = list[tuple[Any, asyncio.Future]]
-
 
 class AsyncBatcher:
-    """`await predict(state)` from any number of tasks; `predict_batch` sees up to `max_batch` states at once.
+    """`predict(state)` from any number of tasks; `predict_batch` sees up to `max_batch` states at once.
 
     `predict_batch(states)` blocks and returns one answer for each state, in their order. An answer that is an exception
     is raised in its own caller alone; an exception raised by `predict_batch` reaches every caller of that batch as a
-    `GnnlabError` with the exception as its cause. `short(states)`: whether a batch is computed in the event loop.
-    `unanswered` requests wait or are in the batch that runs.
+    `GnnlabError`. `short(states)`: whether a batch is computed in the event loop. `unanswered` requests wait or are in
+    the batch that runs.
     Raises `GnnlabError`: `max_batch` is not an integer of 1 or more.
     """
 
@@ -43,8 +40,7 @@ class AsyncBatcher:
         whole_numbers(1, max_batch=max_batch)
         self._predict_batch, self._max_batch, self._short = predict_batch, max_batch, short
         self._waiting: deque[tuple[Any, asyncio.Future]] = deque()
-        self._open = self._busy = False
-        self.unanswered = 0
+        self._open, self.unanswered = False, 0
 
     async def __aenter__(self) -> AsyncBatcher:
         self._loop, self._idle = asyncio.get_running_loop(), asyncio.Event()
@@ -62,43 +58,37 @@ class AsyncBatcher:
     def predict(self, state: Any) -> asyncio.Future:
         """A future of the answer to one state, or of its error.
 
-        Raises `GnnlabError`: the batcher is not running; awaited, the batch that held this request failed.
+        Raises `GnnlabError`: the batcher is not running.
         """
         if not self._open:
             raise GnnlabError("the batcher takes no requests; enter it with `async with`")
         answer = self._loop.create_future()
         self._waiting.append((state, answer))
         self.unanswered += 1
-        if not self._busy:
-            self._busy = True
+        if self._idle.is_set():
             self._idle.clear()
             self._loop.call_soon(self._next)  # after those that come in this turn of the loop
         return answer
 
     def _next(self) -> None:
         """Begin the next batch, if anybody waits."""
-        batch: Waiting = []
+        batch = []
         while self._waiting and len(batch) < self._max_batch:
             state, answer = self._waiting.popleft()
             if answer.cancelled():
                 self.unanswered -= 1
             else:
                 batch.append((state, answer))
-        if not batch:
-            self._busy = False
-            self._idle.set()
-            return
         states = [state for state, _ in batch]
-        if self._short(states):
-            self._answer(batch, self._computed(states))
+        if not batch:
+            self._idle.set()
+        elif self._short(states):
+            self._answer(batch, self._compute(states))
         else:
-            computed = self._loop.run_in_executor(self._thread, self._computed, states)
-            computed.add_done_callback(partial(self._answer_from, batch))
+            computing = self._loop.run_in_executor(self._thread, self._compute, states)
+            computing.add_done_callback(lambda done: self._answer(batch, done.result()))
 
-    def _answer_from(self, batch: Waiting, computed: asyncio.Future) -> None:
-        self._answer(batch, computed.result())
-
-    def _answer(self, batch: Waiting, values: Sequence[Any]) -> None:
+    def _answer(self, batch: list[tuple[Any, asyncio.Future]], values: Sequence[Any]) -> None:
         self.unanswered -= len(batch)
         for (_, answer), value in zip(batch, values, strict=True):
             if answer.done():  # its caller has gone
@@ -109,18 +99,13 @@ class AsyncBatcher:
                 answer.set_result(value)
         self._loop.call_soon(self._next)
 
-    def _computed(self, states: list[Any]) -> Sequence[Any]:
+    def _compute(self, states: list[Any]) -> Sequence[Any]:
         """One answer, or error, for each state."""
         try:
             values = list(self._predict_batch(states))
-            if len(values) != len(states):
-                raise GnnlabError(f"{len(values)} answers were given to {len(states)} states; one for each is needed")
+            if len(values) == len(states):
+                return values
+            why = f"{len(values)} answers were given to {len(states)} states; one for each is needed"
         except Exception as error:
-            return [_failure(error, len(states)) for _ in states]  # each its own: raising adds to a traceback
-        return values
-
-
-def _failure(error: Exception, requests: int) -> GnnlabError:
-    failure = GnnlabError(f"the batch of {requests} requests failed: {one_line(error)}")
-    failure.__cause__ = error
-    return failure
+            why = one_line(error)
+        return [GnnlabError(f"the batch of {len(states)} requests failed: {why}") for _ in states]

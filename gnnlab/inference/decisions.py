@@ -1,7 +1,7 @@
 """What an option does to the decisions: how many it changes, and what the changed ones cost.
 
-kept, regret = count({"original": model, "pruned": pruned}, states, bound=0.01)
-lab.record("decisions_kept", kept, keys=["nodes"])         # share of the decisions that are those of the first
+equal, regret = count({"original": model, "pruned": pruned}, states, bound=0.01)
+lab.record("decisions_kept", equal, keys=["nodes"])        # share of the decisions that are those of the first
 lab.record("decision_regret", regret, keys=["nodes"])      # ms more than the best node costs, by the networks' model
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnlab.errors import Unavailable, one_line
-from gnnlab.inference.network_arrays import NetworkArrays
+from gnnlab.inference.states import NetworkArrays
 from gnnlab.profiling import estimates
 from gnnlab.profiling.context import row_of
 from gnnlab.profiling.races import RTOL_FLOAT32, relative_error
@@ -25,7 +25,9 @@ from gnnlab.workloads.edge_networks import State
 Layers = Callable[[Tensor, Tensor], Tensor]  # (x (N, 7), edge_index (2, E)) -> scores (N,)
 CHUNK = 64  # networks in a pass
 SCORES_WITHIN = 5 * RTOL_FLOAT32  # three layers of sums in another order, of the largest score
-MODELLED = "ms of the model of the networks, not of a clock"
+SHARE = {"unit": "share", "better": "higher", "origin": "counted", "statistic": "share"}
+REGRET = {"unit": "ms", "better": "lower", "origin": "simulated", "statistic": "mean"}
+REGRET["notes"] = ["ms of the model of the networks, not of a clock"]
 
 
 def count(layers: Mapping[str, Layers], states: Sequence[State], *, bound: float) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -36,28 +38,32 @@ def count(layers: Mapping[str, Layers], states: Sequence[State], *, bound: float
     `context.row_of` goes into its rows.
     """
     parts = [NetworkArrays.of(states[at : at + CHUNK]) for at in range(0, len(states), CHUNK)]
-    sizes = [len(state["nodes"]) for state in states]
-    nodes = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
-    base = next(iter(layers))
-    expected, chosen = _decided(layers[base], parts)
-    share = {"unit": "share", "better": "higher", "origin": "counted", "statistic": "share", "status": "ok"}
-    regret = {"unit": "ms", "better": "lower", "origin": "simulated", "statistic": "mean", "notes": [MODELLED]}
+    least, most = (of(len(state["nodes"]) for state in states) for of in (min, max))
+    nodes = str(least) if least == most else f"{least} to {most}"
     shares, regrets = [], []
+    expected = chosen = None
     for form, forward in layers.items():
         shared = {"form": form, "nodes": nodes, **row_of(forward)}
         try:
-            scores, rows = (expected, chosen) if form == base else _decided(forward, parts)
+            with torch.no_grad():
+                scored = [forward(torch.from_numpy(p.x), torch.from_numpy(p.edge_index)) for p in parts]
+            scores = [of_part.float().cpu().numpy() for of_part in scored]
         except Exception as error:  # whatever an exported or compiled model raises: the others are counted
+            if expected is None:
+                raise
             status = "unavailable" if isinstance(error, Unavailable) else "failed"
-            shares.append({**shared, **share, "status": status, "reason": one_line(error)})
+            shares.append({**shared, **SHARE, "status": status, "reason": one_line(error)})
             continue
+        rows = [part.decide(of_part) for part, of_part in zip(parts, scores, strict=True)]
         costs = [edge_allocator.regret(p.x, p.edge_index, r, p.network_of) for p, r in zip(parts, rows, strict=True)]
-        regrets.append({**shared, **regret, "samples": np.concatenate(costs)})
-        if form != base:
-            same = (np.concatenate(rows) == np.concatenate(chosen)).astype(float)
-            error = relative_error(expected, scores, form)
-            notes = [*shared.get("notes", []), *_note(same, bound)]
-            shares.append({**shared, **share, "notes": notes, "samples": same, "parity_error": error})
+        regrets.append({**shared, **REGRET, "samples": np.concatenate(costs)})
+        if expected is None:
+            expected, chosen = scores, np.concatenate(rows)
+            continue
+        same = (np.concatenate(rows) == chosen).astype(float)
+        notes = [*shared.get("notes", []), *_note(same, bound)]
+        error = relative_error(expected, scores, form)
+        shares.append({**shared, **SHARE, "status": "ok", "notes": notes, "samples": same, "parity_error": error})
     return pd.DataFrame(shares), pd.DataFrame(regrets)
 
 
@@ -69,11 +75,3 @@ def _note(same: np.ndarray, bound: float) -> list[str]:
     word = "changes" if 1 - share.high > bound else "may change"
     ends = f"({100 * (1 - share.high):.1f} % to {100 * (1 - share.low):.1f} %)"
     return [f"{word} {100 * (1 - share.value):.1f} % of the decisions {ends}, the bound is {100 * bound:.3g} %"]
-
-
-def _decided(layers: Layers, parts: Sequence[NetworkArrays]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """(scores, chosen rows) of each part."""
-    with torch.no_grad():
-        scored = [layers(torch.from_numpy(part.x), torch.from_numpy(part.edge_index)) for part in parts]
-    scores = [of_part.float().cpu().numpy() for of_part in scored]
-    return scores, [part.decide(of_part) for part, of_part in zip(parts, scores, strict=True)]

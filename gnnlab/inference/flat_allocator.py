@@ -16,24 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from gnnlab.errors import GnnlabError
 from gnnlab.workloads.edge_allocator import EdgeAllocator
-
-SUMS = ("bag", "index_add")  # ONNX has no bag
 
 
 class FlatAllocator(nn.Module):
     """`forward(x, source, target, starts)` -> (N,) scores; x (N, 7), source and target (E,), starts (N,) int64.
 
-    `sums` is how neighbours are added: bag|index_add. Weights are copies on the device of the model, constants of what
-    is exported or compiled.
+    Without `starts` neighbours are added by `index_add`, edges in any order: ONNX has no bag. Weights are copies on the
+    device of the model, constants of what is exported.
     """
 
-    def __init__(self, model: EdgeAllocator, sums: str = "bag") -> None:
+    def __init__(self, model: EdgeAllocator) -> None:
         super().__init__()
-        if sums not in SUMS:
-            raise GnnlabError(f"sums={sums!r}: one of {', '.join(SUMS)} is needed")
-        self.sums, self.on_graph = sums, model.model_type == "hybrid"
+        self.on_graph = model.model_type == "hybrid"
         self.scale, self.kinds = model.scale.clone(), model.kinds.clone()
         heads = [head for head in (model.value, model.policy) if head is not None]
         with torch.no_grad():
@@ -43,16 +38,16 @@ class FlatAllocator(nn.Module):
             self.layers = [(weight.detach().clone().contiguous(), bias.detach().clone()) for weight, bias in layers]
         self.eval()
 
-    def forward(self, x: Tensor, source: Tensor, target: Tensor, starts: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor, target: Tensor, starts: Tensor | None = None) -> Tensor:
         kinds = (x[:, 6:] == self.kinds).to(x.dtype)
         out = torch.cat([x[:, :2], x[:, 2:6].log1p() / self.scale, kinds], dim=1)  # (N, 9)
         *layers, (head, head_bias) = self.layers
         for weight, bias in layers:
             if self.on_graph:
-                if self.sums == "bag":
-                    around = torch.embedding_bag(out, source, starts, False, 0, False, None, False)[0]
-                else:
+                if starts is None:
                     around = torch.zeros_like(out).index_add(0, target, out.index_select(0, source))
+                else:
+                    around = torch.embedding_bag(out, source, starts, False, 0, False, None, False)[0]
                 out = torch.cat([around, out], dim=1)
             out = torch.addmm(bias, out, weight).relu_()
         return torch.addmm(head_bias, out, head).squeeze(1)

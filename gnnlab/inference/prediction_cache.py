@@ -1,9 +1,9 @@
-"""Scores that were computed before, found by exactly what they were computed from.
+"""Scores that were computed before, under a key of exactly what they were computed from.
 
     cache = PredictionCache(max_entries=1000, ttl_s=300)
-    key = cache.key(x, edge_index, fingerprint)
-    if cache.get_many([key]) == [None]:
-        cache.put_many({key: scores})
+    wanted = key(x, edge_index, fingerprint)
+    if cache.get_many([wanted]) == [None]:
+        cache.put_many({wanted: scores})
 
 A key is the SHA-256 over type, shape and bytes of both arrays and over the fingerprint of the model, so states that
 differ in one bit of what the model reads never share an answer, however alike they print. What the model does not read,
@@ -23,43 +23,38 @@ from cachetools import TTLCache
 from gnnlab.errors import GnnlabError, whole_numbers
 
 
-class PredictionCache:
-    """The predictions used last, at most `max_entries` and none older than `ttl_s` seconds (`math.inf`: no limit).
+def key(x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes:
+    """32 bytes for features, edges and the model that answers; arrays of any layout, fingerprint any string.
 
-    Safe to share among threads. `hits` and `misses` are counted.
+    Raises `GnnlabError`: an array of Python objects, whose bytes are addresses.
+    """
+    digest = hashlib.sha256()
+    for array in (x, edge_index):
+        if array.dtype.hasobject:
+            raise GnnlabError(f"an array of {array.dtype} cannot be a key; give numbers")
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array))
+    digest.update(fingerprint.encode())
+    return digest.digest()
+
+
+class PredictionCache:
+    """The scores used last, at most `max_entries` and none older than `ttl_s` seconds (`math.inf`: no limit).
+
+    Safe to share among threads.
     Raises `GnnlabError`: `max_entries` is not an integer of 1 or more, or `ttl_s` not a number above 0.
     """
 
     def __init__(self, max_entries: int, ttl_s: float) -> None:
         whole_numbers(1, max_entries=max_entries)
-        if not isinstance(ttl_s, (int, float)) or isinstance(ttl_s, bool) or not ttl_s > 0:
+        if not isinstance(ttl_s, (int, float)) or not ttl_s > 0:
             raise GnnlabError(f"ttl_s is {ttl_s!r}; a number of seconds above 0 is needed, math.inf for no limit")
-        self._entries = TTLCache(max_entries, ttl_s)
-        self._lock = Lock()
-        self.hits = self.misses = 0
-
-    @staticmethod
-    def key(x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes:
-        """32 bytes for features, edges and the model that answers; arrays of any layout, fingerprint any string.
-
-        Raises `GnnlabError`: an array of Python objects, whose bytes are addresses.
-        """
-        digest = hashlib.sha256()
-        for array in (x, edge_index):
-            if array.dtype.hasobject:
-                raise GnnlabError(f"an array of {array.dtype} cannot be a key; give numbers")
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array))
-        digest.update(fingerprint.encode())
-        return digest.digest()
+        self._entries, self._lock = TTLCache(max_entries, ttl_s), Lock()
 
     def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
         """The scores under each key, or None."""
         with self._lock:
-            cached = [self._entries.get(key) for key in keys]
-            hits = sum(scores is not None for scores in cached)
-            self.hits, self.misses = self.hits + hits, self.misses + len(keys) - hits
-            return cached
+            return [self._entries.get(key) for key in keys]
 
     def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None:
         """Keep copies of scores, which no reader can change, each under its key."""

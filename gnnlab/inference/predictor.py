@@ -19,13 +19,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError
-from gnnlab.inference import engines
-from gnnlab.inference.network_arrays import NetworkArrays
-from gnnlab.inference.state_checks import CheckedState, check
+from gnnlab.inference import engines, prediction_cache
+from gnnlab.inference.states import CheckedState, NetworkArrays, check, check_or_error
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator
 from gnnlab.workloads.edge_networks import FEATURES, State
@@ -39,11 +37,9 @@ NODES_A_PASS = 2048  # hidden values of 512 KiB, which stay in the cache and are
 class Cache(Protocol):
     """What a predictor asks of a cache; `PredictionCache` is one. Scores of another length are ignored."""
 
-    def key(self, x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes: ...
-
     def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]: ...
 
-    def put_many(self, predictions: Mapping[bytes, np.ndarray]) -> None: ...
+    def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None: ...
 
 
 class Decision(NamedTuple):
@@ -64,26 +60,26 @@ class Decision(NamedTuple):
 class Predictor:
     """Decisions for states of edge networks, which are dicts or JSON as bytes: checked, and computed by one engine.
 
-    `device`: auto|cuda|mps|cpu, `why_device` is the reason; `engine` and `precision` as `engines.make` has them;
-    `cache` answers states that were seen with the same numbers; `model` replaces the shipped weights.
-    Raises `GnnlabError`: an unknown model type; engine, precision and device do not go together, or are not here.
+    `device`: auto|cuda|mps|cpu, `why_device` is the reason; `engine` as `engines.make` has them; `cache` answers states
+    that were seen with the same numbers, `hits` and `misses` count; `model` replaces the shipped weights.
+    Raises `GnnlabError`: an unknown model type; engine and device do not go together, or are not here.
     """
 
     def __init__(
         self,
         model_type: str,
         device: str = "auto",
-        precision: str = "float32",
         engine: str = "fast",
         *,
         cache: Cache | None = None,
         model: EdgeAllocator | None = None,
     ) -> None:
-        chosen, self.why_device = choose(device)
+        self.device, self.why_device = choose(device)
         model = edge_allocator.load(model_type) if model is None else model
-        self.engine = engines.make(engine, model, precision=precision, device=chosen)
-        self.device, self.cache = chosen, cache
-        self._fingerprint = f"{weights_digest(model)} {engine} {precision} {chosen}"
+        self.engine = engines.make(engine, model, self.device)
+        self.cache, self.hits, self.misses = cache, 0, 0
+        weights = fingerprint(dict(model.named_parameters()) | dict(model.named_buffers()))
+        self._fingerprint = f"{weights} {engine} {self.device}"
 
     def __call__(self, state: State | bytes) -> np.ndarray:
         """(N,) float32 scores of a state's nodes, with all that `predict` does: a form of a race."""
@@ -97,10 +93,6 @@ class Predictor:
     def predict(self, state: State | bytes, return_scores: bool = False) -> Decision:
         """The node for the next task. Raises `GnnlabError`: the state is invalid; the message names node and field."""
         return self.decide([check(state)], return_scores)[0]
-
-    def read(self, state: State | bytes) -> NetworkArrays:
-        """A state checked and turned into arrays."""
-        return NetworkArrays.of([state])
 
     def predict_batch(
         self, states: Sequence[State | bytes], return_scores: bool = False
@@ -121,20 +113,25 @@ class Predictor:
         rows = networks.decide(scores)
         best = scores[rows].tolist()
         if any(map(math.isnan, best)):
-            raise GnnlabError(f"engine {self.engine.name} gave scores that are not numbers; use another engine")
+            raise GnnlabError("the engine gave scores that are not numbers; use another engine")
         ids, places = [networks.ids[row] for row in rows], map(sub, rows, networks.starts)
         parts = networks.split(scores) if return_scores else repeat(None)
-        shares = _confidences(scores, best, networks)
+        if len(best) == 1:
+            shares = [1 / float(np.exp(scores - best[0]).sum())]  # in the softmax of the scores of a network
+        else:
+            powers = np.exp(scores - np.repeat(np.float32(best), np.diff(networks.starts)))
+            shares = (1 / np.add.reduceat(powers, networks.starts[:-1])).tolist()
         return list(map(Decision, ids, places, best, shares, parts))
 
     def _through_cache(self, states: Sequence[CheckedState], networks: NetworkArrays) -> np.ndarray:
         """(N,) scores: those that the cache has, and the others computed in one pass, each once."""
-        xs, sizes = networks.split(networks.x), np.diff(networks.starts).tolist()
+        xs = networks.split(networks.x)
         pairs = zip(xs, states, strict=True)
-        keys = [self.cache.key(x, state.topology.edge_index, self._fingerprint) for x, state in pairs]
-        stored = zip(keys, self.cache.get_many(keys), sizes, strict=True)
-        known = {key: scores for key, scores, size in stored if scores is not None and len(scores) == size}
+        keys = [prediction_cache.key(x, state.topology.edge_index, self._fingerprint) for x, state in pairs]
+        stored = zip(keys, self.cache.get_many(keys), xs, strict=True)
+        known = {key: scores for key, scores, x in stored if scores is not None and len(scores) == len(x)}
         missing = {key: place for place, key in enumerate(keys) if key not in known}
+        self.hits, self.misses = self.hits + len(keys) - len(missing), self.misses + len(missing)
         if missing:
             some = len(missing) < len(keys)
             asked = NetworkArrays.of_checked([states[place] for place in missing.values()]) if some else networks
@@ -142,14 +139,6 @@ class Predictor:
             self.cache.put_many(fresh)  # a copy
             known |= fresh
         return known[keys[0]] if len(keys) == 1 else np.concatenate([known[key] for key in keys])
-
-
-def check_or_error(state: State | bytes) -> CheckedState | GnnlabError:
-    """What `check` gives, or its error."""
-    try:
-        return check(state)
-    except GnnlabError as error:
-        return error
 
 
 def _passes(states: Sequence[CheckedState]) -> Iterator[Sequence[CheckedState]]:
@@ -164,19 +153,6 @@ def _passes(states: Sequence[CheckedState]) -> Iterator[Sequence[CheckedState]]:
         yield states[begin:]
 
 
-def _confidences(scores: np.ndarray, best: Sequence[float], networks: NetworkArrays) -> list[float]:
-    """(B) the share of the best score of each network in the softmax of its scores; `scores` (N,)."""
-    if len(best) == 1:
-        return [1 / float(np.exp(scores - best[0]).sum())]
-    powers = np.exp(scores - np.repeat(np.float32(best), np.diff(networks.starts)))
-    return (1 / np.add.reduceat(powers, networks.starts[:-1])).tolist()
-
-
-def weights_digest(model: nn.Module) -> str:
-    """A digest of the names, types, shapes and bytes of all weights and buffers."""
-    return fingerprint(dict(model.named_parameters()) | dict(model.named_buffers()))
-
-
 def choose(device: str = "auto") -> tuple[torch.device, str]:
     """(device, reason): the one asked for, or with "auto" the first available one of CUDA, MPS and CPU.
 
@@ -184,11 +160,8 @@ def choose(device: str = "auto") -> tuple[torch.device, str]:
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        chosen = next(name for name, usable in available.items() if usable)
-        missing = [name.upper() for name in list(available)[: list(available).index(chosen)]]
-        return torch.device(chosen), f"{chosen}: the first here of CUDA, MPS, CPU" + (
-            f"; torch {torch.__version__} sees no {' and no '.join(missing)}" if missing else ""
-        )
+        first = next(name for name, usable in available.items() if usable)
+        return torch.device(first), f"{first}: the first that torch {torch.__version__} sees of CUDA, MPS, CPU"
     kind, _, index = str(device).partition(":")
     if kind not in available or (index and not (kind == "cuda" and index.isdigit())):
         raise GnnlabError(f"device {device!r}: one of {', '.join(DEVICES)} is needed")

@@ -1,8 +1,9 @@
 """The service's tables, in SQLite by default or in PostgreSQL by its URL, and the recorder that fills them.
 
-    database = Database(settings.database_url)
-    await database.create()
-    await database.insert({predictions: rows, network_metrics: others})           # in bulk
+    recorder = Recorder(engine_of(settings.database_url), metrics.unrecorded)
+    recorder.start()
+    recorder.record("hybrid", check(state), decision)
+    await recorder.stop()
 
 The recorder writes behind the answers, from a bounded queue. Decisions that find the queue full, or that the database
 does not take, are lost to the database and counted; no answer waits for it.
@@ -13,23 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gnnlab.errors import one_line
 from gnnlab.inference.predictor import Decision
-from gnnlab.inference.state_checks import CheckedState
+from gnnlab.inference.states import CheckedState, node_features
 from gnnlab.workloads.edge_networks import FEATURES
-
-if TYPE_CHECKING:
-    from gnnlab.serving.metrics import Metrics  # loads prometheus_client, which reads a variable that `server` sets
 
 log = logging.getLogger("gnnlab.serving")
 MOST_ID = 200  # characters of a node's id that are stored; longer ones do not go into an index
@@ -39,6 +36,7 @@ BATCH = 100  # decisions of an insert
 EVERY_S, RETRY_S, STOP_S = 0.2, 1.0, 10.0
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # the one type that counts up by itself in both
 TIME = sa.DateTime(timezone=True)
+Queued = tuple[datetime, str, CheckedState, Decision]
 
 metadata = sa.MetaData()
 predictions = sa.Table(
@@ -64,75 +62,53 @@ network_metrics = sa.Table(
     *(sa.Column(name, sa.Integer, nullable=False) for name in FEATURES[5:]),
     sa.Index("idx_node_timestamp", "node_id", "timestamp"),
 )
-_features = attrgetter(*FEATURES)
 
 
-class Database:
+def engine_of(url: URL) -> AsyncEngine:
     """Connections from a pool; each is tested before use, and replaced where it has died."""
+    sqlite = url.get_backend_name() == "sqlite"
+    limits = {"timeout": 30} if sqlite else {"timeout": 10, "command_timeout": 10}  # s
+    engine = create_async_engine(url, connect_args=limits, **POOL)
+    if sqlite:  # others may read while one writes
 
-    def __init__(self, url: URL) -> None:
-        sqlite = url.get_backend_name() == "sqlite"
-        limits = {"timeout": 30} if sqlite else {"timeout": 10, "command_timeout": 10}  # s
-        self.engine = create_async_engine(url, connect_args=limits, **POOL)
-        dialect = self.engine.dialect
-        self._statements = {table: _insert(table, dialect) for table in metadata.sorted_tables}
-        self._time = TIME.dialect_impl(dialect).bind_processor(dialect) or (lambda time: time)
-        if sqlite:
-            sa.event.listen(self.engine.sync_engine, "connect", _allow_readers_beside_a_writer)
+        @sa.event.listens_for(engine.sync_engine, "connect")
+        def connected(connection: Any, _: Any) -> None:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+            connection.execute("PRAGMA synchronous=NORMAL").close()
 
-    async def create(self) -> None:
-        """Make the tables that are not there yet."""
-        async with self.engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
-
-    async def insert(self, bulks: Mapping[sa.Table, Sequence[tuple]]) -> None:
-        """All rows of all tables, or none; a row has the values of its table's columns, all but `id`, in their order.
-
-        They go to the driver as they are: SQLAlchemy's own work on each row takes twice as long as the insert.
-        """
-        async with self.engine.begin() as connection:
-            for table, rows in bulks.items():
-                if rows:
-                    await connection.exec_driver_sql(self._statements[table], list(rows))
-
-    def time(self, moment: datetime) -> Any:
-        """A time as the driver takes it."""
-        return self._time(moment)
-
-    async def close(self) -> None:
-        await self.engine.dispose()
+    return engine
 
 
-def _insert(table: sa.Table, dialect: sa.Dialect) -> str:
-    """INSERT with the driver's own placeholders, in the order of the columns."""
-    columns = [column.name for column in table.columns if column.name != "id"]
-    return str(sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=dialect))
-
-
-def _allow_readers_beside_a_writer(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.close()
+async def create_tables(engine: AsyncEngine) -> None:
+    """Make the tables that are not there yet."""
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
 
 
 class Recorder:
-    """Writes decisions in bulk from a queue; `record` never waits and never fails.
+    """Writes decisions in bulk from a queue; `record` never waits and never fails, `lost` counts what is not written.
 
     `start` and `stop` belong on the event loop. `away`: whether the database failed when it was last used.
     """
 
-    def __init__(self, database: Database, metrics: Metrics) -> None:
-        self._database, self._metrics = database, metrics
-        self._queue: deque[tuple[datetime, str, CheckedState, Decision]] = deque()
+    def __init__(self, engine: AsyncEngine, lost: Any) -> None:
+        self._engine, self._lost = engine, lost
+        self._queue: deque[Queued] = deque()
         self._ending = self._created = self.away = False
+        dialect = engine.dialect
+        # rows go to the driver as they are: SQLAlchemy's own work on each row takes twice as long as the insert
+        self._statements = {}
+        for table in (predictions, network_metrics):
+            columns = [column.name for column in table.columns if column.name != "id"]
+            self._statements[table] = str(sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=dialect))
+        self._time = TIME.dialect_impl(dialect).bind_processor(dialect) or (lambda time: time)
 
     def record(self, model_type: str, state: CheckedState, decision: Decision) -> None:
         """A decision and the network that it was about."""
         if len(self._queue) < MOST_QUEUED:
             self._queue.append((datetime.now(UTC), model_type, state, decision))
         else:
-            self._metrics.unrecorded.inc()
+            self._lost.inc()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="gnnlab-recorder")
@@ -142,45 +118,47 @@ class Recorder:
         self._ending = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._task, STOP_S)
-        if lost := len(self._queue):
-            self._metrics.unrecorded.inc(lost)
-            log.warning("the database did not take the last %d decisions", lost)
-        await self._database.close()
+        if self._queue:
+            self._lost.inc(len(self._queue))
+            log.warning("the database did not take the last %d decisions", len(self._queue))
+        await self._engine.dispose()
 
     async def _run(self) -> None:
-        while self._queue or not self._ending:
+        while (self._queue or not self._ending) and not (self._ending and self.away):
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             if batch or not self._created:
                 await self._write(batch)
-            if self.away and self._ending:
-                return
             if len(self._queue) < BATCH and not self._ending:
                 await asyncio.sleep(RETRY_S if self.away else EVERY_S)  # others may come
 
-    async def _write(self, batch: Sequence[tuple[datetime, str, CheckedState, Decision]]) -> None:
+    async def _write(self, batch: Sequence[Queued]) -> None:
         try:
             if not self._created:
-                await self._database.create()
+                await create_tables(self._engine)
                 self._created = True
-            await self._database.insert(self._rows(batch))
+            async with self._engine.begin() as connection:  # all rows of both tables, or none
+                for table, rows in self._rows(batch).items():
+                    if rows:
+                        await connection.exec_driver_sql(self._statements[table], rows)
         except Exception as error:  # drivers raise what they like; the service goes on
             if not self.away:
                 log.warning("the database is away, decisions are lost to it: %s", one_line(error))
             self.away = True
-            self._metrics.unrecorded.inc(len(batch))
+            self._lost.inc(len(batch))
         else:
             if self.away:
                 log.warning("the database is back")
             self.away = False
 
-    def _rows(self, batch: Sequence[tuple[datetime, str, CheckedState, Decision]]) -> dict[sa.Table, list[tuple]]:
-        rows: dict[sa.Table, list[tuple]] = {predictions: [], network_metrics: []}
+    def _rows(self, batch: Sequence[Queued]) -> dict[sa.Table, list[tuple]]:
+        """Values in the order of the columns, without `id`."""
+        made: list[tuple] = []
+        reported: list[tuple] = []
         for moment, model_type, state, (node_id, node, score, confidence, _) in batch:
-            time = self._database.time(moment)
-            row = (time, model_type, len(state.nodes), _storable(node_id), node, score, confidence)
-            rows[predictions].append(row)
-            rows[network_metrics] += [(_storable(one.node_id), time, *_features(one)) for one in state.nodes]
-        return rows
+            time = self._time(moment)
+            made.append((time, model_type, len(state.nodes), _storable(node_id), node, score, confidence))
+            reported += [(_storable(one.node_id), time, *node_features(one)) for one in state.nodes]
+        return {predictions: made, network_metrics: reported}
 
 
 def _storable(node_id: str) -> str:

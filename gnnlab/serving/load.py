@@ -1,11 +1,10 @@
 """A client that measures a service: an event loop that is on time, connections, answers checked against the predictor.
 
     client = Client(random_states(1000, (10, 10), seed=0), "hybrid")
-    chosen = client.asked(single_stream, url, places)                   # checked against the predictor
-    observed = client.observed(server, url, places)                     # latencies, and how late the client was
-
-    connection = Connection("http://127.0.0.1:8000")     # kept alive: HTTP/1.1 in few lines, as a library takes longer
-    answer = await connection.ask("/predict", msgspec.json.encode(state))           # than the service does
+    nodes = client.decided(single_stream, url, places)                  # each answer is held to the predictor's
+    latency_ms, late_ms = client.observed(server, url, places)          # and how late the client was
+    runs = over_rates({"fast": lambda rate, seed: ...}, {"fast": [400, 800]}, {"fast": 6})
+    largest(runs, bound_ms=20)["fast"]                                  # requests/s, one a round
 
 The scenarios themselves (single stream, server, offline) are in notebook 10. One is a coroutine function of `ask`,
 which sends a body and gives the answer, and of the bodies to send.
@@ -14,23 +13,34 @@ which sends a body and gives the answer, and of the bodies to send.
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import selectors
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import pandas as pd
 import psutil
 
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Predictor
+from gnnlab.profiling import estimates
 from gnnlab.profiling.sampling import quiet
 from gnnlab.workloads.edge_networks import State
+
+T = TypeVar("T")
+Scenario = Callable[..., Coroutine[Any, Any, T]]
+REUSED_S = 10.0  # a connection that has been idle for longer is not used again
+MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
+REFUSED_MS = 1e4  # what a request that was refused counts as
+LOST_S = 60  # a request without an answer for so long is lost
+UNRIGHT = "wrong, lost or swapped answers"
 
 
 class HttpAnswer(NamedTuple):
@@ -50,13 +60,14 @@ class HttpAnswer(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """Opened when it is first needed, and again after it broke; one request at a time."""
+    """HTTP/1.1 in few lines, as a library takes longer than the service does: kept alive, opened when it is needed,
+    again after it broke; one request at a time."""
 
     def __init__(self, url: str, headers: str = "") -> None:
         self._host, _, port = url.removeprefix("http://").partition(":")
         self._port, self._headers = int(port), headers  # each ends with its line: "accept-encoding: gzip\r\n"
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[HttpAnswer] | None = None
+        self.used_s = -math.inf
 
     async def ask(self, path: str, body: bytes | None) -> HttpAnswer:
         """The answer to a POST of a body of JSON, or to a GET where there is no body.
@@ -77,6 +88,7 @@ class Connection(asyncio.Protocol):
             raise
         if answer.header("connection") == "close":
             self.close()
+        self.used_s = time.monotonic()
         return answer
 
     def data_received(self, data: bytes) -> None:
@@ -86,24 +98,18 @@ class Connection(asyncio.Protocol):
             return
         text = head.decode("latin-1").lower()
         answer = HttpAnswer(int(text[9:12]), text, body)  # after "http/1.1 "
-        if len(body) >= int(answer.header("content-length")) and self._answer and not self._answer.done():
+        if len(body) >= int(answer.header("content-length")) and not self._answer.done():
             self._answer.set_result(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        if self._answer is not None and not self._answer.done():
+        if not self._answer.done():
             self._answer.set_exception(ConnectionResetError("the service closed the connection"))
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
         self._transport = None
-
-
-T = TypeVar("T")
-REUSED_S = 10.0  # a connection that has been idle for longer is not used again
-MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
-REFUSED_MS = 1e4  # what a request that was refused counts as
 
 
 class _MicrosecondSelector(selectors.DefaultSelector):
@@ -133,42 +139,11 @@ def processor_us(process: psutil.Process, work: Callable[[], Any], requests: int
     """The processor time of a service, its workers included, for each of the requests of `work()`, in µs."""
 
     def spent_s() -> float:
-        processes = [process, *process.children(recursive=True)]
-        return sum(sum(one.cpu_times()[:2]) for one in processes)
+        return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
     before_s = spent_s()
     work()
     return 1e6 * (spent_s() - before_s) / requests
-
-
-class Endpoint:
-    """`await endpoint(body)` asks one path of a service, over as many connections as are needed at once."""
-
-    def __init__(self, url: str, path: str, headers: str = "") -> None:
-        self._url, self._path, self._headers = url, path, headers
-        self._idle: list[tuple[float, Connection]] = []  # since when
-        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
-
-    async def __call__(self, body: bytes | None) -> HttpAnswer:
-        async with self._room:
-            # the one that was used last, so that few are used; none that the service may be closing just now
-            fresh = self._idle and time.monotonic() - self._idle[-1][0] < REUSED_S
-            connection = self._idle.pop()[1] if fresh else Connection(self._url, self._headers)
-            answer = await connection.ask(self._path, body)
-            self._idle.append((time.monotonic(), connection))
-            return answer
-
-    async def close(self) -> None:
-        while self._idle:
-            self._idle.pop()[1].close()
-
-
-@dataclass(frozen=True)
-class Observed:
-    """One run of open arrivals: latency from the intended start, and how late the client was to send."""
-
-    latency_ms: np.ndarray  # (n,)
-    late_ms: np.ndarray  # (n,)
 
 
 class Client:
@@ -182,45 +157,81 @@ class Client:
         self.path = f"/predict?model_type={model_type}"
         self._kind, self._states = model_type, states
         self._expected = Predictor(model_type, "cpu").predict_batch(states, return_scores=True)
-        self._endpoints: dict[tuple[str, ...], Endpoint] = {}
+        self._idle: dict[tuple[str, str], list[Connection]] = {}
+        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
 
-    def asked(
-        self, scenario: Callable[..., Coroutine[Any, Any, list[HttpAnswer]]], url: str, places: Sequence[int], path=""
-    ) -> np.ndarray:
+    def run(self, scenario: Scenario[T], url: str, path: str, bodies: Sequence[bytes | None], headers: str = "") -> T:
+        """What a scenario gives that asks anything of a service; None is a request without a body, a GET."""
+        idle = self._idle.setdefault((url, headers), [])
+
+        async def ask(body: bytes | None) -> HttpAnswer:
+            async with self._room:
+                # the one that was used last, so that few are used; none that the service may be closing just now
+                fresh = idle and time.monotonic() - idle[-1].used_s < REUSED_S
+                connection = idle.pop() if fresh else Connection(url, headers)
+                answer = await connection.ask(path, body)
+                idle.append(connection)
+                return answer
+
+        return run(scenario(ask, bodies))
+
+    def decided(self, scenario: Scenario[list[HttpAnswer]], url: str, places: Sequence[int], path="") -> np.ndarray:
         """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
 
         Raises `ParityError`: an answer is an error, wrong, or that of another state.
         """
-        answers = self.unchecked(scenario, url, path or self.path, [self.bodies[place] for place in places])
+        answers = self.run(scenario, url, path or self.path, [self.bodies[place] for place in places])
         return self._checked(places, answers)
 
-    def unchecked(
-        self,
-        scenario: Callable[..., Coroutine[Any, Any, T]],
-        url: str,
-        path: str,
-        bodies: Sequence[bytes | None],
-        headers: str = "",
-    ) -> T:
-        """What a scenario gives that asks anything else of a service; None is a request without a body, a GET."""
-        key = (url, path, headers)
-        return run(scenario(self._endpoints.setdefault(key, Endpoint(*key)), bodies))
-
     def observed(
-        self, scenario: Callable[..., Coroutine[Any, Any, list[Any]]], url: str, places: Sequence[int], path=""
-    ) -> Observed:
-        """One run of a scenario that gives (latency ms, ms late, answer) of each request.
+        self, scenario: Scenario[list[Any]], url: str, places: Sequence[int], path=""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One run of a scenario that gives (latency ms, ms late, answer) of each request: (n,) latencies from the
+        intended start, (n,) how late the client was to send, both in ms.
 
         Raises `ParityError`: an answer is neither right nor a refusal (503).
         """
-        bodies = [self.bodies[place] for place in places]
         with quiet():
-            seen = self.unchecked(scenario, url, path or self.path, bodies)
+            seen = self.run(scenario, url, path or self.path, [self.bodies[place] for place in places])
         latency_ms, late_ms, answers = zip(*seen, strict=True)
         refused = np.array([answer.status == 503 for answer in answers])
         given = np.flatnonzero(~refused)
         self._checked([places[at] for at in given], [answers[at] for at in given])
-        return Observed(np.where(refused, REFUSED_MS, latency_ms), np.array(late_ms))
+        return np.where(refused, REFUSED_MS, latency_ms), np.array(late_ms)
+
+    def count_unright(
+        self,
+        scenario: Scenario[list[HttpAnswer]],
+        url: str,
+        places: Sequence[int],
+        strike: Callable[[], Any],
+        each=2000,
+    ) -> Counter[str]:
+        """Requests, strikes, broken connections and `UNRIGHT` answers, by their names. `strike()` kills something once
+        in each so many requests; what breaks, or is refused (503), is sent again."""
+        counts, one_strike = Counter({"requests": 0, UNRIGHT: 0}), asyncio.Lock()
+
+        async def struck(ask: Callable, bodies: Sequence[bytes]) -> list[HttpAnswer]:
+            async def persistent(body: bytes) -> HttpAnswer:
+                counts["requests"] += 1
+                if counts["requests"] % each == each // 3:
+                    async with one_strike:  # the others ask on
+                        await asyncio.to_thread(strike)
+                    counts["strikes"] += 1
+                answer, end_s = HttpAnswer(503, "", b""), time.monotonic() + LOST_S
+                while answer.status == 503 and time.monotonic() < end_s:
+                    try:
+                        answer = await asyncio.wait_for(ask(body), LOST_S)
+                    except OSError:
+                        counts["connections broken, sent again"] += 1
+                    await asyncio.sleep(0.05 if answer.status == 503 else 0)
+                return answer
+
+            return await scenario(persistent, bodies)
+
+        answers = self.run(struck, url, self.path, [self.bodies[place] for place in places])
+        counts[UNRIGHT] = sum(not self.is_right(*one) for one in zip(answers, places, strict=True))
+        return counts
 
     def is_right(self, answer: HttpAnswer, place: int) -> bool:
         """Whether an answer is the predictor's to the state at `place`: its scores to float32 rounding, and the best
@@ -244,11 +255,66 @@ class Client:
 
     def close(self) -> None:
         """Let go of all connections."""
-        for endpoint in self._endpoints.values():
-            run(endpoint.close())
+        for connection in (connection for idle in self._idle.values() for connection in idle):
+            _loop().call_soon_threadsafe(connection.close)
 
     def _checked(self, places: Sequence[int], answers: Sequence[HttpAnswer]) -> np.ndarray:
         for place, answer in zip(places, answers, strict=True):
             if not self.is_right(answer, place):
                 raise ParityError(f"the answer to state {place} is not the predictor's: {answer.body[:200]!r}")
         return np.array([answer.json["node"] for answer in answers])
+
+
+def over_rates(
+    forms: Mapping[str, Callable[[float, int], tuple[np.ndarray, np.ndarray]]],
+    rates: Mapping[str, Sequence[float]],
+    rounds: Mapping[str, int],
+) -> pd.DataFrame:
+    """Each form, called with a rate and a seed as `Client.observed` gives it, at each of its rates (requests/s) in each
+    of its rounds, in random order: rows of form, round, rate, p50 and p99 of the latency and `late`, the p99 of how
+    late the client sent, all in ms."""
+    rows, order = [], np.random.default_rng(0)
+    for at in range(max(rounds.values())):
+        cells = [(form, rate) for form in forms if at < rounds[form] for rate in sorted(rates[form])]
+        for place in order.permutation(len(cells)):
+            form, rate = cells[place]
+            latency_ms, late_ms = forms[form](rate, int(order.integers(2**31)))
+            p50, p99 = np.percentile(latency_ms, [50, 99], method="higher")
+            late = np.percentile(late_ms, 99, method="higher")
+            rows.append({"form": form, "round": at, "rate": rate, "p50": p50, "p99": p99, "late": late})
+    return pd.DataFrame(rows).sort_values(["round", "rate"], kind="stable")
+
+
+def largest(runs: pd.DataFrame, bound_ms: float) -> dict[str, list[float]]:
+    """The largest rate of each form before its p99 first exceeds the bound, one a round, in requests/s.
+
+    Between two rates it is interpolated in logarithms. 0 where all exceed it; where none does, the largest rate: it may
+    hold more.
+    """
+    by_form: dict[str, list[float]] = {}
+    for (form, _), part in runs.groupby(["form", "round"], sort=False):
+        rates, p99 = part["rate"].to_numpy(), part["p99"].to_numpy()
+        within = int((p99 <= bound_ms).cumprod().sum())  # what comes after the first beyond it is luck
+        ends = slice(within - 1, within + 1)
+        between = np.interp(math.log(bound_ms), np.log(p99[ends]), np.log(rates[ends])) if within else -math.inf
+        by_form.setdefault(form, []).append(math.exp(between))
+    return by_form
+
+
+def compared(samples: Mapping[str, Sequence[float]], baseline: str) -> pd.DataFrame:
+    """Rows of forms that ran in the same rounds: their samples, and the ratio of the baseline's over each.
+
+    A form with a sample that is not finite has no number: the row says in how many rounds there was none.
+    """
+    never = {form: sum(not math.isfinite(value) for value in values) for form, values in samples.items()}
+    rows: list[dict[str, Any]] = []
+    for form, values in samples.items():
+        row: dict[str, Any] = {"form": form, "samples": list(values)}
+        if never[form] or never[baseline]:
+            reason = f"within the bound at no rate in {never[form]} of {len(values)} rounds"
+            row |= {"status": "unavailable", "reason": reason if never[form] else f"{baseline} has none"}
+        elif form != baseline:
+            gain = estimates.ratio(samples[baseline], values)
+            row |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from gnnlab.errors import GnnlabError
-from gnnlab.serving.local_redis import free_port
+from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.serving.settings import ServiceSettings, environment
 from gnnlab.worker_process import end_with_parent
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from gnnlab.serving.app import App
 
 PARENT = "GNNLAB_PARENT"  # the process that a child ends with
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 START_S, STOP_S, KEEP_ALIVE_S = 120.0, 30, 30
 
 
@@ -53,8 +51,8 @@ def serve(settings: ServiceSettings) -> int:
     if url is not None and url.get_backend_name() == "sqlite":
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gnnlab-metrics-") as folder:
-        if settings.workers > 1:
-            os.environ[METRICS_FOLDER] = folder  # read when prometheus_client is loaded, here and in the workers
+        if settings.workers > 1:  # read when prometheus_client is loaded, here and in the workers
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         os.environ.update(environment(settings))
         config = uvicorn.Config(
             "gnnlab.serving.server:app",
@@ -113,34 +111,76 @@ def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
     """
     port = settings.port or free_port()
     variables = {**environment(settings.model_copy(update={"port": port})), PARENT: str(os.getpid())}
-    url = f"http://{settings.host}:{port}"
-    with running([sys.executable, "-m", "gnnlab", "serve"], f"{url}/health/ready", variables) as process:
-        yield url, process
+    command = [sys.executable, "-m", "gnnlab", "serve"]
+    with _running(command, (settings.host, port), variables) as process:
+        yield f"http://{settings.host}:{port}", process
 
 
 @contextmanager
 def started_app(app: str, folder: Path, **variables: str) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of any ASGI application ("module:name" in a folder, with GET /health) under uvicorn, and its process."""
+    """The URL of any ASGI application ("module:name" in a folder) under uvicorn, and its process."""
     port = free_port()
-    options = ["--app-dir", str(folder), "--port", str(port), "--log-level", "error", "--no-access-log"]
-    options += ["--timeout-keep-alive", str(KEEP_ALIVE_S)]
-    url = f"http://127.0.0.1:{port}"
-    with running([sys.executable, "-m", "uvicorn", app, *options], f"{url}/health", variables) as process:
-        yield url, process
+    command = [sys.executable, "-m", "uvicorn", app, "--app-dir", str(folder), "--port", str(port)]
+    command += ["--log-level", "error", "--no-access-log", "--timeout-keep-alive", str(KEEP_ALIVE_S)]
+    with _running(command, ("127.0.0.1", port), variables) as process:
+        yield f"http://127.0.0.1:{port}", process
 
 
 @contextmanager
-def running(command: Sequence[str], ready: str, variables: Mapping[str, str] | None = None) -> Iterator[psutil.Process]:
-    """The process of a command that serves HTTP, once the URL `ready` answers; it ends, gracefully, with the block.
+def started_redis(port: int = 0) -> Iterator[tuple[str, psutil.Process]]:
+    """The URL of a Redis on the loopback that writes nothing to the disk, and its process; 0: any port that is free.
 
-    Raises `GnnlabError`: it ended, or did not answer within two minutes.
+    Raises `Unavailable`: redis-server is not installed.
     """
-    child = subprocess.Popen(command, env={**os.environ, **(variables or {})}, stdout=subprocess.DEVNULL)
+    program, port = shutil.which("redis-server"), port or free_port()
+    if program is None:
+        raise Unavailable("redis-server is not installed (apt-get install redis-server)")
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    with _running(command, ("127.0.0.1", port), {}) as process:
+        yield f"redis://127.0.0.1:{port}/0", process
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], address: tuple[str, int], variables: Mapping[str, str]
+) -> Iterator[psutil.Process]:
+    """The process of a command, once it takes connections; it ends, gracefully, with the block.
+
+    Raises `GnnlabError`: it ended, or takes none within two minutes.
+    """
+    child = subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL)
+    end_s = time.monotonic() + START_S
     try:
-        _until_ready(ready, child)
+        while True:
+            with suppress(OSError), socket.create_connection(address, 5):
+                break
+            if child.poll() is not None:
+                raise GnnlabError(f"{command[0]} ended with exit code {child.returncode}; its log says why")
+            if time.monotonic() > end_s:
+                raise GnnlabError(f"{command[0]} was not ready within {START_S:g} s")
+            time.sleep(0.05)
         yield psutil.Process(child.pid)
     finally:
-        _end(child)
+        child.send_signal(signal.SIGTERM if os.name == "posix" else signal.CTRL_C_EVENT)
+        try:
+            child.wait(2 * STOP_S)  # requests, then the database
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def kill_worker(process: psutil.Process) -> None:
+    """Kill the busiest worker of a service of two or more, once two are there."""
+    while len(workers := workers_of(process)) < 2:
+        time.sleep(0.2)
+    max(workers, key=lambda worker: len(worker.net_connections())).kill()
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
@@ -150,26 +190,3 @@ def workers_of(process: psutil.Process) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):  # dead, and perhaps not yet replaced
             workers += [child] if any("spawn_main" in word for word in child.cmdline()) else []
     return workers
-
-
-def _until_ready(url: str, child: subprocess.Popen) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if child.poll() is not None:
-            raise GnnlabError(f"the service ended with exit code {child.returncode}; its log says why")
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    raise GnnlabError(f"the service was not ready within {START_S:g} s")
-
-
-def _end(child: subprocess.Popen) -> None:
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM if os.name == "posix" else signal.CTRL_C_EVENT)
-    try:
-        child.wait(2 * STOP_S)  # requests, then the database
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()

@@ -1,7 +1,7 @@
 """What answers, apart from HTTP: models loaded once, their batches, the cache before them, the database behind them.
 
 async with Service(settings) as service:
-    decision = await service.decide("hybrid", check(state))
+    (decision,) = await service.decide("hybrid", [check(state)])
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import NODES_A_PASS, Decision, Predictor
-from gnnlab.inference.state_checks import CheckedState, check
+from gnnlab.inference.states import CheckedState
 from gnnlab.profiling.context import Conditions
-from gnnlab.serving.database import Database, Recorder
-from gnnlab.serving.metrics import Metrics, Tracing
+from gnnlab.serving.database import Recorder, engine_of
+from gnnlab.serving.metrics import Metrics, tracer
 from gnnlab.serving.settings import ServiceSettings
 from gnnlab.serving.shared_cache import SharedCache
 from gnnlab.workloads import edge_allocator
-from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import random_states
 
 log = logging.getLogger("gnnlab.serving")
@@ -48,28 +47,24 @@ class Service:
     """Async context manager: loads the models on enter, answers what it accepted on exit."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self.settings = settings
-        self.metrics = Metrics()
-        self.ready = False
-        self.requests = 0  # in the service now
+        self.settings, self.metrics, self.ready = settings, Metrics(), False
         self._cache: PredictionCache | SharedCache | None = None
         self._recorder: Recorder | None = None
 
     async def __aenter__(self) -> Service:
         own = self.settings
         Conditions(1, "highest").set()  # one thread of torch in each worker
-        self._tracing = Tracing()
         if own.cache_entries:
             self._cache = PredictionCache(own.cache_entries, own.cache_ttl_s)
             if own.redis_url is not None:
                 self._cache = SharedCache(own.redis_url, self._cache)
-        self._predictors = {kind: self._load(kind) for kind in MODEL_TYPES}
+        self._predictors = {kind: self._load(kind) for kind in edge_allocator.MODEL_TYPES}
         self._batcher = AsyncBatcher(self._pass, max_batch=own.max_batch, short=self._short)
         await self._batcher.__aenter__()
         if own.database_url is not None:
-            self._recorder = Recorder(Database(own.database_url), self.metrics)
+            self._recorder = Recorder(engine_of(own.database_url), self.metrics.unrecorded)
             self._recorder.start()
-        self.ready = True
+        self._tracer, self.ready = tracer(), True
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -79,53 +74,33 @@ class Service:
             await self._recorder.stop()
         if isinstance(self._cache, SharedCache):
             self._cache.close()
-        await asyncio.to_thread(self._tracing.close)
-        self._predictors.clear()
 
     @property
     def parts(self) -> dict[str, str]:
         """Redis and the database: off, here or away; without them answers come all the same."""
-        redis = self._cache if isinstance(self._cache, SharedCache) else None
-        parts = {"redis": redis, "database": self._recorder}
+        parts = {"redis": self._cache if isinstance(self._cache, SharedCache) else None, "database": self._recorder}
         return {name: "off" if part is None else "away" if part.away else "here" for name, part in parts.items()}
 
-    async def decide(self, model_type: str, state: CheckedState) -> Decision:
-        """The decision of a model.
+    async def decide(self, model_type: str, states: Sequence[CheckedState]) -> list[Decision]:
+        """A decision for each state, in their order.
 
         Raises `Refused`: 503 too many states wait already, or the service is stopping; 500 the model failed.
         """
-        self._accept(1)
-        began_ns = time.time_ns()
-        decision = await self._batcher.predict((model_type, state))
-        self._note(model_type, began_ns, [(state, decision)])
-        return decision
-
-    async def decide_all(
-        self, model_type: str, states: Sequence[CheckedState | GnnlabError]
-    ) -> list[Decision | GnnlabError]:
-        """A decision for each state, in their order; what is an error already stays in its place. Raises as `decide`
-        does."""
-        valid = [state for state in states if isinstance(state, CheckedState)]
-        self._accept(len(valid))
-        began_ns = time.time_ns()
-        decisions = await asyncio.gather(*(self._batcher.predict((model_type, state)) for state in valid))
-        self._note(model_type, began_ns, list(zip(valid, decisions, strict=True)))
-        answers = iter(decisions)
-        return [next(answers) if isinstance(state, CheckedState) else state for state in states]
-
-    def _accept(self, states: int) -> None:
         if not self.ready:
             raise busy("the service is stopping")
-        if self._batcher.unanswered + states > self.settings.max_waiting:
+        if self._batcher.unanswered + len(states) > self.settings.max_waiting:
             raise busy(f"{self._batcher.unanswered} states wait already")
-
-    def _note(self, model_type: str, began_ns: int, decided: Sequence[tuple[CheckedState, Decision]]) -> None:
-        """Count, trace and record decisions."""
-        self.metrics.predictions[model_type].inc(len(decided))
-        self._tracing.span(model_type, began_ns, [decision for _, decision in decided])
+        began_ns = time.time_ns()
+        waiting = [self._batcher.predict((model_type, state)) for state in states]
+        decisions = [await waiting[0]] if len(waiting) == 1 else await asyncio.gather(*waiting)
+        self.metrics.predictions[model_type].inc(len(decisions))
+        if self._tracer is not None and decisions:
+            about = {"model_type": model_type, "confidence": min(one.confidence for one in decisions)}
+            self._tracer.start_span("predict", start_time=began_ns, attributes=about).end()
         if self._recorder is not None:
-            for state, decision in decided:
+            for state, decision in zip(states, decisions, strict=True):
                 self._recorder.record(model_type, state, decision)
+        return decisions
 
     def _short(self, asked: Sequence[Asked]) -> bool:
         """Whether a batch is computed in the event loop: in a millisecond or two, and without Redis."""
@@ -136,17 +111,21 @@ class Service:
         self.metrics.batch.observe(len(asked))
         kinds = dict.fromkeys(kind for kind, _ in asked)
         answers = {kind: iter(self._decided(kind, [state for k, state in asked if k == kind])) for kind in kinds}
-        if self._cache is not None:
-            self.metrics.count_lookups(self._cache.hits, self._cache.misses)
         return [next(answers[kind]) for kind, _ in asked]
 
     def _decided(self, kind: str, states: Sequence[CheckedState]) -> Sequence[Decision | Refused]:
+        predictor = self._predictors[kind]
+        hits, misses = predictor.hits, predictor.misses
         try:
-            return self._predictors[kind].decide(states, return_scores=True)
+            return predictor.decide(states, return_scores=True)
         except Exception:
             log.exception("a batch of %d states failed", len(states))
             line = "the model failed on this batch; the log of the service says how"
             return [Refused(500, line) for _ in states]
+        finally:
+            if self._cache is not None:
+                self.metrics.hits.inc(predictor.hits - hits)
+                self.metrics.misses.inc(predictor.misses - misses)
 
     def _load(self, model_type: str) -> Predictor:
         """A model that has answered once: the first call takes longer."""
@@ -154,6 +133,6 @@ class Service:
         weights = [*model.parameters(), *model.buffers()]
         self.metrics.memory.labels(model_type).set(sum(tensor.nbytes for tensor in weights))
         predictor = Predictor(model_type, "cpu", model=model)
-        predictor.decide([check(state) for state in random_states(2, (10, 10), seed=0)])
+        predictor.predict_batch(random_states(2, (10, 10), seed=0))
         predictor.cache = self._cache
         return predictor

@@ -10,7 +10,7 @@ import json
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.connection import parse_url
 from sqlalchemy.engine import URL, make_url
@@ -18,8 +18,7 @@ from sqlalchemy.exc import ArgumentError
 
 from gnnlab.errors import GnnlabError, first_wrong, shown
 
-PREFIX = "GNNLAB_SERVE_"
-NONE = "none"
+PREFIX, NONE = "GNNLAB_SERVE_", "none"
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -45,47 +44,33 @@ class ServiceSettings(BaseSettings):
 
     database: SecretStr = SecretStr("sqlite:///outputs/serving.sqlite")  # none, sqlite:///FILE or postgresql://...
 
-    @field_validator("redis")
-    @classmethod
-    def _redis_url(cls, value: SecretStr) -> SecretStr:
-        text = value.get_secret_value()
-        if text == NONE:
-            return value
-        with suppress(ValueError):
-            if text.startswith(("redis://", "rediss://")) and parse_url(text) is not None:
-                return value
-        raise ValueError("none, or a URL redis://HOST:PORT/NUMBER is needed")
-
-    @field_validator("database")
-    @classmethod
-    def _database_url(cls, value: SecretStr) -> SecretStr:
-        _database(value.get_secret_value())
-        return value
-
     @property
     def redis_url(self) -> str | None:
         text = self.redis.get_secret_value()
-        return None if text == NONE else text
+        with suppress(ValueError):
+            if text == NONE or (text.startswith(("redis://", "rediss://")) and parse_url(text) is not None):
+                return None if text == NONE else text
+        raise ValueError("redis: none, or a URL redis://HOST:PORT/NUMBER is needed")
 
     @property
     def database_url(self) -> URL | None:
         """With the asynchronous driver."""
-        return _database(self.database.get_secret_value())
+        text = self.database.get_secret_value()
+        if text == NONE:
+            return None
+        with suppress(ArgumentError):
+            url = make_url(text)
+            kind = url.drivername.partition("+")[0]
+            if url.drivername in (kind, DRIVERS.get(kind)) and kind in DRIVERS:
+                if kind == "sqlite" and url.database in (None, "", ":memory:"):
+                    raise ValueError("database: a file is needed, as in sqlite:///x.sqlite; workers share no memory")
+                return url.set(drivername=DRIVERS[kind])
+        raise ValueError("database: none, sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
 
-
-def _database(text: str) -> URL | None:
-    if text == NONE:
-        return None
-    try:
-        url = make_url(text)
-    except ArgumentError:
-        raise ValueError("none, sqlite:///FILE or postgresql://USER@HOST/NAME is needed") from None
-    kind = url.drivername.partition("+")[0]
-    if kind not in DRIVERS or url.drivername not in (kind, DRIVERS[kind]):
-        raise ValueError("none, sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
-    if kind == "sqlite" and url.database in (None, "", ":memory:"):
-        raise ValueError("a file is needed, as in sqlite:///serving.sqlite; workers cannot share memory")
-    return url.set(drivername=DRIVERS[kind])
+    @model_validator(mode="after")
+    def _urls_are_valid(self) -> ServiceSettings:
+        _ = self.redis_url, self.database_url
+        return self
 
 
 def configure(**given: Any) -> ServiceSettings:
@@ -96,11 +81,9 @@ def configure(**given: Any) -> ServiceSettings:
     try:
         return ServiceSettings(**given)
     except ValidationError as error:
-        name, wrong = first_wrong(error)
-        known = ServiceSettings.model_fields.get(name)
-        secret = known is not None and known.annotation is SecretStr
-        text = "" if secret else f" {shown(error.errors()[0]['input'])} given,"
-        raise GnnlabError(f"{name or 'settings'}:{text} {wrong}; see gnnlab serve --help") from None
+        name, wrong = first_wrong(error)  # no name: a URL, which names itself
+        text = f"{name}: {shown(error.errors()[0]['input'])} given, " if name else ""
+        raise GnnlabError(f"{text}{wrong}; see gnnlab serve --help") from None
 
 
 def environment(settings: ServiceSettings) -> dict[str, str]:

@@ -88,11 +88,11 @@ def test_a_wrong_command_line_is_answered_in_one_line(infer, arguments, part):
     assert code == 2 and answers == [] and part in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("precision", [("float32", "fast"), ("int8", "eager")])
-def test_the_benchmark_shows_each_form_with_interval_and_decisions(monkeypatch, precision):
+@pytest.mark.parametrize("engine", ["fast", "int8"])
+def test_the_benchmark_shows_each_form_with_interval_and_decisions(monkeypatch, engine):
     for name, value in {"BENCHMARK_STATES": 8, "BENCHMARK_BATCH": 4, "BUDGET_S": 0.02}.items():
         monkeypatch.setattr(infer_command, name, value)
-    found = infer_command.benchmark("dqn", Predictor("dqn", "cpu", *precision))
+    found = infer_command.benchmark("dqn", Predictor("dqn", "cpu", engine))
     assert set(found) == {"original", "A/A", "predictor", "predictor, cached", "predictor, batch of 4"}
     assert infer_command._table(found).row_count == len(found)
     assert all(raced.times_ms is not None for raced, _ in found.values()) and found["predictor, cached"][1] == 1

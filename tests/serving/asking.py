@@ -11,23 +11,17 @@ from edge_states import random_state
 from servers import until
 
 from gnnlab.serving.app import App
-from gnnlab.serving.load import Connection
+from gnnlab.serving.load import Client
 from gnnlab.serving.settings import configure
+from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 STATES = [random_state(3 + seed % 17, seed) for seed in range(120)]
-BODIES = [json.dumps(state).encode() for state in STATES]
+CLIENTS = {kind: Client(STATES, kind) for kind in MODEL_TYPES}
 JSON = {"content-type": "application/json"}
 
 
 @contextmanager
 def served(**settings):
-    """The URL of a service of these settings."""
-    with serving(**settings) as (url, _, _):
-        yield url
-
-
-@contextmanager
-def serving(**settings):
     """(URL, `App`, server) of a service of these settings."""
     app = App(configure(**settings))
     config = uvicorn.Config(app, port=0, lifespan="on", log_level="warning", access_log=False)
@@ -42,27 +36,21 @@ def serving(**settings):
         thread.join()
 
 
-async def ask(connection, kind, place):
-    """The answer to one of `STATES`."""
-    return await connection.ask(f"/predict?scores=true&model_type={kind}", BODIES[place])
+async def together(ask, bodies):
+    """Thirty at a time."""
+
+    async def one(body):
+        async with room:
+            return await ask(body)
+
+    room = asyncio.Semaphore(30)
+    return await asyncio.gather(*map(one, bodies))
 
 
-def ask_all(url, wanted, *, clients=30):
-    """The answer to each (kind, place) of `wanted`, asked by so many clients at once."""
-    todo, answers = list(enumerate(wanted)), {}
-
-    async def one():
-        connection = Connection(url)
-        while todo:
-            number, asked = todo.pop()
-            answers[number] = await ask(connection, *asked)
-        connection.close()
-
-    async def everyone():
-        await asyncio.gather(*(one() for _ in range(clients)))
-
-    asyncio.run(asyncio.wait_for(everyone(), 60))
-    return [answers[number] for number in range(len(wanted))]
+def ask_all(url, kind, places):
+    """The answer of a model to each of these `STATES`, asked thirty at a time."""
+    client = CLIENTS[kind]
+    return client.run(together, url, f"{client.path}&scores=true", [client.bodies[place] for place in places])
 
 
 def get(url):
@@ -75,3 +63,7 @@ def value(text, name, **labels):
     wanted = [f'{label}="{v}"' for label, v in labels.items()]
     lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
     return sum(float(line.rpartition(" ")[2]) for line in lines if all(part in line for part in wanted))
+
+
+def encoded(body):
+    return body if isinstance(body, bytes) else json.dumps(body).encode()

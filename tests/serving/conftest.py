@@ -1,20 +1,36 @@
 """Servers that are started once for all tests of the service."""
 
 import os
+from contextlib import ExitStack
 
 import pytest
 
 from gnnlab.errors import Unavailable
-from gnnlab.serving.local_redis import RedisServer
+from gnnlab.serving.server import free_port, started_redis
+
+
+class Redis:
+    """A Redis that can be killed and started again on its port."""
+
+    def __init__(self, stack):
+        self._stack, self._port = stack, free_port()
+        self.start()
+
+    def start(self):
+        self.url, self._process = self._stack.enter_context(started_redis(self._port))
+
+    def stop(self):
+        self._process.kill()
+        self._process.wait()
 
 
 @pytest.fixture(scope="session")
 def redis_server():
-    try:
-        server = RedisServer()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with server:
+    with ExitStack() as stack:
+        try:
+            server = Redis(stack)
+        except Unavailable as error:
+            pytest.skip(str(error))
         yield server
 
 

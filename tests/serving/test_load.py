@@ -1,4 +1,4 @@
-"""The client is on time, counts from the intended start, lets no wrong answer pass; what a service holds is found."""
+"""The client is on time, counts from the intended start, lets no wrong answer pass; what a service holds."""
 
 import asyncio
 import json
@@ -8,14 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
-from asking import served
+from asking import CLIENTS, served
 from scipy import stats
 
 from gnnlab.errors import ParityError
-from gnnlab.serving import load, rates
-from gnnlab.serving.load import Client, HttpAnswer, Observed
-from gnnlab.workloads.edge_networks import random_states
+from gnnlab.serving import load
+from gnnlab.serving.load import HttpAnswer
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_serve_inference.ipynb"
 STALL_S = 0.3
@@ -26,9 +26,9 @@ RIGHT = HttpAnswer(200, "", b"{}")
 def scenario():
     """The client as it stands in the notebook."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    found = {"asyncio": asyncio, "np": np, "p": SimpleNamespace(callers=4)}
-    exec("".join(next(c for c in cells if "client" in c["metadata"].get("tags", []))["source"]), found)
-    return SimpleNamespace(**found)
+    names = {"asyncio": asyncio, "np": np, "p": SimpleNamespace(callers=4)}
+    exec("".join(next(c for c in cells if "client" in c["metadata"].get("tags", []))["source"]), names)
+    return SimpleNamespace(**names)
 
 
 def test_arrivals_are_a_poisson_process_of_the_rate_that_was_asked_for(scenario):
@@ -57,7 +57,7 @@ def test_a_stall_of_the_service_counts_for_all_that_were_due_in_it(scenario):
     async def body():
         ask = stalled_service(asyncio.get_running_loop().time)
         due_s = np.arange(0.01, 0.6, 0.01)  # of which 30 fall into the stall
-        return due_s, await scenario.server(ask, [b""] * len(due_s), due_s)
+        return due_s, await scenario.open_arrivals(ask, [b""] * len(due_s), due_s)
 
     due_s, seen = load.run(body())
     latency_ms = np.array([one[0] for one in seen])
@@ -81,7 +81,7 @@ def test_a_stall_of_the_client_itself_is_in_the_latencies_and_is_said(scenario):
             return RIGHT
 
         due_s = np.linspace(0.01, 0.2, 20)
-        return due_s, await scenario.server(ask, range(20), due_s)
+        return due_s, await scenario.open_arrivals(ask, range(20), due_s)
 
     due_s, seen = load.run(body())
     for due, (latency_ms, late_ms, _) in zip(due_s[1:], seen[1:], strict=True):
@@ -116,26 +116,25 @@ def test_the_client_waits_for_less_than_a_millisecond_where_it_is_told_to():
 
 @pytest.fixture(scope="module")
 def client():
-    found = Client(random_states(40, (4, 9), seed=5), "hybrid")
-    yield found
-    found.close()
+    yield CLIENTS["hybrid"]
+    CLIENTS["hybrid"].close()
 
 
 @pytest.fixture(scope="module")
 def url():
-    with served(database="none") as url:
+    with served(database="none") as (url, _, _):
         yield url
 
 
 def test_a_swapped_answer_is_noticed(client, url, scenario):
     places = list(range(40))
-    assert len(client.asked(scenario.offline, url, places)) == 40
+    assert len(client.decided(scenario.offline, url, places)) == 40
 
     async def swapped(ask, bodies):
         return (await scenario.offline(ask, bodies))[::-1]
 
     with pytest.raises(ParityError, match="answer to state 0 is not the predictor's"):
-        client.asked(swapped, url, places)
+        client.decided(swapped, url, places)
 
 
 @pytest.mark.parametrize("wrong", ["node", "score", "node_id", "model_type"])
@@ -147,7 +146,7 @@ def test_an_answer_that_is_wrong_in_one_field_is_noticed(wrong, client, url):
         return [answer._replace(body=json.dumps(changed).encode())]
 
     with pytest.raises(ParityError):
-        client.asked(spoilt, url, [7])
+        client.decided(spoilt, url, [7])
 
 
 def test_a_refused_request_counts_as_a_long_one(client, url, scenario):
@@ -155,9 +154,8 @@ def test_a_refused_request_counts_as_a_long_one(client, url, scenario):
         answers = await scenario.offline(ask, bodies)
         return [(1.0, 0.5, one if place % 2 else HttpAnswer(503, "", b"")) for place, one in enumerate(answers)]
 
-    observed = client.observed(half, url, list(range(20)))
-    assert (observed.latency_ms[::2] == load.REFUSED_MS).all() and (observed.latency_ms[1::2] == 1.0).all()
-    assert (observed.late_ms == 0.5).all()
+    latency_ms, late_ms = client.observed(half, url, list(range(20)))
+    assert (latency_ms[::2] == load.REFUSED_MS).all() and (latency_ms[1::2] == 1.0).all() and (late_ms == 0.5).all()
 
 
 def test_a_connection_that_breaks_says_so_and_is_opened_again(url, client):
@@ -187,7 +185,8 @@ def test_a_connection_that_breaks_says_so_and_is_opened_again(url, client):
     ],
 )
 def test_the_largest_rate_lies_before_the_first_that_exceeds_the_bound(p99_ms, largest):
-    assert rates.largest_rate([100.0, 200.0, 400.0], p99_ms, 20.0) == pytest.approx(largest)
+    runs = pd.DataFrame({"form": "one", "round": 0, "rate": [100.0, 200.0, 400.0], "p99": p99_ms})
+    assert load.largest(runs, 20.0) == {"one": [pytest.approx(largest)]}
 
 
 def planted(capacity):
@@ -196,37 +195,28 @@ def planted(capacity):
     def at(rate, seed):
         mean_ms = 1e3 / (capacity - rate)
         latency_ms = np.random.default_rng(seed).exponential(mean_ms, 4000)
-        return Observed(latency_ms, np.full(4000, 0.1))
+        return latency_ms, np.full(4000, 0.1)
 
     return at
 
 
-def test_a_planted_capacity_is_found_by_every_round_and_forms_may_have_fewer_of_them():
+def test_a_planted_capacity_is_measured_by_every_round_and_forms_may_have_fewer_of_them():
     capacity = {"slow": 400.0, "fast": 4000.0}
     asked = {name: [share * most for share in (0.2, 0.4, 0.5, 0.6, 0.9)] for name, most in capacity.items()}
-    over = rates.over_rates({n: planted(c) for n, c in capacity.items()}, asked, rounds=5, fewer={"slow": 3})
-    largest = over.largest(20.0)  # where ln(100) / (capacity - rate) is 20 ms
+    runs = load.over_rates({n: planted(c) for n, c in capacity.items()}, asked, {"slow": 3, "fast": 5})
+    largest = load.largest(runs, 20.0)  # where ln(100) / (capacity - rate) is 20 ms
     assert len(largest["slow"]) == 3 and len(largest["fast"]) == 5
     assert np.allclose(largest["slow"], 400 - math.log(100) / 0.02, rtol=0.12)
     assert (np.array(largest["fast"]) > 3500).all()
-    frame = over.percentiles()
-    assert len(frame) == 2 * 2 * 5 and set(frame["percentile"]) == {"p50", "p99"}
-    assert {len(samples) for samples in frame["samples"]} == {3, 5} and over.late() == pytest.approx(0.1)
-
-
-def test_forms_at_one_rate_are_compared_by_their_medians():
-    forms = {"slow": planted(200.0), "fast": planted(1100.0)}
-    over = rates.over_rates(forms, {name: [100.0] for name in forms}, rounds=6)
-    waits = rates.compared(over.medians(), "slow").set_index("form")
-    assert waits.loc["fast", "ratio"] == pytest.approx(10, rel=0.1)
-    assert waits.loc["slow", "samples"] == over.runs.query("form == 'slow'")["p50"].to_list()
+    assert runs.groupby("form").size().to_dict() == {"slow": 15, "fast": 25} and (runs["late"] == 0.1).all()
+    assert (runs["p50"] < runs["p99"]).all()
 
 
 def test_forms_of_the_same_rounds_are_compared_and_one_without_a_number_says_why():
     spacing = {"slow": [4.0] * 6, "fast": [1.0, 1.0, 1.0, 1.0, 1.1, 0.9], "never": [math.inf] * 6}
-    frame = rates.compared(spacing, "slow").set_index("form")
+    frame = load.compared(spacing, "slow").set_index("form")
     assert frame.loc["fast", "ratio"] == pytest.approx(4) and frame.loc["fast", "baseline"] == "slow"
     assert frame.loc["fast", "ratio_low"] < 4 < frame.loc["fast", "ratio_high"]
     assert frame.loc["never", "reason"] == "within the bound at no rate in 6 of 6 rounds"
-    without = rates.compared({"slow": [math.inf] * 2, "fast": [1.0, 1.0]}, "slow").set_index("form")
+    without = load.compared({"slow": [math.inf] * 2, "fast": [1.0, 1.0]}, "slow").set_index("form")
     assert list(without["status"]) == ["unavailable"] * 2 and without.loc["fast", "reason"] == "slow has none"

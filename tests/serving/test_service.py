@@ -7,9 +7,8 @@ import pytest
 from asking import STATES
 from edge_states import S2_STATE, random_state
 
-from gnnlab.errors import GnnlabError
 from gnnlab.inference.predictor import Predictor
-from gnnlab.inference.state_checks import check
+from gnnlab.inference.states import check
 from gnnlab.serving.service import Refused, Service
 from gnnlab.serving.settings import configure
 from gnnlab.serving.shared_cache import SharedCache
@@ -27,15 +26,11 @@ def in_service(body, **options):
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_states_of_all_models_together_are_answered_in_order_with_errors_in_their_places():
+def test_states_of_all_models_together_are_answered_in_order():
     async def body(service):
-        error = GnnlabError("no state")
-        both = service.decide_all("dqn", [*CHECKED[:40], error]), service.decide_all("ppo", CHECKED[:40])
-        return error, await asyncio.gather(*both)
+        return await asyncio.gather(*(service.decide(kind, CHECKED[:40]) for kind in ("dqn", "ppo")))
 
-    error, (dqn, ppo) = in_service(body)
-    assert dqn.pop() is error
-    for kind, answers in (("dqn", dqn), ("ppo", ppo)):
+    for kind, answers in zip(("dqn", "ppo"), in_service(body), strict=True):
         expected = Predictor(kind, "cpu").predict_batch(STATES[:40])
         assert [one.node_id for one in answers] == [one.node_id for one in expected]
         assert [one.score for one in answers] == pytest.approx([one.score for one in expected], rel=1e-4)
@@ -47,12 +42,12 @@ def test_a_model_that_fails_is_no_fault_of_the_state_and_the_next_batch_is_answe
         engine, predictor.engine = predictor.engine, None
         for states in (CHECKED[:1], CHECKED[:3]):
             with pytest.raises(Refused, match="the model failed") as caught:
-                await service.decide_all("ppo", states)
+                await service.decide("ppo", states)
             assert caught.value.status == 500
         predictor.engine = engine
-        return await service.decide("ppo", CHECKED[0])
+        return await service.decide("ppo", CHECKED[:1])
 
-    assert in_service(body).node_id.startswith("node_")
+    assert in_service(body)[0].node_id.startswith("node_")
     assert "a batch of 3 states failed" in caplog.text
 
 
@@ -60,39 +55,38 @@ def test_the_same_state_asked_at_once_is_computed_once():
     async def body(service):
         predictor, networks = service._predictors["hybrid"], []
         engine = predictor.engine
-        predictor.engine = lambda asked: networks.append(len(asked)) or engine(asked)
-        asked = [check(S2_STATE)] * 20 + CHECKED[:1]
-        return networks, await asyncio.gather(*(service.decide("hybrid", state) for state in asked))
+        predictor.engine = lambda asked: networks.append(len(asked.starts) - 1) or engine(asked)
+        return networks, await service.decide("hybrid", [check(S2_STATE)] * 20 + CHECKED[:1])
 
     networks, (*same, other) = in_service(body)
     assert networks == [2] and len({one[:4] for one in same}) == 1 and same[0].score != other.score
 
 
 @pytest.mark.parametrize(
-    ("states", "away", "in_loop"),
-    [(CHECKED[:1], False, True), (CHECKED[:20], False, True), ([check(random_state(2049, 0))], False, False),
-     (CHECKED[:1], True, False)],
+    ("states", "redis", "in_loop"),
+    [(CHECKED[:20], "none", True), ([check(random_state(2049, 0))], "none", False),
+     (CHECKED[:1], "redis://127.0.0.1:9/0", False)],
 )  # fmt: skip
 def test_a_short_batch_is_computed_in_the_event_loop_and_one_that_is_long_or_asks_redis_in_a_thread(
-    states, away, in_loop, monkeypatch
+    states, redis, in_loop, monkeypatch
 ):
     async def body(service):
         threads, original = [], service._predictors["hybrid"].decide
         recorded = lambda *asked, **how: threads.append(threading.current_thread()) or original(*asked, **how)  # noqa: E731
         monkeypatch.setattr(service._predictors["hybrid"], "decide", recorded)
-        assert len(await service.decide_all("hybrid", states)) == len(states)
+        assert len(await service.decide("hybrid", states)) == len(states)
         return [thread is threading.current_thread() for thread in threads]
 
     monkeypatch.setattr(SharedCache, "get_many", lambda cache, keys: cache._local.get_many(keys))
     monkeypatch.setattr(SharedCache, "put_many", lambda cache, scores: cache._local.put_many(scores))
-    assert in_service(body, redis="redis://127.0.0.1:9/0" if away else "none") == [in_loop]
+    assert in_service(body, redis=redis) == [in_loop]
 
 
 def test_requests_that_come_together_make_a_batch():
     async def body(service):
         sizes, original = [], service._predictors["ppo"].decide
         service._predictors["ppo"].decide = lambda states, **how: sizes.append(len(states)) or original(states, **how)
-        await asyncio.gather(*(service.decide("ppo", state) for state in CHECKED[:40]))
+        await asyncio.gather(*(service.decide("ppo", [state]) for state in CHECKED[:40]))
         return sizes
 
     assert in_service(body, max_batch=32) == [32, 8]
@@ -101,18 +95,33 @@ def test_requests_that_come_together_make_a_batch():
 def test_more_than_may_wait_is_refused_and_leaves_room_again():
     async def body(service):
         with pytest.raises(Refused) as caught:
-            await service.decide_all("dqn", CHECKED[:11])
+            await service.decide("dqn", CHECKED[:11])
         assert caught.value.status == 503 and caught.value.headers == [(b"retry-after", b"1")]
-        return await service.decide_all("dqn", CHECKED[:10])
+        answered = await service.decide("dqn", CHECKED[:10])
+        service.ready = False
+        with pytest.raises(Refused, match="the service is stopping"):
+            await service.decide("dqn", CHECKED[:1])
+        return answered
 
     assert len(in_service(body, max_waiting=10)) == 10
 
 
-def test_a_service_that_stops_refuses_and_one_that_has_stopped_has_let_go_of_its_models():
-    async def body(service):
-        service.ready = False
-        with pytest.raises(Refused, match="the service is stopping"):
-            await service.decide("dqn", CHECKED[0])
-        return service
+def test_a_span_is_sent_with_model_type_and_confidence(monkeypatch):
+    from opentelemetry.sdk.trace.export import SpanExportResult
 
-    assert in_service(body)._predictors == {}
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    sent = []
+    exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter.OTLPSpanExporter.export"
+    monkeypatch.setattr(exporter, lambda _, spans: sent.extend(spans) or SpanExportResult.SUCCESS)
+
+    async def body(service):
+        (decision,) = await service.decide("dqn", CHECKED[:1])
+        while not sent:
+            await asyncio.sleep(0.02)
+        return decision
+
+    decision = in_service(body)
+    assert [(one.name, dict(one.attributes)) for one in sent] == [
+        ("predict", {"model_type": "dqn", "confidence": decision.confidence})
+    ]

@@ -38,8 +38,8 @@ def inside(redis_server):
     client.close()
 
 
-def same(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def same(decisions, expected):
+    for one, other in zip(decisions, expected, strict=True):
         assert one[:3] == other[:3]
         np.testing.assert_array_equal(one.scores, other.scores)
 
@@ -78,8 +78,8 @@ def test_redis_that_dies_and_comes_back_costs_no_answer(redis_server, inside, op
     assert predictor.predict_batch(STATES) == expected and not cache.away
     redis_server.stop()
     assert predictor.predict_batch(STATES) == expected and cache.away
-    hits = cache._local.hits
-    assert predictor.predict_batch(STATES) == expected and cache._local.hits == hits + 3  # of this process
+    hits = predictor.hits
+    assert predictor.predict_batch(STATES) == expected and predictor.hits == hits + 3  # of this process
     redis_server.start()
     until(lambda: predictor.predict_batch(STATES) == expected and not cache.away)
 

@@ -1,0 +1,197 @@
+"""The state of an edge network, checked as it is read; the arrays of many of them, as engines read them.
+
+    check(state).nodes[0].cpu_util       # from a dict, or from the bytes of its JSON
+    check({"nodes": [...]})              # GnnlabError: node 'a': Expected `float` <= 1.0 - at `$.nodes[3].cpu_util`
+    networks = NetworkArrays.of([state, other])     # networks of any sizes as one graph without links between them
+
+`Node` and `NetworkState` are the rules; `json_schema` writes them down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Meta, Struct
+from torch import Tensor
+
+from gnnlab.errors import SHOWN, GnnlabError, shown
+from gnnlab.workloads.edge_networks import FEATURES, NODE_TYPES, State
+
+MOST = 1_000_000
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+node_features = attrgetter(*FEATURES)
+_node_id = attrgetter("node_id")
+
+
+class Node(Struct, forbid_unknown_fields=True):
+    node_id: Annotated[str, Meta(min_length=1)]
+    cpu_util: Share
+    mem_util: Share
+    energy: Annotated[float, Meta(ge=0, le=MOST, description="W")]
+    latency: Annotated[float, Meta(ge=0, le=MOST, description="ms")]
+    bandwidth: Annotated[float, Meta(ge=0, le=MOST, description="Mbit/s")]
+    queue_len: Annotated[int, Meta(ge=0, le=MOST, description="tasks")]
+    node_type: Annotated[int, Meta(ge=0, le=len(NODE_TYPES) - 1)]
+
+
+class NetworkState(Struct, forbid_unknown_fields=True):
+    nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
+    links: tuple[tuple[str, str], ...] = ()
+
+
+_decoder = msgspec.json.Decoder(NetworkState)
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """`edge_index` (2, E) int64 in any order, from its first row to its second, between `nodes` nodes."""
+
+    edge_index: np.ndarray
+    nodes: int
+
+    @cached_property
+    def adjacency(self) -> np.ndarray:
+        """(N, N) float32, [i, j] the number of edges from j to i; for few nodes."""
+        source, target = self.edge_index
+        counts = np.bincount(target * self.nodes + source, minlength=self.nodes**2)
+        return counts.astype(np.float32).reshape(self.nodes, self.nodes)
+
+    @cached_property
+    def by_target(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(source, target, starts): edges sorted by target, (E,) int64, and where those of each node begin, (N,)."""
+        source, target = self.edge_index
+        small = self.nodes < 1 << 16
+        order = (target.astype(np.uint16) if small else target).argsort(kind="stable")  # 16 bits: by radix
+        ends = np.bincount(target, minlength=self.nodes).cumsum()
+        return source.take(order), target.take(order), np.concatenate([[0], ends[:-1]])
+
+
+class CheckedState(NamedTuple):
+    """A valid state: its nodes (N), their ids, and its links in both directions."""
+
+    nodes: tuple[Node, ...]
+    node_ids: tuple[str, ...]
+    topology: Topology
+
+
+def check(state: State | bytes) -> CheckedState:
+    """Read a state: a dict, or JSON as bytes.
+
+    Each node has an id of its own; links may be left out, and join two different nodes once.
+    Raises `GnnlabError`: the state is invalid.
+    """
+    try:
+        parsed = _decoder.decode(state) if isinstance(state, bytes) else msgspec.convert(state, NetworkState)
+    except msgspec.ValidationError as error:
+        raise GnnlabError(_message(state, str(error))) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GnnlabError(f"not JSON: {str(error)[:SHOWN]}") from None
+    node_ids = tuple(map(_node_id, parsed.nodes))
+    return CheckedState(parsed.nodes, node_ids, _topology(node_ids, parsed.links))
+
+
+def check_or_error(state: State | bytes) -> CheckedState | GnnlabError:
+    """What `check` gives, or its error."""
+    try:
+        return check(state)
+    except GnnlabError as error:
+        return error
+
+
+def json_schema() -> dict[str, Any]:
+    """What a state is, as JSON Schema without references; it cannot say that ids differ and that links join them."""
+    _, parts = msgspec.json.schema_components([NetworkState])
+    schema = parts["NetworkState"]
+    schema["properties"]["nodes"]["items"] = parts["Node"]
+    return schema
+
+
+@lru_cache(maxsize=256)
+def _topology(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Topology:
+    """First all links as given, then all reversed; cached, as a network mostly keeps its links."""
+    row_of: dict[str, int] = {}
+    for row, node_id in enumerate(node_ids):
+        if (first := row_of.setdefault(node_id, row)) != row:
+            raise GnnlabError(f"node {shown(node_id)}: its node_id is that of nodes {first} and {row} (from 0)")
+    pairs: dict[tuple[int, int], None] = {}
+    for place, (a, b) in enumerate(links):
+        ends = row_of.get(a), row_of.get(b)
+        if None in ends or a == b or ends in pairs or ends[::-1] in pairs:
+            raise GnnlabError(f"link {place} (from 0), {shown([a, b])}: a link joins two different nodes, given once")
+        pairs[ends] = None
+    ends = np.fromiter(chain.from_iterable(pairs), np.int64, 2 * len(pairs)).reshape(-1, 2).T
+    return Topology(np.concatenate([ends, ends[::-1]], axis=1), len(node_ids))
+
+
+def _message(state: Any, problem: str) -> str:
+    """The problem in one line, after the id of the node that it concerns."""
+    text = " ".join(problem.split())  # the name of an unknown field may hold anything
+    text = text if len(text) <= 2 * SHOWN else f"{text[: 2 * SHOWN - 3]}..."
+    place = re.search(r"\$\.nodes\[(\d+)\]", problem)
+    if place is None:
+        return text
+    try:
+        plain = msgspec.json.decode(state) if isinstance(state, bytes) else state
+        return f"node {shown(plain['nodes'][int(place[1])]['node_id'])}: {text}"
+    except (msgspec.DecodeError, TypeError, KeyError):  # not JSON behind the problem, or a node without an id
+        return text
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkArrays:
+    """B networks as one graph: `x` (N, 7) float32, their edges, `starts` (B + 1) where each begins, `ids` of nodes."""
+
+    x: np.ndarray
+    topology: Topology
+    starts: list[int]
+    ids: Sequence[str]
+
+    @classmethod
+    def of(cls, states: Sequence[State | bytes]) -> NetworkArrays:
+        """Read one state or more, dicts or JSON. Raises `GnnlabError`: one is invalid; the message names the node."""
+        return cls.of_checked([check(state) for state in states])
+
+    @classmethod
+    def of_checked(cls, states: Sequence[CheckedState]) -> NetworkArrays:
+        """From one state or more that `check` has read."""
+        starts = list(accumulate((len(state.nodes) for state in states), initial=0))
+        values = chain.from_iterable(node_features(node) for state in states for node in state.nodes)
+        x = np.fromiter(values, np.float32, starts[-1] * len(FEATURES)).reshape(-1, len(FEATURES))
+        if len(states) == 1:
+            return cls(x, states[0].topology, starts, states[0].node_ids)
+        edges = np.concatenate([state.topology.edge_index for state in states], axis=1)
+        edges += np.repeat(starts[:-1], [state.topology.edge_index.shape[1] for state in states])
+        return cls(x, Topology(edges, len(x)), starts, list(chain.from_iterable(state.node_ids for state in states)))
+
+    @property
+    def edge_index(self) -> np.ndarray:
+        """(2, E) int64, as the states have their links: first as given, then reversed."""
+        return self.topology.edge_index
+
+    @property
+    def network_of(self) -> np.ndarray:
+        """(N,) the network of each node."""
+        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(x, source, target, starts), the edges sorted by target, sharing the memory."""
+        return torch.from_numpy(self.x), *map(torch.from_numpy, self.topology.by_target)
+
+    def split(self, values: np.ndarray) -> list[np.ndarray]:
+        """`values` (N, ...) of the nodes of each network."""
+        return [values[a:b] for a, b in pairwise(self.starts)]
+
+    def decide(self, scores: np.ndarray) -> list[int]:
+        """(B) the row of the highest of `scores` (N,) in each network; of equal scores the first."""
+        return [a + int(part.argmax()) for a, part in zip(self.starts, self.split(scores), strict=False)]

@@ -1,0 +1,155 @@
+"""An invalid state is refused in one line that names the node and the field; a valid one is read as it stands."""
+
+import copy
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from edge_states import node, random_state, states
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import refused
+
+from gnnlab.inference.states import MOST, NetworkArrays, Node, Topology, check, json_schema
+from gnnlab.workloads.edge_networks import FEATURES, edges, features
+
+GOOD = random_state(4, seed=0)
+MOSTS = {"cpu_util": 1, "mem_util": 1, "node_type": 2} | dict.fromkeys(
+    ("energy", "latency", "bandwidth", "queue_len"), MOST
+)
+
+
+def changed(**fields):
+    """The good state with fields of node_2 changed."""
+    state = copy.deepcopy(GOOD)
+    state["nodes"][2] |= fields
+    return state
+
+
+def without(field):
+    state = copy.deepcopy(GOOD)
+    del state["nodes"][2][field]
+    return state
+
+
+def linked(*links):
+    return {**GOOD, "links": list(links)}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (changed(cpu_util=1.7), r"node 'node_2': Expected `float` <= 1.0 - at `\$.nodes\[2\].cpu_util`"),
+        (changed(mem_util=-0.1), r"Expected `float` >= 0.0 - at `\$.nodes\[2\].mem_util`"),
+        (changed(cpu_util=math.nan), r"\.cpu_util"),
+        (changed(energy="120"), r"Expected `float`, got `str` - at `\$.nodes\[2\].energy`"),
+        (changed(cpu_util=True), r"Expected `float`, got `bool` - at `\$.nodes\[2\].cpu_util`"),
+        (changed(queue_len=2.0), r"Expected `int`, got `float` - at `\$.nodes\[2\].queue_len`"),
+        (changed(node_type=3), r"Expected `int` <= 2 - at `\$.nodes\[2\].node_type`"),
+        (without("energy"), "node 'node_2': Object missing required field `energy`"),
+        (changed(cpu=0.5), "node 'node_2': Object contains unknown field `cpu`"),
+        (changed(**{"a\n\nb": 0.5}), "unknown field `a b`"),
+        (changed(node_id=""), r"\.node_id"),
+        (changed(node_id="node_0"), r"node 'node_0': its node_id is that of nodes 0 and 2 \(from 0\)"),
+        (changed(node_id="a\nb", cpu_util=2), r"node 'a\\nb': Expected"),
+        (linked(["node_0", "node_9"]), r"link 0 \(from 0\), \['node_0', 'node_9'\]: a link joins two different nodes"),
+        (linked(["node_0", "node_0"]), "link 0 .* a link joins two different nodes"),
+        (linked(["node_0", "node_1"], ("node_1", "node_0")), r"link 1 \(from 0\).*given once"),
+        (linked(["node_0"]), r"Expected `array` of length 2.* - at `\$.links\[0\]`"),
+        ({**GOOD, "time": 3}, "unknown field `time`"),
+        ({"nodes": []}, r"Expected `array` of length >= 1 - at `\$.nodes`"),
+        ({}, "missing required field `nodes`"),
+    ],
+)
+def test_an_invalid_state_is_refused_with_its_node_and_field(state, message):
+    with refused(message):
+        check(state)
+    try:
+        body = json.dumps(state, allow_nan=False).encode()
+    except ValueError:  # JSON has no NaN
+        return
+    with refused(message):
+        check(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"nope", b"\xff\xfe", b'{"nodes": NaN}', b"[" * 200_000, b'{"nodes":' * 200_000])
+def test_bytes_that_are_no_state_are_refused_in_one_line(body):
+    with refused("not JSON|Expected `object`|Expected `array`"):
+        check(body)
+
+
+def test_json_is_read_as_the_dict_is_and_values_at_the_limits_are_valid():
+    assert check(json.dumps(GOOD).encode()) == check(GOOD)
+    for name, most in MOSTS.items():
+        for value in (0, most) if name in ("queue_len", "node_type") else (0, 0.0, -0.0, most, float(most)):
+            check(changed(**{name: value}))
+
+
+def test_the_schema_has_the_fields_that_the_model_reads_with_limits_and_units():
+    fields = json_schema()["properties"]["nodes"]["items"]["properties"]
+    assert {name: fields[name]["maximum"] for name in FEATURES} == MOSTS and Node.__struct_fields__[1:] == FEATURES
+    assert fields["energy"]["description"] == "W" and fields["queue_len"]["type"] == "integer"
+
+
+# ---- as arrays ------------------------------------------------------------------------------------------------------
+
+
+def as_set(edge_index):
+    return sorted(map(tuple, np.asarray(edge_index).T.tolist()))
+
+
+@settings(max_examples=60)
+@given(st.lists(states(), min_size=1, max_size=4), st.integers(0, 4))
+def test_arrays_are_the_features_and_edges_of_each_state(many, bare):
+    many = [{"nodes": s["nodes"]} if place == bare and not s["links"] else s for place, s in enumerate(many)]
+    together = NetworkArrays.of(many)
+    assert len(together.starts) == len(many) + 1 and together.x.dtype == np.float32
+    for number, (state, x) in enumerate(zip(many, together.split(together.x), strict=True)):
+        own = together.network_of[together.edge_index[1]] == number
+        assert np.array_equal(x, features(state))
+        assert np.array_equal(together.edge_index[:, own] - together.starts[number], edges(state))
+    source, target, starts = together.topology.by_target
+    assert as_set([source, target]) == as_set(together.edge_index)
+    assert (np.diff(target) >= 0).all() and np.array_equal(starts, target.searchsorted(np.arange(len(together.x))))
+    adjacency = np.zeros((len(together.x), len(together.x)))
+    np.add.at(adjacency, (target, source), 1)
+    assert np.array_equal(together.topology.adjacency, adjacency)
+    assert list(together.ids) == [n["node_id"] for state in many for n in state["nodes"]]
+
+
+@settings(max_examples=60)
+@given(states(), states())
+def test_cached_links_are_those_of_this_very_state(state, other):
+    for asked in (state, other, state, copy.deepcopy(state)):
+        assert as_set(NetworkArrays.of([asked]).edge_index) == as_set(edges(asked))
+    state["links"].clear()  # in place: what is cached does not follow
+    assert NetworkArrays.of([state]).edge_index.size == 0
+
+
+def test_a_network_that_keeps_its_links_keeps_its_topology():
+    first, second = random_state(12, 0), random_state(12, 0)
+    second["nodes"][3]["cpu_util"] = 0.9
+    assert check(first).topology is check(second).topology is not check(random_state(12, 1)).topology
+
+
+@settings(max_examples=60)
+@given(st.lists(states(), min_size=1, max_size=5), st.data())
+def test_the_first_of_the_highest_scores_is_chosen_in_each_network(many, data):
+    networks = NetworkArrays.of(many)
+    values = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=len(networks.x), max_size=len(networks.x)))
+    expected = [a + values[a:b].index(max(values[a:b])) for a, b in pairwise(networks.starts)]
+    assert networks.decide(np.array(values, dtype=np.float32)) == expected
+
+
+def test_edges_of_many_nodes_are_sorted_as_those_of_few():
+    edge_index = np.random.default_rng(0).integers(70_000, size=(2, 1000))
+    source, target, _ = Topology(edge_index, 70_000).by_target
+    assert as_set([source, target]) == as_set(edge_index) and (np.diff(target) >= 0).all()
+
+
+def test_links_may_be_left_out():
+    usual, bare = random_state(6, 1), {"nodes": random_state(5, 2)["nodes"]}
+    assert np.array_equal(NetworkArrays.of([bare, usual, bare]).edge_index - 5, edges(usual))
+    assert check({"nodes": [node()]}).topology.edge_index.shape == (2, 0)
