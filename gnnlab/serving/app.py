@@ -99,18 +99,19 @@ class App:
 
     def _page(self, method: str, path: str) -> tuple[bytes, bytes]:
         """(content type, body) of what is no decision."""
-        if path not in GETS or method != "GET":
-            known = path in GETS or path in POSTS
-            raise Refused(405, "Method Not Allowed") if known else Refused(404, "Not Found")
+        if path not in GETS and path not in POSTS:
+            raise Refused(404, "Not Found")
+        if path in POSTS or method != "GET":
+            raise Refused(405, "Method Not Allowed")
         if path == "/metrics":
             return CONTENT_TYPE_LATEST.encode(), self.service.metrics.page()
         if path == "/openapi.json":
             return JSON, _encode(description())
-        if path == "/health/ready":
-            if not self.service.ready:
-                raise busy("the service is stopping")
-            return JSON, _encode({"status": "ready", **self.service.parts})
-        return JSON, b'{"status":"live"}'
+        if path == "/health":
+            return JSON, b'{"status":"live"}'
+        if not self.service.ready:
+            raise busy("the service is stopping")
+        return JSON, _encode({"status": "ready", **self.service.parts})
 
     async def _decided(self, scope: dict[str, Any], receive: Any) -> bytes:
         """The answer to one state, or to each of a list; an invalid one of a list has its error in its place."""

@@ -217,6 +217,6 @@ def test_forms_of_the_same_rounds_are_compared_and_one_without_a_number_says_why
     frame = load.compared(spacing, "slow").set_index("form")
     assert frame.loc["fast", "ratio"] == pytest.approx(4) and frame.loc["fast", "baseline"] == "slow"
     assert frame.loc["fast", "ratio_low"] < 4 < frame.loc["fast", "ratio_high"]
-    assert frame.loc["never", "reason"] == "within the bound at no rate in 6 of 6 rounds"
+    assert frame.loc["never", "reason"] == "never keeps the bound at no rate in some rounds"
     without = load.compared({"slow": [math.inf] * 2, "fast": [1.0, 1.0]}, "slow").set_index("form")
-    assert list(without["status"]) == ["unavailable"] * 2 and without.loc["fast", "reason"] == "slow has none"
+    assert list(without["status"]) == ["unavailable"] * 2 and without.loc["fast", "reason"].startswith("slow keeps")
