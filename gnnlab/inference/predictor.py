@@ -12,10 +12,10 @@ that. int8 changes scores, and `decisions.count` says how many decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from operator import sub
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +32,6 @@ from gnnlab.workloads.staged import fingerprint
 DEVICES = ("auto", "cuda", "mps", "cpu")
 NETWORKS_A_PASS = 128  # more together leave the caches and are no faster
 NODES_A_PASS = 2048  # hidden values of 512 KiB, which stay in the cache and are not mapped in anew each time
-
-
-class Cache(Protocol):
-    """What a predictor asks of a cache; `PredictionCache` is one. Scores of another length are ignored."""
-
-    def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]: ...
-
-    def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None: ...
 
 
 class Decision(NamedTuple):
@@ -60,8 +52,9 @@ class Decision(NamedTuple):
 class Predictor:
     """Decisions for states of edge networks, which are dicts or JSON as bytes: checked, and computed by one engine.
 
-    `device`: auto|cuda|mps|cpu, `why_device` is the reason; `engine` as `engines.make` has them; `cache` answers states
-    that were seen with the same numbers, `hits` and `misses` count; `model` replaces the shipped weights.
+    `device`: auto|cuda|mps|cpu, `why_device` is the reason; `engine` as `engines.make` has them; `model` replaces the
+    shipped weights. `cache` is a `PredictionCache`, or has its `get_many` and `put_many`: it answers states that were
+    seen with the same numbers, `hits` and `misses` count; scores of another length are ignored.
     Raises `GnnlabError`: an unknown model type; engine and device do not go together, or are not here.
     """
 
@@ -71,7 +64,7 @@ class Predictor:
         device: str = "auto",
         engine: str = "fast",
         *,
-        cache: Cache | None = None,
+        cache: Any = None,
         model: EdgeAllocator | None = None,
     ) -> None:
         self.device, self.why_device = choose(device)
@@ -103,8 +96,16 @@ class Predictor:
         return [next(decisions) if isinstance(one, CheckedState) else one for one in checked]
 
     def decide(self, states: Sequence[CheckedState], return_scores: bool = False) -> list[Decision]:
-        """A decision for each state that `check` has read, in their order; networks of any sizes share a pass."""
-        return [decision for some in _passes(states) for decision in self._decisions(some, return_scores)]
+        """A decision for each state that `check` has read, in their order; networks of any sizes share a pass, as many
+        as stay in the processor's caches."""
+        decisions: list[Decision] = []
+        begin = nodes = 0
+        for place, state in enumerate(states):
+            nodes += len(state.nodes)
+            if place > begin and (nodes > NODES_A_PASS or place - begin == NETWORKS_A_PASS):
+                decisions += self._decisions(states[begin:place], return_scores)
+                begin, nodes = place, len(state.nodes)
+        return decisions + self._decisions(states[begin:], return_scores) if states else []
 
     def _decisions(self, states: Sequence[CheckedState], return_scores: bool) -> list[Decision]:
         """The decisions of one pass."""
@@ -139,18 +140,6 @@ class Predictor:
             self.cache.put_many(fresh)  # a copy
             known |= fresh
         return known[keys[0]] if len(keys) == 1 else np.concatenate([known[key] for key in keys])
-
-
-def _passes(states: Sequence[CheckedState]) -> Iterator[Sequence[CheckedState]]:
-    """The states, in their order, as many to a pass as stay in the processor's caches."""
-    begin = nodes = 0
-    for place, state in enumerate(states):
-        nodes += len(state.nodes)
-        if place > begin and (nodes > NODES_A_PASS or place - begin == NETWORKS_A_PASS):
-            yield states[begin:place]
-            begin, nodes = place, len(state.nodes)
-    if begin < len(states):
-        yield states[begin:]
 
 
 def choose(device: str = "auto") -> tuple[torch.device, str]:

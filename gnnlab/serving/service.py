@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
@@ -109,23 +109,20 @@ class Service:
     def _pass(self, asked: Sequence[Asked]) -> list[Decision | Refused]:
         """One batch, each model's states together. A model that fails is a 500."""
         self.metrics.batch.observe(len(asked))
-        kinds = dict.fromkeys(kind for kind, _ in asked)
-        answers = {kind: iter(self._decided(kind, [state for k, state in asked if k == kind])) for kind in kinds}
-        return [next(answers[kind]) for kind, _ in asked]
-
-    def _decided(self, kind: str, states: Sequence[CheckedState]) -> Sequence[Decision | Refused]:
-        predictor = self._predictors[kind]
-        hits, misses = predictor.hits, predictor.misses
-        try:
-            return predictor.decide(states, return_scores=True)
-        except Exception:
-            log.exception("a batch of %d states failed", len(states))
-            line = "the model failed on this batch; the log of the service says how"
-            return [Refused(500, line) for _ in states]
-        finally:
+        answers: dict[str, Iterator[Decision | Refused]] = {}
+        for kind in dict.fromkeys(kind for kind, _ in asked):
+            predictor, states = self._predictors[kind], [state for k, state in asked if k == kind]
+            hits, misses = predictor.hits, predictor.misses
+            try:
+                answers[kind] = iter(predictor.decide(states, return_scores=True))
+            except Exception:
+                log.exception("a batch of %d states failed", len(states))
+                line = "the model failed on this batch; the log of the service says how"
+                answers[kind] = iter([Refused(500, line) for _ in states])
             if self._cache is not None:
                 self.metrics.hits.inc(predictor.hits - hits)
                 self.metrics.misses.inc(predictor.misses - misses)
+        return [next(answers[kind]) for kind, _ in asked]
 
     def _load(self, model_type: str) -> Predictor:
         """A model that has answered once: the first call takes longer."""
