@@ -1,4 +1,5 @@
-"""What answers, apart from HTTP: models loaded once, their batches, the cache before them, the database behind them.
+"""What answers, apart from HTTP: models loaded once, their batches, the cache before them, the database behind them;
+and what is counted of it, for Prometheus.
 
 async with Service(settings) as service:
     (decision,) = await service.decide("hybrid", [check(state)])
@@ -8,8 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
@@ -18,15 +24,19 @@ from gnnlab.inference.predictor import NODES_A_PASS, Decision, Predictor
 from gnnlab.inference.states import CheckedState
 from gnnlab.profiling.context import Conditions
 from gnnlab.serving.database import Recorder, engine_of
-from gnnlab.serving.metrics import Metrics, tracer
 from gnnlab.serving.settings import ServiceSettings
 from gnnlab.serving.shared_cache import SharedCache
 from gnnlab.workloads import edge_allocator
+from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import random_states
 
 log = logging.getLogger("gnnlab.serving")
 RETRY_AFTER_S = 1
 Asked = tuple[str, CheckedState]  # by which model
+LATENCIES_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+disable_created_metrics()  # a counter that starts anew is seen by its value
 
 
 class Refused(GnnlabError):
@@ -41,6 +51,52 @@ def busy(why: str) -> Refused:
     """What a client gets that should come again later."""
     again = [(b"retry-after", b"%d" % RETRY_AFTER_S)]
     return Refused(503, f"{why}; send it again after {RETRY_AFTER_S} s", again)
+
+
+class Metrics:
+    """What one worker counts, for Prometheus; what is counted by model has a counter for each.
+
+    Several workers write into files of one folder, which the launcher names in PROMETHEUS_MULTIPROC_DIR before the
+    library is loaded; each worker then answers for all of them.
+    """
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        kind = ["model_type"]
+        predictions = Counter("predictions_total", "Decisions given.", kind, registry=own)
+        about = "From the body of a request to its answer."
+        latency = Histogram("prediction_latency_seconds", about, kind, buckets=LATENCIES_S, registry=own)
+        self.predictions = {model: predictions.labels(model) for model in MODEL_TYPES}
+        self.latency = {model: latency.labels(model) for model in MODEL_TYPES}
+        about = "Weights of the loaded models, of one worker."
+        self.memory = Gauge("model_memory_bytes", about, kind, multiprocess_mode="max", registry=own)
+        self.batch = Histogram("batch_size", "States of a pass.", buckets=BATCHES, registry=own)
+        cache = Counter("cache_requests_total", "Looked up in the cache.", ["result"], registry=own)
+        self.hits, self.misses = cache.labels("hit"), cache.labels("miss")
+        self.refused = Counter("requests_refused_total", "Answered by an error.", ["status"], registry=own)
+        self.unrecorded = Counter("unrecorded_total", "Decisions that the database lost.", registry=own)
+
+    def page(self) -> bytes:
+        """The text that a server of Prometheus reads."""
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return generate_latest(self.registry)
+        everyone = CollectorRegistry()
+        MultiProcessCollector(everyone)
+        return generate_latest(everyone)
+
+
+def tracer_provider() -> Any:
+    """What sends spans where OpenTelemetry's own variables say; None, and nothing loaded, without them."""
+    if not any(f"OTEL_EXPORTER_OTLP_{name}" in os.environ for name in ("ENDPOINT", "TRACES_ENDPOINT")):
+        return None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "gnnlab"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=2)))
+    return provider
 
 
 class Service:
@@ -58,13 +114,13 @@ class Service:
             self._cache = PredictionCache(own.cache_entries, own.cache_ttl_s)
             if own.redis_url is not None:
                 self._cache = SharedCache(own.redis_url, self._cache)
-        self._predictors = {kind: self._load(kind) for kind in edge_allocator.MODEL_TYPES}
+        self._predictors = {kind: self._load(kind) for kind in MODEL_TYPES}
         self._batcher = AsyncBatcher(self._pass, max_batch=own.max_batch, short=self._short)
         await self._batcher.__aenter__()
         if own.database_url is not None:
             self._recorder = Recorder(engine_of(own.database_url), self.metrics.unrecorded)
             self._recorder.start()
-        self._tracer, self.ready = tracer(), True
+        self._tracers, self.ready = tracer_provider(), True
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -74,6 +130,8 @@ class Service:
             await self._recorder.stop()
         if isinstance(self._cache, SharedCache):
             self._cache.close()
+        if self._tracers is not None:
+            await asyncio.to_thread(self._tracers.shutdown)  # sends the last spans, for two seconds at most
 
     @property
     def parts(self) -> dict[str, str]:
@@ -94,9 +152,9 @@ class Service:
         waiting = [self._batcher.predict((model_type, state)) for state in states]
         decisions = [await waiting[0]] if len(waiting) == 1 else await asyncio.gather(*waiting)
         self.metrics.predictions[model_type].inc(len(decisions))
-        if self._tracer is not None and decisions:
+        if self._tracers is not None and decisions:
             about = {"model_type": model_type, "confidence": min(one.confidence for one in decisions)}
-            self._tracer.start_span("predict", start_time=began_ns, attributes=about).end()
+            self._tracers.get_tracer("gnnlab").start_span("predict", start_time=began_ns, attributes=about).end()
         if self._recorder is not None:
             for state, decision in zip(states, decisions, strict=True):
                 self._recorder.record(model_type, state, decision)
