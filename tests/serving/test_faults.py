@@ -65,12 +65,10 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
         assert not psutil.wait_procs(workers, timeout=120)[1]  # the new one may still be starting
 
 
-@pytest.mark.parametrize(("shift", "unright"), [(0, 0), (1, 40)])
-def test_answers_to_other_states_are_counted(shift, unright):
+def test_answers_to_other_states_are_counted():
     with served(database="none") as (url, _, _):
 
         async def swapped(ask, bodies):
-            answers = await together(ask, bodies)
-            return answers[shift:] + answers[:shift]
+            return (await together(ask, bodies))[::-1]
 
-        assert CLIENT.count_unright(swapped, url, range(40), lambda: None)[UNRIGHT] == unright
+        assert CLIENT.count_unright(swapped, url, range(40), lambda: None)[UNRIGHT] == 40
