@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.errors import GnnlabError
 from gnnlab.serving.settings import ServiceSettings, environment
 from gnnlab.worker_process import end_with_parent
 
@@ -127,15 +126,11 @@ def started_app(app: str, folder: Path, **variables: str) -> Iterator[tuple[str,
 
 
 @contextmanager
-def started_redis(port: int = 0) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of a Redis on the loopback that writes nothing to the disk, and its process; 0: any port that is free.
-
-    Raises `Unavailable`: redis-server is not installed.
-    """
-    program, port = shutil.which("redis-server"), port or free_port()
-    if program is None:
-        raise Unavailable("redis-server is not installed (apt-get install redis-server)")
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+def started_redis(url: str = "") -> Iterator[tuple[str, psutil.Process]]:
+    """The URL of a Redis on the loopback that writes nothing to the disk, and its process; `url`: that of one that was
+    killed, in whose place it comes."""
+    port = int(url.rpartition(":")[2].partition("/")[0]) if url else free_port()
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with _running(command, ("127.0.0.1", port), {}) as process:
         yield f"redis://127.0.0.1:{port}/0", process
 
