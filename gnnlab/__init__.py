@@ -1,10 +1,24 @@
 """gnnlab: what a graph neural network costs on your machine, and what makes it faster.
 
 from gnnlab import swap
-print(swap(model, (x, edge_index)))    # faster layers in place of your own, proven equal
+print(swap(model, (x, edge_index)))     # faster layers in place of your own, proven equal
+
+swap                    faster layers in place of a model's, each tried beside the original
+optimize                every step that makes a model faster, proven and raced in several processes
+neighbour_sum           a weighted sum over neighbours for layers of your own
+race_forms              two or more functions: equal results first, then times, ratios and intervals
+require_equal           raises where results differ by more than a tolerance
+profile_forward         time of a forward pass
+profile_training_step   time of a forward and backward pass
+profile_memory_usage    peak memory of a call
+profile_operators       which operators take the time
+profiling.estimates     intervals: median, ratio, share
+profiling.roofline      FLOPs and bytes of a model, and the least time they take on this machine
+Lab                     rows, figures and claims of a notebook; needs pip install 'gnnlab[lab]'
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.1.0"
@@ -20,11 +34,17 @@ _MODULE_OF = {
     "require_equal": "gnnlab.profiling.races",
     "swap": "gnnlab.rewrite.swap",
 }
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted(name for name in _MODULE_OF if name != "Lab" or find_spec("IPython"))
 
 
 def __getattr__(name: str) -> Any:
     """Public names are loaded when they are first asked for: they need torch, or Jupyter."""
+    if name == "Lab" and name not in __all__:
+        raise ImportError("gnnlab.Lab is for notebooks: pip install 'gnnlab[lab]'")
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

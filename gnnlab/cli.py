@@ -16,11 +16,12 @@ from typing import NoReturn
 from . import __version__
 from .errors import DISK_ERRORS
 
-COMMANDS = (
-    *("run", "report", "claims", "compare", "params"),  # notebooks and their results
-    *("profile", "swap", "optimize", "check"),  # a model of the user's
-    *("units", "stages", "plan", "infer", "serve"),
-)
+COMMANDS = {  # and what pip has to install for each
+    **dict.fromkeys(("run", "report", "claims", "compare", "params"), "gnnlab[lab]"),  # notebooks and their results
+    **dict.fromkeys(("profile", "swap", "optimize", "check"), "gnnlab"),  # a model of the user's
+    **dict.fromkeys(("units", "stages", "plan"), "gnnlab[export]"),
+    **dict.fromkeys(("infer", "serve"), "gnnlab[serving]"),
+}
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
-        if (lacking := _lacking(error)) is None:
+        if (lacking := _lacking(error, getattr(arguments, "needs", "gnnlab"))) is None:
             raise
         print(f"gnnlab: {lacking}", file=sys.stderr)
         return BAD_INPUT
@@ -54,8 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _lacking(error: BaseException) -> str | None:
-    """What the machine or the installation lacks, and what to do; None where the error says nothing of the kind."""
+def _lacking(error: BaseException, needs: str) -> str | None:
+    """What the machine or the installation lacks, and what to do; None where the error says nothing of the kind.
+
+    `needs` is what pip installs for the command.
+    """
     message = str(error).splitlines()[0][:120] if str(error) else "none left"
     # loaders of libraries and torch say in words that the system refused memory
     words = ("failed to map segment", "annot allocate memory", "can't allocate memory", "not enough memory")
@@ -63,7 +67,7 @@ def _lacking(error: BaseException) -> str | None:
         return f"there is too little memory ({message}); allow more"
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
         package = error.name.partition(".")[0]
-        return f"this needs package {package}, which is not installed; pip install -c constraints.txt -e . installs all"
+        return f"this needs package {package}, which is not installed: pip install '{needs}'"
     if "No usable temporary directory" in message:
         return "there is no folder for temporary files that can be written to; set TMPDIR to one"
     if isinstance(error, OSError) and error.errno:
@@ -88,12 +92,13 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="gnnlab",
         description="What a graph neural network costs on your machine, and what makes it faster: measured.",
-        epilog="Start with `gnnlab run`, then open outputs/quick/index.html. `gnnlab COMMAND --help` shows examples.",
+        epilog="Start with `gnnlab swap my_models:make`, or, in a copy of the repository, `gnnlab run`. "
+        "`gnnlab COMMAND --help` shows examples.",
     )
     parser.add_argument("--version", action="version", version=f"gnnlab {__version__}")
     parser.set_defaults(command=lambda arguments: parser.print_help() or OK)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for name in COMMANDS:
+    for name, needs in COMMANDS.items():
         module = import_module(f".commands.{name}", __package__)
         description, _, examples = module.__doc__.partition("\n\nexamples:\n")
         summary = description.partition(".")[0]
@@ -104,5 +109,5 @@ def _parser() -> _Parser:
             epilog=f"examples:\n{examples.rstrip()}",
         )
         module.add_arguments(added)
-        added.set_defaults(command=module.run)
+        added.set_defaults(command=module.run, needs=needs)
     return parser

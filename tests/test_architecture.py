@@ -63,10 +63,15 @@ def test_a_room_imports_only_what_the_house_allows(room):
                 assert name.split(".")[1] in ALLOWED[room] | TOP, f"{path.relative_to(ROOT)} imports {name}"
 
 
-def test_every_imported_package_is_declared():
+def requirements(*without):
+    """Every requirement of the project, those of its extras too, but for the extras `without`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
-    declared = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", d)[0]).lower() for d in named}
+    extras = [each for name, each in project["optional-dependencies"].items() if name not in without]
+    return [text for each in (project["dependencies"], *extras) for text in each if not text.startswith("gnnlab[")]
+
+
+def test_every_imported_package_is_declared():
+    declared = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", d)[0]).lower() for d in requirements("test")}
     owners = packages_distributions()
     for path in PACKAGE.rglob("*.py"):
         for name in {n.split(".")[0] for n in imports(path)} - {"gnnlab", "__future__"} - sys.stdlib_module_names:
@@ -152,9 +157,8 @@ def test_every_installed_package_has_the_version_that_constraints_pin():
 def test_direct_dependencies_of_the_project_are_pinned_within_their_ranges():
     from packaging.requirements import Requirement
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pins = {re.sub(r"[-_.]+", "-", name): version for name, version in pinned().items()}
-    for text in project["dependencies"] + project["optional-dependencies"]["test"]:
+    for text in requirements():
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), text
 

@@ -103,6 +103,8 @@ def test_python_m_gnnlab_is_the_command():
         (["claims", "--json", "--recompute"], "not allowed with argument --json"),
         (["profile", "--num_nodes", "0"], "'0' is not a whole number above 0"),
         (["profile", "--profile", "speed"], "invalid choice: 'speed'"),
+        (["profile", "--model", "weights.pt"], "'weights.pt' is not a model"),
+        (["check", "none.py"], "none.py: there is no such file"),
     ],
 )
 def test_a_wrong_command_line_is_answered_in_one_line(capsys, arguments, part):
@@ -169,7 +171,7 @@ def test_run_in_no_repository_says_so(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(discovery, "__file__", str(tmp_path / "gnnlab/lab/discovery.py"))
     code, _, err = said(capsys, "run")
-    assert code == 2 and "holds notebooks/ and params/" in err
+    assert code == 2 and "holds notebooks/ and params/" in err and "swap, optimize" in err
 
 
 def test_report_renders_the_site_and_prints_its_page_or_names_the_run(capsys, repository, monkeypatch):
@@ -286,7 +288,10 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch, error):
 @pytest.mark.parametrize(
     ("error", "part"),
     [
-        (ModuleNotFoundError("No module named 'redis'", name="redis.asyncio"), "needs package redis, which is not"),
+        (
+            ModuleNotFoundError("No module named 'redis'", name="redis.asyncio"),
+            "redis, which is not installed: pip install 'gnnlab[export]'",
+        ),
         (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
         (OSError(30, "Read-only file system", "/home/me"), "Read-only file system (/home/me)"),
         (FileNotFoundError(2, "No such file or directory", "a.csv"), "write: No such file or directory (a.csv)"),

@@ -24,10 +24,25 @@ count = number(int, 1, 9_999_999_999, "whole number above 0")
 seconds = number(float, 1e-9, 9_999.999, "number of seconds above 0 and below 10,000")
 
 
+def existing_file(text: str) -> str:
+    """A `type` for argparse: a file that is there."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file (the current folder is {Path.cwd()})")
+    return text
+
+
 def graph_or_file(text: str) -> str:
     """A `type` for argparse: a graph's name, or a file that is there. What a name means, `graphs.load` knows."""
-    if ":" not in text and Path(text).suffix and not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text}: there is no such file (the current folder is {Path.cwd()})")
+    return existing_file(text) if ":" not in text and Path(text).suffix else text
+
+
+def model_or_factory(text: str) -> str:
+    """A `type` for argparse: a model's name or module:factory, not a file of weights."""
+    if ":" not in text and Path(text).suffix:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a model; write a function that returns your torch module, weights loaded, and name it "
+            f"as module:function, such as my_models:make"
+        )
     return text
 
 
@@ -49,7 +64,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_model(parser: argparse.ArgumentParser) -> None:
     """`module:factory` of a model of the user's, and the graph that it runs on."""
     parser.add_argument(
-        "model", metavar="module:factory", help="a function that makes your model, given the graph if it asks for it"
+        "model",
+        type=model_or_factory,
+        metavar="module:factory",
+        help="a function that makes your model, given the graph if it asks for it",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--graph", type=graph_or_file, default="digits", help="the graph (%(default)s)")

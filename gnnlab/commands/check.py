@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_json, count, seconds
+from .arguments import add_json, count, existing_file, seconds
 from .tables import show, warn_if_busy
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ OK, REFUTED, INCONCLUSIVE = 0, 1, 3
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="CLAIM.py", help="defines before, after, inputs and claim")
+    parser.add_argument("file", type=existing_file, metavar="CLAIM.py", help="defines before, after, inputs and claim")
     parser.add_argument(
         "--processes", type=count, default=5, metavar="N", help="fresh processes to race in (%(default)s)"
     )

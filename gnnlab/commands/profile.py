@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_inputs, add_json, count, graph_or_file, seconds
+from .arguments import add_inputs, add_json, count, graph_or_file, model_or_factory, seconds
 from .tables import show, table, warn_if_busy
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ _NODES_OF_OTHERS = 200  # of the graph on which layers and encodings are varied
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", default="graph_transformer", help="a built-in name or module:factory (%(default)s)")
+    parser.add_argument(
+        "--model",
+        type=model_or_factory,
+        default="graph_transformer",
+        help="a built-in name or module:factory (%(default)s)",
+    )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--graph", "--dataset", type=graph_or_file, default="digits", help="the graph (%(default)s)")
     group.add_argument("--num_nodes", "--num-nodes", type=count, metavar="N", help="nodes of a random graph")
@@ -103,6 +108,8 @@ def run(arguments: Namespace) -> int:
                         show(line)
     if arguments.json:
         show(json.dumps(report, indent=2))
+    elif foreign:
+        show(f"Next: gnnlab swap {arguments.model}, on the same graph, shows which of its layers have a faster form.")
     return 0
 
 

@@ -86,7 +86,10 @@ def root() -> Path:
     for folder in (start, *start.parents, *Path(__file__).resolve().parents):
         if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
             return folder
-    raise GnnlabError(f"no folder at or above {start} holds notebooks/ and params/; change to the gnnlab repository")
+    raise GnnlabError(
+        f"no folder at or above {start} holds notebooks/ and params/; change to a copy of the gnnlab repository, which "
+        "notebooks need (swap, optimize, profile, check, units and infer work anywhere)"
+    )
 
 
 def notebooks(root: Path) -> dict[str, Notebook]:
