@@ -20,14 +20,13 @@ from gnnlab import files
 from gnnlab.errors import GnnlabError
 
 from . import advice, ledger, model_tables, provenance, results
-from .claims import NO_GAIN_BELOW, RATIOS, catalogue
+from .claims import NO_GAIN_BELOW, RATIOS, catalogue, documents
 from .ledger import Judged
 from .text import markdown
 
 TEMPLATES = Path(__file__).parent / "templates"
 FOLDER = "docs/reference-runs"
 BEGIN, END = "<!-- begin: gnnlab claims --machines --write -->", "<!-- end -->"
-IN_README = 6  # rows of the table in README.md
 PRIVATE = ("host",)  # of the environment: names a computer of someone
 
 
@@ -191,30 +190,27 @@ def write(root: Path) -> list[Path]:
 
 
 def blocks(root: Path) -> dict[Path, str]:
-    """What belongs between the marks of each file."""
+    """What belongs between the marks of each file: in README.md the findings that matter, elsewhere every claim."""
     machines = read(root)
     rows = compared(machines)
-    short = [row for row in rows if row.claim.metric in RATIOS and not row.claim.is_goal][:IN_README]
-    every = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
-    here = f"{'; '.join(one.linked() for one in machines)}."
     models = [line for one in machines for line in model_tables.lines(one.models, one.phrase)]
-    front = [*models, *[""] * bool(models), *_headlines(rows), "", *side_by_side(machines, short), "", every]
-    return {
-        root / "README.md": "\n".join(front),
-        root / FOLDER / "README.md": "\n".join([here, "", *side_by_side(machines, rows)]),
-    }
+    pages = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
+    title = "Advice of the guides, times as fast with the 95 % interval:"
+    front = [*models, "", title, "", *_findings(machines, rows), "", pages]
+    every = [f"{'; '.join(one.linked() for one in machines)}.", "", *side_by_side(machines, rows)]
+    return {root / "README.md": "\n".join(front).strip(), root / FOLDER / "README.md": "\n".join(every)}
 
 
-def _headlines(rows: Sequence[Compared]) -> list[str]:
-    """The findings that matter, each with what every machine measured: what the lab gains, what the guides promise."""
-    by_id, claims, lines = {row.claim.id: row for row in rows}, [row.claim for row in rows], []
-    for kind, claim in [*((advice.PAYS, goal) for goal in advice.gains(claims)), *advice.headlines(claims)]:
+def _findings(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> list[str]:
+    """A table of what matters of the documents' advice, with what each machine measured."""
+    by_id, lines = {row.claim.id: row for row in rows}, []
+    for kind, claim in advice.headlines([row.claim for row in rows]):
         row = by_id[claim.id]
-        values = ", ".join(f"{measured.text} on {name}" for name, measured in row.rows.items())
-        word = row.word.capitalize() if " on " in row.word else kind.removesuffix(" here")
-        promise = "" if claim.is_goal else f"; {claim.of} claims {claim.claimed_text}"
-        lines.append(f"- {word}: {claim.statement}: {values}{promise}")
-    return lines
+        word = row.word if " on " in row.word else kind.removesuffix(" here").lower()
+        values = [row.rows[one.name].text if one.name in row.rows else "not measured" for one in machines]
+        title = documents()[claim.source]["title"]
+        lines.append((word, claim.statement, f"{title}: {claim.claimed_text}", *values))
+    return markdown(("", "advice", "promised", *(one.name for one in machines)), lines)
 
 
 def side_by_side(machines: Sequence[MachineLedger], rows: Sequence[Compared]) -> list[str]:
