@@ -42,5 +42,5 @@ def _front_end() -> bool:
     """Is this a kernel whose cell was sent by JupyterLab or the like? Those let a cell ask for input, papermill and
     nbconvert do not.
     """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = (ipython := sys.modules.get("IPython")) and ipython.get_ipython()
     return hasattr(shell, "get_parent") and shell.get_parent().get("content", {}).get("allow_stdin", False)

@@ -26,6 +26,12 @@ UNITS = ["units"]
 INFER = ["infer", "--device", "cpu", "--batch", "examples/states.jsonl"]
 CLUSTER = ["stages", "--measure", "--cluster", "tcp://127.0.0.1:9", "--sizes", "10/20", "--units", "torch:CPU"]
 SERVE = ["serve", "--redis", "redis://127.0.0.1:9/0"]
+EXTRAS = (
+    "IPython papermill nbformat nbconvert matplotlib pyarrow ruamel bleach bs4 openvino onnx onnxruntime onnxscript"
+)
+EXTRAS += " msgspec cachetools safetensors fastapi uvicorn redis sqlalchemy prometheus_client pydantic_settings"
+SWAP = ["swap", "examples.my_models:make_gat", "--graph", "karate"]
+CHECK = ["check", "examples/claims/expand.py", "--processes", "1", "--budget", "0.1"]
 PROFILE = ["profile", "--model", "symptom_gat", "--graph", "symptoms", "--profile", "memory", "--budget", "0.1"]
 
 
@@ -56,14 +62,19 @@ def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
 
 
+def test_a_model_is_profiled_and_made_faster_and_a_claim_judged_without_the_extras(tmp_path):
+    done = commanded(EXTRAS, [PROFILE, SWAP, CHECK, ["run"], ["stages"], ["serve"]], tmp_path)
+    assert [code for code, *_ in done[:2]] == [0, 0] and done[2][0] in (0, 1, 3), done[:3]
+    for (code, _, err), extra in zip(done[3:], ("lab", "export", "serving"), strict=True):
+        assert code == 2 and err.endswith(f"which is not installed: pip install 'gnnlab[{extra}]'\n"), err
+
+
 @pytest.mark.parametrize(
     ("without", "command", "part"),
     [
         ("distributed", CLUSTER, "pip install 'gnnlab[cluster]'"),
-        ("redis", SERVE, "package redis, which is not installed"),
         ("uvicorn", SERVE, "package uvicorn, which is not installed"),
         ("torch_geometric", PROFILE, "package torch_geometric, which is not installed"),
-        ("torch", PROFILE, "package torch, which is not installed"),
     ],
 )
 def test_what_needs_a_package_says_so_in_one_line(without, command, part, tmp_path):

@@ -34,8 +34,6 @@ SMALL = {
         "others": 1,
         "budget_s": 0.1,
         "runtime_size": "250/1200",
-        "large_graph": "karate",  # no model of fixed size holds a larger one here
-        "parts": 2,
     },
 }
 
