@@ -113,28 +113,6 @@ def test_a_wrong_command_line_is_answered_in_one_line(capsys, arguments, part):
     assert err.startswith("gnnlab") and part in err and "--help" in err
 
 
-def test_bad_input_is_one_line_and_exit_code_2(capsys, monkeypatch):
-    def refuse(*arguments, **options):
-        raise GnnlabError("width: got 'wide'; allowed is a whole number")
-
-    monkeypatch.setattr(runner, "run", refuse)
-    assert said(capsys, "run") == (2, "", "gnnlab: width: got 'wide'; allowed is a whole number\n")
-
-
-def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch):
-    monkeypatch.setattr(runner, "run", lambda *arguments, **options: int("a bug"))
-    with pytest.raises(ValueError, match="a bug"):
-        cli.main(["run"])
-
-
-def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "run", interrupted)
-    assert said(capsys, "run") == (130, "", "")
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe without a reader is another error on Windows")
 def test_a_pipe_without_a_reader_is_no_traceback():
     read, write = os.pipe()
@@ -194,14 +172,11 @@ def judged(monkeypatch):
     return shown
 
 
-def test_claims_prints_the_ledger_as_tables_and_as_json(capsys, repository, judged):
+def test_claims_prints_the_ledger_as_tables_as_json_and_computed_again(capsys, repository, judged):
     assert said(capsys, "claims") == (0, "tables of quick\n", "")
     assert said(capsys, "claims", "--json") == (0, "JSON of quick\n", "")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "claims", "elsewhere") == (0, "tables of elsewhere\n", "")
-
-
-def test_claims_computed_again_exit_with_1_where_one_differs(capsys, repository, judged):
     assert said(capsys, "claims", "--recompute") == (0, "all\n", "")
     judged.problems = ["gat.compile: stored 2, computed again 1", "a.json is damaged"]
     assert said(capsys, "claims", "--recompute") == (1, "\n".join(judged.problems) + "\n", "")
@@ -271,48 +246,43 @@ def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypat
     assert discovery.root() == (tmp_path / "repository").resolve()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
-        OSError(12, "Cannot allocate memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes"),
-    ],
-)
-def test_too_little_memory_is_one_line(capsys, monkeypatch, error):
-    code, out, err = said_where_units_raise(error, capsys, monkeypatch)
-    assert code == 2 and out == "" and err.startswith("gnnlab: there is too little memory") and err.count("\n") == 1
+def units_raises(monkeypatch, error):
+    def run(arguments):
+        raise error
+
+    monkeypatch.setattr(units, "run", run)
 
 
 @pytest.mark.parametrize(
     ("error", "part"),
     [
-        (
-            ModuleNotFoundError("No module named 'redis'", name="redis.asyncio"),
-            "redis, which is not installed: pip install 'gnnlab[export]'",
-        ),
+        (GnnlabError("width: got 'wide'; allowed is a whole number"), "width: got 'wide'; allowed is a whole number"),
+        (MemoryError(), "there is too little memory"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "there is too little memory"),
+        (OSError(12, "Cannot allocate memory"), "there is too little memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 4000000000 bytes"), "there is too little memory"),
+        (ModuleNotFoundError("", name="redis.asyncio"), "redis, which is not installed: pip install 'gnnlab[export]'"),
         (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
         (OSError(30, "Read-only file system", "/home/me"), "Read-only file system (/home/me)"),
         (FileNotFoundError(2, "No such file or directory", "a.csv"), "write: No such file or directory (a.csv)"),
     ],
 )
-def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, error, part):
-    code, out, err = said_where_units_raise(error, capsys, monkeypatch)
+def test_bad_input_and_what_the_machine_lacks_are_one_line_and_exit_code_2(capsys, monkeypatch, error, part):
+    units_raises(monkeypatch, error)
+    code, out, err = said(capsys, "units")
     assert code == 2 and out == "" and part in err and err.startswith("gnnlab: ") and err.count("\n") == 1
 
 
-def said_where_units_raise(error, capsys, monkeypatch):
-    def run(arguments):
-        raise error
-
-    monkeypatch.setattr(units, "run", run)
-    return said(capsys, "units")
-
-
 @pytest.mark.parametrize(
-    "error", [OSError("something else"), ModuleNotFoundError("No module named 'gnnlab.x'", name="gnnlab.x")]
+    "error",
+    [OSError("another"), ModuleNotFoundError("No module named 'gnnlab.x'", name="gnnlab.x"), ValueError("a bug")],
 )
-def test_another_error_of_the_system_is_shown_whole(capsys, monkeypatch, error):
+def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch, error):
+    units_raises(monkeypatch, error)
     with pytest.raises(type(error), match=str(error)):
-        said_where_units_raise(error, capsys, monkeypatch)
+        cli.main(["units"])
+
+
+def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
+    units_raises(monkeypatch, KeyboardInterrupt())
+    assert said(capsys, "units") == (130, "", "")
