@@ -63,7 +63,7 @@ def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path
 
 
 def test_a_model_is_profiled_and_made_faster_and_a_claim_judged_without_the_extras(tmp_path):
-    done = commanded(EXTRAS, [PROFILE, SWAP, CHECK, ["run"], ["stages"], ["serve"]], tmp_path)
+    done = commanded(EXTRAS, [PROFILE, SWAP, CHECK, ["run"], ["stages", "--all"], ["serve"]], tmp_path)
     assert [code for code, *_ in done[:2]] == [0, 0] and done[2][0] in (0, 1, 3), done[:3]
     for (code, _, err), extra in zip(done[3:], ("lab", "export", "serving"), strict=True):
         assert code == 2 and err.endswith(f"which is not installed: pip install 'gnnlab[{extra}]'\n"), err

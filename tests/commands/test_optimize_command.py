@@ -100,8 +100,8 @@ def test_the_module_is_written_as_soon_as_there_is_a_gain_and_again_at_the_end(o
         ((), "required: module:factory"),
         (("own_models:gcn", "--budget", "0"), "whole number above 0"),
         (("own_models:gcn", "--processes", "0"), "whole number above 0"),
-        (("own_models:not_there", "--graph", "karate"), "no factory 'not_there'"),
-        (("own_models:wants_more", "--graph", "karate"), "forward wants positions"),
+        (("own_models:not_there", "--graph", "karate", "--processes", "1"), "no factory 'not_there'"),
+        (("own_models:wants_more", "--graph", "karate", "--processes", "1"), "forward wants positions"),
     ],
 )
 def test_bad_input_is_one_line(optimize, arguments, words):
