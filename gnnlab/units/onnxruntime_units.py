@@ -31,7 +31,7 @@ class OnnxRuntimeUnit(Unit):
 
     def probe(self) -> Availability:
         if find_spec("onnxruntime") is None:
-            return Availability(False, "onnxruntime is not installed", "install the package onnxruntime")
+            return Availability(False, "onnxruntime is not installed", "pip install 'gnnlab[export]'")
         version = f"ONNX Runtime {machine.version(NAME)}"
         try:
             session = _session(_tiny(), self.provider, 1)

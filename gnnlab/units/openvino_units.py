@@ -48,6 +48,8 @@ class OpenVINOUnit(Unit):
                 return self._missing(version)
             _try(self.processor)
             return Availability(True, device=device_name(self.processor), version=version)
+        except ModuleNotFoundError:
+            return Availability(False, "openvino is not installed", "pip install 'gnnlab[export]'")
         except Exception as error:
             return Availability(False, one_line(error), self._remedy(), version=version)
 
