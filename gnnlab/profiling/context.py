@@ -15,7 +15,7 @@ import copy
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -186,15 +186,12 @@ def training_step(
         yield step, optimizer
 
 
-_entered: list[ProfilingContext] = []  # held here, or the garbage collector would undo one that is never left
-
-
 class ProfilingContext:
     """Eval mode, no dropout, a fixed seed; after it, also after an exception, everything is as it was before.
 
     Restored are: the training flag of each module by itself, dropout rates, the random states of `random`, numpy and
     torch (CPU and CUDA), and the running statistics of normalization layers (which a forward in training mode moves).
-    Weights and their gradients are the caller's business.
+    Weights and their gradients are the caller's business. It may be nested.
 
     Args:
         model: the module under study.
@@ -209,59 +206,37 @@ class ProfilingContext:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        disable_dropout: bool = True,
-        eval_mode: bool = True,
-        seed: int | None = 42,
+        self, model: nn.Module, disable_dropout: bool = True, eval_mode: bool = True, seed: int | None = 42
     ) -> None:
         if not isinstance(model, nn.Module):
             raise GnnlabError(f"ProfilingContext needs a torch.nn.Module, not {type(model).__name__}")
-        self.model = model
-        self.disable_dropout = disable_dropout
-        self.eval_mode = eval_mode
-        self.seed = seed
-        self._open: list[AbstractContextManager] = []  # the context may be nested
+        self.model, self.disable_dropout, self.eval_mode, self.seed = model, disable_dropout, eval_mode, seed
+        self._before: list[ExitStack] = []  # a stack for each time that it was entered
 
     def __enter__(self) -> ProfilingContext:
-        held = self._held()
-        held.__enter__()
-        self._open.append(held)
-        _entered.append(self)
+        before = ExitStack()
+        before.callback(random.setstate, random.getstate())
+        before.callback(np.random.set_state, np.random.get_state())
+        before.callback(torch.set_rng_state, torch.get_rng_state())
+        if torch.cuda.is_available():
+            before.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        if self.seed is not None:
+            set_seed(self.seed)
+        for module in self.model.modules():
+            before.callback(setattr, module, "training", module.training)
+            for buffer in module.buffers(recurse=False) if isinstance(module, _NormBase) else ():
+                if not isinstance(buffer, UninitializedTensorMixin):
+                    before.callback(torch.no_grad()(buffer.copy_), buffer.detach().clone())
+        for module, name, rate in _dropout_rates(self.model) if self.disable_dropout else ():
+            before.callback(setattr, module, name, rate)
+            setattr(module, name, type(rate)(0.0 for _ in rate) if isinstance(rate, (list, tuple)) else 0.0)
+        if self.eval_mode:
+            self.model.eval()
+        self._before.append(before)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _entered.remove(self)
-        self._open.pop().__exit__(*exception)
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        python, legacy = random.getstate(), np.random.get_state()
-        training = [(module, module.training) for module in self.model.modules()]
-        norms = [module for module, _ in training if isinstance(module, _NormBase)]
-        buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        buffers = [buffer for buffer in buffers if not isinstance(buffer, UninitializedTensorMixin)]
-        statistics = [(buffer, buffer.detach().clone()) for buffer in buffers]
-        rates = list(_dropout_rates(self.model)) if self.disable_dropout else []
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            try:
-                if self.seed is not None:
-                    set_seed(self.seed)
-                for module, name, value in rates:
-                    setattr(module, name, type(value)(0.0 for _ in value) if isinstance(value, (list, tuple)) else 0.0)
-                if self.eval_mode:
-                    self.model.eval()
-                yield
-            finally:
-                for module, name, value in rates:
-                    setattr(module, name, value)
-                with torch.no_grad():
-                    for buffer, value in statistics:
-                        buffer.copy_(value)
-                for module, flag in training:
-                    module.training = flag
-                random.setstate(python)
-                np.random.set_state(legacy)
+        self._before.pop().close()
 
 
 def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, Any]]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import copy
 import inspect as python_inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,10 +26,10 @@ from gnnlab.errors import GnnlabError, whole_numbers
 from .context import ProfilingContext, call, set_seed, unchanged
 from .dispatch import tensors_in
 
-NONE, SHAPE_ONLY, SOME = "none", "shape only", "some"
 SEED = 42
 RUNS = 3  # compared with a first one, for nondeterminism
 _NO_INPUT = {"y", "train_mask", "val_mask", "test_mask", "num_nodes", "ptr"}  # fields that no model is meant to read
+_SOME, _SHAPE_ONLY, _NONE = "some", "shape only", "none"  # effects, the largest first
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,19 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
     """
     if not isinstance(model, nn.Module):
         raise GnnlabError(f"findings are about a torch.nn.Module, not about {type(model).__name__}")
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model, findings = getattr(model, "_orig_mod", model), []  # what torch.compile wraps
+    name = type(model).__name__
     eager = torch.compiler.set_stance("force_eager")
-    with eager, _stand_in(model) as subject, ProfilingContext(subject, disable_dropout=False):
-        unseeded, seeded = (_equal_share(subject, batch, RUNS, seed) for seed in (None, SEED))
-        findings = list(_nondeterminism(type(subject).__name__, unseeded, seeded))
+    with eager, unchanged(model), ProfilingContext(model, disable_dropout=False):
+        unseeded, seeded = (_equal_share(model, batch, RUNS, seed) for seed in (None, SEED))
+        if (share := min(unseeded, seeded)) < 1:
+            how = "with the same seed they agree" if seeded == 1 else "the same seed does not change that"
+            differ = f"{round((1 - share) * RUNS)} of {RUNS} forward passes on the same batch differ from the first"
+            findings.append(Finding("nondeterministic", name, f"{name} in eval mode: {differ}; {how}."))
         if seeded == 1:  # else every comparison would see a difference
-            findings += _effects(Experiment(subject, batch))
-        return findings
+            output = _output(model, batch)
+            findings += _described(model, batch, output, list(_effects(model, batch, output)))
+    return findings
 
 
 def deterministic_share(model: nn.Module, batch: Any, runs: int = 10) -> float:
@@ -88,75 +92,11 @@ def _output(model: nn.Module, batch: Any, seed: int | None = SEED) -> list[torch
     return [tensor.detach().clone() for tensor in tensors_in(call(model, batch))]
 
 
-@contextmanager
-def _stand_in(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy to experiment on; where a model cannot be copied, itself, put back afterwards."""
-    try:
-        subject = copy.deepcopy(model)
-    except Exception:  # modules may refuse in any way; then experiments run on the model itself
-        with unchanged(model):
-            yield model
-        return
-    yield subject
-
-
-def _nondeterminism(name: str, unseeded: float, seeded: float) -> Iterator[Finding]:
-    """From the shares of forward passes that equal the first, without a seed and with one."""
-    if (share := min(unseeded, seeded)) < 1:
-        how = "with the same seed they agree" if seeded == 1 else "the same seed does not change that"
-        differ = f"{round((1 - share) * RUNS)} of {RUNS} forward passes on the same batch differ from the first"
-        yield Finding("nondeterministic", name, f"{name} in eval mode: {differ}; {how}.")
-
-
-def _effects(experiment: Experiment) -> Iterator[Finding]:
-    arguments = list(experiment.arguments())
-    yield from _constant_output(experiment, arguments)
-    output = experiment.output
-    rows, row_bytes = (output[0].shape[0], output[0][:1].nbytes) if output and output[0].dim() else (0, 0)
-    one_row = f"one row of {row_bytes:,} B"
-    shape_only = [effect for effect in arguments if effect.extent == SHAPE_ONLY]
-    for effect in shape_only:
-        value = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
-        decides = f"{effect.name}={value} sets how many rows come out, not what is in them"
-        alike = f"all {rows:,} output rows are identical, so computing {one_row} and broadcasting it is enough."
-        yield Finding("shape_only", effect.name, f"{decides}: {alike}")
-    if not shape_only and output and all(map(all_rows_alike, output)):
-        alike = f"All {rows:,} output rows are identical: {one_row}, computed and broadcast, is enough."
-        yield Finding("identical_rows", "output", alike)
-    for effect in (*arguments, *experiment.buffers(), *experiment.parameters()):
-        if effect.extent == NONE:
-            value = effect.value
-            size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
-            what = f"The {effect.kind} {effect.name}{size} has no effect"
-            tried = f"in {effect.tried} other forms of it the output kept every bit."
-            yield Finding(f"unused_{effect.kind}", effect.name, f"{what}: {tried}")
-
-
-def _constant_output(experiment: Experiment, arguments: list[Effect]) -> Iterator[Finding]:
-    """Nothing that goes in changes the numbers that come out."""
-    name = type(experiment.model).__name__
-    tensors = sum(isinstance(leaf.value, torch.Tensor) for leaf in leaves(experiment.model, experiment.batch))
-    varied = len(arguments) >= tensors and experiment.output
-    if varied and all(effect.extent in (NONE, SHAPE_ONLY) for effect in arguments):
-        why = f"none of its {tensors} input tensors has an effect" if tensors else "no tensor goes in"
-        constant = "so in eval mode the output is a constant of the weights: computed once, it can be kept until"
-        yield Finding("constant_output", name, f"{name}: {why}, {constant} they change.")
-
-
 # ---- what varying one value does -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A tensor or number somewhere in a batch: its name, and how to build the batch with another value there."""
-
-    name: str
-    value: Any
-    rebuilt: Callable[[Any], Any] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Effect:
+class _Effect:
     """What varying an argument, a buffer or a parameter did: `none`, `shape only` (another number of rows, all alike as
     before) or `some`. `value` is the original one, `tried` how many others were."""
 
@@ -167,71 +107,56 @@ class Effect:
     tried: int
 
 
-class Experiment:
-    """A model in eval mode and a batch: outputs, without gradients, always from the same seed."""
-
-    def __init__(self, model: nn.Module, batch: Any) -> None:
-        self.model, self.batch = model, batch
-        self._draw = torch.Generator().manual_seed(SEED)
-        self.output = _output(model, batch)
-
-    def arguments(self) -> Iterator[Effect]:
-        """The effect of each tensor and number of the batch that can be varied."""
-        for leaf in leaves(self.model, self.batch):
-            run = lambda value, leaf=leaf: _output(self.model, leaf.rebuilt(value))  # noqa: E731
-            yield from self._effect("argument", leaf.name, leaf.value, run)
-
-    def buffers(self) -> Iterator[Effect]:
-        """The effect of each buffer; counters (whole numbers without a dimension) are left out."""
-        for name, buffer in self.model.named_buffers():
-            if buffer.dim() or buffer.is_floating_point():
-                yield from self._effect("buffer", name, buffer, partial(self._run_with, buffer))
-
-    def parameters(self) -> Iterator[Effect]:
-        """The effect of each parameter that gets no gradient, or one of zeros: the others have one."""
-        with_gradient = self._with_gradient()
-        for name, parameter in self.model.named_parameters():
-            if name not in with_gradient:
-                yield from self._effect("parameter", name, parameter, partial(self._run_with, parameter))
-
-    def _effect(self, kind: str, name: str, value: Any, run: Callable[[Any], list[torch.Tensor]]) -> Iterator[Effect]:
-        extents = []
-        for other in _variations(value, self._draw):
-            try:
-                extents.append(_extent(self.output, run(other)))
-            except Exception:  # the model refuses the value, so it looks at it: an effect like any other
-                extents.append(SOME)
-        if extents:
-            extent = next(extent for extent in (SOME, SHAPE_ONLY, NONE) if extent in extents)
-            yield Effect(kind, name, value, extent, len(extents))
+def _effects(model: nn.Module, batch: Any, output: list[torch.Tensor]) -> Iterator[_Effect]:
+    """Of each tensor and number of the batch, each buffer, and each parameter whose gradient is zero or none."""
+    draw = torch.Generator().manual_seed(SEED)
 
     @torch.no_grad()
-    def _run_with(self, held: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
-        """The output while a buffer or parameter holds another value; it has its own bits again afterwards."""
-        original = held.detach().clone()
+    def run_with(tensor: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+        original = tensor.detach().clone()
         try:
-            held.copy_(value)
-            return _output(self.model, self.batch)
+            tensor.copy_(value)
+            return _output(model, batch)
         finally:
-            held.copy_(original)
+            tensor.copy_(original)
 
-    @torch.enable_grad()
-    def _with_gradient(self) -> set[str]:
-        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        set_seed(SEED)
-        ends = [tensor for tensor in tensors_in(call(self.model, self.batch)) if tensor.requires_grad]
-        if not ends or not named:
-            return set()
-        directions = [torch.randn(end.shape, generator=self._draw).to(end) for end in ends]
-        try:
-            gradients = torch.autograd.grad(ends, list(named.values()), directions, allow_unused=True)
-        except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
-            return set()
-        return {name for name, grad in zip(named, gradients, strict=True) if grad is not None and grad.any()}
+    varied = [("argument", *leaf) for leaf in leaves(model, batch)]
+    counters = [buffer for buffer in model.buffers() if not buffer.dim() and not buffer.is_floating_point()]
+    effective = {id(tensor) for tensor in [*counters, *_with_gradient(model, batch, draw)]}
+    for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
+        varied += [(kind, name, value, partial(run_with, value)) for name, value in named if id(value) not in effective]
+    for kind, name, value, changed in varied:
+        extents = []
+        for other in _variations(value, draw):
+            try:
+                after = _output(model, changed(other)) if kind == "argument" else changed(other)
+                extents.append(_extent(output, after))
+            except Exception:  # the model refuses the value, so it looks at it: an effect like any other
+                extents.append(_SOME)
+        if extents:
+            extent = next(extent for extent in (_SOME, _SHAPE_ONLY, _NONE) if extent in extents)
+            yield _Effect(kind, name, value, extent, len(extents))
 
 
-def leaves(model: Callable[..., Any], batch: Any) -> Iterator[Leaf]:
-    """Every tensor and number of a batch, by the name of the model's argument that it is in."""
+@torch.enable_grad()
+def _with_gradient(model: nn.Module, batch: Any, draw: torch.Generator) -> list[nn.Parameter]:
+    """The parameters that surely have an effect, as they get a gradient that is not zero."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    set_seed(SEED)
+    ends = [tensor for tensor in tensors_in(call(model, batch)) if tensor.requires_grad]
+    if not ends or not wanted:
+        return []
+    directions = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+    try:
+        gradients = torch.autograd.grad(ends, wanted, directions, allow_unused=True)
+    except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
+        return []
+    return [p for p, gradient in zip(wanted, gradients, strict=True) if gradient is not None and gradient.any()]
+
+
+def leaves(model: Callable[..., Any], batch: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+    """Every tensor and number of a batch: (name, by the model's argument that it is in; value; a function that gives
+    the batch with another value in its place)."""
     forward = model.forward if isinstance(model, nn.Module) else model
     names = [p.name for p in python_inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
     paths, structure = pytree.tree_flatten_with_path(batch)
@@ -240,23 +165,21 @@ def leaves(model: Callable[..., Any], batch: Any) -> Iterator[Leaf]:
     def rebuilt(place: int, value: Any) -> Any:
         return pytree.tree_unflatten([*values[:place], value, *values[place + 1 :]], structure)
 
+    def with_field(place: int, key: str, value: Any) -> Any:
+        data = copy.copy(values[place])
+        data[key] = value
+        return rebuilt(place, data)
+
     for place, (path, value) in enumerate(paths):
         at = getattr(path[0], "idx", None) if path else 0  # None in a mapping
         name = path[0].key if at is None else names[at] if at < len(names) else f"argument {at + 1}"
         name = f"{name}{pytree.keystr(path[1:])}"
         if isinstance(value, (torch.Tensor, bool, int, float)):
-            yield Leaf(name, value, partial(rebuilt, place))
+            yield name, value, partial(rebuilt, place)
         elif isinstance(value, Data):
             for key in value.keys():  # noqa: SIM118 - a Data object is no mapping
                 if key not in _NO_INPUT and isinstance(value[key], (torch.Tensor, bool, int, float)):
-                    change = lambda new, at=place, data=value, key=key: rebuilt(at, _with(data, key, new))  # noqa: E731
-                    yield Leaf(f"{name}.{key}", value[key], change)
-
-
-def _with(data: Data, key: str, value: Any) -> Data:
-    changed = copy.copy(data)
-    changed[key] = value
-    return changed
+                    yield f"{name}.{key}", value[key], partial(with_field, place, key)
 
 
 def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
@@ -272,7 +195,7 @@ def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
         spread = float(value.detach().abs().nan_to_num(0, 0, 0).mean()) or 1.0
         for scale in (0.5 * spread, 10 * spread):
             yield value.detach() + scale * torch.randn(value.shape, generator=draw).to(value)
-    elif value.numel() > 1 and not value.is_floating_point():
+    elif value.numel() > 1:
         flat = value.flatten()
         for _ in range(2):
             mixed = flat[torch.randperm(len(flat), generator=draw).to(flat.device)]
@@ -280,11 +203,41 @@ def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
                 yield mixed.view(value.shape)
 
 
+# ---- what that means -------------------------------------------------------------------------------------------------
+
+
+def _described(model: nn.Module, batch: Any, output: list[torch.Tensor], effects: list[_Effect]) -> Iterator[Finding]:
+    name, arguments = type(model).__name__, [effect for effect in effects if effect.kind == "argument"]
+    tensors = sum(isinstance(value, torch.Tensor) for _, value, _ in leaves(model, batch))
+    if output and len(arguments) >= tensors and all(effect.extent != _SOME for effect in arguments):
+        why = f"none of its {tensors} input tensors has an effect" if tensors else "no tensor goes in"
+        constant = "so in eval mode the output is a constant of the weights: computed once, it can be kept until"
+        yield Finding("constant_output", name, f"{name}: {why}, {constant} they change.")
+    rows, row_bytes = (output[0].shape[0], output[0][:1].nbytes) if output and output[0].dim() else (0, 0)
+    one_row = f"one row of {row_bytes:,} B"
+    shape_only = [effect for effect in arguments if effect.extent == _SHAPE_ONLY]
+    for effect in shape_only:
+        value = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
+        decides = f"{effect.name}={value} sets how many rows come out, not what is in them"
+        alike = f"all {rows:,} output rows are identical, so computing {one_row} and broadcasting it is enough."
+        yield Finding("shape_only", effect.name, f"{decides}: {alike}")
+    if not shape_only and output and all(map(all_rows_alike, output)):
+        alike = f"All {rows:,} output rows are identical: {one_row}, computed and broadcast, is enough."
+        yield Finding("identical_rows", "output", alike)
+    for effect in effects:
+        if effect.extent == _NONE:
+            value = effect.value
+            size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
+            what = f"The {effect.kind} {effect.name}{size} has no effect"
+            tried = f"in {effect.tried} other forms of it the output kept every bit."
+            yield Finding(f"unused_{effect.kind}", effect.name, f"{what}: {tried}")
+
+
 def _extent(before: list[torch.Tensor], after: list[torch.Tensor]) -> str:
     if same_bits(before, after):
-        return NONE
+        return _NONE
     one_row = len(before) == len(after) and all(map(_repeats_the_row_of, after, before))
-    return SHAPE_ONLY if one_row else SOME
+    return _SHAPE_ONLY if one_row else _SOME
 
 
 def _repeats_the_row_of(after: torch.Tensor, before: torch.Tensor) -> bool:
