@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import weakref
 from collections import OrderedDict
 
 import numpy as np
@@ -82,14 +81,9 @@ def test_everything_is_as_before_after_the_context(graph, eval_mode, fails):
 
 def test_one_that_is_never_left_is_not_undone_by_the_garbage_collector():
     model = Drops()
-    context = ProfilingContext(model)
-    context.__enter__()
-    weak = weakref.ref(context)
-    del context
+    ProfilingContext(model).__enter__()
     gc.collect()
     assert model.inner[1].p == 0 and not model.training
-    weak().__exit__(None, None, None)
-    assert model.inner[1].p == 0.3 and model.training
 
 
 def test_it_can_be_nested(graph):
@@ -102,18 +96,12 @@ def test_it_can_be_nested(graph):
 
 
 @pytest.mark.parametrize("eval_mode", [True, False])
-def test_no_dropout_is_left_in_eval_or_training_mode(graph, eval_mode):
+@pytest.mark.parametrize("disable_dropout", [True, False])
+def test_no_dropout_is_left_in_eval_or_training_mode_unless_asked_for(graph, eval_mode, disable_dropout):
     model = Drops()
-    with ProfilingContext(model, eval_mode=eval_mode):
+    with ProfilingContext(model, disable_dropout, eval_mode):
         assert model.training is not eval_mode
-        first, second = call(model, graph), call(model, graph)
-    assert torch.equal(first, second)
-
-
-def test_dropout_stays_when_asked_for(graph):
-    model = Drops()
-    with ProfilingContext(model, disable_dropout=False):
-        assert not torch.equal(call(model, graph), call(model, graph))
+        assert torch.equal(call(model, graph), call(model, graph)) is disable_dropout
 
 
 def test_the_seed_fixes_every_generator():
