@@ -31,7 +31,6 @@ from gnnlab.errors import GnnlabError
 
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as torch names them
 OWN_PRECISIONS = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target
 
 
 def call(model: Callable[..., Any], batch: Any) -> Any:
@@ -118,21 +117,6 @@ def row_of(form: Any) -> dict[str, Any]:
     return row_of(form.__self__) if inspect.ismethod(form) else {}
 
 
-def training_loss(model: nn.Module, batch: Any, loss_fn: Loss | None = None) -> torch.Tensor:
-    """`loss_fn(output, target)` with zeros as the target; mean squared error unless given.
-
-    Raises:
-        GnnlabError: the model returns something else than a tensor.
-    """
-    output = call(model, batch)
-    if not isinstance(output, torch.Tensor):
-        raise GnnlabError(
-            f"{type(model).__name__} returns {type(output).__name__}, not a tensor: training needs one; "
-            "wrap the model in a module that returns the tensor to train on"
-        )
-    return (loss_fn or nn.functional.mse_loss)(output, torch.zeros_like(output))
-
-
 def set_seed(seed: int) -> None:
     """Seed `random`, numpy's legacy generator and torch on every device.
 
@@ -164,26 +148,6 @@ def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
                 parameter.grad = gradient if value is None else gradient.copy_(value)
         if optimizer is not None:
             optimizer.load_state_dict(state)
-
-
-@contextmanager
-def training_step(
-    model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | None, loss_fn: Loss | None
-) -> Iterator[tuple[Callable[[], None], torch.optim.Optimizer]]:
-    """A step (zero gradients, forward, loss, backward, update) to call, and its optimizer, a new Adam unless given.
-
-    There are no gradients at first; afterwards model and optimizer are as they were.
-    """
-    optimizer = optimizer or torch.optim.Adam(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        training_loss(model, batch, loss_fn).backward()
-        optimizer.step()
-
-    with unchanged(model, optimizer):
-        model.zero_grad(set_to_none=True)
-        yield step, optimizer
 
 
 class ProfilingContext:

@@ -24,7 +24,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from gnnlab.errors import GnnlabError, whole_numbers
 
-from .context import Loss, call, training_step, unchanged
+from .context import call, unchanged
 from .dispatch import cpu_or_cuda, device_of, parts_of, tensors_in
 from .flops import share_of_pairs
 from .sampling import quiet
@@ -84,40 +84,22 @@ def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None,
 
 
 class MemoryProfiler:
-    """The memory of a model's forward pass and training step, on the device where it is.
+    """The memory of a model's forward pass, on the device where it is.
 
     Raises:
         GnnlabError: the model is on another device than the one named.
     """
 
     def __init__(self, model: nn.Module, device: Any = None) -> None:
-        self.model = model
-        self.device = _model_device(model, device)
+        self.model, self.device = model, _model_device(model, device)
 
+    @torch.no_grad()
     def profile_forward(self, batch: Any) -> MemoryStats:
         """One forward pass without gradients, in the mode that the model is in."""
-
-        @torch.no_grad()
-        def forward() -> Any:
-            return call(self.model, batch)
-
-        return _stats(forward, self.device, self.model, batch)
-
-    def profile_training_step(
-        self, batch: Any, optimizer: torch.optim.Optimizer | None = None, loss_fn: Loss | None = None
-    ) -> MemoryStats:
-        """Forward, loss, backward and a step of the optimizer (a new Adam unless given, its state counted).
-
-        `loss_fn(output, target)` compares with zeros; mean squared error unless given. The model, its gradients and
-        the optimizer are as before afterwards.
-        """
-        with training_step(self.model, batch, optimizer, loss_fn) as (step, used):
-            return _stats(step, self.device, self.model, batch, list(used.state.values()))
+        return _stats(lambda: call(self.model, batch), self.device, self.model, batch)
 
 
-def get_memory_breakdown(
-    model: nn.Module, batch: Any, device: Any = None, optimizer: torch.optim.Optimizer | None = None
-) -> dict[str, float]:
+def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> dict[str, float]:
     """Where the memory of a model goes, in MiB; shared storage counts once, at the first place that it fits.
 
     - parameters, buffers, input: what is there before anything runs;
@@ -125,8 +107,7 @@ def get_memory_breakdown(
     - output: what it returns, unless counted before;
     - peak_temporary: the most that a forward pass without gradients holds at once, its output included;
     - peak_training: the most that forward and backward pass hold at once, activations and gradients included;
-    - gradients: of the parameters that get one;
-    - optimizer: the state of `optimizer`, where one is given.
+    - gradients: of the parameters that get one.
     """
     _model_device(model, device)
     where = device_of(model, batch)
@@ -136,20 +117,17 @@ def get_memory_breakdown(
         "input": storages(batch),
     }
     with unchanged(model):
-        parts["forward_activations"], parts["output"] = _kept_by_forward(model, batch)
+        parts["forward_activations"], parts["output"] = _saved_by_forward(model, batch)
         with torch.no_grad():
             forward = hold(lambda: call(model, batch), where)
         training = hold(lambda: _train_once(model, batch), where)
-    _, gradients = training.result
-    known: set[int] = set()
+    counted: set[int] = set()
     sizes = {}
     for name, bytes_of in parts.items():
-        sizes[name] = sum(size for key, size in bytes_of.items() if key not in known)
-        known |= bytes_of.keys()
-    sizes |= {"peak_temporary": forward.peak, "peak_training": training.peak}
-    sizes["gradients"] = sum(storages(gradients).values())
-    if optimizer is not None:
-        sizes["optimizer"] = sum(storages(list(optimizer.state.values())).values())
+        sizes[name] = sum(size for key, size in bytes_of.items() if key not in counted)
+        counted |= bytes_of.keys()
+    gradients = sum(storages(training.result[1]).values())
+    sizes |= {"peak_temporary": forward.peak, "peak_training": training.peak, "gradients": gradients}
     return {name: size / MIB for name, size in sizes.items()}
 
 
@@ -196,27 +174,24 @@ class HeldBytes:
 
 
 def hold(fn: Callable[[], Any], device: torch.device) -> HeldBytes:
-    """Call `fn` and say what it held at once on `device`; for a call on a CPU its tensors must be on that CPU."""
-    return _hold_on_cuda(fn, device) if device.type == "cuda" else _hold_on_cpu(fn)
+    """Call `fn` and say what it held at once on `device`; for a call on a CPU its tensors must be on that CPU.
 
-
-def _hold_on_cuda(fn: Callable[[], Any], device: torch.device) -> HeldBytes:
-    gc.collect()  # garbage of earlier work must not die in the middle
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = fn()
-    torch.cuda.synchronize(device)
-    peak, end = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-    return HeldBytes(peak - before, end - before, result)
-
-
-def _hold_on_cpu(fn: Callable[[], Any]) -> HeldBytes:
-    """Raises `GnnlabError` where a profiler of torch is running already: there can be one only."""
+    Raises:
+        GnnlabError: on a CPU, where a profiler of torch is running already: there can be one only.
+    """
+    if device.type == "cuda":
+        gc.collect()  # garbage of earlier work must not die in the middle
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = fn()
+        torch.cuda.synchronize(device)
+        peak, end = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        return HeldBytes(peak - before, end - before, result)
     if torch.autograd.profiler._is_profiler_enabled:
         raise GnnlabError("torch's profiler is running; memory on a CPU is measured by it, so end it first")
     quiet_profiler()
-    with quiet(), profile(profile_memory=True) as record:  # no garbage of earlier work dies in the middle
+    with quiet(), profile(profile_memory=True) as record:
         result = fn()
     now = peak = 0
     events = (event for event in record.kineto_results.events() if event.name() == "[memory]")
@@ -243,11 +218,9 @@ def storages(*things: Any) -> dict[int, int]:
     return sizes
 
 
-def _kept_by_forward(model: nn.Module, batch: Any) -> tuple[dict[int, int], dict[int, int]]:
-    """Bytes of each storage that is kept for the backward pass when the forward pass is over, and of its output.
-
-    Both are looked at while they are alive: the address of a storage that has gone may be that of another one.
-    """
+def _saved_by_forward(model: nn.Module, batch: Any) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes of each storage that is kept for the backward pass when the forward pass is over, and of its output; read
+    while they are alive, as the address of a storage that has gone may be that of another one."""
     seen = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import nn
-from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, record_function
 
 from gnnlab.errors import GnnlabError, whole_numbers
@@ -33,7 +32,6 @@ from .memory import quiet_profiler
 _RUN = "gnnlab.run"
 _WARM_UP = 3
 _TRACED = 2  # runs in a trace
-_TRACE_ENDINGS = (".json", ".json.gz")
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,15 @@ class OperatorProfile:
     need not add up to 1 exactly.
 
     `frame`: operator, calls (in all runs), calls_per_forward, self_ms_per_forward, share (of the time of all
-    operators), share_low, share_high (its 95 % interval), the largest share first.
+    operators), share_low, share_high (its 95 % interval), the largest share first. `shares` has them by run: operator x
+    run.
     """
 
     frame: pd.DataFrame
+    shares: pd.DataFrame = field(repr=False)
     runs: int
     device: str
     trace: Path | None = None
-    shares: pd.DataFrame | None = field(default=None, repr=False)  # operator x run: share of that run
 
     def calls(self, *operators: str) -> dict[str, float]:
         """Calls of each of these operators in one forward pass; 0 where there is none."""
@@ -85,17 +84,25 @@ def profile_operators(
     """
     whole_numbers(2, runs=runs)
     target = None if trace is None else Path(trace)
-    if target is not None and not target.name.endswith(_TRACE_ENDINGS):
+    if target is not None and not target.name.endswith((".json", ".json.gz")):
         raise GnnlabError(f"a trace ends in .json or .json.gz, not in {target.name!r}")
     device = device_of(work, batch) if isinstance(work, nn.Module) else device_of(batch)
     with torch.no_grad() if isinstance(work, nn.Module) else nullcontext():
         for _ in range(_WARM_UP):
             call(work, batch)
-        record = _record(work, batch, runs, device)
-        frame, shares = _operator_table(_by_run(record), device)
+        calls = _calls_by_run(_record(work, batch, runs, device), device)
         if target is not None:
-            _write_trace(_record(work, batch, _TRACED, device, record_shapes=True, profile_memory=True), target)
-    return OperatorProfile(frame, runs, str(device), target, shares)
+            record = _record(work, batch, _TRACED, device, record_shapes=True, profile_memory=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = target.with_name(f".{target.name}")  # the ending decides whether the profiler compresses
+            record.export_chrome_trace(str(unfinished))
+            unfinished.replace(target)
+    ms = calls.groupby(["operator", "run"])["ms"].sum().unstack(fill_value=0.0)
+    ms = ms.reindex(columns=range(runs), fill_value=0.0)  # operator x run, 0 where there was no call
+    frame, shares = _shares(ms)
+    frame.insert(0, "calls", calls["operator"].value_counts())
+    frame.insert(1, "calls_per_forward", frame["calls"] / runs)
+    return OperatorProfile(frame.reset_index(names="operator"), shares, runs, str(device), target)
 
 
 def _record(
@@ -114,53 +121,24 @@ def _record(
     return record
 
 
-def _by_run(record: torch.profiler.profile) -> list[list[FunctionEvent]]:
-    """For each run but the first the CPU events that began inside it."""
+def _calls_by_run(record: torch.profiler.profile, device: torch.device) -> pd.DataFrame:
+    """A row for each operator call that began inside a run, the first run left out: run, operator, ms (of its own)."""
+    own_time = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     events = [event for event in record.events() if event.device_type == DeviceType.CPU]
-    own = sorted((event for event in events if event.name == _RUN), key=lambda event: event.time_range.start)
-    starts = [event.time_range.start for event in own]
-    inside: list[list[FunctionEvent]] = [[] for _ in own]
+    runs = sorted((event.time_range for event in events if event.name == _RUN), key=lambda time: time.start)
+    starts = [time.start for time in runs]
+    rows = []
     for event in events:
         at = bisect.bisect_right(starts, event.time_range.start) - 1
-        if event.name != _RUN and at >= 0 and event.time_range.start <= own[at].time_range.end:
-            inside[at].append(event)
-    return inside[1:]
+        if at > 0 and event.time_range.start <= runs[at].end and not event.is_user_annotation:
+            rows.append((at - 1, event.name, getattr(event, own_time) / 1e3))
+    return pd.DataFrame(rows, columns=["run", "operator", "ms"])
 
 
-def _operator_table(runs: list[list[FunctionEvent]], device: torch.device) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(table, share of each operator in each run)."""
-    own_time = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    rows = [
-        (at, event.name, getattr(event, own_time) / 1e3)
-        for at, inside in enumerate(runs)
-        for event in inside
-        if not event.is_user_annotation
-    ]
-    calls = pd.DataFrame(rows, columns=["run", "operator", "ms"])
-    summed = calls.groupby(["operator", "run"], sort=False)["ms"].sum().unstack(fill_value=0.0)
-    parts = summed.reindex(columns=range(len(runs)), fill_value=0.0)  # ms, 0 where there was no call
-    table = pd.DataFrame({"calls": calls["operator"].value_counts().reindex(parts.index)})
-    table = table.assign(calls_per_forward=table["calls"] / len(runs), self_ms_per_forward=parts.median(axis=1))
-    table = table.assign(**_shares(parts.to_numpy(), parts.sum().to_numpy())).reset_index(names="operator")
-    shares = parts / parts.sum().clip(lower=1e-9)
-    table = table.sort_values("share", ascending=False, kind="stable", ignore_index=True)
-    return table, shares
-
-
-def _shares(parts: np.ndarray, totals: np.ndarray) -> dict[str, list[float]]:
-    """Columns of the median share over the runs and its interval; `parts` is (P, R), `totals` (R,)."""
-    shares = parts / np.maximum(totals, 1e-9)  # (P, R)
-    intervals = [median_interval(row) for row in shares]
-    return {
-        "share": [float(np.median(row)) for row in shares],
-        "share_low": [low for low, _ in intervals],
-        "share_high": [high for _, high in intervals],
-    }
-
-
-def _write_trace(record: torch.profiler.profile, path: Path) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")  # the ending decides whether the profiler compresses
-    record.export_chrome_trace(str(unfinished))
-    unfinished.replace(path)
+def _shares(ms: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(self_ms_per_forward, share, share_low and share_high by operator, largest first; share by operator and run) of
+    `ms`, operator x run."""
+    shares = ms / ms.sum().clip(lower=1e-9)
+    frame = pd.DataFrame({"self_ms_per_forward": ms.median(axis=1), "share": shares.median(axis=1)})
+    frame[["share_low", "share_high"]] = [median_interval(row) for row in shares.to_numpy()]
+    return frame.sort_values("share", ascending=False, kind="stable"), shares

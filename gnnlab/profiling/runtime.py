@@ -19,9 +19,11 @@ from torch import nn
 from gnnlab.errors import GnnlabError
 
 from . import timing
-from .context import Loss, call, training_loss, training_step, unchanged
+from .context import call, unchanged
 from .dispatch import device_of
 from .timing import Timing
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target
 
 
 class RuntimeStats(Timing):
@@ -93,7 +95,7 @@ def profile_backward(model: nn.Module, batch: Any, loss_fn: Loss | None = None, 
     `loss_fn(output, target)` compares with zeros of the output's shape; mean squared error unless given.
     Gradients that the model had are put back.
     """
-    options["setup"] = lambda: training_loss(model, batch, loss_fn)
+    options["setup"] = lambda: _training_loss(model, batch, loss_fn)
     with unchanged(model):
         model.zero_grad(set_to_none=True)
         return benchmark_function(lambda loss: loss.backward(), device=device_of(model), **options)
@@ -108,10 +110,33 @@ def profile_training_step(
 ) -> RuntimeStats:
     """Time a whole step: zero gradients, forward, loss, backward, optimizer (plain Adam unless given).
 
-    The weights, buffers and gradients that the model had are put back, so profiling does not train it.
+    Model and optimizer are put back as they were, so profiling does not train them.
     """
-    with training_step(model, batch, optimizer, loss_fn) as (step, _):
+    optimizer = optimizer or torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        _training_loss(model, batch, loss_fn).backward()
+        optimizer.step()
+
+    with unchanged(model, optimizer):
+        model.zero_grad(set_to_none=True)
         return benchmark_function(step, device=device_of(model), **options)
+
+
+def _training_loss(model: nn.Module, batch: Any, loss_fn: Loss | None) -> torch.Tensor:
+    """`loss_fn(output, target)` with zeros as the target; mean squared error unless given.
+
+    Raises:
+        GnnlabError: the model returns something else than a tensor.
+    """
+    output = call(model, batch)
+    if not isinstance(output, torch.Tensor):
+        raise GnnlabError(
+            f"{type(model).__name__} returns {type(output).__name__}, not a tensor: training needs one; "
+            "wrap the model in a module that returns the tensor to train on"
+        )
+    return (loss_fn or nn.functional.mse_loss)(output, torch.zeros_like(output))
 
 
 def profile_pe_computation(pe_transform: Callable[[Any], Any], data: Any, **options: Any) -> RuntimeStats:

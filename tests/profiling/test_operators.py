@@ -6,6 +6,7 @@ import gzip
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -101,11 +102,9 @@ def test_a_training_step_is_profiled_as_a_function():
 
 
 def test_a_stall_in_one_run_makes_no_bottleneck():
-    parts = np.array([[8.0] * 10, [2.0] * 9 + [1000.0]])
-    shares = _shares(parts, parts.sum(0))
-    assert shares["share"] == [0.8, 0.2]
-    assert shares["share_low"][1] == 0.2
-    assert shares["share_high"][0] == 0.8
+    table, _ = _shares(pd.DataFrame([[8.0] * 10, [2.0] * 9 + [1000.0]]))
+    assert list(table["share"]) == [0.8, 0.2]
+    assert table["share_low"][1] == 0.2 and table["share_high"][0] == 0.8
 
 
 @pytest.mark.parametrize("runs", [1, 0, 2.0, True])
