@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from .dispatch import bind, name_of, span_bytes, tensors_in, written
+from .tensors import span_bytes, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ def cost(func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) ->
     kind = kind_of(func)
     if kind == "free":
         return Cost(kind)
-    bound = bind(func, args, kwargs)
+    names = (argument.name for argument in func._schema.arguments)
+    bound = dict(zip(names, args, strict=False)) | kwargs  # by name; defaults are left out
     sparse = any(t.layout is not torch.strided for t in tensors_in(bound))
     if kind == "matrix":
         matrix = _matrix_flops(func, args, kwargs, output, sparse)
@@ -78,7 +79,7 @@ def kind_of(func: torch._ops.OpOverload) -> str:
 
 def base_name(func: torch._ops.OpOverload) -> str:
     """`add` for `aten::add` and `aten::add_`: in place or not, the work is the same."""
-    name = name_of(func).split("::")[1]
+    name = func._schema.name.split("::")[1]
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
@@ -234,8 +235,9 @@ def _traffic(kind: str, func: torch._ops.OpOverload, bound: Mapping[str, Any], o
 
     `bound` are its arguments by name. Memory that is both read and written in place is touched once.
     """
-    targets = written(func, bound)
-    outputs = {argument.name for argument in func._schema.arguments if argument.is_out}
+    arguments = func._schema.arguments
+    targets = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.name in bound}
+    outputs = {argument.name for argument in arguments if argument.is_out}
     unread = targets if func._schema.name.split("::")[1] in _WRITES_ONLY else outputs
     read, changed, in_place, seen = 0, 0, 0, set()
     for name, value in bound.items():

@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 from gnnlab.errors import GnnlabError, whole_numbers
 
 from .context import ProfilingContext, call, set_seed, unchanged
-from .dispatch import tensors_in
+from .tensors import tensors_in
 
 SEED = 42
 RUNS = 3  # compared with a first one, for nondeterminism

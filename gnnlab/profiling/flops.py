@@ -11,8 +11,7 @@ heads, f features inside the feed-forward network, i and o features in and out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -25,11 +24,10 @@ SOFTMAX, LAYER_NORM, GELU = 5, 5, 4  # FLOPs an element
 
 @dataclass(frozen=True)
 class FLOPsEstimate:
-    """FLOPs in all, for each component, and the sizes that they were computed for."""
+    """FLOPs in all, and for each component."""
 
     total: int
     breakdown: dict[str, int]
-    sizes: dict[str, Any] = field(default_factory=dict)
 
 
 def estimate_linear_flops(in_features: int, out_features: int, batch_size: int = 1, seq_len: int = 1) -> int:
@@ -59,18 +57,16 @@ def estimate_mpnn_flops(
     """
     whole_numbers(1, num_nodes=num_nodes, in_features=in_features, out_features=out_features)
     whole_numbers(0, num_edges=num_edges)
-    formula = _MPNN.get(mpnn_type)
-    if formula is None:
-        known = ", ".join(_MPNN)
-        raise GnnlabError(f"no formula for message passing of type {mpnn_type!r}; known are {known}")
-    return formula(num_nodes, num_edges, in_features, out_features)
-
-
-_MPNN: dict[str, Callable[[int, int, int, int], int]] = {  # of nodes, edges, features in and out
-    "gin": lambda n, e, i, o: e * i + estimate_linear_flops(i, o, n) + estimate_linear_flops(o, o, n) + n * o,
-    "gcn": lambda n, e, i, o: estimate_linear_flops(i, o, n) + e * o + n * o,
-    "gat": lambda n, e, i, o: estimate_linear_flops(i, o, n) + 2 * e * o + SOFTMAX * e + e * o + n * o,
-}
+    n, e, i, o = num_nodes, num_edges, in_features, out_features
+    linear = estimate_linear_flops(i, o, n) + n * o
+    flops = {
+        "gin": linear + e * i + estimate_linear_flops(o, o, n),
+        "gcn": linear + e * o,
+        "gat": linear + 2 * e * o + SOFTMAX * e + e * o,
+    }
+    if mpnn_type not in flops:
+        raise GnnlabError(f"no formula for message passing of type {mpnn_type!r}; known are {', '.join(flops)}")
+    return flops[mpnn_type]
 
 
 def estimate_ffn_flops(hidden_dim: int, ffn_dim: int, num_nodes: int) -> int:
@@ -115,8 +111,6 @@ def estimate_model_flops(
     `hidden_dim` unless given, as in S1.
     """
     whole_numbers(1, hidden_dim=hidden_dim, num_layers=num_layers)
-    sizes = {name: value for name, value in locals().items() if name != "input_dim"}
-    sizes["input_dim"] = input_dim = hidden_dim if input_dim is None else input_dim
     layer = {
         "mpnn": estimate_mpnn_flops(num_nodes, num_edges, hidden_dim, hidden_dim, mpnn_type),
         "attention": estimate_attention_flops(num_nodes, hidden_dim, num_heads, sparse_ratio),
@@ -124,11 +118,11 @@ def estimate_model_flops(
         "layer_norm": 2 * LAYER_NORM * num_nodes * hidden_dim,
     }
     breakdown = {
-        "input": estimate_linear_flops(input_dim, hidden_dim, num_nodes),
+        "input": estimate_linear_flops(hidden_dim if input_dim is None else input_dim, hidden_dim, num_nodes),
         **{name: num_layers * flops for name, flops in layer.items()},
         "output": estimate_linear_flops(hidden_dim, output_dim, num_nodes),
     }
-    return FLOPsEstimate(sum(breakdown.values()), breakdown, sizes)
+    return FLOPsEstimate(sum(breakdown.values()), breakdown)
 
 
 _ATTRIBUTES = {  # size -> attribute of a model that holds it

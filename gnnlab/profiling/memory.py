@@ -25,9 +25,9 @@ from torch.nn.parameter import UninitializedTensorMixin
 from gnnlab.errors import GnnlabError, whole_numbers
 
 from .context import call, unchanged
-from .dispatch import cpu_or_cuda, device_of, parts_of, tensors_in
 from .flops import share_of_pairs
 from .sampling import quiet
+from .tensors import cpu_or_cuda, device_of, parts_of, tensors_in
 
 MIB = 2**20
 FLOAT, INDEX = 4, 8  # bytes of float32 and int64

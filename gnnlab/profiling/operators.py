@@ -25,9 +25,9 @@ from torch.profiler import DeviceType, ProfilerActivity, record_function
 from gnnlab.errors import GnnlabError, whole_numbers
 
 from .context import call
-from .dispatch import device_of
 from .estimates import median_interval
 from .memory import quiet_profiler
+from .tensors import device_of
 
 _RUN = "gnnlab.run"
 _WARM_UP = 3

@@ -32,8 +32,8 @@ from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
 
 from . import estimates, timing
 from .context import Conditions, Under
-from .dispatch import tensors_in
 from .estimates import CONTROL, Estimate
+from .tensors import tensors_in
 
 RTOL_FLOAT32 = 1e-5  # of the largest magnitude; lower precisions state their own bound
 ROUNDING = 8  # times the baseline's own, which a right result may be off from the exact one

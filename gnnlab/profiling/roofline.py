@@ -31,7 +31,7 @@ from gnnlab.machine import cache_bytes
 
 from .context import Conditions, call
 from .costs import Cost, cost
-from .dispatch import cpu_or_cuda, name_of
+from .tensors import cpu_or_cuda
 from .timing import race
 
 WORKING_SETS = tuple(kib * 1024 for kib in (32, 64, 256, 1024, 2048, 8192, 32768, 65536, 131072, 262144))  # bytes
@@ -143,7 +143,7 @@ class _Counter(TorchDispatchMode):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         output = func(*args, **kwargs)
-        self.records[name_of(func), cost(func, args, kwargs, output)] += 1
+        self.records[func._schema.name, cost(func, args, kwargs, output)] += 1
         return output
 
 

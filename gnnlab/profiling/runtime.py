@@ -20,7 +20,7 @@ from gnnlab.errors import GnnlabError
 
 from . import timing
 from .context import call, unchanged
-from .dispatch import device_of
+from .tensors import device_of
 from .timing import Timing
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target

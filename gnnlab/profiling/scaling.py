@@ -252,15 +252,16 @@ class ScalingExperiment:
         self.results: dict[str, ScalingResult] = {}
 
     def run_node_scaling(self, **options: Any) -> ScalingResult:
-        return self._add(run_node_scaling(self.model_factory, **self.options | options))
+        return self._run(run_node_scaling, options)
 
     def run_layer_scaling(self, **options: Any) -> ScalingResult:
-        return self._add(run_layer_scaling(self.model_factory, **self.options | options))
+        return self._run(run_layer_scaling, options)
 
     def run_pe_scaling(self, **options: Any) -> ScalingResult:
-        return self._add(run_pe_scaling(self.model_factory, **self.options | options))
+        return self._run(run_pe_scaling, options)
 
-    def _add(self, result: ScalingResult) -> ScalingResult:
+    def _run(self, scaling: Callable[..., ScalingResult], options: Mapping[str, Any]) -> ScalingResult:
+        result = scaling(self.model_factory, **self.options | options)
         self.results[result.parameter] = result
         return result
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from gnnlab.kernels.cache import Watch
 from gnnlab.profiling.context import Conditions
-from gnnlab.profiling.dispatch import tensors_in
+from gnnlab.profiling.tensors import tensors_in
 
 Run = Callable[[nn.Module, Callable[..., Any], tuple, dict], Any]  # of the model, its forward, and the arguments
 

@@ -31,10 +31,10 @@ from gnnlab import machine, user_code
 from gnnlab.errors import GnnlabError, one_line, whole_numbers
 from gnnlab.profiling import estimates, timing
 from gnnlab.profiling.context import Conditions, call
-from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.races import call_of, relative_error
+from gnnlab.profiling.tensors import tensors_in
 from gnnlab.rewrite import proof, steps
 from gnnlab.rewrite.proof import UserModel
 from gnnlab.rewrite.steps import ALLOCATOR, STEPS

@@ -27,8 +27,8 @@ from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, one_line, shown
 from gnnlab.profiling.context import Conditions, ProfilingContext, call
-from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.races import ROUNDING, RTOL_FLOAT32, Reference, directions, in_float64, relative_error
+from gnnlab.profiling.tensors import tensors_in
 from gnnlab.workloads import models
 
 RANDOM = 1e-3  # relative; threads that add in another order differ by less

@@ -32,7 +32,7 @@ from gnnlab.kernels.attention import attend, head_products, head_sum, segment_so
 from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache, Moved, Neighbours
 from gnnlab.kernels.sums import Largest, NeighbourSum
-from gnnlab.profiling.dispatch import tensors_in
+from gnnlab.profiling.tensors import tensors_in
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")

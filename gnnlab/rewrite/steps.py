@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling.context import call
-from gnnlab.profiling.dispatch import tensors_in
+from gnnlab.profiling.tensors import tensors_in
 from gnnlab.rewrite.around import bfloat16, compiled, constant_output, inference, threads
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models

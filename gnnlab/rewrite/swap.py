@@ -29,9 +29,9 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.profiling.context import ProfilingContext, call
-from gnnlab.profiling.dispatch import tensors_in
 from gnnlab.profiling.memory import hold
 from gnnlab.profiling.races import RTOL_FLOAT32, Reference, in_float64
+from gnnlab.profiling.tensors import tensors_in
 from gnnlab.rewrite import one_pass_forms, proof
 from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM, TILES, make_fast, original_class
 from gnnlab.rewrite.trial import copied

@@ -12,7 +12,6 @@ from torch_geometric.nn import GATConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import memory
-from gnnlab.profiling.dispatch import span_bytes
 from gnnlab.profiling.memory import (
     MIB,
     MemoryProfiler,
@@ -25,6 +24,7 @@ from gnnlab.profiling.memory import (
     reset_memory_stats,
     storages,
 )
+from gnnlab.profiling.tensors import span_bytes
 
 CPU = torch.device("cpu")
 KB = 1024  # bytes of 256 floats

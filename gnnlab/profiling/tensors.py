@@ -1,4 +1,4 @@
-"""Operator calls below autograd, by torch's schemas, and the tensors in what goes in and out of a model."""
+"""The tensors in what goes in and out of a model: which there are, how many bytes, on which device."""
 
 from __future__ import annotations
 
@@ -11,22 +11,6 @@ import torch
 from torch import nn
 
 from gnnlab.errors import GnnlabError
-
-
-def name_of(func: torch._ops.OpOverload) -> str:
-    """The operator's name as torch.profiler prints it: `aten::mul`, without the overload."""
-    return func._schema.name
-
-
-def bind(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The arguments of a call by the names that the operator's schema gives them; defaults are left out."""
-    return dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-
-
-def written(func: torch._ops.OpOverload, bound: Mapping[str, Any]) -> set[str]:
-    """The names of the given arguments that the operator writes to (`self` of `add_`, `out`)."""
-    arguments = func._schema.arguments
-    return {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.name in bound}
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
@@ -49,11 +33,13 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The strided tensors that a tensor is made of: itself, or indices and values; none where torch does not tell."""
     if tensor.layout is torch.strided:
         return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
+    return ()
 
 
 def span_bytes(tensor: torch.Tensor) -> int:
