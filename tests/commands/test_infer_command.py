@@ -7,7 +7,6 @@ import pytest
 from edge_states import random_state
 
 from gnnlab import cli
-from gnnlab.commands import infer as infer_command
 from gnnlab.inference.predictor import Predictor
 
 STATES = [random_state(nodes, nodes) for nodes in (1, 4, 7)]
@@ -58,12 +57,13 @@ def test_the_message_names_node_and_field(infer):
     assert answers == [{"line": 1, "error": "node 'node_0': Expected `float` <= 1.0 - at `$.nodes[0].cpu_util`"}]
 
 
-def test_answers_come_while_lines_are_still_coming():
+def test_answers_come_while_lines_are_still_coming(capsys, monkeypatch):
     def lines():
         yield GOOD[0]
-        raise AssertionError("the second line was read before the first was answered")
+        assert json.loads(capsys.readouterr().out)["line"] == 1
 
-    assert next(infer_command.answer_each(Predictor("dqn", "cpu"), lines()))["line"] == 1
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines()))
+    assert cli.main(["infer", "--device", "cpu", "--model-type", "dqn"]) == 0
 
 
 def test_int8_answers_too_and_no_input_is_no_error(infer, tmp_path):
@@ -80,19 +80,8 @@ def test_int8_answers_too_and_no_input_is_no_error(infer, tmp_path):
         (["--model-type", "a2c"], "invalid choice: 'a2c'"),
         (["--device", "tpu"], "device 'tpu': one of auto, cuda, mps, cpu"),
         (["--batch", "no/such/file"], "No such file or directory (no/such/file)"),
-        (["--batch", "x", "--benchmark"], "not allowed with"),
     ],
 )
 def test_a_wrong_command_line_is_answered_in_one_line(infer, arguments, part):
     code, answers, err = infer([], *arguments)
     assert code == 2 and answers == [] and part in err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("engine", ["fast", "int8"])
-def test_the_benchmark_shows_each_form_with_interval_and_decisions(monkeypatch, engine):
-    for name, value in {"BENCHMARK_STATES": 8, "BENCHMARK_BATCH": 4, "BUDGET_S": 0.02}.items():
-        monkeypatch.setattr(infer_command, name, value)
-    found = infer_command.benchmark("dqn", Predictor("dqn", "cpu", engine))
-    assert set(found) == {"original", "A/A", "predictor", "predictor, cached", "predictor, batch of 4"}
-    assert infer_command._table(found).row_count == len(found)
-    assert all(raced.times_ms is not None for raced, _ in found.values()) and found["predictor, cached"][1] == 1
