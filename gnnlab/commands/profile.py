@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any
 from gnnlab.errors import GnnlabError
 
 from .arguments import add_inputs, add_json, count, graph_or_file, model_or_factory, seconds
-from .tables import show, table, warn_if_busy
+from .tables import show, warn_if_busy
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
     from gnnlab.workloads.models import Workload
 
@@ -72,10 +71,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         ("num_runs", "runs (default: until the interval is within 2 %%)"),
     ):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=count, metavar="N", help=meaning)
-    parser.add_argument(
-        "--budget", type=seconds, default=60.0, metavar="S", help="seconds for all sections (%(default)g)"
-    )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.add_argument("--budget", type=seconds, default=60.0, metavar="S", help="seconds for all (%(default)g)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu or cuda (%(default)s)")
     add_json(parser)
 
 
@@ -87,54 +84,42 @@ def run(arguments: Namespace) -> int:
     from gnnlab.user_code import guarded
 
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
-    workload, foreign = _workload(arguments), ":" in arguments.model
+    if arguments.graph.startswith("inputs:") and "scaling" in parts:
+        raise GnnlabError("--profile scaling needs graphs of other sizes, which --inputs cannot give; leave it out")
+    if arguments.batch_size is not None and arguments.model != "symptom_gat":
+        raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
+    n, foreign = arguments.num_nodes, ":" in arguments.model
+    workload = _built(arguments, f"random:nodes={n},edges={5 * n},seed=42" if n else arguments.graph)
     with ProfilingContext(workload.model):
         report = _about(workload)
         warn_if_busy()
         if foreign:
             report["remarks"] = _remarks(workload)
+        info, threads = report["model_info"], report["hardware"]["threads"]
         if not arguments.json:
-            show(_header(report))
+            show(
+                f"{workload.label}: {info['nodes']:,} nodes, {info['edges']:,} edges, {info['total_parameters']:,} "
+                f"parameters ({info['parameter_memory_mb']:.2f} MiB); {threads} thread{'s' * (threads != 1)}"
+            )
         with progress("sections", len(parts)) as step, stopwatch() as spent:
             for number, part in enumerate(parts):
                 step(part, done=number)
                 share_s = max((arguments.budget - spent.s) / (len(parts) - number), 0.01)  # none is left out
                 with guarded(f"{arguments.model}:") if foreign else nullcontext():
                     section, title = _PARTS[part]
-                    report[part], frame = section(workload, arguments, share_s)
+                    report[part], result = section(workload, arguments, share_s)
                 if not arguments.json:
-                    show(_table(title, frame))
-                    for line in report[part].get("notes", []):
-                        show(line)
+                    text = result if isinstance(result, str) else result.to_string(float_format="{:.4g}".format)
+                    show(f"\n{title}\n{text}")
     if arguments.json:
         show(json.dumps(report, indent=2))
     elif foreign:
-        show(f"Next: gnnlab swap {arguments.model}, on the same graph, shows which of its layers have a faster form.")
+        graph = f"--inputs {workload.spec[7:]}" if workload.spec.startswith("inputs:") else f"--graph {workload.spec}"
+        show(
+            f"Next: gnnlab swap {arguments.model} {graph} shows which layers have a faster form; gnnlab optimize with "
+            "the same tries more, proves the whole model and writes it."
+        )
     return 0
-
-
-# ---- what is profiled ------------------------------------------------------------------------------------------------
-
-
-def _workload(arguments: Namespace) -> Workload:
-    import torch
-
-    from gnnlab.workloads import models
-
-    if arguments.device not in ("cpu", "cuda"):
-        raise GnnlabError(f"--device {arguments.device}: cpu and cuda are understood")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise GnnlabError(f"--device {arguments.device}: no CUDA device here; use --device cpu")
-    if arguments.graph.startswith(models.INPUTS) and "scaling" in arguments.profile:
-        raise GnnlabError("--profile scaling needs graphs of other sizes, which --inputs cannot give; leave it out")
-    given = [name for name in _SIZES if getattr(arguments, name) is not None]
-    if arguments.model in models.BUILT_IN and arguments.model != "graph_transformer" and given:
-        raise GnnlabError(f"{arguments.model} has fixed sizes: --{min(given)} has no effect; leave it out")
-    if arguments.batch_size is not None and arguments.model != "symptom_gat":
-        raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
-    if n := arguments.num_nodes:
-        return _built(arguments, f"random:nodes={n},edges={5 * n},seed=42")
-    return _built(arguments, arguments.graph)
 
 
 def _built(arguments: Namespace, graph: str, **changes: Any) -> Workload:
@@ -186,7 +171,7 @@ def _remarks(workload: Workload) -> list[str]:
 
 # ---- the sections ----------------------------------------------------------------------------------------------------
 
-Section = tuple[dict[str, Any], "pd.DataFrame"]  # for JSON, where `notes` are also lines below the table; the table
+Section = tuple[dict[str, Any], "pd.DataFrame | str"]  # for JSON; to be printed
 
 
 def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -195,32 +180,32 @@ def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     from gnnlab.profiling import survey
     from gnnlab.profiling.runtime import RuntimeStats
 
-    budget_s = share_s / 5  # four phases, and what is beside their samples
-    rows = survey.times([workload], num_runs=arguments.num_runs, budget_s=budget_s).itertuples()
+    rows = survey.times([workload], num_runs=arguments.num_runs, budget_s=share_s / 5).itertuples()  # four phases
     report = {row.phase.replace(", ", " ").replace(" ", "_"): RuntimeStats(row.samples).to_dict() for row in rows}
-    return report, pd.DataFrame(report).T[["median", "ci", "mean", "std", "p90", "num_runs"]]
+    frame = pd.DataFrame(report).T
+    frame["95 % interval"] = ["{:.4g} to {:.4g}".format(*ends) for ends in frame["ci"]]
+    return report, frame[["median", "95 % interval", "mean", "std", "num_runs"]]
 
 
 def _memory(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
-    from gnnlab.profiling import survey
+    from gnnlab.profiling.memory import get_memory_breakdown
 
-    mib = survey.memory([workload]).set_index("part")["value"]
-    resident = mib[["parameters", "buffers", "input"]].to_dict()
-    forward = {**resident, "activations": mib["peak temporary"]}
-    training = {**resident, "activations_and_gradients": mib["peak training"]}
-    of_these = {"output": mib["output"], "kept_for_backward": mib["forward activations"], "gradients": mib["gradients"]}
+    mib = get_memory_breakdown(workload.model, workload.batch)
+    resident = {name: mib.pop(name) for name in ("parameters", "buffers", "input")}
+    forward = {**resident, "activations": mib.pop("peak_temporary")}
+    training = {**resident, "activations_and_gradients": mib.pop("peak_training")}
     peaks = [{"peak_mb": sum(parts.values()), "breakdown": parts} for parts in (forward, training)]
-    report = {**peaks[0], "training": peaks[1], "of_these": of_these}
+    report = {**peaks[0], "training": peaks[1], "of_these": mib}
     return report, _flat(report)
 
 
 def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
-    from gnnlab.profiling import survey
     from gnnlab.profiling.flops import FLOPsEstimator
+    from gnnlab.profiling.roofline import count
 
-    counted = survey.counted(workload)
+    counted = count(workload.model, workload.batch)
     flops = counted.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False)
     report = {"total_gflops": counted.flops / 1e9, "breakdown": (flops / 1e9).to_dict()}
     report |= {"gb_moved": counted.bytes / 1e9, "coverage_of_bytes": counted.coverage_bytes}
@@ -242,8 +227,6 @@ def _flat(report: dict[str, Any]) -> pd.DataFrame:
 
 def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """From the sizes of notebook 01; models that are built on a graph are built anew on each size."""
-    import pandas as pd
-
     from gnnlab.profiling import survey
 
     varied: dict[str, list[Any]] = {"nodes": _NODES}
@@ -258,21 +241,18 @@ def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
         for value, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
     ]
     report = {"points": points, "exponents": survey.exponents(swept).to_dict("records")}
-    report["notes"] = [f"{name}: {line}" for (_, name), result in swept.items() for line in result.sentences]
-    return report, pd.DataFrame(points).set_index("parameter")
+    return report, "\n".join(map(str, swept.values()))
 
 
 def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Section:
-    from gnnlab.profiling import survey
+    from gnnlab.profiling.operators import profile_operators
     from gnnlab.profiling.timing import stopwatch
 
     with stopwatch() as first:
-        survey.operators([workload], runs=2)
+        profile_operators(workload.model, workload.batch, runs=2)
     runs = int(min(max(2 * (share_s - first.s) / first.s, 6), 20))  # six make an interval
-    shares = survey.operators([workload], k=10, runs=runs)
-    shares = shares.rename(columns={"value": "share", "low": "share_low", "high": "share_high"}).set_index("operator")
-    frame = shares[["calls_per_forward", "self_ms_per_forward", "share", "share_low", "share_high"]]
-    return {"runs": runs, "top": frame.reset_index().to_dict("records")}, frame
+    top = profile_operators(workload.model, workload.batch, runs=runs).top(10).drop(columns="calls")
+    return {"runs": runs, "top": top.to_dict("records")}, top.set_index("operator")
 
 
 _PARTS = {
@@ -282,28 +262,3 @@ _PARTS = {
     "scaling": (_scaling, "scaling of the forward pass (ms)"),
     "operators": (_operators, "operators"),
 }
-
-
-def _header(report: dict[str, Any]) -> str:
-    info, hardware = report["model_info"], report["hardware"]
-    return (
-        f"{info['name']}: {info['nodes']:,} nodes, {info['edges']:,} edges, "
-        f"{info['total_parameters']:,} parameters ({info['parameter_memory_mb']:.2f} MiB); "
-        f"torch {hardware['torch']}, {hardware['threads']} thread{'s' * (hardware['threads'] != 1)}"
-    )
-
-
-def _table(title: str, frame: pd.DataFrame) -> Table:
-    """A section as a table, names in its first column and numbers in the others."""
-    frame = frame.rename(columns={"ci": "95 % interval"})
-    columns = [name.replace("_", " ") for name in frame.columns]
-    cells = [[name if "::" in name else name.replace("_", " "), *map(_cell, row)] for name, *row in frame.itertuples()]
-    return table(title, (title.partition(" ")[0], *columns), cells, right=columns)
-
-
-def _cell(value: Any) -> str:
-    import pandas as pd
-
-    if isinstance(value, list | tuple):
-        return " to ".join(map(_cell, value))
-    return "" if pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -24,7 +24,7 @@ from .context import ProfilingContext
 from .estimates import CONFIDENCE, PREDICTION_95
 from .memory import get_memory_breakdown
 from .operators import profile_operators
-from .roofline import Ceilings, Count, attention_fused, bound_ms, count, fuses_attention
+from .roofline import Ceilings, attention_fused, bound_ms, count, fuses_attention
 from .runtime import RuntimeProfiler, profile_forward, profile_pe_computation
 from .scaling import AVERAGE_DEGREE, Build, ScalingResult, sweep
 
@@ -116,12 +116,6 @@ def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def counted(subject: Subject) -> Count:
-    """What a forward pass computes and moves, operator by operator."""
-    with ProfilingContext(subject.model):
-        return count(subject.model, subject.batch)
-
-
 def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: Ceilings) -> pd.DataFrame:
     """The share of this machine's limit that each forward pass reaches, with what it computes and moves.
 
@@ -131,7 +125,8 @@ def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: C
     """
     rows = []
     for subject in subjects:
-        work = counted(subject)
+        with ProfilingContext(subject.model):
+            work = count(subject.model, subject.batch)
         own = timed[timed["form"] == subject.label].set_index("phase")
         phase = UNFUSED if UNFUSED in own.index else "forward"
         time, bound = own.loc[phase], bound_ms(work, limits)

@@ -74,7 +74,7 @@ def test_totals_are_the_sums_of_their_breakdowns(capsys):
                         (flops["formulas"], "total_gflops")):  # fmt: skip
         assert sum(part["breakdown"].values()) == pytest.approx(part[total], rel=1e-12) and part[total] > 0
     assert {"attention", "ffn"} <= flops["formulas"]["breakdown"].keys()
-    assert memory["of_these"]["kept_for_backward"] < memory["training"]["breakdown"]["activations_and_gradients"]
+    assert memory["of_these"]["forward_activations"] < memory["training"]["breakdown"]["activations_and_gradients"]
 
 
 def test_stages_to_analyze_that_nobody_measured_are_one_line(capsys, monkeypatch, tmp_path):
