@@ -16,7 +16,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .arguments import add_json, count, existing_file, seconds
 from .tables import show, warn_if_busy
@@ -45,6 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Race what the file claims, judge it, print it; the exit code is that of the worst part."""
+    from gnnlab.lab.claims import Verdict
     from gnnlab.rewrite import claim_file
 
     path = Path(arguments.file)
@@ -52,63 +53,58 @@ def run(arguments: Namespace) -> int:
     warn_if_busy()
     options = {"processes": arguments.processes, "budget_s": arguments.budget, "inputs": arguments.inputs}
     measured = claim_file.measure(path, **options, tell=lambda line: print(line, file=sys.stderr))
-    parts = [(part, _judged(part, measured)) for part in claim_file.read_claim(measured.claim)]
-    show(json.dumps(as_json(path, parts, measured), indent=2) if arguments.json else markdown(path, parts, measured))
-    return exit_code([judged for _, judged in parts])
-
-
-def exit_code(verdicts: list[Verdict]) -> int:
-    """0 where all are reproduced or exceeded, 1 where one is refuted or weaker, else 3."""
-    from gnnlab.lab.claims import Verdict
-
-    if any(v in (Verdict.REFUTED, Verdict.WEAKER) for v in verdicts):
+    parts = [(part, *_judged(part, measured)) for part in claim_file.read_claim(measured.claim)]
+    if arguments.json:
+        claims = [
+            {"claim": part.text, "read_as": part.reading, **asdict(ratio), "verdict": verdict.value}
+            for part, ratio, verdict in parts
+        ]
+        report = {"file": path.name, "claims": claims, **asdict(measured), "smallest_effect_seen": measured.detectable}
+        show(json.dumps(report, indent=2))
+    else:
+        show(_markdown(path.name, parts, measured))
+    verdicts = {verdict for *_, verdict in parts}
+    if verdicts & {Verdict.REFUTED, Verdict.WEAKER}:
         return REFUTED
-    return OK if all(v in (Verdict.REPRODUCED, Verdict.EXCEEDED) for v in verdicts) else INCONCLUSIVE
+    return OK if verdicts <= {Verdict.REPRODUCED, Verdict.EXCEEDED} else INCONCLUSIVE
 
 
-def _judged(part: ClaimPart, measured: CheckedClaim) -> Verdict:
+def _judged(part: ClaimPart, measured: CheckedClaim) -> tuple[Estimate, Verdict]:
+    """What was measured of a part of the claim, and the verdict."""
     from gnnlab.lab.claims import Claim, Rule, verdict
 
+    metric, ratio = ("memory_ratio", measured.memory) if part.memory else ("ratio", measured.speed)
     fields = {"id": part.text, "statement": part.text, "claimed": part.claimed, "margin": part.margin}
-    fields |= {"notebook": "09", "of": Rule(study="check"), "source": "file"}
-    claim = Claim(**fields, metric="memory_ratio" if part.memory else "ratio")
-    return verdict(claim, _ratio(part, measured).interval)
+    fields |= {"notebook": "09", "of": Rule(study="check"), "source": "file", "metric": metric}
+    return ratio, verdict(Claim(**fields), ratio.interval)
 
 
-def _ratio(part: ClaimPart, measured: CheckedClaim) -> Estimate:
-    return measured.memory if part.memory else measured.speed
-
-
-def as_json(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: CheckedClaim) -> dict[str, Any]:
-    """The whole result, for JSON: each part with its interval and verdict, the times, the conditions."""
-    claims = [
-        {"claim": part.text, "read_as": part.reading, **asdict(_ratio(part, measured)), "verdict": judged.value}
-        for part, judged in parts
-    ]
-    return {"file": path.name, "claims": claims, **asdict(measured), "smallest_effect_seen": measured.detectable}
-
-
-def markdown(path: Path, parts: list[tuple[ClaimPart, Verdict]], measured: CheckedClaim) -> str:
+def _markdown(name: str, parts: list[tuple[ClaimPart, Estimate, Verdict]], measured: CheckedClaim) -> str:
     """For a terminal, and for a comment on a pull request."""
-    from gnnlab.lab.text import estimate_text, number
+    from gnnlab.lab.text import error_text, estimate_text, number
 
-    verdicts = [f"{part.text}: {judged.value}, {estimate_text(_ratio(part, measured))}x" for part, judged in parts]
-    lines = [f"**{path.name}**: {'; '.join(verdicts)}", ""]
-    lines += ["| claim | read as | measured, 95 % interval | verdict |", "|---|---|---|---|"]
-    for part, judged in parts:
-        lines.append(f"| {part.text} | {part.reading} | {estimate_text(_ratio(part, measured))}x | {judged.value} |")
+    verdicts, rows = [], []
+    for part, ratio, judged in parts:
+        text = f"{estimate_text(ratio)}x"
+        if ratio.low is not None and ratio.low <= 1 <= ratio.high:
+            text += ", no difference seen"
+        verdicts.append(f"{part.text}: {judged.value}, {text}")
+        rows.append(f"| {part.text} | {part.reading} | {text} | {judged.value} |")
     sees = "Such runs tell no effect: they have no interval."
     if measured.detectable is not None:
         percent = number(100 * (measured.detectable - 1))
         sees = f"Four in five runs like this one would notice an effect of {percent} %."
-    error, count = measured.parity_error, len(measured.processes)
-    same = f"results differ by {error:.1e} relative" if error else "results are identical"
     before, after = estimate_text(measured.before_ms), estimate_text(measured.after_ms)
+    count = len(measured.processes)
     return "\n".join(
         [
-            *lines,
+            f"**{name}**: {'; '.join(verdicts)}",
             "",
-            f"before {before} ms, after {after} ms; {same}.",
+            "| claim | read as | measured, 95 % interval | verdict |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            f"Medians with 95 % intervals: before {before} ms, after {after} ms; {error_text(measured.parity_error)}.",
             f"{count} process{'es' * (count != 1)}, {measured.before_ms.n} rounds, {measured.conditions}. {sees}",
         ]
     )
