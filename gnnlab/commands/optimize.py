@@ -20,15 +20,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import tables
 from .arguments import add_json, add_model, count
-from .tables import show
+from .tables import show, table, warn_if_busy
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from gnnlab.profiling.estimates import Estimate
-    from gnnlab.rewrite.optimize import Optimized, Tried
+    from gnnlab.rewrite.optimize import Optimized
 
 FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says nothing
 
@@ -50,7 +49,7 @@ def run(arguments: Namespace) -> int:
     out = Path(arguments.out) if arguments.out else None
     if out:
         written.check(arguments.model, out)
-    tables.warn_if_busy()
+    warn_if_busy()
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -73,9 +72,8 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         show(json.dumps(asdict(report), indent=2))
     else:
-        show(table(report))
-        for line in sentences(report):
-            show(line)
+        show(_table(report))
+        show("\n".join(_sentences(report)))
     if out and report.plan:
         written.write(report, out)
     elif out and out.exists():
@@ -83,19 +81,18 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def table(report: Optimized) -> Table:
+def _table(report: Optimized) -> Table:
     """A row for each step that was tried."""
     facts = report.facts
     what = "forward and backward, dropout at 0" if report.train else "forward"
     title = f"{report.spec} on {report.graph}: {facts['nodes']:,} nodes, {facts['edges']:,} edges; {what}"
+    rows = []
+    for tried in report.tried:
+        why = tried.why if tried.error is None else f"{tried.why}; error {tried.error:.1e}"
+        gain = _gain_text(tried.gain) if tried.gain else ""
+        rows.append(("kept" * tried.kept, tried.name, gain, tried.processes or "", why))
     columns = ("", "step", "times as fast as before it", "processes", "why")
-    return tables.table(title, columns, map(_cells, report.tried), right=("processes",), whole=("step",))
-
-
-def _cells(tried: Tried) -> tuple[str, ...]:
-    why = tried.why if tried.error is None else f"{tried.why}; error {tried.error:.1e}"
-    gain = _gain_text(tried.gain) if tried.gain else ""
-    return "kept" * tried.kept, tried.name, gain, str(tried.processes or ""), why
+    return table(title, columns, rows, right=("processes",), whole=("step",))
 
 
 def _gain_text(gain: Estimate) -> str:
@@ -107,13 +104,17 @@ def _gain_text(gain: Estimate) -> str:
     return written.gain_text(gain)
 
 
-def sentences(report: Optimized) -> list[str]:
+def _sentences(report: Optimized) -> list[str]:
     """The result, for a reader."""
     from gnnlab.rewrite import written
-    from gnnlab.rewrite.optimize import STOPPED
+    from gnnlab.rewrite.optimize import OPEN, STOPPED
     from gnnlab.rewrite.steps import FAST_LAYERS
 
-    lines = list(written.result(report)) if report.plan else [_nothing(report)]
+    lines = list(written.result(report)) if report.plan else []
+    if not report.plan:
+        may = "; ".join(f"{tried.name}, {_gain_text(tried.gain)}" for tried in report.tried if tried.why == OPEN)
+        open_ = f"No gain is beyond the noise. Open, for a larger --budget or more --processes: {may}."
+        lines.append(open_ if may else "No step was seen to make it faster: nothing to write.")
     if report.facts["busy"]:
         lines.append(
             f"The machine was busy ({report.facts['busy']}): on a quiet one gains may be others, of threads above all."
@@ -131,13 +132,3 @@ def sentences(report: Optimized) -> list[str]:
     if count := len(report.inapplicable):
         lines.append(f"{count} step{'s do' if count > 1 else ' does'} not apply to it (--json says why).")
     return lines
-
-
-def _nothing(report: Optimized) -> str:
-    """That no step was kept, and which may yet make it faster."""
-    from gnnlab.rewrite.optimize import OPEN
-
-    may = "; ".join(f"{tried.name}, {_gain_text(tried.gain)}" for tried in report.tried if tried.why == OPEN)
-    if may:
-        return f"No gain is beyond the noise. Open, for a larger --budget or more --processes: {may}."
-    return "No step was seen to make it faster: nothing to write."

@@ -1,7 +1,7 @@
 """Choose which processing unit runs which stages of a layer, and carry it out.
 
 The layer is the lab's own, not a model of yours: of --graph it takes the size and the edges.
-Needs the tables of notebook 06; notebook 07 executes plans.
+Needs the tables that notebook 06 makes from those before it: gnnlab run 04 05 06. Notebook 07 executes plans.
 
 examples:
   gnnlab plan --nodes 4000 --edges 9000
@@ -13,7 +13,7 @@ examples:
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--edges", type=count, metavar="E", help="edges of the graph")
     parser.add_argument("--graph", type=graph_or_file, metavar="GRAPH", help="a graph: a name, random:..., or a file")
     parser.add_argument("--execute", action="store_true", help="run the layer on the graph by the plan")
-    parser.add_argument("--parts", type=count, default=1, help=SUPPRESS)
     parser.add_argument("--plan", metavar="PLAN", help="in words or as [[units, stages, ratios], ...]; default: best")
     parser.add_argument("--units", nargs="+", metavar="UNIT", help="units to plan with (default: this CPU's runtimes)")
     parser.add_argument(
@@ -105,11 +104,6 @@ def _check(arguments: Namespace) -> None:
         raise GnnlabError("which graph? give --nodes and --edges, or --graph, not both")
     if arguments.execute and arguments.graph is None:
         raise GnnlabError("nothing to execute: give a graph, as --graph digits")
-    if arguments.parts > 1:
-        raise GnnlabError(
-            "graphs are no longer cut into parts that are streamed; let two units share each graph instead: "
-            '--plan "1-5 on fast:CPU and openvino:CPU (0.5, 0.5), 6-7 on onnxruntime:CPU"'
-        )
     if (arguments.lookup is None) != (arguments.bandwidth is None):
         raise GnnlabError("plans from tables need both of them: --lookup FILE and --bandwidth FILE")
     if arguments.lookup and (arguments.execute or arguments.units):

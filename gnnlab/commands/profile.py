@@ -114,11 +114,7 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         show(json.dumps(report, indent=2))
     elif foreign:
-        graph = f"--inputs {workload.spec[7:]}" if workload.spec.startswith("inputs:") else f"--graph {workload.spec}"
-        show(
-            f"Next: gnnlab swap {arguments.model} {graph} shows which layers have a faster form; gnnlab optimize with "
-            "the same tries more, proves the whole model and writes it."
-        )
+        show(f"Next: gnnlab swap {arguments.model}, on the same graph, shows which of its layers have a faster form.")
     return 0
 
 
