@@ -13,33 +13,77 @@ from gnnlab.profiling.findings import all_rows_alike, deterministic_share, inspe
 
 X = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
 EDGES = torch.randint(300, (2, 900), generator=torch.Generator().manual_seed(1))
+ONES = nn.Parameter(torch.ones(8))
 
 
 def module(forward, **members):
     """A module whose forward is the given function of (self, ...), with these members."""
-    kind = type("Toy", (nn.Module,), {"forward": forward})
-    made = kind()
+    toy = type("Toy", (nn.Module,), {"forward": forward})()
     for name, value in members.items():
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-            made.register_buffer(name, value)
+            toy.register_buffer(name, value)
         else:
-            setattr(made, name, value)
-    return made
+            setattr(toy, name, value)
+    return toy
 
 
-def kinds(model, batch):
-    return [(finding.kind, finding.where) for finding in inspect(model, batch)]
+def only_four(self, x, size):
+    if size != 4:
+        raise ValueError("size must be 4")
+    return x * 2
 
 
-def only(model, batch):
-    (finding,) = inspect(model, batch)
-    return finding
+PLANTED = {  # model, batch, what is found: kind and place
+    "attention of PyG": (GATConv(8, 4, heads=2), (X, EDGES), []),
+    "a sum over neighbours": (GCNConv(8, 4), (X, EDGES), []),
+    "attention of torch": (nn.TransformerEncoderLayer(8, 2, 16), (X,), []),
+    "inputs without effect make the output a constant": (
+        module(lambda self, x, edges: self.bias * 2, bias=nn.Parameter(torch.arange(3.0))),
+        (X, EDGES),
+        ["constant_output Toy", "unused_argument x", "unused_argument edges"],
+    ),
+    "an argument without effect is found by name": (
+        module(lambda self, x, edge_weight=None, scale=1.0, flag=False: x * 2),
+        {"x": X, "edge_weight": torch.ones(900), "flag": True, "scale": 2.0},
+        ["unused_argument edge_weight", "unused_argument flag", "unused_argument scale"],
+    ),
+    "a value that the model refuses has an effect": (module(only_four), (X, 4), []),
+    "no gradient, but an effect": (module(lambda self, x: (x > self.threshold).float(), threshold=ONES), (X,), []),
+    "a gradient stopped, but an effect": (module(lambda self, x: x * self.scale.detach(), scale=ONES), (X,), []),
+    "fields of a graph are arguments, but targets are not": (
+        module(lambda self, data: self.conv(data.x, data.edge_index), conv=GCNConv(8, 4)),
+        Data(x=X, edge_index=EDGES, edge_weight=torch.rand(900), y=torch.zeros(300), train_mask=torch.ones(300) > 0),
+        ["unused_argument data.edge_weight"],
+    ),
+    "buffers and parameters": (
+        module(
+            lambda self, x: self.used(x + self.shift) + 0 * self.times_zero,
+            used=nn.Linear(8, 8),
+            never=nn.Linear(8, 8),
+            times_zero=nn.Parameter(torch.ones(8)),
+            frozen=nn.Parameter(torch.ones(3), requires_grad=False),
+            shift=torch.ones(8),
+            table=torch.arange(6),
+            counter=torch.tensor(0),
+        ),
+        (X,),
+        [
+            "unused_buffer table",
+            *(f"unused_parameter {name}" for name in ("times_zero", "frozen", "never.weight", "never.bias")),
+        ],
+    ),
+    "a compiled model in its eager form": (
+        torch.compile(module(lambda self, x: x * 2, unused=torch.ones(3)), backend=lambda *_: 1 / 0),
+        (X,),
+        ["unused_buffer unused"],
+    ),
+}
 
 
-@pytest.mark.parametrize("layer", [GATConv(8, 4, heads=2), GCNConv(8, 4), nn.TransformerEncoderLayer(8, 2, 16)])
-def test_a_sound_layer_raises_nothing(layer):
-    batch = (X,) if isinstance(layer, nn.TransformerEncoderLayer) else (X, EDGES)
-    assert kinds(layer, batch) == []
+@pytest.mark.parametrize("case", PLANTED)
+def test_what_has_no_effect_is_found_and_nothing_else(case):
+    model, batch, planted = PLANTED[case]
+    assert [f"{finding.kind} {finding.where}" for finding in inspect(model, batch)] == planted
 
 
 def test_a_model_without_a_tensor_input_and_with_equal_rows():
@@ -53,86 +97,22 @@ def test_a_model_without_a_tensor_input_and_with_equal_rows():
 
 
 def test_rows_that_are_alike_although_something_goes_in():
-    model = module(lambda self, x: x.mean(0, keepdim=True).expand(5, -1))
-    assert only(model, (X,)).kind == "identical_rows"
-    assert "All 5 output rows are identical: one row of 32 B" in only(model, (X,)).sentence
+    (finding,) = inspect(module(lambda self, x: x.mean(0, keepdim=True).expand(5, -1)), (X,))
+    assert finding.kind == "identical_rows"
+    assert "All 5 output rows are identical: one row of 32 B" in finding.sentence
 
 
-def only_four(self, x, size):
-    if size != 4:
-        raise ValueError("size must be 4")
-    return x * 2
-
-
-ONES = nn.Parameter(torch.ones(8))
-TOLD = {
-    "inputs without effect make the output a constant": (
-        module(lambda self, x, edges: self.bias * 2, bias=nn.Parameter(torch.arange(3.0))),
-        (X, EDGES),
-        ["constant_output Toy", "unused_argument x", "unused_argument edges"],
-    ),
-    "an argument without effect is told by name": (
-        module(lambda self, x, edge_weight=None, scale=1.0, flag=False: x * 2),
-        {"x": X, "edge_weight": torch.ones(900), "flag": True, "scale": 2.0},
-        ["unused_argument edge_weight", "unused_argument flag", "unused_argument scale"],
-    ),
-    "a value that the model refuses has an effect": (module(only_four), (X, 4), []),
-    "no gradient, but an effect": (module(lambda self, x: (x > self.threshold).float(), threshold=ONES), (X,), []),
-    "a gradient stopped, but an effect": (module(lambda self, x: x * self.scale.detach(), scale=ONES), (X,), []),
-}
-
-
-@pytest.mark.parametrize("case", TOLD)
-def test_what_has_no_effect_is_told_and_nothing_else(case):
-    model, batch, told = TOLD[case]
-    assert [" ".join(each) for each in kinds(model, batch)] == told
-
-
-def test_fields_of_a_graph_are_arguments_but_targets_are_not():
-    model = module(lambda self, data: self.conv(data.x, data.edge_index), conv=GCNConv(8, 4))
-    data = Data(x=X, edge_index=EDGES, edge_weight=torch.rand(900), y=torch.zeros(300), train_mask=torch.ones(300) > 0)
-    assert kinds(model, data) == [("unused_argument", "data.edge_weight")]
-
-
-def test_buffers_and_parameters_without_effect():
-    model = module(
-        lambda self, x: self.used(x + self.shift) + 0 * self.times_zero,
-        used=nn.Linear(8, 8),
-        never=nn.Linear(8, 8),
-        times_zero=nn.Parameter(torch.ones(8)),
-        frozen=nn.Parameter(torch.ones(3), requires_grad=False),
-        shift=torch.ones(8),
-        table=torch.arange(6),
-        counter=torch.tensor(0),
-    )
-    assert kinds(model, (X,)) == [
-        ("unused_buffer", "table"),
-        ("unused_parameter", "times_zero"),
-        ("unused_parameter", "frozen"),
-        ("unused_parameter", "never.weight"),
-        ("unused_parameter", "never.bias"),
-    ]
-
-
-def test_outputs_that_differ_by_themselves():
-    model = module(lambda self, x: x + torch.rand(8))
-    found = only(model, (X,))
-    assert found.kind == "nondeterministic"
-    assert "3 of 3 forward passes" in found.sentence and "with the same seed they agree" in found.sentence
-    assert deterministic_share(model, (X,)) == 1
-
-
-def test_outputs_that_differ_in_spite_of_the_seed():
+def test_outputs_that_differ_by_themselves_or_in_spite_of_the_seed():
+    drawn = module(lambda self, x: x + torch.rand(8))
+    (finding,) = inspect(drawn, (X,))
+    assert finding.kind == "nondeterministic"
+    assert "3 of 3 forward passes" in finding.sentence and "with the same seed they agree" in finding.sentence
+    assert deterministic_share(drawn, (X,)) == 1
     calls = []
-
-    def forward(self, x, unused):
-        calls.append(1)
-        return x + len(calls)
-
-    model = module(forward)
-    assert kinds(model, (X, X)) == [("nondeterministic", "Toy")]  # and no word on `unused`: nothing can be told
-    assert "the same seed does not change that" in inspect(model, (X, X))[0].sentence
-    assert deterministic_share(model, (X, X), runs=4) == 0
+    counted = module(lambda self, x, unused: calls.append(1) or x + len(calls))
+    (finding,) = inspect(counted, (X, X))  # and no word on `unused`: nothing can be told
+    assert finding.where == "Toy" and "the same seed does not change that" in finding.sentence
+    assert deterministic_share(counted, (X, X), runs=4) == 0
 
 
 def test_dropout_does_not_count_against_determinism():
@@ -151,19 +131,12 @@ def test_the_model_keeps_every_bit():
     state = {name: value.clone() for name, value in model.state_dict().items()}
     flags, random_state = [each.training for each in model.modules()], torch.get_rng_state()
     x = X.clone()
-    assert ("unused_buffer", "unused") in kinds(model, (x,))
+    assert [finding.where for finding in inspect(model, (x,))] == ["unused"]
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert [each.training for each in model.modules()] == flags
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert torch.equal(model[0].weight.grad, torch.ones(8, 8))
-    assert model[3].weight.grad is None
+    assert torch.equal(model[0].weight.grad, torch.ones(8, 8)) and model[3].weight.grad is None
     assert torch.equal(x, X)
-    assert not any(each._forward_hooks for each in model.modules())
-
-
-def test_a_compiled_model_is_looked_at_in_its_eager_form():
-    model = torch.compile(module(lambda self, x: x * 2, unused=torch.ones(3)), backend=lambda *_: 1 / 0)
-    assert kinds(model, (X,)) == [("unused_buffer", "unused")]
 
 
 def test_something_else_than_a_module_is_refused():
@@ -191,6 +164,4 @@ def test_bits_are_compared_and_not_values():
     assert not same_bits([torch.zeros(2)], [torch.zeros(2, 1)])
     assert not same_bits([torch.zeros(2)], [torch.zeros(2, dtype=torch.int32)])
     assert same_bits([torch.zeros(3, 2).t()], [torch.zeros(2, 3)])
-    assert all_rows_alike(torch.ones(3, 2))
-    assert not all_rows_alike(torch.ones(1, 2))
-    assert not all_rows_alike(torch.tensor(1.0))
+    assert [all_rows_alike(t) for t in (torch.ones(3, 2), torch.ones(1, 2), torch.tensor(1.0))] == [True, False, False]
