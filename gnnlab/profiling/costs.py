@@ -141,21 +141,16 @@ _NAMED: dict[str, frozenset[str]] = {
         "nll_loss_backward nll_loss2d_backward polar complex isinf floor_divide masked_fill"
     ),
 }
-_FROM_EXP = _words("gelu silu elu mish softplus hardswish gelu_backward silu_backward elu_backward mish_backward")
-_WEIGHTS: dict[str, dict[str, int]] = {
-    "softmax": {"_softmax_backward_data": 4, "_log_softmax_backward_data": 4},
-    "norm": {},
-    "reduce": {"mse_loss": 3, "smooth_l1_loss": 4, "huber_loss": 4},
-    "elementwise": {
-        **dict.fromkeys(_FROM_EXP | _words("softplus_backward log_sigmoid_forward log_sigmoid_backward"), 4),
-        **dict.fromkeys(_words("addcmul addcdiv lerp _foreach_addcmul _foreach_addcdiv _foreach_lerp"), 3),
-        **dict.fromkeys(_words("native_dropout native_dropout_backward"), 2),
-        **dict.fromkeys(_words("_fused_adam _fused_adamw"), 12),
-        "_fused_sgd": 4,
-    },
+_WEIGHTS = {  # FLOPs an element
+    **dict.fromkeys(_words("_softmax_backward_data _log_softmax_backward_data smooth_l1_loss huber_loss"), 4),
+    **dict.fromkeys(_words("gelu silu elu mish softplus hardswish gelu_backward silu_backward elu_backward"), 4),
+    **dict.fromkeys(_words("mish_backward softplus_backward log_sigmoid_forward log_sigmoid_backward _fused_sgd"), 4),
+    **dict.fromkeys(_words("mse_loss addcmul addcdiv lerp _foreach_addcmul _foreach_addcdiv _foreach_lerp"), 3),
+    **dict.fromkeys(_words("native_dropout native_dropout_backward"), 2),
+    **dict.fromkeys(_words("_fused_adam _fused_adamw"), 12),
+    **{name: 10 for name in _NAMED["norm"] if name.endswith("_backward")},
 }
-_DEFAULT_WEIGHT = {"softmax": 5, "norm": 5, "reduce": 1, "elementwise": 1}
-_NORM_BACKWARD_WEIGHT = 10
+_WEIGHT_OF_KIND = {"softmax": 5, "norm": 5, "reduce": 1, "elementwise": 1}
 _ADDING_SCATTERS = _words(
     "scatter_add scatter_reduce index_add index_reduce embedding_dense_backward bincount segment_reduce "
     "_segment_reduce_backward"
@@ -174,9 +169,7 @@ def _flops(kind: str, name: str, bound: Mapping[str, Any], output: Any) -> int:
         adds = name in _ADDING_SCATTERS or bool(bound.get("accumulate"))
         source = _scattered(bound)
         return source[0] if adds and source and (source[1].is_floating_point or source[1].is_complex) else 0
-    weight = _WEIGHTS[kind].get(name, _DEFAULT_WEIGHT[kind])
-    if kind == "norm" and name.endswith("_backward"):
-        weight = _NORM_BACKWARD_WEIGHT
+    weight = _WEIGHTS.get(name, _WEIGHT_OF_KIND[kind])
     first = next(iter(bound.values()), None)  # the input; a list of them for `_foreach_` and `_fused_` operators
     if kind == "elementwise" and isinstance(output, torch.Tensor) and not isinstance(first, (list, tuple)):
         inputs = any(t.is_floating_point() or t.is_complex() for t in tensors_in(bound))

@@ -49,15 +49,9 @@ class Count:
     its FLOPs are not known), flops, matrix_flops, bytes_read, bytes_written, bytes, working_set."""
 
     records: pd.DataFrame
-    notes: tuple[str, ...] = ()
 
     def _sum(self, column: str) -> int:
         return int((self.records[column] * self.records["calls"]).sum())
-
-    @property
-    def calls(self) -> int:
-        """Operator calls, views and allocations included."""
-        return int(self.records["calls"].sum())
 
     @property
     def flops(self) -> int:
@@ -94,20 +88,18 @@ def count(work: nn.Module | Callable[..., Any], batch: Any = ()) -> Count:
     """Count the operators of `work`, called once with `batch` (see `context.call`).
 
     A module is called without gradients, in the mode that it is in. A function is called as it is, so that it may run
-    a backward pass and an optimizer.
+    a backward pass and an optimizer. Attention that torch may fuse in eval mode is counted operator by operator.
     """
     counter = _Counter()
     gradients = torch.no_grad() if isinstance(work, nn.Module) else nullcontext()
     with gradients, attention_fused(False), counter:  # inside torch's fused kernel nothing could be counted
         call(work, batch)
-    fused = isinstance(work, nn.Module) and fuses_attention(work)
-    notes = ("attention layers are counted operator by operator; in eval mode torch may fuse them",) if fused else ()
     rows = [
         {"operator": operator, "calls": calls, **asdict(each), "bytes": each.bytes_read + each.bytes_written}
         for (operator, each), calls in counter.records.items()
     ]
     columns = ["operator", "calls", *(field.name for field in fields(Cost)), "bytes"]
-    return Count(pd.DataFrame(rows, columns=columns), notes)
+    return Count(pd.DataFrame(rows, columns=columns))
 
 
 def fuses_attention(model: nn.Module) -> bool:

@@ -30,7 +30,7 @@ class RuntimeStats(Timing):
     """A `Timing` by the names of S1, in ms; `ci` is the 95 % interval of the median."""
 
     mean = property(lambda self: float(np.mean(self.samples_ms)))
-    std = property(lambda self: self.std_ms)
+    std = property(lambda self: float(np.std(self.samples_ms)))
     min = property(lambda self: min(self.samples_ms))
     max = property(lambda self: max(self.samples_ms))
     num_runs = property(lambda self: self.n)

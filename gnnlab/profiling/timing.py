@@ -88,10 +88,6 @@ class Timing:
     def ci_ms(self) -> tuple[float, float]:
         return median_interval(self.samples_ms)
 
-    @property
-    def std_ms(self) -> float:
-        return float(np.std(self.samples_ms))
-
     def percentile(self, q: int) -> float | None:
         """The q-th percentile in ms, or None below its sample floor (p90: 64, p95: 130, p99: 662)."""
         return percentile(self.samples_ms, q)

@@ -94,7 +94,7 @@ def test_views_and_allocations_cost_nothing_and_are_covered():
         lambda: (x.view(4, 10).t()[1:].unsqueeze(0).expand(3, 9, 4), torch.empty(3), x.split(2), x.detach())
     )
     assert (counted.flops, counted.bytes, counted.coverage_bytes, uncovered(counted)) == (0, 0, 1.0, [])
-    assert counted.calls >= 7
+    assert counted.operators.calls.sum() >= 7
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -147,14 +147,13 @@ def test_matrix_products_agree_with_torch_s_own_counter(graph):
     assert count(model, graph).matrix_flops == torch_s.get_total_flops() + attention
 
 
-def test_attention_in_eval_mode_is_taken_apart_and_says_so():
+def test_attention_in_eval_mode_is_taken_apart():
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True).eval()
     tokens = torch.ones(1, 5, 8)
     counted = count(layer, (tokens,))
     products = 4 * 2 * 5 * 8 * 8 + 2 * 2 * 5 * 5 * 8 + 2 * 2 * 5 * 8 * 16
     assert counted.matrix_flops == products
     assert counted.coverage_bytes == 1.0
-    assert "attention" in counted.notes[0]
 
 
 def test_inference_mode_counts_as_no_grad_does(graph):
@@ -175,6 +174,6 @@ def test_a_compiled_model_is_counted_in_its_eager_form(graph):
 def test_the_table_of_operators_adds_up(graph):
     counted = count(models()["gat"], graph)
     table = counted.operators
-    assert table.calls.sum() == counted.calls and table.flops.sum() == counted.flops
+    assert table.flops.sum() == counted.flops
     assert table.bytes.sum() == counted.bytes == (table.bytes_read + table.bytes_written).sum()
     assert table.bytes.is_monotonic_decreasing
