@@ -87,18 +87,17 @@ def operators(
     A sample is the share in one run. Further columns: calls_per_forward, self_ms_per_forward. Traces are written as
     `<label>.json.gz` if a folder is given.
     """
-    fields = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
-    rows = []
+    frames = []
     for subject in subjects:
         name = "".join(c if c.isalnum() else "_" for c in subject.label)
         trace = None if trace_folder is None else Path(trace_folder) / f"{name}.json.gz"
         with ProfilingContext(subject.model):
             profile = profile_operators(subject.model, subject.batch, runs=runs, trace=trace)
-        for row in profile.top(k).to_dict("records"):
-            shares = {"samples": profile.shares.loc[row["operator"]].to_numpy(), "value": row.pop("share")}
-            ends = {"low": row.pop("share_low"), "high": row.pop("share_high")}
-            rows.append({**row, "form": subject.label, **shares, **ends, **fields})
-    return pd.DataFrame(rows)
+        top = profile.top(k).rename(columns={"share": "value", "share_low": "low", "share_high": "high"})
+        samples = [profile.shares.loc[operator].to_numpy() for operator in top["operator"]]
+        frames.append(top.assign(form=subject.label, samples=samples))
+    fields = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
+    return pd.concat(frames, ignore_index=True).assign(**fields)
 
 
 def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
@@ -107,12 +106,12 @@ def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
     for subject in subjects:
         with ProfilingContext(subject.model):
             parts = get_memory_breakdown(subject.model, subject.batch)
-        on_cpu = all(tensor.device.type == "cpu" for tensor in subject.model.parameters())
-        how = ("counted", "count", "exact") if on_cpu else ("measured", "single", "none")
-        fields = dict(zip(("origin", "statistic", "interval"), how, strict=True))
+        how = {"origin": "counted", "statistic": "count", "interval": "exact"}
+        if any(parameter.device.type != "cpu" for parameter in subject.model.parameters()):
+            how = {"origin": "measured", "statistic": "single", "interval": "none"}
         for part, size in parts.items():
-            key = {"part": part.replace("_", " "), "form": subject.label}
-            rows.append({**key, "value": float(size), "n": 1, "unit": "MiB", "better": "lower", **fields})
+            row = {"part": part.replace("_", " "), "form": subject.label, "value": float(size), "n": 1}
+            rows.append({**row, "unit": "MiB", "better": "lower", **how})
     return pd.DataFrame(rows)
 
 
@@ -142,12 +141,10 @@ def _over(bound: float, end: float | None) -> float | None:
     return None if end is None or np.isnan(end) else bound / end
 
 
-Plan = Mapping[tuple[str, str], tuple[Sequence[Any], Build]]
+Plan = dict[tuple[str, str], tuple[Sequence[Any], Build]]  # (workload, parameter) -> values, builder
 
 
-def growth_plan(
-    label: str, build: Callable[..., Any], varied: Mapping[str, Sequence[Any]], *, nodes: int
-) -> dict[tuple[str, str], tuple[Sequence[Any], Build]]:
+def growth_plan(label: str, build: Callable[..., Any], varied: Mapping[str, Sequence[Any]], *, nodes: int) -> Plan:
     """A plan for `sweeps`: one parameter of `varied` at a time, the others as they are.
 
     `build(graph, **options)` makes a workload on a random graph, of so many `nodes` and five edges for each unless
@@ -165,7 +162,7 @@ def growth_plan(
 
 
 def sweeps(plan: Plan, **options: Any) -> dict[tuple[str, str], ScalingResult]:
-    """Run every sweep of a plan: (workload, parameter) -> (values, builder). Options are those of `scaling.sweep`."""
+    """Run every sweep of a plan. Options are those of `scaling.sweep`."""
     results = {}
     with progress("sweeps", len(plan)) as step:
         for (workload, parameter), (values, build) in plan.items():

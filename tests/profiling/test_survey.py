@@ -49,13 +49,6 @@ def test_times_have_a_row_for_each_phase_of_each_workload_with_all_samples(timed
     assert all(len(samples) >= 6 for samples in timed["samples"])
 
 
-def test_a_model_with_attention_is_timed_without_the_fused_kernel_too():
-    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    rows = survey.times([Small("attention", attention, torch.randn(2, 5, 8))], budget_s=0.02)
-    assert survey.UNFUSED in list(rows["phase"])
-    assert torch.backends.mha.get_fastpath_enabled()
-
-
 def test_operators_have_a_share_for_each_run_and_traces_are_written(subjects, tmp_path):
     rows = survey.operators(subjects, k=2, runs=3)
     assert (rows["low"] <= rows["value"]).all() and (rows["value"] <= rows["high"]).all()
@@ -77,6 +70,7 @@ def test_what_is_counted_is_what_is_timed():
     """Inside torch's fused attention nothing can be counted, so the limit stands beside the time without it."""
     subject = Small("attention", nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8))
     rows = valued(survey.times([subject], budget_s=0.02))
+    assert survey.UNFUSED in list(rows["phase"]) and torch.backends.mha.get_fastpath_enabled()
     rows.loc[rows["phase"] == "forward", ["value", "low", "high"]] = 1e9
     found = survey.against_the_roof([subject], rows, CEILINGS).iloc[0]
     assert found["phase"] == survey.UNFUSED and found["bound_ms"] / found["value"] < 1e6
@@ -124,17 +118,13 @@ def test_a_growth_plan_varies_one_parameter_of_the_graph_or_the_model():
     ]
 
 
-def test_an_exponent_has_its_interval_and_a_prediction_the_origin_predicted():
+def test_an_exponent_has_its_interval_or_a_reason_and_a_prediction_the_origin_predicted():
     n = np.array([100, 200, 400, 800, 1600])
     done = swept("nodes", n, 0.1 + n**1.5 / 1000) | swept("kind", ["a", "b"], [1.0, 2.0])
     (exponent,) = survey.exponents(done).to_dict("records")
     assert exponent["value"] == pytest.approx(1.5, abs=0.02) and exponent["n"] == 4
     (held,) = survey.held_out(done).to_dict("records")
     assert (held["at"], held["origin"], held["interval"]) == (1600, "predicted", "95 % prediction") and held["inside"]
-
-
-def test_an_exponent_that_the_sizes_do_not_tell_has_a_reason_and_no_value():
-    n = np.array([100, 200, 400, 800, 1600])
     (row,) = survey.exponents(swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))).to_dict("records")
     assert row["status"] == "unavailable" and "too few or too noisy" in row["reason"] and "value" not in row
 
@@ -145,23 +135,16 @@ def test_memory_on_a_cpu_is_counted(subjects):
     assert set(held["origin"]) == {"counted"} and set(held["interval"]) == {"exact"}
 
 
-def test_an_encoding_is_timed_on_each_graph_with_all_samples():
+def test_an_encoding_is_timed_on_each_graph_once_if_it_takes_longer_than_the_budget():
     graphs = {"small": Data(num_nodes=1), "large": Data(num_nodes=2)}
     frame = survey.encodings(graphs, {"lap": lambda data: data, "rwse": lambda data: data}, budget_s=0.01)
     assert [*zip(frame["graph"], frame["form"], strict=True)] == [*itertools.product(graphs, ("lap", "rwse"))]
     assert all(len(samples) >= 6 for samples in frame["samples"]) and set(frame["unit"]) == {"ms"}
-
-
-def test_an_encoding_that_takes_longer_than_the_budget_is_timed_once():
     calls = []
     frame = survey.encodings({"large": Data(num_nodes=1)}, {"slow": calls.append}, budget_s=1e-9)
     assert len(frame["samples"][0]) == 1 and len(calls) == 2
 
 
-def test_findings_have_their_columns_even_where_nothing_is_found():
-    found = survey.findings([Small("fine", nn.Linear(4, 2), torch.randn(8, 4))])
-    assert list(found.columns) == ["workload", "kind", "where", "sentence"]
-
-
-def test_plain_layers_are_deterministic(subjects):
-    assert survey.deterministic_share(subjects, runs=3) == 1
+def test_findings_have_their_columns_also_where_there_are_none_and_plain_layers_are_deterministic(subjects):
+    assert list(survey.findings(subjects).columns) == ["workload", "kind", "where", "sentence"]
+    assert survey.findings(subjects).empty and survey.deterministic_share(subjects, runs=3) == 1
