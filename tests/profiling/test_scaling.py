@@ -111,32 +111,24 @@ def test_an_experiment_runs_every_sweep_with_real_models(capsys):
     assert experiment.results["nodes"].parameter_values == (20, 40)
 
 
-def test_a_model_is_left_in_the_mode_that_it_was_in():
-    model = Tiny().train()
-    sweep("graphs", ["a"], lambda _: (model, generate_scaling_graphs([10])[0]), budget_s=0.01)
-    assert model.training
-
-
 def test_encodings_of_one_name_and_several_sizes_are_all_run_and_told_apart():
     configs = [{"name": "lap", "dim": 4}, {"name": "lap", "dim": 8}, {"name": "none"}]
     result = scaling.run_pe_scaling(Tiny, configs, num_nodes=30, budget_s=0.01)
     assert result.parameter_values == ("lap 4", "lap 8", "none 0") and len(result.runtime_stats) == 3
     with pytest.raises(GnnlabError, match=r"scaling over encoding.*rwse 4.*each once"):
         scaling.run_pe_scaling(Tiny, [{"name": "rwse", "dim": 4}] * 2)
-
-
-def test_an_unknown_encoding_is_refused():
     with pytest.raises(GnnlabError, match=r"\['fourier'\]: known are"):
         scaling.run_pe_scaling(Tiny, [{"name": "fourier", "dim": 4}])
 
 
-def test_no_size_is_begun_when_the_time_is_over_and_what_was_left_out_is_named():
-    left = iter([True, True, True, False])
-    model = nn.Linear(2, 2)
-    found = sweep(
-        "nodes", [1, 2, 3, 4, 5, 6], lambda n: (model, torch.rand(n, 2)), budget_s=0.01, in_time=lambda: next(left)
-    )
-    assert found.parameter_values == (1, 2, 3, 4) and found.fit is not None and found.prediction is None
-    assert found.notes == ("left out, the time was over: 5, 6",)
-    found = sweep("nodes", [1, 2], lambda n: (model, torch.rand(n, 2)), budget_s=0.01, in_time=lambda: False)
-    assert found.parameter_values == (1,) and found.notes[0] == "left out, the time was over: 2"
+@pytest.mark.parametrize(
+    ("values", "in_time", "done", "left"),
+    [([1, 2, 3, 4, 5, 6], [True, True, True, False], (1, 2, 3, 4), "5, 6"), ([1, 2], [False], (1,), "2")],
+)
+def test_no_size_is_begun_when_the_time_is_over_and_what_was_left_out_is_named(values, in_time, done, left):
+    model, answers = nn.Linear(2, 2).train(), iter(in_time)
+    build = lambda n: (model, torch.rand(n, 2))  # noqa: E731
+    found = sweep("nodes", values, build, budget_s=0.01, in_time=lambda: next(answers))
+    assert found.parameter_values == done and found.prediction is None and (found.fit is not None) is (len(done) > 3)
+    assert found.notes[0] == f"left out, the time was over: {left}"
+    assert model.training  # as it was
