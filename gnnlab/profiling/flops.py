@@ -125,19 +125,15 @@ def estimate_model_flops(
     return FLOPsEstimate(sum(breakdown.values()), breakdown)
 
 
-_ATTRIBUTES = {  # size -> attribute of a model that holds it
-    **{name: name for name in ("hidden_dim", "num_layers", "num_heads", "ffn_dim", "mpnn_type")},
-    "input_dim": "in_features",
-    "output_dim": "out_features",
-}
-_OPTIONAL = {"input_dim", "output_dim"}  # S1's where they are not given: hidden_dim in, 1 out
+_NEEDED = ("hidden_dim", "num_layers", "num_heads", "ffn_dim", "mpnn_type")
+_ATTRIBUTES = {name: name for name in _NEEDED} | {"input_dim": "in_features", "output_dim": "out_features"}
 
 
 class FLOPsEstimator:
     """The formulas for a model: sizes given by keyword, else its attributes.
 
     The attributes are `hidden_dim`, `num_layers`, `num_heads`, `ffn_dim` and `mpnn_type`, and for the width in and out
-    `in_features` and `out_features`.
+    `in_features` and `out_features` (S1's where the model lacks them: hidden_dim in, 1 out).
 
         FLOPsEstimator(model).estimate(num_nodes=500, num_edges=2500)
         FLOPsEstimator(model, ffn_dim=512).estimate(500, 2500)      # the model has no attribute ffn_dim
@@ -155,7 +151,7 @@ class FLOPsEstimator:
 
     def estimate(self, num_nodes: int, num_edges: int, sparse_ratio: float = 1.0) -> FLOPsEstimate:
         """FLOPs of one forward pass of this model on a graph of that size."""
-        if missing := [name for name in _ATTRIBUTES if name not in self.sizes and name not in _OPTIONAL]:
+        if missing := [name for name in _NEEDED if name not in self.sizes]:
             given = ", ".join(f"{name}=..." for name in missing)
             raise GnnlabError(
                 f"{type(self.model).__name__} has no attribute {', '.join(missing)}: give FLOPsEstimator(model, "

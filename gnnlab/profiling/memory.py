@@ -79,8 +79,16 @@ def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None,
     Raises:
         GnnlabError: the device is not there, or is neither a CPU nor CUDA.
     """
-    where = device_of(fn, args, kwargs) if device is None else device
-    return _stats(lambda: fn(*args, **kwargs), cpu_or_cuda(where, "memory"), fn, args, kwargs)
+    global _peak_on_cpu
+    where = cpu_or_cuda(device_of(fn, args, kwargs) if device is None else device, "memory")
+    cuda = where.type == "cuda"
+    before = torch.cuda.memory_allocated(where) if cuda else sum(storages(fn, args, kwargs).values())
+    held = hold(lambda: fn(*args, **kwargs), where)
+    peak, end = before + held.peak, before + held.at_end
+    if not cuda:
+        _peak_on_cpu = max(_peak_on_cpu, peak)
+    reserved = torch.cuda.memory_reserved(where) if cuda else end
+    return MemoryStats(peak / MIB, end / MIB, reserved / MIB, str(where), held.peak / MIB)
 
 
 class MemoryProfiler:
@@ -96,7 +104,7 @@ class MemoryProfiler:
     @torch.no_grad()
     def profile_forward(self, batch: Any) -> MemoryStats:
         """One forward pass without gradients, in the mode that the model is in."""
-        return _stats(lambda: call(self.model, batch), self.device, self.model, batch)
+        return profile_memory_usage(call, self.model, batch, device=self.device)
 
 
 def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> dict[str, float]:
@@ -153,17 +161,6 @@ def estimate_pe_storage(
     }
 
 
-def _stats(fn: Callable[[], Any], device: torch.device, *held: Any) -> MemoryStats:
-    global _peak_on_cpu
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else sum(storages(*held).values())
-    held_by_call = hold(fn, device)
-    peak, end = before + held_by_call.peak, before + held_by_call.at_end
-    reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else end
-    if device.type == "cpu":
-        _peak_on_cpu = max(_peak_on_cpu, peak)
-    return MemoryStats(peak / MIB, end / MIB, reserved / MIB, str(device), held_by_call.peak / MIB)
-
-
 @dataclass(frozen=True)
 class HeldBytes:
     """Bytes above what was alive before the call: at the peak, and at its end, its result still alive."""
@@ -210,11 +207,9 @@ def quiet_profiler() -> None:
 def storages(*things: Any) -> dict[int, int]:
     """Bytes of each storage behind the tensors of models and batches, every storage once, by its identity."""
     sizes = {}
-    for thing in things:
-        tensors = (*thing.parameters(), *thing.buffers()) if isinstance(thing, nn.Module) else tensors_in(thing)
-        for tensor in tensors:
-            for part in () if isinstance(tensor, UninitializedTensorMixin) else parts_of(tensor):
-                sizes[part.untyped_storage()._cdata] = part.untyped_storage().nbytes()
+    for tensor in tensors_in(things):
+        for part in () if isinstance(tensor, UninitializedTensorMixin) else parts_of(tensor):
+            sizes[part.untyped_storage()._cdata] = part.untyped_storage().nbytes()
     return sizes
 
 

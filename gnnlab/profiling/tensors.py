@@ -14,9 +14,11 @@ from gnnlab.errors import GnnlabError
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples, mappings, dataclasses and PyG `Data` objects."""
+    """Every tensor in nested lists, tuples, mappings, dataclasses, modules (parameters, buffers) and PyG's `Data`."""
     if isinstance(tree, torch.Tensor):
         yield tree
+    elif isinstance(tree, nn.Module):
+        yield from (*tree.parameters(), *tree.buffers())
     elif isinstance(tree, Mapping):
         for value in tree.values():
             yield from tensors_in(value)
@@ -52,12 +54,9 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 
 def device_of(*things: Any) -> torch.device:
-    """The device of the first parameter, buffer or tensor found in models and batches; the CPU if there is none."""
-    for thing in things:
-        held = [*thing.parameters(), *thing.buffers()] if isinstance(thing, nn.Module) else tensors_in(thing)
-        for tensor in held:
-            return tensor.device
-    return torch.device("cpu")
+    """The device of the first parameter, buffer or tensor in models and batches; the CPU if there is none."""
+    first = next(tensors_in(things), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def cpu_or_cuda(device: Any, what: str) -> torch.device:
