@@ -58,20 +58,17 @@ def everything(model):
     )
 
 
-def disturb(model, graph):
-    call(model, graph)
-    random.random(), np.random.rand(), torch.rand(1)
-
-
 @pytest.mark.parametrize("eval_mode", [True, False])
 @pytest.mark.parametrize("fails", [False, True])
 def test_everything_is_as_before_after_the_context(graph, eval_mode, fails):
     model = Drops()
     model.inner.eval()  # mixed flags: one part in eval, the rest in training
     before = everything(model)
+    context = ProfilingContext(model, eval_mode=eval_mode)
     try:
-        with ProfilingContext(model, eval_mode=eval_mode):
-            disturb(model, graph)
+        with context, context:  # it can be nested
+            call(model, graph)
+            random.random(), np.random.rand(), torch.rand(1)
             if fails:
                 raise RuntimeError("in the middle")
     except RuntimeError:
@@ -84,15 +81,6 @@ def test_one_that_is_never_left_is_not_undone_by_the_garbage_collector():
     ProfilingContext(model).__enter__()
     gc.collect()
     assert model.inner[1].p == 0 and not model.training
-
-
-def test_it_can_be_nested(graph):
-    model = Drops()
-    context = ProfilingContext(model)
-    before = everything(model)
-    with context, context:
-        disturb(model, graph)
-    assert everything(model) == before
 
 
 @pytest.mark.parametrize("eval_mode", [True, False])
@@ -151,14 +139,19 @@ def test_a_training_step_inside_unchanged_never_happened(fails):
     assert optimizer.state_dict()["state"] == {}
 
 
-def test_call_follows_the_batch_convention():
-    def model(a, b=0):
-        return a, b
+DATA = Data(x=torch.ones(1, 1))
 
-    data = Data(x=torch.ones(1, 1))
-    assert call(model, (1, 2)) == (1, 2)
-    assert call(model, [1]) == (1, 0)
-    assert call(model, {"b": 1, "a": 2}) == (2, 1)
-    assert call(model, OrderedDict(a=3)) == (3, 0)
-    assert call(model, data) == (data, 0)
-    assert call(model, 5) == (5, 0)
+
+@pytest.mark.parametrize(
+    ("batch", "arguments"),
+    [
+        ((1, 2), (1, 2)),
+        ([1], (1, 0)),
+        ({"b": 1, "a": 2}, (2, 1)),
+        (OrderedDict(a=3), (3, 0)),
+        (DATA, (DATA, 0)),
+        (5, (5, 0)),
+    ],
+)
+def test_call_follows_the_batch_convention(batch, arguments):
+    assert call(lambda a, b=0: (a, b), batch) == arguments
