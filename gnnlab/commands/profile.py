@@ -167,7 +167,7 @@ def _remarks(workload: Workload) -> list[str]:
 
 # ---- the sections ----------------------------------------------------------------------------------------------------
 
-Section = tuple[dict[str, Any], "pd.DataFrame | str"]  # for JSON; to be printed
+Section = tuple[dict[str, Any], "pd.DataFrame | pd.Series | str"]  # for JSON; to be printed
 
 
 def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -214,11 +214,12 @@ def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     return report, _flat(report)
 
 
-def _flat(report: dict[str, Any]) -> pd.DataFrame:
-    """A row for each number of a nested report, named by the way to it."""
+def _flat(report: dict[str, Any]) -> pd.Series:
+    """The numbers of a nested report, each named by the way to it."""
     import pandas as pd
 
-    return pd.json_normalize(report, sep=", ").T.set_axis([""], axis=1)
+    flat = pd.json_normalize(report, sep=", ").iloc[0]
+    return flat[[not isinstance(value, str) for value in flat]]
 
 
 def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Section:
