@@ -132,8 +132,9 @@ def set_seed(seed: int) -> None:
 
 @contextmanager
 def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
-    """Whatever happens inside, parameters, buffers, gradients and the optimizer's state are as before afterwards."""
-    tensors = [*model.parameters(), *model.buffers()]
+    """Whatever happens inside, parameters, buffers, gradients and the optimizer's state are as before afterwards; those
+    of lazy layers get their shape inside, and keep it."""
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if not isinstance(t, UninitializedTensorMixin)]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     gradient_values = [None if gradient is None else gradient.clone() for _, gradient in gradients]

@@ -37,6 +37,7 @@ PLANTED = {  # model, batch, what is found: kind and place
     "attention of PyG": (GATConv(8, 4, heads=2), (X, EDGES), []),
     "a sum over neighbours": (GCNConv(8, 4), (X, EDGES), []),
     "attention of torch": (nn.TransformerEncoderLayer(8, 2, 16), (X,), []),
+    "a lazy layer": (nn.LazyLinear(4), (X,), []),
     "inputs without effect make the output a constant": (
         module(lambda self, x, edges: self.bias * 2, bias=nn.Parameter(torch.arange(3.0))),
         (X, EDGES),
