@@ -259,16 +259,13 @@ def _matrix(frame: pd.DataFrame, row: str, column: str, values: str, rows: list,
 
 def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, empty: str, **look: Any) -> Any:
     """Coloured fields with words in them, on a ground that shows where there is none; gives what a colour bar takes."""
-    drawn = ax.pcolormesh(np.ma.masked_invalid(shades.to_numpy(dtype=float)), **look)
-    for (line, place), word in np.ndenumerate(words.to_numpy()):
-        if pd.notna(shades.iloc[line, place]):
-            ax.text(place + 0.5, line + 0.5, word, ha="center", va="center", fontsize=8)
-    ax.set(facecolor=empty, ylim=(len(shades), 0))
-    ax.set_xticks(np.arange(shades.shape[1]) + 0.5, shades.columns)
-    ax.set_yticks(np.arange(len(shades)) + 0.5, [style.wrapped(name) for name in shades.index])
+    import seaborn  # takes a second to load, which notebooks without such figures need not wait for
+
+    seaborn.heatmap(shades, annot=words, fmt="", cbar=False, annot_kws={"fontsize": 8, "color": INK}, ax=ax, **look)
+    ax.set(facecolor=empty, xlabel="", ylabel="")
+    ax.set_yticks(ax.get_yticks(), [style.wrapped(name) for name in shades.index], rotation=0)
     ax.tick_params(length=0, labelsize=8)
-    ax.spines[:].set_visible(False)
-    return drawn
+    return ax.collections[0]
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
