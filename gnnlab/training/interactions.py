@@ -1,7 +1,6 @@
 """The pair terms of a factorization machine: fast forms of them, and which of them is fastest for a number of fields.
 
-    pairs(stack)                    # (B, M, D) -> (B, P), P = M(M-1)/2: fused kernels up to 8 fields, else Gram
-    pairs(drug, gene, allele)       # the same from M tensors (B, D)
+    pairs(drug, gene, allele)       # M tensors (B, D) -> (B, M(M-1)/2): fused kernels up to 8 fields, else Gram
     DeepFM(..., interactions=pairs)
 
 The dot product of each pair of fields, in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ... With
@@ -29,18 +28,16 @@ _BATCH = 64  # the batch that is traced; the kernels take any from 2 on
 
 
 def pairs(*embeddings: Tensor) -> Tensor:
-    """The dot product of each pair of fields: one stack (B, M, D), or M tensors (B, D), to (B, M(M-1)/2).
+    """The dot product of each pair of fields, M tensors (B, D) to (B, M(M-1)/2).
 
     Inside a compiler, which fuses by itself, it is the plain loop up to 8 fields; without a compiler the Gram product.
-    Raises `GnnlabError` for another shape.
+    Raises `GnnlabError` for less than two fields or another shape.
     """
-    first, fields = embeddings[0], len(embeddings) if len(embeddings) > 1 else embeddings[0].shape[1:2].numel()
-    if first.dim() != (3 if len(embeddings) == 1 else 2) or fields < 2 or not first.is_floating_point():
-        raise GnnlabError(
-            "pairs needs floating embeddings, one stack (batch, fields, dim) of two fields or more or a tensor (batch, "
-            f"dim) for each, not {first.dtype} {tuple(first.shape)}"
-        )
-    if torch.compiler.is_compiling() and fields <= MOST_FUSED:
+    first = embeddings[0]
+    if len(embeddings) < 2 or any(e.shape != first.shape or e.dim() != 2 for e in embeddings):
+        shapes = ", ".join(str(tuple(e.shape)) for e in embeddings)
+        raise GnnlabError(f"pairs needs a tensor (batch, dim) for each of two fields or more, got {shapes}")
+    if torch.compiler.is_compiling() and len(embeddings) <= MOST_FUSED:
         return pairwise(*embeddings)
     return fused(*embeddings) if _fits(embeddings) and _compiles(*_kind_of(embeddings)) else symmetric_gram(*embeddings)
 
@@ -54,7 +51,7 @@ def symmetric_gram(*embeddings: Tensor) -> Tensor:
     With S the symmetric (M, M) matrix of the gradients of the pairs, zero on the diagonal, dE = S E: one gather and one
     product. Autograd, which does not know of the symmetry, scatters into zeros and multiplies twice.
     """
-    stack = _stacked(embeddings)
+    stack = torch.stack(embeddings, dim=1)  # (B, M, D)
     if torch.compiler.is_compiling():  # which differentiates by itself, and cannot follow a cache
         first, second = torch.triu_indices(stack.shape[1], stack.shape[1], offset=1, device=stack.device)
         return _product(stack, stack.mT)[:, first, second]
@@ -84,11 +81,6 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return torch.bmm(a, b)
     with torch.autocast(kind, enabled=False):
         return torch.bmm(a, b)
-
-
-def _stacked(embeddings: Sequence[Tensor]) -> Tensor:
-    """(B, M, D)."""
-    return embeddings[0] if len(embeddings) == 1 else torch.stack(list(embeddings), dim=1)
 
 
 @cache
@@ -121,8 +113,7 @@ def fused(*embeddings: Tensor) -> Tensor:
 
 
 def _fits(embeddings: Sequence[Tensor]) -> bool:
-    fields = len(embeddings) if len(embeddings) > 1 else embeddings[0].shape[1]
-    return fields <= MOST_FUSED and embeddings[0].shape[0] > 1 and embeddings[0].shape[-1] > 0
+    return len(embeddings) <= MOST_FUSED and embeddings[0].shape[0] > 1 and embeddings[0].shape[1] > 0
 
 
 class _Fused(torch.autograd.Function):
@@ -141,7 +132,7 @@ class _Fused(torch.autograd.Function):
 def _kind_of(parts: Sequence[Tensor]) -> tuple[Any, ...]:
     """All that kernels are made for: everything but the batch. The compiler writes the number of threads into them."""
     first = parts[0]
-    return len(parts), tuple(first.shape[1:]), first.dtype, first.device, torch.get_num_threads()
+    return len(parts), first.shape[1], first.dtype, first.device, torch.get_num_threads()
 
 
 @cache
@@ -154,11 +145,10 @@ def _compiles(*kind: Any) -> bool:
 
 
 @cache
-def _kernels(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, threads: int):
+def _kernels(fields: int, dim: int, dtype: torch.dtype, device: torch.device, threads: int):
     """(forward(*parts) -> [(B, P)], backward(grad, *parts) -> gradients), once for each kind in a process."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
-        fields = count if count > 1 else shape[0]
-        parts = [torch.zeros(_BATCH, *shape, dtype=dtype, device=device) for _ in range(count)]
+        parts = [torch.zeros(_BATCH, dim, dtype=dtype, device=device) for _ in range(fields)]
         grad = torch.zeros(_BATCH, fields * (fields - 1) // 2, dtype=dtype, device=device)
         return _compiled(pairwise, parts), _compiled(_gradients, [grad, *parts])
 
@@ -188,11 +178,10 @@ class _Traced(nn.Module):
 
 
 def _gradients(grad: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Of each field the sum over the others, gradient of the pair times the other; of a stack as a stack."""
-    fields = parts if len(parts) > 1 else parts[0].unbind(1)
-    number = {pair: k for k, pair in enumerate(itertools.combinations(range(len(fields)), 2))}
+    """Of each field the sum over the others, gradient of the pair times the other."""
+    number = {pair: k for k, pair in enumerate(itertools.combinations(range(len(parts)), 2))}
     gradients = []
-    for i in range(len(fields)):
-        terms = [grad[:, number[min(i, j), max(i, j)], None] * other for j, other in enumerate(fields) if i != j]
+    for i in range(len(parts)):
+        terms = [grad[:, number[min(i, j), max(i, j)], None] * other for j, other in enumerate(parts) if i != j]
         gradients.append(sum(terms[1:], terms[0]))
-    return tuple(gradients) if len(parts) > 1 else (torch.stack(gradients, dim=1),)
+    return tuple(gradients)

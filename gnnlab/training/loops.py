@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,7 +102,7 @@ def race_loops(
     first = order(len(training), 0, 0)[: batch_size + rest].split(batch_size)
     errors, missing = {}, {}
     base = next(iter(loops))
-    with torch.random.fork_rng(devices=[torch.device(device)] if device != "cpu" else []):
+    with _forked_random(device):
         try:
             expected = _first_loss(loops[base], first, device)
         except Exception as error:
@@ -124,6 +125,11 @@ def race_loops(
         rows = _epochs(running | {CONTROL: loops[control]}, training, validation, seeds, epochs, batch_size, device)
     known = _known_scores(training, validation)
     return RacedLoops(dict(loops), control, device, pd.DataFrame(rows), known, errors, missing, first[0])
+
+
+def _forked_random(device: str) -> AbstractContextManager[None]:
+    """Inside, torch draws random numbers as it likes; after it, it goes on from where it was."""
+    return torch.random.fork_rng(devices=[] if device == "cpu" else [torch.device(device)])
 
 
 def emulates_bf16() -> bool:
@@ -210,16 +216,16 @@ class RacedLoops:
         "<control>, equal score" is that loop where its score is seen to be the baseline's.
         """
         wide = self.epochs.pivot(index=["seed", "epoch"], columns="form", values="ms")
-        noise = wide[self.control].to_numpy(), wide[CONTROL].to_numpy()  # as the ledger recomputes it
-        fields = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
-        rows = [self._row(form, {n: wide[n].to_numpy() for n in wide}, fields, noise) for form in self._forms()]
-        equal = {**next(row for row in rows if row["form"] == self.control), "form": f"{self.control}, equal score"}
+        samples = {form: wide[form].to_numpy() for form in wide}
+        floor = estimates.noise_floor(samples[self.control], samples[CONTROL])  # as the ledger recomputes it
+        rows = {form: self._row(form, samples, "ms", floor) for form in self._forms}
+        equal = {**rows[self.control], "form": f"{self.control}, equal score"}
         difference = estimates.summary(self.last(self.control) - self.last(self.baseline), "mean")
         text = f"validation score minus that of {self.baseline}: {difference} over {difference.n} seeds"
         within = difference.low is not None and max(-difference.low, difference.high) <= MARGIN
         reason = self._why_untrained() or (None if within else f"{text}, not within {MARGIN:g}")
         equal |= {"notes": text} if reason is None else {"status": "unavailable", "reason": reason}
-        return pd.DataFrame([*rows, equal])
+        return pd.DataFrame([*rows.values(), equal])
 
     def memory(self) -> pd.DataFrame:
         """MiB that a step over one batch holds at its peak above model and optimizer, over the baseline.
@@ -229,18 +235,19 @@ class RacedLoops:
         """
         on_cpu = self.device == "cpu"
         held = {}
-        with torch.random.fork_rng(devices=[] if on_cpu else [torch.device(self.device)]):
-            for form in (form for form in self._forms() if form not in self.missing):
+        with _forked_random(self.device):
+            for form in (form for form in self._forms if form not in self.missing):
                 loop = self._loop(form)
                 started = loop.start(0, self.device)
                 loop.epoch(*started, [self.batch])  # what is made once: state of the optimizer
                 steps = range(1 if on_cpu else MEMORY_STEPS)
                 used = [profile_memory_usage(loop.epoch, *started, [self.batch], device=self.device) for _ in steps]
                 held[form] = np.array([stats.rise_mb for stats in used])
-        fields = {"unit": "MiB", "better": "lower", "origin": "measured", "statistic": "median", "notes": STEP}
-        if on_cpu:
-            fields |= {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1}
-        return pd.DataFrame([self._row(form, held, fields) for form in self._forms()])
+        rows = [{**self._row(form, held, "MiB"), "notes": STEP} for form in self._forms]
+        counted = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1}
+        for row in (row for row in rows if on_cpu):
+            row |= counted | ({"value": float(row.pop("samples")[0])} if "samples" in row else {})
+        return pd.DataFrame(rows)
 
     def scores(self) -> pd.DataFrame:
         """The validation score of each loop after each epoch, mean over the seeds, and the known ones; key: epoch."""
@@ -305,30 +312,26 @@ class RacedLoops:
             return None
         return f"{self.trained()}; {constant + gain:.3f} is needed: more epochs or smaller batches train further"
 
+    @property
     def _forms(self) -> list[str]:
         return [*self.loops, CONTROL]
 
     def _loop(self, form: str) -> Loop:
         return self.loops[self.control if form == CONTROL else form]
 
-    def _row(
-        self,
-        form: str,
-        samples: Mapping[str, np.ndarray],
-        fields: Mapping[str, Any],
-        noise: tuple[np.ndarray, np.ndarray] | None = None,
-    ) -> dict[str, Any]:
-        row = {"form": form, "status": "ok", "precision": self._loop(form).precision, **fields}
+    def _row(self, form: str, samples: Mapping[str, np.ndarray], unit: str, noise: float = 1.0) -> dict[str, Any]:
+        """A loop's samples and their ratio over the baseline's, whose interval is wider by the factor `noise`."""
+        row = {"form": form, "status": "ok", "precision": self._loop(form).precision, "unit": unit}
+        row |= {"better": "lower", "origin": "measured", "statistic": "median"}
         if form in self.missing:
             return row | dict(zip(("status", "reason"), self.missing[form], strict=True))
-        row |= {"value": float(samples[form][0])} if "interval" in fields else {"samples": samples[form]}
+        row["samples"] = samples[form]
         if form == self.baseline:
             return row
         base = self.control if form == CONTROL else self.baseline
         ratio = estimates.ratio(samples[base], samples[form])
-        if noise is not None and form != CONTROL and ratio.low is not None:
-            floor = estimates.noise_floor(*noise)
-            ratio = replace(ratio, low=ratio.low / floor, high=ratio.high * floor)
+        if form != CONTROL and ratio.low is not None:
+            ratio = replace(ratio, low=ratio.low / noise, high=ratio.high * noise)
         fields = {"baseline": base, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
         return row | fields | {"parity_error": self.errors.get(form)}
 

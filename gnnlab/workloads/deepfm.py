@@ -17,10 +17,10 @@ from gnnlab.workloads.tables import Target
 
 
 def pairwise(*embeddings: Tensor) -> Tensor:
-    """Dot products of all pairs of fields, one after the other: one stack (B, M, D), or M tensors (B, D), to
-    (B, M(M-1)/2), in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ..."""
-    parts = embeddings if len(embeddings) > 1 else embeddings[0].unbind(1)
-    return torch.cat([torch.sum(a * b, dim=-1, keepdim=True) for a, b in itertools.combinations(parts, 2)], dim=-1)
+    """Dot products of all pairs of M fields (B, D), one after the other, (B, M(M-1)/2), in the order of
+    `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ..."""
+    pairs = itertools.combinations(embeddings, 2)
+    return torch.cat([torch.sum(a * b, dim=-1, keepdim=True) for a, b in pairs], dim=-1)
 
 
 class DeepFM(nn.Module):
@@ -46,7 +46,7 @@ class DeepFM(nn.Module):
         embedding_dim: int = 64,
         hidden: int = 256,
         dropout: float = 0.1,
-        interactions: Callable[[Tensor], Tensor] = pairwise,
+        interactions: Callable[..., Tensor] = pairwise,
     ):
         super().__init__()
         self.cardinalities, self.targets = tuple(cardinalities), tuple(targets)
@@ -69,13 +69,9 @@ class DeepFM(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(joined, target.size) for target in self.targets)
         self.log_variances = nn.Parameter(torch.zeros(len(self.targets)))
 
-    def embed(self, fields: Tensor) -> Tensor:
-        """(B, M) int64 -> (B, M, D)."""
-        return torch.stack([table(fields[:, m]) for m, table in enumerate(self.embeddings)], dim=1)
-
     def forward(self, fields: Tensor) -> dict[str, Tensor]:
         if fields.dim() != 2 or fields.shape[1] != len(self.cardinalities):
             raise GnnlabError(f"deepfm: fields must be (B, {len(self.cardinalities)}), got {tuple(fields.shape)}")
-        embedded = self.embed(fields)  # (B, M, D)
-        joined = torch.cat([self.deep(embedded.flatten(1)), self.interactions(embedded)], dim=1)
+        embedded = [table(fields[:, m]) for m, table in enumerate(self.embeddings)]  # M of (B, D)
+        joined = torch.cat([self.deep(torch.cat(embedded, dim=1)), self.interactions(*embedded)], dim=1)
         return {target.name: head(joined) for target, head in zip(self.targets, self.heads, strict=True)}

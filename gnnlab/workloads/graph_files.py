@@ -19,6 +19,7 @@ from scipy.sparse import csr_array
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.utils import from_scipy_sparse_matrix
 
 from gnnlab.errors import GnnlabError, shown
 
@@ -45,24 +46,19 @@ def read_edge_list(path: Path) -> Data:
         raise GnnlabError(f"the header {shown(','.join(rows.iloc[0]))} is not understood")
     else:
         rows = rows.set_axis(COLUMNS[: rows.shape[1]], axis=1)
-    if "target" not in rows or not rows.columns.is_unique or rows.empty:
+    if rows.empty or not rows.columns.is_unique:
         raise GnnlabError(f"{len(rows)} edges of the columns {shown(','.join(rows))}")
-    names = pd.concat([rows["source"], rows["target"]])
-    if (names.isna() | (names == "") | names.str.fullmatch("-[0-9]+")).any():
+    names = pd.concat([rows["source"], rows["target"]]).fillna("")
+    if names.str.fullmatch("|-[0-9]+").any():
         raise GnnlabError("the name of a node is empty or a negative number")
     numbered = bool(names.str.fullmatch(r"[0-9]{1,18}").all())
     codes, nodes = pd.factorize(names.astype("int64") if numbered else names, sort=numbered)
     data = Data(edge_index=torch.from_numpy(codes.astype(np.int64).reshape(2, -1)), num_nodes=len(nodes))
-    if "weight" in rows:
-        data.edge_weight = _numbers(rows[["weight"]]).view(-1)
-    if features := [name for name in rows if name not in COLUMNS]:
-        data.edge_attr = _numbers(rows[features])
+    features = [name for name in rows if name not in COLUMNS]
+    for field, columns in (("edge_weight", rows.filter(["weight"])), ("edge_attr", rows[features])):
+        if not columns.empty:
+            data[field] = torch.tensor(columns.apply(pd.to_numeric).to_numpy(dtype=np.float64))
     return data
-
-
-def _numbers(columns: pd.DataFrame) -> torch.Tensor:
-    """(rows, columns) float64."""
-    return torch.tensor(columns.apply(pd.to_numeric).to_numpy(dtype=np.float64))
 
 
 def read_graphml(path: Path) -> Data:
@@ -73,21 +69,19 @@ def read_graphml(path: Path) -> Data:
     """
     import networkx  # a quarter of a second, and only needed here
 
-    graph = networkx.read_graphml(path)
+    graph = networkx.read_graphml(path).to_directed()
     number = {name: place for place, name in enumerate(graph)}
-    edges = [(number[a], number[b], weight) for a, b, weight in graph.edges(data="weight")]
-    if not graph.is_directed():
-        edges += [(b, a, weight) for a, b, weight in edges if a != b]
-    ends = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64).view(-1, 2)
-    data = Data(edge_index=ends.t(), num_nodes=len(graph))
-    if any(weight is not None for *_, weight in edges):
-        data.edge_weight = torch.tensor([weight for *_, weight in edges])
+    edges = [(number[source], number[target]) for source, target in graph.edges()]
+    data = Data(edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=len(graph))
+    weights = [weight for *_, weight in graph.edges(data="weight")]
+    if any(weight is not None for weight in weights):
+        data.edge_weight = torch.tensor(weights)
     nodes = pd.DataFrame([attributes for _, attributes in graph.nodes(data=True)]).select_dtypes(["number", "bool"])
     if nodes.isna().any(axis=None):
         raise GnnlabError("some nodes lack a number that others have, or it is nan")
     label = next((name for name in ("y", "label") if name in nodes), None)
     if label:
-        data.y = _labels(nodes.pop(label).to_numpy())
+        data.y = torch.from_numpy(_labels(nodes.pop(label).to_numpy()))
     if not nodes.empty:
         data.x = torch.tensor(nodes[sorted(nodes)].to_numpy(dtype=np.float64))
     return data
@@ -102,22 +96,16 @@ def read_npz(path: Path) -> Data:
     """
     with np.load(path, allow_pickle=False) as archive:
         adjacency = _csr(archive, "adj")
-        features = _csr(archive, "attr") if "attr_data" in archive else None
+        features = _csr(archive, "attr").toarray() if "attr_data" in archive else None
         labels, edge_attr = archive.get("labels"), archive.get("edge_attr")
     nodes, columns = adjacency.shape
     if nodes != columns or (labels is not None and len(labels) != nodes):
         raise GnnlabError(f"adjacency of {nodes} x {columns}, labels of shape {np.shape(labels)}")
-    source = np.repeat(np.arange(nodes), np.diff(adjacency.indptr))
-    data = Data(edge_index=torch.from_numpy(np.stack([source, adjacency.indices])), num_nodes=nodes)
-    if (adjacency.data != 1).any():
-        data.edge_weight = torch.from_numpy(adjacency.data)
-    if edge_attr is not None:
-        data.edge_attr = torch.from_numpy(edge_attr)
-    if features is not None:
-        data.x = torch.from_numpy(features.toarray())
-    if labels is not None:
-        data.y = _labels(labels)
-    return data
+    edge_index, weight = from_scipy_sparse_matrix(adjacency)
+    fields = {"edge_weight": weight.numpy() if (weight != 1).any() else None, "edge_attr": edge_attr, "x": features}
+    fields["y"] = labels if labels is None else _labels(labels)
+    given = {name: torch.from_numpy(array) for name, array in fields.items() if array is not None}
+    return Data(edge_index=edge_index, num_nodes=nodes, **given)
 
 
 def read_pt(path: Path) -> Data:
@@ -141,8 +129,8 @@ def _csr(archive: np.lib.npyio.NpzFile, name: str) -> csr_array:
     return matrix
 
 
-def _labels(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
+def _labels(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
 
 READERS: dict[str, tuple[Callable[[Path], Data], str]] = {

@@ -31,12 +31,12 @@ from gnnlab.workloads.tables import read_file
 
 CACHE = Path("data")  # where PyG keeps what it downloads, beside the work of the reader
 NEIGHBOURS = 10
-# of PyG's data sets: class by family, and the names that are understood without it; `pyg:` takes any class
-FAMILIES = {"planetoid": "Planetoid", "lrgb": "LRGBDataset", "pyg": ""}
-NAMES = {
-    "planetoid": ("Cora", "CiteSeer", "PubMed"),
-    "lrgb": ("PascalVOC-SP", "COCO-SP", "PCQM-Contact", "Peptides-func", "Peptides-struct"),
+# of PyG's data sets: the class of a family and the names that are understood without it; `pyg:` takes any class
+FAMILIES = {
+    "planetoid": ("Planetoid", ("Cora", "CiteSeer", "PubMed")),
+    "lrgb": ("LRGBDataset", ("PascalVOC-SP", "COCO-SP", "PCQM-Contact", "Peptides-func", "Peptides-struct")),
 }
+SETS = {name.lower(): f"{family}:{name}" for family, (_, names) in FAMILIES.items() for name in names}
 
 
 def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
@@ -51,24 +51,20 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
         data = checked(spec, "graph")
         data.name = str(data.get("name") or "graph")
         return data
-    name = _full_name(str(spec)) or str(spec)
-    family, colon, rest = name.partition(":")
+    name = _full_name(str(spec))
     if name in BUNDLED:
         data = copy.deepcopy(BUNDLED[name]())
-    elif colon and family == "random":
-        data = random_graphs.generate(rest)
-    elif colon and family in FAMILIES:
+    elif name.startswith("random:"):
+        data = random_graphs.generate(name.removeprefix("random:"))
+    elif name.startswith(("pyg:", *(f"{known}:" for known in FAMILIES))):
         data = _from_pyg(name, cache)
     elif Path(name).suffix.lower() in graph_files.READERS and name.isprintable():
         data = read_file(Path(name), graph_files.READERS)
         name = Path(name).stem
     else:
-        families = [f"{family}:" for family in ("random", *FAMILIES)]
-        sets = [known for names in NAMES.values() for known in names]
-        allowed = f"{', '.join([*BUNDLED, *families])} or a path to {', '.join(graph_files.READERS)}"
-        raise GnnlabError(
-            f"{shown(spec)} is no graph{meant(spec, [*BUNDLED, *families, *sets])}: {allowed} are understood"
-        )
+        known = [*BUNDLED, "random:", *(f"{family}:" for family in FAMILIES), "pyg:"]
+        allowed = f"{', '.join(known)} or a path to {', '.join(graph_files.READERS)}"
+        raise GnnlabError(f"{shown(spec)} is no graph{meant(spec, [*known, *SETS])}: {allowed} are understood")
     data = checked(data, str(spec))
     data.name = name
     return data
@@ -77,11 +73,12 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
 # ---- PyG's data sets -------------------------------------------------------------------------------------------------
 
 
-def _full_name(spec: str) -> str | None:
-    """`lrgb:Peptides-func[7]` of `peptides_func[7]`, a data set that is named alone; None for another text."""
-    name, bracket, index = spec.partition("[")
-    known = ((family, as_pyg) for family in NAMES if (as_pyg := _known(family, name)))
-    return next((f"{family}:{as_pyg}{bracket}{index}" for family, as_pyg in known), None)
+def _full_name(spec: str) -> str:
+    """`lrgb:Peptides-func[7]` of `peptides_func[7]` or `lrgb:peptides-FUNC[7]`; any other text as it is."""
+    family, _, rest = spec.rpartition(":")
+    name, bracket, index = rest.partition("[")
+    full = SETS.get(name.lower().replace("_", "-"), "")
+    return f"{full}{bracket}{index}" if full and family in ("", full.partition(":")[0]) else spec
 
 
 def _from_pyg(spec: str, folder: Path) -> Data:
@@ -92,11 +89,12 @@ def _from_pyg(spec: str, folder: Path) -> Data:
     """
     family, _, rest = spec.partition(":")
     rest, _, index = rest.removesuffix("]").partition("[")
-    class_name, _, name = rest.partition(":") if family == "pyg" else (FAMILIES[family], ":", rest)
+    class_name, names = FAMILIES.get(family, (rest.partition(":")[0], ()))
+    name = rest if names else rest.partition(":")[2]
     if class_name not in datasets.__all__:
         raise GnnlabError(f"PyG has no data set {shown(class_name)}{meant(class_name, datasets.__all__)}")
-    if family in NAMES and not (name := _known(family, rest)):
-        raise GnnlabError(f"{class_name} has no data set {shown(rest)}; it has {', '.join(NAMES[family])}")
+    if names and name not in names:
+        raise GnnlabError(f"{class_name} has no data set {shown(name)}; it has {', '.join(names)}")
     root = folder / (f"{class_name}-{name}" if name else class_name)
     try:
         kind = getattr(datasets, class_name)
@@ -107,12 +105,6 @@ def _from_pyg(spec: str, folder: Path) -> Data:
             f"PyG gives no {shown(spec)}: {one_line(error)}; {family}:NAME or {family}:NAME[7] is understood, the "
             f"first use needs a network; if an earlier download broke off, delete {root}"
         ) from error
-
-
-def _known(family: str, name: str) -> str | None:
-    """The name of a data set as PyG writes it; None where the family has none of that name."""
-    plain = {known.lower(): known for known in NAMES[family]}
-    return plain.get(name.lower().replace("_", "-"))
 
 
 # ---- made here ------------------------------------------------------------------------------------------------------
@@ -168,10 +160,8 @@ def checked(data: Data, source: str) -> Data:
     Raises `GnnlabError` in one line that begins with `source`.
     """
     if not isinstance(data, Data):
-        kind = type(data).__name__
-        raise GnnlabError(
-            f"{source}: a name, a path or a torch_geometric Data with one kind of node is needed, got {kind}"
-        )
+        needed = "a name, a path or a torch_geometric Data with one kind of node is needed"
+        raise GnnlabError(f"{source}: {needed}, got {type(data).__name__}")
     data = copy.copy(data)
     try:
         with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges, as is meant

@@ -29,76 +29,56 @@ edges like others: who wants them puts them into `edge_index`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlab.errors import GnnlabError
-from gnnlab.workloads.staged import EDGES, NODES, Reduction, Stage, StagedLayer, Value
+from gnnlab.errors import GnnlabError, whole_numbers
+from gnnlab.workloads.staged import EDGES, NODES, Reduction, Stage, StagedLayer, Step, Value
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data  # every worker of a unit imports this module, and PyG takes seconds
 
 GRAPH_SEED = 42
+NEGATIVE_SLOPE = 0.2
+TINY = 1e-16  # what PyG adds to a softmax's denominator
+Add = Callable[[Tensor, Tensor, Tensor], Tensor]  # as `Reduction.add`
 
 
 def sage(features: int = 500, out_features: int | None = None, seed: int = 0) -> StagedLayer:
-    """GraphSAGE's layer with weights drawn from `seed`; `out_features` is `features` unless told.
+    """GraphSAGE's layer with weights drawn from `seed`; `out_features` is `features` where it is None.
 
     Raises `GnnlabError`: a width below 1.
     """
-    width = features if out_features is None else out_features
-    if features < 1 or width < 1:
-        raise GnnlabError(f"sage: features={features}, out_features={width}; at least 1 each is needed")
+    f, o = features, features if out_features is None else out_features
+    whole_numbers(1, features=f, out_features=o)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        transform = Transform(features, width).requires_grad_(False)
-    f, o = features, width
+        transform = SageTransform(f, o).requires_grad_(False)
+    gather = Step(lambda x, edge_index: x.index_select(0, edge_index[0]))
+    normalize = Step(lambda sums, counts: sums / counts.clamp(min=1).view(-1, 1))
+    count = Reduction(lambda add, edge_index, x: sum_over_targets(add, x.new_ones(edge_index.shape[1]), edge_index, x))
     stages = (
-        Stage(1, "GATHER", ("x", "edge_index"), "x_j", Gather(), lambda n, e: 0),
-        Stage(2, "MESSAGE", ("x_j",), "messages", Message(), lambda n, e: 0),
-        Stage(3, "REDUCE_SUM", ("messages", "edge_index"), "sums", ReduceSum(), lambda n, e: e * f, "x"),
-        Stage(4, "REDUCE_COUNT", ("edge_index",), "counts", ReduceCount(), lambda n, e: e, "x"),
-        Stage(5, "NORMALIZE", ("sums", "counts"), "means", Normalize(), lambda n, e: n * f + n),
+        Stage(1, "GATHER", ("x", "edge_index"), "x_j", gather, lambda n, e: 0),
+        Stage(2, "MESSAGE", ("x_j",), "messages", nn.Identity(), lambda n, e: 0),
+        Stage(
+            3, "REDUCE_SUM", ("messages", "edge_index"), "sums", Reduction(sum_over_targets), lambda n, e: e * f, "x"
+        ),
+        Stage(4, "REDUCE_COUNT", ("edge_index",), "counts", count, lambda n, e: e, "x"),
+        Stage(5, "NORMALIZE", ("sums", "counts"), "means", normalize, lambda n, e: n * f + n),
         Stage(6, "TRANSFORM", ("means", "x"), "hidden", transform, lambda n, e: 4 * n * f * o + 2 * n * o),
         Stage(7, "ACTIVATE", ("hidden",), "out", nn.ReLU(), lambda n, e: n * o),
     )
     per_edge, per_node, out = Value((EDGES, f)), Value((NODES, f)), Value((NODES, o))
     values = {"x": per_node, "edge_index": Value((2, EDGES), torch.int64), "x_j": per_edge, "messages": per_edge}
     values |= {"sums": per_node, "counts": Value((NODES,)), "means": per_node, "hidden": out, "out": out}
-    return StagedLayer("sage", features, stages, values)
+    return StagedLayer("sage", f, stages, values)
 
 
-class Gather(nn.Module):
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return x.index_select(0, edge_index[0])  # (E, F)
-
-
-class Message(nn.Module):
-    def forward(self, x_j: Tensor) -> Tensor:
-        return x_j
-
-
-class ReduceSum(Reduction):
-    def forward(self, messages: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
-        sums = messages.new_zeros(x.shape[0], messages.shape[1])
-        return self.summed(sums, edge_index[1], messages)  # (N, F)
-
-
-class ReduceCount(Reduction):
-    def forward(self, edge_index: Tensor, x: Tensor) -> Tensor:
-        ones = x.new_ones(edge_index.shape[1])
-        return self.summed(x.new_zeros(x.shape[0]), edge_index[1], ones)  # (N)
-
-
-class Normalize(nn.Module):
-    def forward(self, sums: Tensor, counts: Tensor) -> Tensor:
-        return sums / counts.clamp(min=1).view(-1, 1)
-
-
-class Transform(nn.Module):
+class SageTransform(nn.Module):
     """The weights of `SAGEConv`, under its names."""
 
     def __init__(self, features: int, out_features: int) -> None:
@@ -108,6 +88,75 @@ class Transform(nn.Module):
 
     def forward(self, means: Tensor, x: Tensor) -> Tensor:
         return self.lin_l(means) + self.lin_r(x)
+
+
+def sum_over_targets(add: Add, rows: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
+    """Of `rows` (E, ...), one for each edge, the sums over the edges into each node, (N, ...)."""
+    return add(rows.new_zeros(x.shape[0], *rows.shape[1:]), edge_index[1], rows)
+
+
+def gat(features: int = 500, heads: int = 4, channels: int = 64, seed: int = 0) -> StagedLayer:
+    """A GAT layer whose heads are concatenated, with weights drawn from `seed`.
+
+    Raises `GnnlabError`: a width below 1.
+    """
+    whole_numbers(1, features=features, heads=heads, channels=channels)
+    h, w = heads, heads * channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        linear, score, activate = nn.Linear(features, w, bias=False), GatScore(heads, channels), GatActivate(w)
+    for module in (linear, score, activate):
+        module.requires_grad_(False)
+    gather = Step(lambda h, edge_index: h.index_select(0, edge_index.reshape(-1)).view(2, -1, w))  # (2, E, H C)
+    weight = Step(lambda pairs, alpha: (pairs[0].view(-1, heads, channels) * alpha.unsqueeze(-1)).flatten(1))
+    stages = (
+        Stage(1, "LINEAR", ("x",), "h", linear, lambda n, e: 2 * n * features * w),
+        Stage(2, "GATHER_BOTH", ("h", "edge_index"), "pairs", gather, lambda n, e: 0),
+        Stage(3, "SCORE", ("pairs",), "scores", score, lambda n, e: 4 * e * w + e * h),
+        Stage(4, "SOFTMAX", ("scores", "edge_index"), "alpha", Reduction(softmax), lambda n, e: 5 * e * h, "x"),
+        Stage(5, "WEIGHT", ("pairs", "alpha"), "weighted", weight, lambda n, e: e * w),
+        Stage(6, "SUM", ("weighted", "edge_index"), "sums", Reduction(sum_over_targets), lambda n, e: e * w, "x"),
+        Stage(7, "ACTIVATE", ("sums",), "out", activate, lambda n, e: 3 * n * w),
+    )
+    per_node, per_head = Value((NODES, w)), Value((EDGES, h))
+    values = {"x": Value((NODES, features)), "edge_index": Value((2, EDGES), torch.int64), "h": per_node}
+    values |= {"pairs": Value((2, EDGES, w)), "scores": per_head, "alpha": per_head}
+    values |= {"weighted": Value((EDGES, w)), "sums": per_node, "out": per_node}
+    return StagedLayer("gat", features, stages, values)
+
+
+class GatScore(nn.Module):
+    def __init__(self, heads: int, channels: int) -> None:
+        super().__init__()
+        self.att = nn.Parameter(torch.empty(2, 1, heads, channels))  # of source, of target
+        nn.init.xavier_uniform_(self.att)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        scores = (pairs.view(2, -1, *self.att.shape[2:]) * self.att).sum(dim=-1)  # (2, E, H)
+        return F.leaky_relu(scores[0] + scores[1], NEGATIVE_SLOPE)
+
+
+def softmax(add: Add, scores: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
+    """Of `scores` (E, H) over the edges into the same target, in the same shape."""
+    target = edge_index[1]
+    index = target.view(-1, 1).expand_as(scores)
+    lowest = scores.new_full((x.shape[0], scores.shape[1]), torch.finfo(scores.dtype).min)
+    highest = lowest.scatter_reduce(0, index, scores, "amax", include_self=True)  # (N, H)
+    exponential = (scores - highest.index_select(0, target)).exp()
+    total = add(torch.zeros_like(lowest), target, exponential)
+    return exponential / (total.index_select(0, target) + TINY)
+
+
+class GatActivate(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(width) / 10)  # zeros, as PyG has it, would be optimized away
+
+    def forward(self, sums: Tensor) -> Tensor:
+        return F.elu(sums + self.bias)
+
+
+LAYERS = {"sage": sage, "gat": gat}
 
 
 def inputs_of(graph: Data, features: int) -> dict[str, Tensor]:
@@ -131,99 +180,3 @@ def random_inputs(nodes: int, edges: int, features: int, seed: int = GRAPH_SEED)
     source = torch.randint(nodes, (edges,), generator=random)
     target = torch.randint(max(nodes - 1, 1), (edges,), generator=random)
     return {"x": x, "edge_index": torch.stack([source, target])}
-
-
-NEGATIVE_SLOPE = 0.2
-TINY = 1e-16  # what PyG adds to a softmax's denominator
-
-
-def gat(features: int = 500, heads: int = 4, channels: int = 64, seed: int = 0) -> StagedLayer:
-    """A GAT layer whose heads are concatenated, with weights drawn from `seed`.
-
-    Raises `GnnlabError`: a width below 1.
-    """
-    if min(features, heads, channels) < 1:
-        raise GnnlabError(f"gat: features={features}, heads={heads}, channels={channels}; at least 1 each is needed")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        linear, score, activate = Linear(features, heads * channels), Score(heads, channels), Activate(heads * channels)
-    for module in (linear, score, activate):
-        module.requires_grad_(False)
-    h, w = heads, heads * channels
-    stages = (
-        Stage(1, "LINEAR", ("x",), "h", linear, lambda n, e: 2 * n * features * w),
-        Stage(2, "GATHER_BOTH", ("h", "edge_index"), "pairs", GatherBoth(), lambda n, e: 0),
-        Stage(3, "SCORE", ("pairs",), "scores", score, lambda n, e: 4 * e * w + e * h),
-        Stage(4, "SOFTMAX", ("scores", "edge_index"), "alpha", Softmax(), lambda n, e: 5 * e * h, "x"),
-        Stage(5, "WEIGHT", ("pairs", "alpha"), "weighted", Weight(heads, channels), lambda n, e: e * w),
-        Stage(6, "SUM", ("weighted", "edge_index"), "sums", Sum(), lambda n, e: e * w, "x"),
-        Stage(7, "ACTIVATE", ("sums",), "out", activate, lambda n, e: 3 * n * w),
-    )
-    per_node, per_head = Value((NODES, w)), Value((EDGES, h))
-    values = {"x": Value((NODES, features)), "edge_index": Value((2, EDGES), torch.int64), "h": per_node}
-    values |= {"pairs": Value((2, EDGES, w)), "scores": per_head, "alpha": per_head}
-    values |= {"weighted": Value((EDGES, w)), "sums": per_node, "out": per_node}
-    return StagedLayer("gat", features, stages, values)
-
-
-class Linear(nn.Module):
-    def __init__(self, features: int, width: int) -> None:
-        super().__init__()
-        self.lin = nn.Linear(features, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x)
-
-
-class GatherBoth(nn.Module):
-    def forward(self, h: Tensor, edge_index: Tensor) -> Tensor:
-        return h.index_select(0, edge_index.reshape(-1)).view(2, -1, h.shape[1])  # (2, E, H C)
-
-
-class Score(nn.Module):
-    def __init__(self, heads: int, channels: int) -> None:
-        super().__init__()
-        self.att = nn.Parameter(torch.empty(2, 1, heads, channels))  # of source, of target
-        nn.init.xavier_uniform_(self.att)
-
-    def forward(self, pairs: Tensor) -> Tensor:
-        heads, channels = self.att.shape[2:]
-        scores = (pairs.view(2, -1, heads, channels) * self.att).sum(dim=-1)  # (2, E, H)
-        return F.leaky_relu(scores[0] + scores[1], NEGATIVE_SLOPE)
-
-
-class Softmax(Reduction):
-    def forward(self, scores: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
-        target = edge_index[1]
-        index = target.view(-1, 1).expand_as(scores)
-        lowest = scores.new_full((x.shape[0], scores.shape[1]), torch.finfo(scores.dtype).min)
-        highest = lowest.scatter_reduce(0, index, scores, "amax", include_self=True)  # (N, H)
-        exponential = (scores - highest.index_select(0, target)).exp()
-        total = self.summed(torch.zeros_like(lowest), target, exponential)
-        return exponential / (total.index_select(0, target) + TINY)
-
-
-class Weight(nn.Module):
-    def __init__(self, heads: int, channels: int) -> None:
-        super().__init__()
-        self.heads, self.channels = heads, channels
-
-    def forward(self, pairs: Tensor, alpha: Tensor) -> Tensor:
-        return (pairs[0].view(-1, self.heads, self.channels) * alpha.unsqueeze(-1)).flatten(1)
-
-
-class Sum(Reduction):
-    def forward(self, weighted: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
-        return self.summed(weighted.new_zeros(x.shape[0], weighted.shape[1]), edge_index[1], weighted)
-
-
-class Activate(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(width) / 10)  # zeros, as PyG has it, would be optimized away
-
-    def forward(self, sums: Tensor) -> Tensor:
-        return F.elu(sums + self.bias)
-
-
-LAYERS = {"sage": sage, "gat": gat}

@@ -227,8 +227,7 @@ def _by_names(model: nn.Module, batch: Any, given: Any) -> BaseData:
         parts = batch if isinstance(batch, dict) else inspect.signature(model.forward).bind(*batch).arguments
     except (TypeError, ValueError):
         parts = {}
-    held = {name: value for name, value in parts.items() if isinstance(value, torch.Tensor)}
-    graph = Data(**held)
+    graph = Data(**{name: value for name, value in parts.items() if isinstance(value, torch.Tensor)})
     with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges, as is meant
         warnings.simplefilter("ignore")
         graph.num_nodes = graph.num_nodes or 0
@@ -243,7 +242,9 @@ def bind(model: nn.Module, data: Any, spec: str) -> Any:
     no other), or where no argument is named like a field. Arguments with a default are left out where the graph has
     no such field; `batch` of a single graph is all zeros.
     """
-    if not isinstance(data, BaseData) or (named := _arguments(model)) is None:
+    parameters = _parameters(model.forward)
+    named = [p for p in parameters or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not isinstance(data, BaseData) or parameters is None or (parameters and not named):  # it takes whatever comes
         return data
     required = [p for p in named if p.default is p.empty]
     held = {p.name: value for p in named if (value := _field(data, p.name)) is not None}
@@ -260,14 +261,12 @@ def bind(model: nn.Module, data: Any, spec: str) -> Any:
     return held
 
 
-def _arguments(model: nn.Module) -> list[inspect.Parameter] | None:
-    """The arguments of `forward` that have a name; None where it takes whatever comes."""
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Its parameters; None where it has no signature, as some builtins."""
     try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return None
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return named if named or not parameters else None
 
 
 def _field(data: BaseData, name: str) -> Any:
@@ -281,28 +280,23 @@ def _field(data: BaseData, name: str) -> Any:
 
 
 def _wants_graph(factory: Callable[..., Any]) -> bool:
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):
-        return True
-    first = parameters[0] if parameters else None
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        return False
-    return first.default is first.empty or first.name in ("data", "graph")
+    """Its first argument is positional, and has no default or is called data or graph."""
+    parameters = _parameters(factory)
+    if not parameters:
+        return parameters is None
+    first = parameters[0]
+    wanted = first.default is first.empty or first.name in ("data", "graph")
+    return wanted and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
 
 
 def _try(spec: str, model: nn.Module, batch: Any) -> None:
     """One forward in eval; training flags and random state are as before."""
     training = {module: module.training for module in model.modules()}
+    by_name = isinstance(batch, dict)
+    inputs = () if by_name else batch if isinstance(batch, tuple) else (batch,)
     try:
         with user_code.guarded(f"{spec}: its forward raised"), torch.random.fork_rng(devices=[]), torch.no_grad():
-            model.eval()
-            if isinstance(batch, dict):
-                model(**batch)
-            elif isinstance(batch, tuple):
-                model(*batch)
-            else:
-                model(batch)
+            model.eval()(*inputs, **(batch if by_name else {}))
     finally:
         for module, flag in training.items():
             module.training = flag

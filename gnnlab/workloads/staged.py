@@ -213,23 +213,33 @@ class StagedLayer:
         """
         if reduction not in REDUCTIONS:
             raise GnnlabError(f"{self.name}: no reduction {reduction!r}; {' or '.join(REDUCTIONS)} is understood")
-        stages = []
-        for stage in self.stages:
-            module = copy.copy(stage.module)
-            if isinstance(module, Reduction):
-                module.reduction = reduction
-            stages.append(replace(stage, module=module))
-        return replace(self, stages=tuple(stages))
+        layer = replace(self, stages=tuple(replace(stage, module=copy.copy(stage.module)) for stage in self.stages))
+        for stage in layer.stages:
+            stage.module.reduction = reduction  # of those that sum; nothing else reads it
+        return layer
 
 
-class Reduction(nn.Module):
-    """A stage that sums over targets, in one of the two ways in which torch can say it."""
+class Step(nn.Module):
+    """A stage without weights: `function` of the values that it takes."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return self.function(*values)
+
+
+class Reduction(Step):
+    """A stage that sums over targets: `function(add, *values)`, `add` in one of the ways in which torch can say it."""
 
     reduction = REDUCTIONS[0]
 
-    def summed(self, zeros: Tensor, target: Tensor, source: Tensor) -> Tensor:
-        """zeros[target[k]] + source[k] for each k."""
+    def forward(self, *values: Tensor) -> Tensor:
+        return self.function(self.add, *values)
+
+    def add(self, zeros: Tensor, target: Tensor, rows: Tensor) -> Tensor:
+        """zeros[target[k]] + rows[k] for each k."""
         if self.reduction == "index_add":
-            return zeros.index_add(0, target, source)
-        index = target.view(-1, *[1] * (source.dim() - 1)).expand_as(source)
-        return zeros.scatter_add(0, index, source)
+            return zeros.index_add(0, target, rows)
+        return zeros.scatter_add(0, target.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows), rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +10,7 @@ from refusals import refused
 from torch.nn import functional as F
 
 from gnnlab.errors import GnnlabError
-from gnnlab.workloads.deepfm import DeepFM, pairwise
+from gnnlab.workloads.deepfm import DeepFM
 from gnnlab.workloads.tables import Target
 
 TARGETS = (Target("outcome", "classes", 4), Target("phenotypes", "labels", 3))
@@ -27,15 +25,6 @@ def small(**options) -> DeepFM:
 def some_fields(rows: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randint(size, (rows,), generator=generator) for size in SIZES], dim=1)
-
-
-@given(st.integers(0, 4), st.integers(2, 6), st.integers(1, 5))
-def test_pairs_are_dot_products_in_the_order_of_combinations(rows, fields, width):
-    embeddings = torch.randn(rows, fields, width, dtype=torch.float64)
-    products = pairwise(embeddings)
-    assert products.shape == (rows, fields * (fields - 1) // 2)
-    for place, (a, b) in enumerate(itertools.combinations(range(fields), 2)):
-        torch.testing.assert_close(products[:, place], torch.linalg.vecdot(embeddings[:, a], embeddings[:, b]))
 
 
 @given(

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.profiling.races import relative_error, require_equal
-from gnnlab.workloads.rewritten_symptom_gat import RewrittenSymptomGAT
-from gnnlab.workloads.symptom_gat import SymptomGAT
+from gnnlab.workloads.symptom_gat import RewrittenSymptomGAT, SymptomGAT
 
 
 def model(nodes=7, edges=((0, 1, 1, 2, 3, 3, 4), (1, 0, 0, 1, 3, 2, 0)), seed=0):
