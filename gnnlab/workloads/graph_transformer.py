@@ -99,27 +99,16 @@ class GraphTransformer(nn.Module):
 
 def gps_layer(hidden: int, heads: int, ffn: int, mpnn_type: str, dropout: float = 0.0) -> GPSConv:
     """PyG's `GPSConv` with layer norms, and GELU in a feed-forward network of any width (PyG's own is 2 * hidden)."""
-    layer = GPSConv(
-        hidden,
-        _local(hidden, heads, mpnn_type),
-        heads=heads,
-        dropout=dropout,
-        norm="layer_norm",
-        norm_kwargs={"mode": "node"},
-        attn_type="multihead",
-    )
+    if mpnn_type == "gin":
+        local = GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)))
+    else:
+        local = GATConv(hidden, hidden // heads, heads=heads) if mpnn_type == "gat" else GCNConv(hidden, hidden)
+    norm = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
+    layer = GPSConv(hidden, local, heads=heads, dropout=dropout, attn_type="multihead", **norm)
     layer.mlp = nn.Sequential(
         nn.Linear(hidden, ffn), nn.GELU(), nn.Dropout(dropout), nn.Linear(ffn, hidden), nn.Dropout(dropout)
     )
     return layer
-
-
-def _local(hidden: int, heads: int, mpnn_type: str) -> nn.Module:
-    if mpnn_type == "gin":
-        return GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)))
-    if mpnn_type == "gat":
-        return GATConv(hidden, hidden // heads, heads=heads)
-    return GCNConv(hidden, hidden)
 
 
 def encoded(data: Data, kind: str, dim: int) -> Data:

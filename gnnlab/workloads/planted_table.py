@@ -46,12 +46,13 @@ def planted(
     Raises `GnnlabError`: no row.
     """
     sizes = tuple(PHARMACOGENOMIC.values() if cardinalities is None else cardinalities)
-    names = (
-        tuple(PHARMACOGENOMIC) if len(sizes) == len(PHARMACOGENOMIC) else tuple(f"field_{m}" for m in range(len(sizes)))
-    )
+    own = len(sizes) == len(PHARMACOGENOMIC)
+    names = tuple(PHARMACOGENOMIC) if own else tuple(f"field_{m}" for m in range(len(sizes)))
     whole_numbers(1, rows=rows)
     for_effects, for_rows, for_noise = (default_rng(child) for child in SeedSequence(seed).spawn(3))
-    frequencies = [_frequencies(size, for_effects) for size in sizes]
+    # Zipf's 1 / rank, in random order: frequent categories do not lie side by side
+    ranked = [1 / np.arange(1, size + 1) for size in sizes]
+    frequencies = [for_effects.permutation(weights / weights.sum()) for weights in ranked]
     columns = [for_rows.choice(size, size=rows, p=p) for size, p in zip(sizes, frequencies, strict=True)]
     scores = _scores(columns, frequencies, for_effects) / noise
     targets, truth, first = {}, {}, 0
@@ -60,12 +61,6 @@ def planted(
         targets[spec.name], truth[spec.name] = torch.from_numpy(answers), torch.from_numpy(probabilities).float()
         first += spec.size
     return FeatureTable(torch.from_numpy(np.stack(columns, axis=1)), targets, TARGETS, sizes, names, truth)
-
-
-def _frequencies(size: int, rng: Generator) -> np.ndarray:
-    """(size,) probabilities ~ 1 / rank (Zipf), in random order: frequent categories do not lie side by side."""
-    weights = 1 / np.arange(1, size + 1)
-    return rng.permutation(weights / weights.sum())
 
 
 def _scores(columns: Sequence[np.ndarray], frequencies: Sequence[np.ndarray], rng: Generator) -> np.ndarray:
@@ -86,13 +81,10 @@ def _scores(columns: Sequence[np.ndarray], frequencies: Sequence[np.ndarray], rn
     weights *= np.sqrt(PAIR_SHARE / (weights**2).sum(axis=0))
     for weight, (a, b) in zip(weights, (pairs[i] for i in chosen), strict=True):
         product = np.einsum("rk,rk->r", factors[a][columns[a]], factors[b][columns[b]])
-        spread = np.sqrt(np.trace(_covariance(factors[a], frequencies[a]) @ _covariance(factors[b], frequencies[b])))
+        covariance_a, covariance_b = ((factors[m] * frequencies[m][:, None]).T @ factors[m] for m in (a, b))
+        spread = np.sqrt(np.trace(covariance_a @ covariance_b))
         scores += (product / spread)[:, None] * weight
     return scores
-
-
-def _covariance(z: np.ndarray, p: np.ndarray) -> np.ndarray:
-    return (z * p[:, None]).T @ z
 
 
 def _draw(spec: Target, scores: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:

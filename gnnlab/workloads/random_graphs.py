@@ -44,22 +44,18 @@ class RandomSpec(BaseModel, extra="forbid"):
         return self
 
 
-def _parse(text: str) -> RandomSpec:
-    """Reads `nodes=...,edges=...` and the other fields of `RandomSpec`; raises `GnnlabError` for anything else."""
+def generate(text: str) -> Data:
+    """Of `nodes=...,edges=...` and the other fields of `RandomSpec`: `x` (N, features), `edge_index` (2, E) by source,
+    then target; same text, same graph. Raises `GnnlabError` for anything else."""
     parts = (part.partition("=") for part in text.split(","))
     given = {name.strip(): value.strip() for name, _, value in parts}
     try:
-        return RandomSpec.model_validate_strings(given)
+        spec = RandomSpec.model_validate_strings(given)
     except ValidationError as error:
         name, wrong = first_wrong(error)
         allowed = ", ".join(f"{field}=" for field in RandomSpec.model_fields)
         at = f"{name}={shown(given.get(name, ''))}: " if name else ""
         raise GnnlabError(f"random graph: {at}{wrong}; allowed are {allowed}") from None
-
-
-def generate(text: str) -> Data:
-    """`x` (N, features), `edge_index` (2, E) by source, then target; same text, same graph."""
-    spec = _parse(text)
     rng = np.random.default_rng(spec.seed)
     power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
     weight = np.arange(1, spec.nodes + 1, dtype=np.float64) ** -power

@@ -124,13 +124,14 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     for what, names in {"fields": fields, "targets": targets}.items():
         if isinstance(names, str) or not names:
             raise GnnlabError(f"{path}: {what} must name one column or more, as [name, name], got {shown(names)}")
-    columns = read_columns(path, [*fields, *targets])
-    if columns.columns.has_duplicates:
+    if len({*fields, *targets}) < len(fields) + len(targets):
         raise GnnlabError(f"{path}: a column is asked for twice; name each field and target once")
+    columns = read_columns(path, [*fields, *targets])
     rows, notes = columns.dropna(subset=list(targets)), []
     if left_out := len(columns) - len(rows):
         notes.append(f"{left_out} of {len(columns)} rows are left out: a target is missing")
-    answers = [_target(path, rows[name]) for name in targets]
+    answers = {name: _target(path, rows[name]) for name in targets}
+    specs = tuple(spec for spec, _ in answers.values())
     places, sizes = {}, {}
     for name in fields:
         place, values = _places(rows[name])
@@ -143,16 +144,11 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
         places[name], sizes[name] = place + 1, len(values) + 1
     if not places:
         raise GnnlabError(f"{path}: every field holds one value only ({', '.join(fields)}); choose fields that vary")
-    labels = [spec for spec, _ in answers if spec.kind == "labels"]
+    labels = (spec for spec in specs if spec.kind == "labels")
     notes += [f"target {spec.name} is read as {spec.size} labels separated by {SEPARATOR!r}" for spec in labels]
-    return FeatureTable(
-        fields=torch.from_numpy(np.stack(list(places.values()), axis=1)),
-        targets={spec.name: column for spec, column in answers},
-        specs=tuple(spec for spec, _ in answers),
-        cardinalities=tuple(sizes.values()),
-        field_names=tuple(places),
-        notes=tuple(notes),
-    )
+    index = torch.from_numpy(np.stack(list(places.values()), axis=1))
+    columns = {name: column for name, (_, column) in answers.items()}
+    return FeatureTable(index, columns, specs, tuple(sizes.values()), tuple(places), notes=tuple(notes))
 
 
 def _target(path: Path, column: pd.Series) -> tuple[Target, Tensor]:
@@ -202,12 +198,8 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
             raise GnnlabError(f"{path}: there is no column {name!r}{meant(name, frame)}; there are {there}")
     if frame.empty:
         raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
-    return frame[list(names)].apply(_text)
-
-
-def _text(column: pd.Series) -> pd.Series:
-    column = column.astype("string").str.strip()
-    return column.mask(column.isin(MISSING))
+    text = frame[list(names)].astype("string").apply(lambda column: column.str.strip())
+    return text.mask(text.isin(MISSING))
 
 
 def _read_text(path: Path, separator: str) -> pd.DataFrame:

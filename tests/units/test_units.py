@@ -11,11 +11,11 @@ from gnnlab.campaign.cell_inputs import model_for, values_of
 from gnnlab.campaign.cells import Cell, Settings, measure
 from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.export.export import export
-from gnnlab.units import openvino_units, torch_units
+from gnnlab.units import onnxruntime_units, openvino_units, torch_units
 from gnnlab.units import registry as units
 from gnnlab.units.fast_blocks import fast_block, prepare
 from gnnlab.units.openvino_units import OpenVINOUnit
-from gnnlab.units.unit import require_artefact
+from gnnlab.units.unit import Availability, require_artefact
 from gnnlab.worker import Worker
 from gnnlab.workloads.graphsage import sage
 
@@ -84,22 +84,17 @@ def test_static_models_serve_smaller_graphs_padded_and_cropped(models, block, no
         np.testing.assert_allclose(array, values[name], atol=1e-5)
 
 
-def test_a_size_that_no_static_model_holds_has_none(models):
+def test_models_of_too_small_a_size_another_width_or_wrong_ones_are_not_run(models):
     for nodes, edges in ((41, 64), (11, 65), (40, 63)):
-        artefact = model_for(STATIC, cell("static:CPU", 1, 1, nodes, edges), models)
-        assert artefact is None
+        assert model_for(STATIC, cell("static:CPU", 1, 1, nodes, edges), models) is None
     with pytest.raises(Unavailable, match="no model of stage 1 by the exporter openvino; export it first"):
         require_artefact(STATIC, None, 1, 1)
-
-
-def test_models_that_are_wrong_or_of_another_width_are_not_run(models):
     unit = units.find("onnxruntime:CPU")
-    found = model_for(unit, cell(unit.name, 3, 3), models)
-    assert found.ready and model_for(unit, replace(cell(unit.name, 3, 3), features=7), models) is None
-    bad = replace(found, status="wrong", reason="far off")
-    with pytest.raises(Unavailable, match="exported model of stage 3 is wrong: far off"):
-        require_artefact(unit, bad, 3, 3)
+    good = model_for(unit, cell(unit.name, 3, 3), models)
+    assert good.ready and model_for(unit, replace(cell(unit.name, 3, 3), features=7), models) is None
     assert model_for(unit, cell(unit.name, 3, 3), f"{models}/elsewhere") is None
+    with pytest.raises(Unavailable, match="exported model of stage 3 is wrong: far off"):
+        require_artefact(unit, replace(good, status="wrong", reason="far off"), 3, 3)
 
 
 def test_a_handbuilt_graph_of_a_block_without_sums_is_said_not_to_be_needed(models):
@@ -130,16 +125,7 @@ def test_fast_blocks_give_what_the_stages_give(case):
         torch.testing.assert_close(results[name], values[name])
 
 
-def test_compiled_blocks_are_compiled_once_for_all_sizes(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda block, **how: compiled.append(how["dynamic"]) or block)
-    unit = units.find("torch-compiled:CPU")
-    for nodes, edges in ((11, 30), (9, 50)):
-        assert measure(cell(unit.name, 2, 4, nodes, edges), QUICK).status == "measured"
-    assert compiled == [True]
-
-
-def test_no_block_is_run_uncompiled_because_there_are_many(monkeypatch):
+def test_every_block_is_compiled_once_for_all_sizes_however_many_there_are(monkeypatch):
     forms, compile_ = [], torch.compile
 
     def backend(graph, example):
@@ -150,9 +136,10 @@ def test_no_block_is_run_uncompiled_because_there_are_many(monkeypatch):
     monkeypatch.setattr(torch_units, "_COMPILED", {})
     torch._dynamo.reset()
     blocks = [(first, last) for first in range(1, 5) for last in range(first, 6)]  # 14: torch keeps 8 of one code
-    for first, last in blocks:
-        assert measure(cell("torch-compiled:CPU", first, last, 11, 30), QUICK).status == "measured"
-    assert len(forms) == len(blocks)
+    for size in ((11, 30), (9, 50)):  # compiled once for all sizes
+        for block in blocks:
+            assert measure(cell("torch-compiled:CPU", *block, *size), QUICK).status == "measured"
+        assert len(forms) == len(blocks)
 
 
 def test_openvino_keeps_what_it_was_told(models):
@@ -169,19 +156,14 @@ def test_npus_compute_in_float16_whatever_is_asked_and_others_only_in_what_they_
         units.find("onnxruntime:CPU").computes_in("float16")
 
 
-def test_units_are_found_by_name_and_ones_own_by_module_and_factory():
+def test_units_are_found_by_name_that_says_runtime_and_processor_and_ones_own_by_module_and_factory():
     assert units.find("openvino:NPU").static_shapes and units.find("fake_units:behaves").name == "fake"
     for name in ("openvino:TPU", "fake_units:no", "no_such_module:x", "os:getcwd", ":", "", "fake_units"):
         with pytest.raises(GnnlabError, match="is not known; one of openvino:CPU"):
             units.find(name)
-
-
-def test_every_name_says_runtime_and_processor():
     for name, unit in units.all_units().items():
-        assert (
-            name == unit.name and unit.origin in ("measured", "simulated") and unit.processor in ("CPU", "GPU", "NPU")
-        )
-        assert (unit.origin == "simulated") == name.startswith("simulated:")
+        assert name == unit.name and unit.processor in ("CPU", "GPU", "NPU")
+        assert unit.origin == ("simulated" if name.startswith("simulated:") else "measured")
         assert (unit.processor == "NPU") == unit.static_shapes
 
 
@@ -194,24 +176,17 @@ def test_probing_tries_the_cpu_and_says_of_missing_devices_why_and_what_to_insta
 
 
 def test_without_onnxruntime_its_cpu_is_listed_and_says_so(monkeypatch):
-    from gnnlab.units import onnxruntime_units
-
     real = importlib.util.find_spec
     monkeypatch.setattr(onnxruntime_units, "find_spec", lambda name: None if name == "onnxruntime" else real(name))
     (unit,) = onnxruntime_units.installed()
-    found = unit.probe()
-    assert not found.usable and found.why == "onnxruntime is not installed"
+    assert unit.probe() == Availability(False, "onnxruntime is not installed", "install the package onnxruntime")
 
 
 def test_providers_become_units_of_their_processor_and_a_service_on_the_network_does_not(monkeypatch):
-    import onnxruntime
-
-    from gnnlab.units import onnxruntime_units
-
     names = ["AzureExecutionProvider", "CUDAExecutionProvider", "QNNExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
-    found = {unit.name: unit.processor for unit in onnxruntime_units.installed()}
-    assert found == {"onnxruntime:CPU": "CPU", "onnxruntime:CUDA": "GPU", "onnxruntime:QNN": "NPU"}
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: names)
+    processors = {unit.name: unit.processor for unit in onnxruntime_units.installed()}
+    assert processors == {"onnxruntime:CPU": "CPU", "onnxruntime:CUDA": "GPU", "onnxruntime:QNN": "NPU"}
 
 
 @pytest.mark.parametrize(

@@ -42,25 +42,14 @@ def test_permuting_nodes_permutes_scores(model_type, nodes, seed, random):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_single_node_and_a_network_without_links_have_scores(model_type):
-    for nodes in (1, 5):
-        state = {"nodes": random_state(nodes, 0)["nodes"]}
-        scores = scores_of(model_type, *arrays(state))
-        assert scores.shape == (nodes,) and bool(scores.isfinite().all())
-
-
-def test_only_the_hybrid_sees_the_links():
+def test_odd_networks_have_finite_scores_and_only_the_hybrid_sees_the_links(model_type):
     x, edge_index = arrays(random_state(30, 0))
-    cut = edge_index[:, :0]
-    for model_type in MODEL_TYPES:
-        same = torch.equal(scores_of(model_type, x, edge_index), scores_of(model_type, x, cut))
-        assert same == (model_type != "hybrid")
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_extreme_states_have_finite_scores(model_type):
-    x = torch.tensor([[1.0, 1.0, 1e6, 1e6, 1e6, 1e6, 2.0], [0.0] * 7])
-    assert bool(scores_of(model_type, x, torch.tensor([[0, 1], [1, 0]])).isfinite().all())
+    alone = scores_of(model_type, x, edge_index[:, :0])
+    assert torch.equal(scores_of(model_type, x, edge_index), alone) == (model_type != "hybrid")
+    extreme = torch.tensor([[1.0, 1.0, 1e6, 1e6, 1e6, 1e6, 2.0], [0.0] * 7]), torch.tensor([[0, 1], [1, 0]])
+    for part in ((x[:1], edge_index[:, :0]), extreme):
+        scores = scores_of(model_type, *part)
+        assert scores.shape == part[0].shape[:1] and bool(scores.isfinite().all())
 
 
 def test_every_model_beats_the_simple_rules_and_the_hybrid_also_the_best_without_links():
@@ -73,11 +62,11 @@ def test_every_model_beats_the_simple_rules_and_the_hybrid_also_the_best_without
     drawn = regrets_of(lambda x, edge_index: torch.rand(len(x), generator=random))
     least_busy = regrets_of(lambda x, edge_index: -x[:, 0])
     without_links = regrets_of(lambda x, edge_index: -costs(x, edge_index[:, :0]))
-    found = {model_type: regrets_of(partial(scores_of, model_type)) for model_type in MODEL_TYPES}
-    for own in found.values():
+    regrets = {model_type: regrets_of(partial(scores_of, model_type)) for model_type in MODEL_TYPES}
+    for own in regrets.values():
         assert own.mean() * 5 < least_busy.mean() < drawn.mean() and own.mean() < without_links.mean()
-    assert found["hybrid"].mean() * 3 < without_links.mean()
-    assert (found["hybrid"] == 0).mean() > 0.7 > (without_links == 0).mean()
+    assert regrets["hybrid"].mean() * 3 < without_links.mean()
+    assert (regrets["hybrid"] == 0).mean() > 0.7 > (without_links == 0).mean()
 
 
 def test_the_value_of_dqn_is_minus_the_logarithm_of_the_expected_cost():

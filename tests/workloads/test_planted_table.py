@@ -17,32 +17,21 @@ def small(rows: int, **options):
     return planted(rows, **({"cardinalities": SMALL} | options))
 
 
-def test_the_default_is_sized_as_the_pharmacogenomic_study():
-    table = planted(500)
+def test_the_default_is_sized_as_the_pharmacogenomic_study_and_follows_its_seed():
+    table, same, other = planted(500), planted(500), planted(500, seed=4)
     assert table.field_names == ("drug", "genotype", "gene", "allele") and table.cardinalities == (600, 1200, 120, 800)
     assert len(table) == 500 and table.specs == TARGETS and table.notes == ()
-
-
-def test_the_same_seed_gives_the_same_table_and_another_seed_another():
-    one, same, other = small(300, seed=3), small(300, seed=3), small(300, seed=4)
-    assert torch.equal(one.fields, same.fields) and not torch.equal(one.fields, other.fields)
+    assert torch.equal(table.fields, same.fields) and not torch.equal(table.fields, other.fields)
     for spec in TARGETS:
-        assert torch.equal(one.targets[spec.name], same.targets[spec.name])
-        assert torch.equal(one.truth[spec.name], same.truth[spec.name])
+        assert torch.equal(table.targets[spec.name], same.targets[spec.name])
 
 
 def test_tables_of_different_length_share_one_truth():
-    long, short = small(4000, seed=1), small(1000, seed=1)
-
-    def truth_by_row(table):
-        keys = map(tuple, table.fields.tolist())
-        return dict(zip(keys, table.truth["outcome"].numpy(), strict=True))
-
-    held, asked = truth_by_row(long), truth_by_row(short)
-    both = held.keys() & asked.keys()
+    tables = small(4000, seed=1), small(1000, seed=1)
+    rows = [dict(zip(map(tuple, t.fields.tolist()), t.truth["outcome"].numpy(), strict=True)) for t in tables]
+    both = rows[0].keys() & rows[1].keys()
     assert len(both) > 100
-    for key in both:
-        np.testing.assert_allclose(held[key], asked[key], rtol=1e-5)
+    np.testing.assert_allclose([rows[0][key] for key in both], [rows[1][key] for key in both], rtol=1e-5)
 
 
 def test_frequencies_are_those_of_zipf():
