@@ -89,25 +89,25 @@ def build(
     >>> build("graph_transformer", "digits", num_layers=2).label
     'graph_transformer on digits'
     """
-    if not callable(model_spec) and not (isinstance(model_spec, str) and (model_spec in BUILT_IN or ":" in model_spec)):
+    kind = BUILT_IN.get(model_spec) if isinstance(model_spec, str) else None
+    if kind is None and not callable(model_spec) and ":" not in str(model_spec):
         known = f"{', '.join(BUILT_IN)} or module:factory are understood"
         raise GnnlabError(f"{shown(model_spec)} is no model{meant(model_spec, BUILT_IN)}: {known}")
     whole_numbers(1, batch_size=batch_size)
-    given = isinstance(graph_spec, str) and graph_spec.startswith(INPUTS)
-    if given and not callable(model_spec) and model_spec in BUILT_IN:
+    function = graph_spec.removeprefix(INPUTS) if str(graph_spec).startswith(INPUTS) else None
+    if function is not None and kind is not None:
         raise GnnlabError(f"{model_spec} takes a graph; inputs of a function are for a model of your own")
-    graph = given_inputs(graph_spec.removeprefix(INPUTS), seed) if given else graphs.load(graph_spec)
+    data = graphs.load(graph_spec) if function is None else given_inputs(function, seed)
     options = {name: value for name, value in options.items() if value is not None}
     with _seeded(seed):
-        if not callable(model_spec) and model_spec in BUILT_IN:
-            name, kind = model_spec, BUILT_IN[model_spec]
-            model = user_code.call(name, kind.from_graph, graph, **options)
-            batch = {"batch_size": batch_size} if kind is SymptomGAT else model.prepare(graph)
+        if kind is None:
+            name, model, batch = of_the_user(model_spec, data, options)
         else:
-            name, model, batch = of_the_user(model_spec, graph, options)
-    if given:
-        return Workload(name, graph_spec.removeprefix(INPUTS), _by_names(model, batch, graph), model, batch, graph_spec)
-    return Workload(name, graph.name, graph, model, batch, str(graph_spec))
+            name, model = model_spec, user_code.call(model_spec, kind.from_graph, data, **options)
+            batch = {"batch_size": batch_size} if kind is SymptomGAT else model.prepare(data)
+    if function is None:
+        return Workload(name, data.name, data, model, batch, str(graph_spec))
+    return Workload(name, function, _by_names(model, batch, data), model, batch, graph_spec)
 
 
 def build_each(

@@ -172,20 +172,16 @@ class StagedLayer:
         """Bytes that stage `number` reads and writes."""
         return self.block(number, number).bytes_moved(nodes, edges)
 
-    def crossing(self, after: int) -> tuple[str, ...]:
-        """Values that have to go along where the layer is cut behind stage `after`: those that later stages still read.
+    def cut_bytes(self, after: int, nodes: int, edges: int) -> int:
+        """Bytes that have to go along where the layer is cut behind stage `after`: of values that later stages read.
 
         0 is the cut before the layer (its inputs), the number of stages the one behind it (its result).
         """
         if not 0 <= after <= len(self.stages):
             raise GnnlabError(f"{self.name}: no cut behind stage {after}; stages are 1..{len(self.stages)}")
-        have = [*self.inputs, *(stage.writes for stage in self.stages[:after])]
-        needed = {name for stage in self.stages[after:] for name in stage.reads} | {self.result}
-        return tuple(name for name in have if name in needed)
-
-    def cut_bytes(self, after: int, nodes: int, edges: int) -> int:
-        """Bytes of the values of `crossing(after)`."""
-        return sum(self.values[name].bytes(nodes, edges) for name in self.crossing(after))
+        later = {name for stage in self.stages[after:] for name in stage.reads} | {self.result}
+        known = {*self.inputs, *(stage.writes for stage in self.stages[:after])}
+        return sum(self.values[name].bytes(nodes, edges) for name in known & later)
 
     def flops(self, first: int, last: int, nodes: int, edges: int) -> int:
         """Arithmetic of the stages `first`..`last`: a sum, product, division, comparison or exponential is one."""

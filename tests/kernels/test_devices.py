@@ -27,45 +27,27 @@ def close(got, expected, kind):
     assert (got.double() - expected).abs().max() <= 2 * torch.finfo(kind).eps * expected.abs().max()
 
 
+def halves(device, kind, *shapes):
+    return [torch.rand(shape, device=device).to(kind) for shape in shapes]
+
+
 @DEVICES
 @HALVES
-def test_half_precision_sums_over_a_hub_are_added_in_float32(device, kind):
-    graph = hub(device)
-    x, weight = torch.rand(EDGES, 6, device=device).to(kind), torch.rand(EDGES, device=device).to(kind)
+def test_half_precision_sums_over_a_hub_are_added_in_float32_forward_and_backward(device, kind):
+    graph, back = hub(device), hub(device, backwards=True)
+    x, weight, sent, long, row = halves(device, kind, (EDGES, 6), EDGES, (2, 6), (EDGES, 2048), (2, 2048))
     close(weighted_sum(x, graph)[0], x.double().sum(0), kind)
     close(weighted_sum(x, graph, weight)[0], (x.double() * weight.double()[:, None]).sum(0), kind)
     close(mean(x, graph)[0], x.double().mean(0), kind)
     for values in (weight, weight[:, None], x):
         close(segment_sum(values, graph)[0], values.double().sum(0), kind)
-
-
-@DEVICES
-@HALVES
-def test_half_precision_gradients_of_a_hub_are_added_in_float32(device, kind):
-    graph = hub(device, backwards=True)
-    x = torch.rand(2, 6, device=device).to(kind).requires_grad_()
-    upstream = torch.rand(EDGES, 6, device=device).to(kind)
-    (got,) = torch.autograd.grad(weighted_sum(x, graph), x, upstream)
-    close(got[0], upstream.double().sum(0), kind)
-
-
-@DEVICES
-@HALVES
-def test_half_precision_products_of_long_rows_are_added_in_float32(device, kind):
-    graph = hub(device, backwards=True)
-    long, row = torch.rand(EDGES, 2048, device=device).to(kind), torch.rand(2, 2048, device=device).to(kind)
-    close(edge_products(long, row, graph), (long.double() * row.double()[:1]).sum(1), kind)
-
-
-@DEVICES
-@HALVES
-@pytest.mark.parametrize("heads", [1, 2])
-def test_half_precision_attention_over_a_hub_sums_to_one(device, kind, heads):
-    graph = hub(device)
-    scores = torch.rand(EDGES, heads, device=device).to(kind)
-    values = torch.rand(EDGES, heads, 4, device=device).to(kind)
-    expected = (scores.double().softmax(0)[:, :, None] * values.double()).sum(0)
-    close(attention.attend(scores, values, graph)[0], expected, kind)
+    sent.requires_grad_()
+    close(torch.autograd.grad(weighted_sum(sent, back), sent, x)[0][0], x.double().sum(0), kind)
+    close(edge_products(long, row, back), (long.double() * row.double()[:1]).sum(1), kind)
+    for heads in (1, 2):
+        scores, values = halves(device, kind, (EDGES, heads), (EDGES, heads, 4))
+        expected = (scores.double().softmax(0)[:, :, None] * values.double()).sum(0)
+        close(attention.attend(scores, values, graph)[0], expected, kind)
 
 
 def results(device, edge_index, inputs):

@@ -25,6 +25,7 @@ def test_a_sum_and_its_gradient_are_those_of_index_add(nodes, edges, dense, weig
     graph = Neighbours.prepare(edge_index, nodes)
     total = NeighbourSum(graph, weight.index_select(0, graph.order) if weighted else None, x.dtype)
     assert (total.matrix is not None) == dense
+    assert not sums.is_dense(Neighbours.prepare(edge_index, nodes, num_sources=nodes + 1))
     rows = x[edge_index[0]] * weight[:, None] if weighted else x[edge_index[0]]
     expected = torch.zeros_like(x).index_add(0, edge_index[1], rows)
     gradient = torch.autograd.grad(expected.sin().sum(), x)[0]
@@ -80,32 +81,22 @@ def test_a_sparse_x_is_seen_at_its_second_call_and_multiplied_by_its_nonzeros():
     torch.testing.assert_close(sparse.times(x, weight), F.linear(x, weight), **CLOSE)
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        mostly_zeros(share=0.5),
-        mostly_zeros(columns=10),
-        mostly_zeros(rows=20),
-        mostly_zeros().requires_grad_(),
-        mostly_zeros().bfloat16(),
-    ],
-    ids=["dense", "narrow", "small", "wants a gradient", "bf16"],
-)
+IN_THE_SAMPLE = torch.ones(640, 100)
+IN_THE_SAMPLE[:: 640 // sparse.SAMPLED_ROWS] = 0
+OTHERS = {
+    "dense": mostly_zeros(share=0.5),
+    "narrow": mostly_zeros(columns=10),
+    "small": mostly_zeros(rows=20),
+    "wants a gradient": mostly_zeros().requires_grad_(),
+    "bf16": mostly_zeros().bfloat16(),
+    "few nonzeros in the sample alone": IN_THE_SAMPLE,
+}
+
+
+@pytest.mark.parametrize("x", OTHERS.values(), ids=OTHERS)
 def test_any_other_x_is_multiplied_as_it_is(x):
     for _ in range(3):
         assert sparse.features_of(x) is None
-
-
-def test_few_nonzeros_in_the_sample_alone_are_not_enough():
-    x = torch.ones(640, 100)
-    x[:: 640 // sparse.SAMPLED_ROWS] = 0
-    for _ in range(3):
-        assert sparse.features_of(x) is None
-
-
-def test_only_small_graphs_with_many_edges_are_dense():
-    assert sums.is_dense(Neighbours.prepare(case(12, 40)[0], 12))
-    assert not sums.is_dense(Neighbours.prepare(case(12, 40)[0], 12, num_sources=13))
 
 
 def test_a_weight_of_another_width_is_refused_as_torch_refuses_it():

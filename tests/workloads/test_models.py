@@ -26,6 +26,9 @@ MINE = """
     from torch_geometric.data import Batch, Data, HeteroData
     from torch_geometric.nn import GCNConv, Sequential
 
+    def module(forward):  # a factory of modules of this forward
+        return type(forward.__name__, (nn.Module,), {"forward": forward})
+
     class Fields(nn.Module):
         def __init__(self, data):
             super().__init__()
@@ -35,81 +38,51 @@ MINE = """
             assert not self.training
             return self.dropout(self.conv(x, edge_index, edge_weight))
 
-    def one_layer(data):
-        return Sequential("x, edge_index", [(GCNConv(data.num_features, 4), "x, edge_index -> x")])
-
-    def two_layers(data):
-        linear = nn.Linear(data.num_features, 4)
-        return Sequential("x, edge_index", [(linear, "x -> x"), (GCNConv(4, 4), "x, edge_index -> x")])
-
-    class Whole(nn.Module):
-        def forward(self, data, verbose=False): return data.x
-
-    class Unnamed(nn.Module):
-        def forward(self, g): return g.x
-
-    class Batched(nn.Module):
-        def forward(self, batch): return batch.x
-
-    class Starred(nn.Module):
-        def forward(self, *args): return args[0].x
-
-    class First(nn.Module):
-        def forward(self, *args): return args[0]
-
-    class Alone(nn.Module):
-        def forward(self, rows=3): return torch.ones(rows, 2)
-
-    class Features(nn.Module):
-        def forward(self, x): return x.sum(dim=0)
-
-    class Pooled(nn.Module):
-        def forward(self, x, batch, num_nodes):
-            assert batch.shape == (num_nodes,)
-            return x
-
-    class Placed(nn.Module):
-        def forward(self, x, edge_index, /): return x
-
-    class Positions(nn.Module):
-        def forward(self, x, pos, z): return x
-
-    class Fails(nn.Module):
-        def forward(self, x): return x @ torch.ones(999, 1)
-
     class Sized(nn.Module):
         def __init__(self, data, *, hidden_dim=8):
             super().__init__()
             self.lin = nn.Linear(data.num_features, hidden_dim)
         def forward(self, x): return self.lin(x)
 
-    class Two(nn.Module):
-        def __init__(self, given=None): super().__init__()
-        def forward(self, x_dict, edge_index_dict): return x_dict["user"] + len(edge_index_dict)
-
-    def make(data): return Fields(data)
-    def drawn(): return torch.rand(3, 2), torch.tensor(np.random.rand(1)), random.random()
-    def as_tuple(): return torch.rand(3, 2), torch.tensor([[0, 1], [1, 2]])
-    def as_list(): return list(as_tuple())
-    def as_dict(): return dict(zip(("x", "edge_index"), as_tuple()))
-    def as_data(): return Data(*as_tuple())
-    def molecules(): return Batch.from_data_list([as_data(), as_data()])
-    def hetero():
-        data = HeteroData()
-        data["user"].x = torch.rand(4, 2)
-        data["user", "to", "user"].edge_index = torch.tensor([[0, 1], [1, 2]])
-        return data
-    def nothing(): return None
-    class FromInputs(nn.Module):
-        def __init__(self, given):
-            super().__init__()
-            self.conv = GCNConv(given["x"].shape[1], 3)
-        def forward(self, x, edge_index): return self.conv(x, edge_index)
     class Conv(nn.Module):
-        def __init__(self):
+        def __init__(self, features=2):
             super().__init__()
-            self.conv = GCNConv(2, 3)
+            self.conv = GCNConv(features, 3)
         def forward(self, x, edge_index): return self.conv(x, edge_index)
+
+    @module
+    def Whole(self, data, verbose=False): return data.x
+    @module
+    def Unnamed(self, g): return g.x
+    @module
+    def Batched(self, batch): return batch.x
+    @module
+    def Starred(self, *args): return args[0].x
+    @module
+    def First(self, *args): return args[0]
+    @module
+    def Alone(self, rows=3): return torch.ones(rows, 2)
+    @module
+    def Features(self, x): return x.sum(dim=0)
+    @module
+    def Placed(self, x, edge_index, /): return x
+    @module
+    def Positions(self, x, pos, z): return x
+    @module
+    def Fails(self, x): return x @ torch.ones(999, 1)
+    @module
+    def Two(self, x_dict, edge_index_dict): return x_dict["user"] + len(edge_index_dict)
+    @module
+    def Pooled(self, x, batch, num_nodes):
+        assert batch.shape == (num_nodes,)
+        return x
+
+    def one_layer(data):
+        return Sequential("x, edge_index", [(GCNConv(data.num_features, 4), "x, edge_index -> x")])
+    def two_layers(data):
+        linear = nn.Linear(data.num_features, 4)
+        return Sequential("x, edge_index", [(linear, "x -> x"), (GCNConv(4, 4), "x, edge_index -> x")])
+    def make(data): return Fields(data)
     def plain(): return Features()
     def defaults(width=7): return nn.Linear(width, width) if width != 7 else Features()
     def keyword(*, width=3): return Features()
@@ -119,7 +92,21 @@ MINE = """
     def here(data):
         import mine_helper
         return Features()
+    def FromInputs(given): return Conv(given["x"].shape[1])
     number = 5
+
+    def drawn(): return torch.rand(3, 2), torch.tensor(np.random.rand(1)), random.random()
+    def as_tuple(): return torch.rand(3, 2), torch.tensor([[0, 1], [1, 2]])
+    def as_list(): return list(as_tuple())
+    def as_dict(): return dict(zip(("x", "edge_index"), as_tuple()))
+    def as_data(): return Data(*as_tuple())
+    def molecules(): return Batch.from_data_list([as_data(), as_data()])
+    def nothing(): return None
+    def hetero():
+        data = HeteroData()
+        data["user"].x = torch.rand(4, 2)
+        data["user", "to", "user"].edge_index = torch.tensor([[0, 1], [1, 2]])
+        return data
 """
 
 
