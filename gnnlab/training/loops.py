@@ -100,22 +100,21 @@ def race_loops(
     check(training, validation, batch_size)
     rest = len(training) % batch_size or batch_size  # the last batch of an epoch, as large as it will be
     first = order(len(training), 0, 0)[: batch_size + rest].split(batch_size)
-    errors, missing = {}, {}
-    base = next(iter(loops))
+    base, expected, errors, missing = next(iter(loops)), None, {}, {}
     with _forked_random(device):
-        try:
-            expected = _first_loss(loops[base], first, device)
-        except Exception as error:
-            raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
         for name, loop in loops.items():
             try:
                 if loop.low is torch.bfloat16 and device == "cpu" and emulates_bf16():
                     words = f"this processor ({torch.backends.cpu.get_cpu_capability()}) has no instructions for bf16"
                     raise Unavailable(f"{words} and would emulate it, many times slower")
-                errors[name] = abs(_first_loss(loop, first, device) - expected) / abs(expected)
+                loss = _first_loss(loop, first, device)
             except Exception as error:  # whatever a loop of the reader raises: the others still race
+                if name == base:
+                    raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
                 missing[name] = "unavailable" if isinstance(error, Unavailable) else "failed", one_line(error)
                 continue
+            expected = loss if name == base else expected
+            errors[name] = abs(loss - expected) / abs(expected)
             if not errors[name] <= TOLERANCES[loop.precision]:
                 reason = f"its loss over the same batches differs from that of {base} by {errors[name]:.1e} relative"
                 missing[name] = "failed", f"{reason}, allowed is {TOLERANCES[loop.precision]:.0e}; it is not timed"

@@ -131,8 +131,9 @@ def random_states(count: int, nodes: tuple[int, int] = (5, 200), *, seed: int) -
     states = []
     for size in rng.integers(nodes[0], nodes[1] + 1, size=count):
         x, links = random_network(int(size), rng)
-        rows = (dict(zip(FEATURES, row, strict=True)) for row in x.astype(np.float64).round(3).tolist())
-        whole = ({**row, "queue_len": int(row["queue_len"]), "node_type": int(row["node_type"])} for row in rows)
-        listed = [{"node_id": f"node_{i}", **row} for i, row in enumerate(whole)]
+        listed = []
+        for i, row in enumerate(x.astype(np.float64).round(3).tolist()):
+            node = dict(zip(FEATURES, row, strict=True)) | {"queue_len": int(row[5]), "node_type": int(row[6])}
+            listed.append({"node_id": f"node_{i}", **node})
         states.append({"nodes": listed, "links": [[f"node_{a}", f"node_{b}"] for a, b in links.tolist()]})
     return states
