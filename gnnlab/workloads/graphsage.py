@@ -54,7 +54,7 @@ def sage(features: int = 500, out_features: int | None = None, seed: int = 0) ->
     Raises `GnnlabError`: a width below 1.
     """
     f, o = features, features if out_features is None else out_features
-    whole_numbers(1, features=f, out_features=o)
+    whole_numbers(1, features=int(f), out_features=int(o))  # which a table gives as numbers of numpy
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transform = SageTransform(f, o).requires_grad_(False)
@@ -100,7 +100,7 @@ def gat(features: int = 500, heads: int = 4, channels: int = 64, seed: int = 0) 
 
     Raises `GnnlabError`: a width below 1.
     """
-    whole_numbers(1, features=features, heads=heads, channels=channels)
+    whole_numbers(1, features=int(features), heads=int(heads), channels=int(channels))
     h, w = heads, heads * channels
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,5 +1,6 @@
 """The layers taken apart are PyG's layers, their bytes are the study's, and any block is its stages."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -141,7 +142,7 @@ def test_random_inputs_repeat_targets_leave_the_last_node_out_and_are_the_same_a
     ("ask", "message"),
     [
         (lambda: sage(0), "features must be an integer of 1 or more, got 0"),
-        (lambda: sage(4, 0), "out_features must be"),
+        (lambda: sage(np.int64(4), 0), "out_features must be"),
         (lambda: gat(4, heads=0), "heads must be"),
         (lambda: sage(4).block(0, 3), "1 <= first <= last <= 7"),
         (lambda: sage(4).block(3, 2), "no block of stages 3..2"),
