@@ -147,8 +147,8 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     labels = (spec for spec in specs if spec.kind == "labels")
     notes += [f"target {spec.name} is read as {spec.size} labels separated by {SEPARATOR!r}" for spec in labels]
     index = torch.from_numpy(np.stack(list(places.values()), axis=1))
-    columns = {name: column for name, (_, column) in answers.items()}
-    return FeatureTable(index, columns, specs, tuple(sizes.values()), tuple(places), notes=tuple(notes))
+    by_target = {name: answer for name, (_, answer) in answers.items()}
+    return FeatureTable(index, by_target, specs, tuple(sizes.values()), tuple(places), notes=tuple(notes))
 
 
 def _target(path: Path, column: pd.Series) -> tuple[Target, Tensor]:
