@@ -19,7 +19,7 @@ LAYOUTS = ["contiguous", "transposed", "strided"]
 
 
 def embeddings(batch, fields, dim, *, seed=0, layout="contiguous"):
-    """M tensors (B, D) float64 that want gradients, laid out in memory as said."""
+    """M tensors (B, D) float64 that want gradients, in the `layout` of memory."""
     random = torch.Generator().manual_seed(seed)
     shape = {"contiguous": (batch, dim), "transposed": (dim, batch), "strided": (batch, 2 * dim)}[layout]
     parts = [torch.randn(shape, generator=random, dtype=torch.float64) for _ in range(fields)]

@@ -63,9 +63,9 @@ def raced(data):
     before = torch.get_rng_state()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "emulates_bf16", lambda: False)
-        found = race_loops(loops, training, validation, seeds=2, epochs=2, batch_size=64, control=OURS)
+        races = race_loops(loops, training, validation, seeds=2, epochs=2, batch_size=64, control=OURS)
     assert torch.equal(torch.get_rng_state(), before)
-    return found
+    return races
 
 
 @pytest.fixture
@@ -206,9 +206,9 @@ def low_precision(lab, scores, known=None, missing=None):
     ],
 )
 def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_margin(lab, low, verdict):
-    found, got = low_precision(lab, low)
+    judgement, got = low_precision(lab, low)
     expected = estimates.summary(np.subtract(low, SCORES[OURS]), "mean")
-    assert (found.estimate.value, found.estimate.n) == (pytest.approx(expected.value), 3) and got == verdict
+    assert (judgement.estimate.value, judgement.estimate.n) == (pytest.approx(expected.value), 3) and got == verdict
     (row,) = lab.table.select("score_difference", LOW)
     assert row.precision == "bfloat16"
     assert row.notes == [

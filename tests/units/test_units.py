@@ -142,13 +142,6 @@ def test_every_block_is_compiled_once_for_all_sizes_however_many_there_are(monke
         assert len(forms) == len(blocks)
 
 
-def test_openvino_keeps_what_it_was_told(models):
-    artefact = model_for(STATIC, cell("x", 6, 6, 12, 30), models)
-    compiled = openvino_units._compiled(artefact.path, 0, "CPU", "float32", 1)
-    assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
-    assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
-
-
 def test_npus_compute_in_float16_whatever_is_asked_and_others_only_in_what_they_have():
     assert units.find("openvino:NPU").computes_in("float32") == "float16"
     assert units.find("torch:CPU").computes_in("bfloat16") == "bfloat16"
@@ -168,11 +161,9 @@ def test_units_are_found_by_name_that_says_runtime_and_processor_and_ones_own_by
 
 
 def test_probing_tries_the_cpu_and_says_of_missing_devices_why_and_what_to_install():
-    found = units.probe(["openvino:CPU", "onnxruntime:CPU", "torch:CPU", "openvino:GPU", "openvino:NPU", "torch:CUDA"])
-    for name in ("openvino:CPU", "onnxruntime:CPU", "torch:CPU"):
-        assert found[name].usable and found[name].device and found[name].version
-    for name in ("openvino:GPU", "openvino:NPU", "torch:CUDA"):
-        assert found[name].usable or (found[name].why and found[name].remedy)
+    here = ["openvino:CPU", "onnxruntime:CPU", "torch:CPU"]
+    for name, tried in units.probe([*here, "openvino:GPU", "openvino:NPU", "torch:CUDA"]).items():
+        assert (tried.usable and tried.device and tried.version) or (name not in here and tried.why and tried.remedy)
 
 
 def test_without_onnxruntime_its_cpu_is_listed_and_says_so(monkeypatch):
@@ -199,8 +190,8 @@ def test_providers_become_units_of_their_processor_and_a_service_on_the_network_
 )
 def test_a_unit_that_cannot_even_be_tried_is_not_usable_and_says_why(unit, limit_s, why):
     with Worker() as worker:
-        found = units.probe_by(worker, f"fake_units:{unit}", limit_s)
-        assert not found.usable and found.why.startswith(why)
+        tried = units.probe_by(worker, f"fake_units:{unit}", limit_s)
+        assert not tried.usable and tried.why.startswith(why)
         assert units.probe_by(worker, "fake_units:behaves").usable
 
 
@@ -209,7 +200,7 @@ def test_a_missing_library_is_named_without_its_folder():
         "Exception from core.cpp:268:\nCannot load library \"/a b/libopenvino_intel_gpu_plugin.so\": "
         "/x/y/libOpenCL.so.1: cannot open shared object file: No such file or directory\n"
     )  # fmt: skip
-    said = openvino_units._missing_library(RuntimeError(text))
-    assert said == "libOpenCL.so.1: cannot open shared object file: No such file or directory"
+    missing = openvino_units._missing_library(RuntimeError(text))
+    assert missing == "libOpenCL.so.1: cannot open shared object file: No such file or directory"
     assert one_line(RuntimeError("Exception from a.cpp:1:\n  \nno device\nmore")) == "RuntimeError: no device"
     assert one_line(RuntimeError("")) == "RuntimeError"

@@ -70,8 +70,8 @@ def test_the_installed_command_finds_a_unit_in_the_current_folder_and_keeps_the_
     asked = [command, "units", "my_unit:make", "--json"]
     ended = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    (found,) = json.loads(ended.stdout)
-    assert found["unit"] == "my_unit:make" and found["usable"], found
+    (row,) = json.loads(ended.stdout)
+    assert row["unit"] == "my_unit:make" and row["usable"], row
 
 
 @pytest.mark.parametrize(
