@@ -15,4 +15,4 @@ class Recorder(Lab):
         """What this table says of a claim: the figure, and its verdict. Raises `Untestable`."""
         claim = claims.catalogue()[id]
         found = claims.evaluate(claim, self.table)
-        return found, ledger._row(claim, found.estimate, [found], runs=1).verdict.value
+        return found, ledger._judged(claim, [self.table]).verdict.value
