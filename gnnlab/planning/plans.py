@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations, product
+from typing import Any
 
 from gnnlab.errors import GnnlabError, shown
 
@@ -90,7 +91,7 @@ def parse(text: str | Sequence) -> Plan:
             raise GnnlabError(f"plan {shown(text)} is not understood; write it as {_EXAMPLE}")
     if not isinstance(given, (list, tuple)) or not given:
         raise GnnlabError(f"plan {shown(text)} has no blocks; write it as {_EXAMPLE}")
-    return Plan(tuple(_block(entry) for entry in given))
+    return Plan(tuple(map(_block, given)))
 
 
 def _listed(text: str) -> object | None:
@@ -116,45 +117,35 @@ def _worded(text: str) -> list | None:
     ]
 
 
-def _block(entry: object) -> Block:
-    if not isinstance(entry, (list, tuple)) or len(entry) not in (2, 3):
-        raise GnnlabError(f"block {shown(entry)} is no [units, stages] or [units, stages, ratios]")
-    units, stages = entry[0], entry[1]
-    units = [units] if isinstance(units, str) else units
-    if not isinstance(units, (list, tuple)) or not units or not all(isinstance(u, str) and u for u in units):
-        raise GnnlabError(f'block {shown(entry)}: its units are names in a list, as ["CPU"]')
-    if not isinstance(stages, (list, tuple)) or not stages or not all(type(s) is int for s in stages):
-        raise GnnlabError(f"block {shown(entry)}: its stages are numbers in a list, as [1,2,3]")
-    if list(stages) != list(range(stages[0], stages[0] + len(stages))):
-        raise GnnlabError(f"block {shown(entry)}: stages {list(stages)} are not contiguous and rising")
-    return Block(tuple(units), stages[0], stages[-1], _ratios(entry, len(units)))
-
-
-def _ratios(entry: Sequence, count: int) -> tuple[float, ...]:
-    if len(entry) == 2:
-        if count > 1:
-            raise GnnlabError(
-                f"block {shown(entry)}: {count} units share it, so it needs {count} ratios that add up to 1"
-            )
-        return (1.0,)
-    ratios = entry[2]
-    numbers = isinstance(ratios, (list, tuple)) and all(type(r) in (int, float) for r in ratios)
-    if (
-        not numbers
-        or len(ratios) != count
-        or not all(0 < r <= 1 for r in ratios)
-        or not math.isclose(sum(ratios), 1, abs_tol=1e-5)
-    ):
-        raise GnnlabError(f"block {shown(entry)}: {count} units need {count} ratios above 0 that add up to 1")
-    return tuple(map(float, ratios))
+def _block(entry: Any) -> Block:
+    """A block of the list notation."""
+    try:
+        units, stages, ratios = entry if len(entry) == 3 else (*entry, [1.0])
+        units = [units] if isinstance(units, str) else units
+        right = (
+            all(isinstance(unit, str) and unit for unit in units)
+            and all(type(stage) is int for stage in stages)
+            and list(stages) == list(range(stages[0], stages[0] + len(stages)))
+            and len(ratios) == len(units) > 0
+            and all(0 < ratio <= 1 for ratio in ratios)
+            and math.isclose(sum(ratios), 1, abs_tol=1e-5)
+        )
+    except (TypeError, ValueError, IndexError):
+        right = False
+    if not right:
+        raise GnnlabError(
+            f'block {shown(entry)} is no [units, stages, ratios], as [["CPU","GPU"],[1,2,3],[0.5,0.5]]: names; numbers '
+            "that rise by one; and for several units a ratio each, above 0, that add up to 1"
+        )
+    return Block(tuple(units), stages[0], stages[-1], tuple(map(float, ratios)))
 
 
 @dataclass(frozen=True)
 class Space:
     """The plans that a machine allows.
 
-    `unable` holds the stages that a unit cannot run, `sharing` the sets of units that may share a block, `ratios` the
-    part of the first of two that share (1 - ratio is the other's); more than two share evenly.
+    `unable` holds the stages that a unit cannot run, `sharing` the pairs of units that may share a block, `ratios` the
+    part of the first of a pair (1 - ratio is the other's).
     """
 
     units: tuple[str, ...]
@@ -186,51 +177,36 @@ class Space:
         if twice:
             raise GnnlabError(f"plan {plan}: {', '.join(twice)} stands in two places; a unit runs one block")
         for block in plan.blocks:
-            self._check_block(plan, block)
+            if block.shared and set(block.units) not in self.sharing:
+                may = " or ".join("+".join(sorted(pair)) for pair in self.sharing) or "none"
+                raise GnnlabError(f"plan {plan}: {'+'.join(block.units)} may not share a graph; {may} may")
+            for unit in block.units:
+                if barred := sorted(set(block.stages) & self.unable.get(unit, frozenset())):
+                    raise GnnlabError(f"plan {plan}: {unit} cannot run stage {', '.join(map(str, barred))}")
         return plan
-
-    def _check_block(self, plan: Plan, block: Block) -> None:
-        if block.shared and not any(set(block.units) <= allowed for allowed in self.sharing):
-            may = " or ".join("+".join(sorted(s)) for s in self.sharing) or "none"
-            raise GnnlabError(f"plan {plan}: {'+'.join(block.units)} may not share a graph; {may} may")
-        for unit in block.units:
-            barred = sorted(set(block.stages) & self.unable.get(unit, frozenset()))
-            if barred:
-                raise GnnlabError(f"plan {plan}: {unit} cannot run stage {', '.join(map(str, barred))}")
 
     def candidates(self, *, max_blocks: int = 2, one_unit: bool = False) -> list[Plan]:
         """Every legal plan of at most `max_blocks` blocks, those of a single unit only with `one_unit`."""
-        groups = self._groups()
+        pairs = [pair for pair in combinations(self.units, 2) if set(pair) in self.sharing]
+        groups = [*((unit,) for unit in self.units), *pairs]
         plans = []
         for count in range(1, min(max_blocks, self.stages, len(self.units)) + 1):
             for chosen in permutations(groups, count):
-                if len({unit for group in chosen for unit in group}) == sum(map(len, chosen)):
-                    plans += self._placed(chosen)
-        return [plan for plan in plans if one_unit or len(plan.units) > 1]
+                units = [unit for group in chosen for unit in group]
+                if len(set(units)) == len(units) and (one_unit or len(units) > 1):
+                    plans += self._cut(chosen)
+        return plans
 
-    def _groups(self) -> list[tuple[str, ...]]:
-        """Who may run a block: each unit, and each set of units that may share one."""
-        shared = [
-            group
-            for size in range(2, len(self.units) + 1)
-            for group in combinations(self.units, size)
-            if any(set(group) <= allowed for allowed in self.sharing)
-        ]
-        return [*((unit,) for unit in self.units), *shared]
-
-    def _placed(self, chosen: Sequence[tuple[str, ...]]) -> Iterator[Plan]:
+    def _cut(self, groups: Sequence[tuple[str, ...]]) -> Iterator[Plan]:
         """These groups in this order, with every cut between them and every ratio."""
-        for cuts in combinations(range(1, self.stages), len(chosen) - 1):
-            spans = list(zip((1, *(c + 1 for c in cuts)), (*cuts, self.stages), strict=True))
-            if all(self._able(group, *span) for group, span in zip(chosen, spans, strict=True)):
-                for ratios in product(*(self._splits(group) for group in chosen)):
-                    yield Plan(tuple(Block(g, *s, r) for g, s, r in zip(chosen, spans, ratios, strict=True)))
-
-    def _able(self, group: tuple[str, ...], first: int, last: int) -> bool:
-        return not any(self.unable.get(unit, frozenset()) & set(range(first, last + 1)) for unit in group)
-
-    def _splits(self, group: tuple[str, ...]) -> list[tuple[float, ...]]:
-        """The ratios in which a group may share."""
-        if len(group) == 2:
-            return [(ratio, round(1 - ratio, 10)) for ratio in self.ratios]
-        return [(1 / len(group),) * len(group)]
+        splits = [[(r, round(1 - r, 10)) for r in self.ratios] if len(group) > 1 else [(1.0,)] for group in groups]
+        for cuts in combinations(range(1, self.stages), len(groups) - 1):
+            spans = list(zip((1, *(cut + 1 for cut in cuts)), (*cuts, self.stages), strict=True))
+            if any(
+                self.unable.get(unit, frozenset()) & set(range(first, last + 1))
+                for group, (first, last) in zip(groups, spans, strict=True)
+                for unit in group
+            ):
+                continue
+            for ratios in product(*splits):
+                yield Plan(tuple(Block(g, *s, r) for g, s, r in zip(groups, spans, ratios, strict=True)))
