@@ -58,12 +58,12 @@ def run(arguments: Namespace) -> int:
     """Print the plan with its reasons; with --execute also what came of it."""
     from gnnlab.lab import runner
     from gnnlab.planning import costs as tables
-    from gnnlab.planning.execution import carry_out
-    from gnnlab.planning.partition import Graph
+    from gnnlab.planning.execution import carry_out, size_of
     from gnnlab.planning.planner import Planner
     from gnnlab.planning.plans import parse
     from gnnlab.planning.unit_processes import UnitProcesses
     from gnnlab.workloads import graphs
+    from gnnlab.workloads.graphsage import inputs_of
 
     _check(arguments)
     folder = None if arguments.lookup else runner.output_folder(arguments.params)
@@ -74,8 +74,8 @@ def run(arguments: Namespace) -> int:
         costs = tables.load_costs(folder / TABLES, arguments.units or ())
     graph, (nodes, edges) = None, (arguments.nodes, arguments.edges)
     if arguments.graph is not None:
-        graph = Graph.of(graphs.load(arguments.graph), costs.layer.features)
-        nodes, edges = graph.size
+        graph = inputs_of(graphs.load(arguments.graph), costs.layer.features)
+        nodes, edges = size_of(graph)
     given = None if arguments.plan is None else parse(arguments.plan)
     planner = Planner(costs, objective=arguments.objective)
     plans = given and [given, *(plan for plan in planner.candidates if len(plan.units) == 1 and plan != given)]
@@ -92,8 +92,8 @@ def run(arguments: Namespace) -> int:
     if arguments.execute:
         with UnitProcesses(chosen.units) as processes:
             done = carry_out(chosen, costs, graph, processes, folder / MODELS)
-        off = f"its result differs from the plain layer's by {done.parity_error:.1e} relative"
-        show(f"Executed on {nodes} nodes and {edges} edges, {done.ms:.3g} ms from its start to its end: {off}.")
+        off = f"its result differs from the plain layer's by {done['parity_error']:.1e} relative"
+        show(f"Executed on {nodes} nodes and {edges} edges, {done['value']:.3g} ms from its start to its end: {off}.")
     return 0
 
 
@@ -123,7 +123,7 @@ def _source(costs: Costs, lookup: str) -> str:
 
 def _why(chosen: Plan, ranking: Ranking, objective: str) -> str:
     """Its time, where that comes from, and what the best single unit would take."""
-    row = ranking.row(chosen)
+    row = ranking.table.loc[chosen]
     text = (
         f"Expected {_ms(ranking, chosen)} ms {TIME_OF[objective]}, planned for this size; times {row['origin']}. The "
         "interval knows of the tables' errors alone; notebook 07 executes plans and corrects for what they take."
@@ -132,15 +132,15 @@ def _why(chosen: Plan, ranking: Ranking, objective: str) -> str:
         text += " Some sizes lie outside those that were measured: take the times with care, or measure larger ones."
     alone = ranking.one_unit_plans[:1]
     if alone and chosen != alone[0]:
-        times = ranking.row(alone[0])["ms"] / row["ms"]
+        times = ranking.table.loc[alone[0], "ms"] / row["ms"]
         text += f" The best single unit ({alone[0].words()}) takes {times:.3g} times as long."
     return text
 
 
 def _compared(chosen: Plan, ranking: Ranking) -> Table:
     """The best plans, the chosen one, the best one-unit plan."""
-    best = ranking.table["plan"].tolist()[:LISTED]
-    plans = sorted({*best, chosen, *ranking.one_unit_plans[:1]}, key=lambda plan: ranking.row(plan)["ms"])
+    best = ranking.table.index[:LISTED]
+    plans = sorted({*best, chosen, *ranking.one_unit_plans[:1]}, key=ranking.table["ms"].get)
     cells = []
     for plan in plans:
         mark = ", ".join(["chosen"] * (plan == chosen) + ["one unit"] * (len(plan.units) == 1))
@@ -149,5 +149,5 @@ def _compared(chosen: Plan, ranking: Ranking) -> Table:
 
 
 def _ms(ranking: Ranking, plan: Plan) -> str:
-    row = ranking.row(plan)
+    row = ranking.table.loc[plan]
     return f"{row['ms']:.3g} ({row['low']:.3g} to {row['high']:.3g})"

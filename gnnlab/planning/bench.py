@@ -3,7 +3,7 @@
     with Bench(load_costs(tables), models=folder / "exported_models") as bench:
         bench.calibrate([GraphSize(1500, 3500), GraphSize(3000, 9000)])   # random plans against their expected times
         trial = bench.at(GraphSize(1000, 5000), by_hand=[plan])           # every plan ranked
-        trial.contenders(others=3)                # what is worth executing, and some that may be
+        trial.candidates, trial.contenders        # what is worth executing, and what is raced
         trial.stream(trial.ranking.chosen)        # a form: `count` graphs in, the last result out
         trial.predicted([plan])                   # what the same stream is expected to take
 
@@ -15,7 +15,7 @@ of its blocks, times what such streams took over their expected times at the siz
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from gnnlab.campaign.cells import Settings
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.planning.costs import Costs
-from gnnlab.planning.execution import Executed, Executor, carry_out
-from gnnlab.planning.partition import Graph
-from gnnlab.planning.pipeline import Trace
+from gnnlab.planning.execution import Executor, carry_out, plain
+from gnnlab.planning.pipeline import flow
 from gnnlab.planning.planner import CALIBRATION, PREDICTED, Planner, Ranking, conditions
 from gnnlab.planning.plans import Plan
 from gnnlab.planning.unit_processes import UnitProcesses
 from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED
+from gnnlab.profiling import timing
 from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
-from gnnlab.profiling.timing import stopwatch
+from gnnlab.workloads.graphsage import inputs_of, random_inputs
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -42,6 +43,7 @@ GRAPHS = 3  # different random ones of a stream, in turn
 NEAR, MOST = 1.2, 6  # plans within so many times the best expected time are worth executing, so many at most
 ONE_UNIT_WITHIN = 1.5  # and one-unit plans within so many times that of the best one-unit plan
 CALIBRATION_ROUNDS = 5  # streams of each plan of a calibration
+CALL_BUDGET_S = 0.1  # for the time of a call by itself
 
 
 class Bench(AbstractContextManager):
@@ -55,37 +57,16 @@ class Bench(AbstractContextManager):
         self.processes = UnitProcesses(costs.units)
         self.processes.start()
         self.trials: dict[str, Trial] = {}
-        self._open, self._streams = {}, ExitStack()  # executors by plan, of one size at a time
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
-        self.close_streams()
         self.processes.close()
 
-    def close_streams(self) -> None:
-        """Streams open again when asked for."""
-        self._streams.close()
-        self._open.clear()
-
-    def executor(self, trial: Trial, plan: Plan) -> Executor:
-        """A plan ready for the graphs of a trial. The streams of other sizes are closed."""
-        if any(size != trial.size for size, _ in self._open):
-            self.close_streams()
-        key = trial.size, plan
-        if key not in self._open:
-            places = trial.planner.places(trial.ranking.steps[plan])
-            options = {"models": self.models, "places": places}
-            executor = Executor(plan, self.costs, trial.graphs, self.processes, **options)
-            self._open[key] = self._streams.enter_context(executor)
-            executor.burst(len(trial.graphs))  # what a runtime does at its first call is no stream
-        return self._open[key]
-
-    def planner(self, costs: Costs | None = None, calibration: pd.DataFrame | None = None) -> Planner:
-        """`calibration`: by default this bench's; for other `costs`, which may be of another machine, none."""
-        learnt = self.calibration if calibration is None and costs is None else calibration
-        return Planner(costs or self.costs, calibration=learnt, **self.options)
+    def planner(self, costs: Costs | None = None) -> Planner:
+        """With this bench's calibration; for other `costs`, which may be of another machine, without any."""
+        return Planner(costs or self.costs, calibration=None if costs else self.calibration, **self.options)
 
     def calibrate(self, sizes: Sequence[GraphSize], drawn: int = 8) -> pd.DataFrame:
         """Learn how far streams are off what is expected, from plans drawn at random at each of these sizes, for all
@@ -106,86 +87,100 @@ class Bench(AbstractContextManager):
             rows.append({**key, "samples": ratios, "notes": [ends]})
         return pd.DataFrame(rows).assign(unit="x", better="neither", origin="measured", statistic="median")
 
-    def at(self, size: GraphSize, by_hand: Sequence[Plan] = ()) -> Trial:
-        """All plans ranked at this size, `by_hand` among them, once the calls of the best are measured.
+    def at(self, size: GraphSize, by_hand: Sequence[Plan] = (), **options: Any) -> Trial:
+        """All plans ranked at this size, `by_hand` among them, once the calls of the contenders are measured.
+        `options`: of `Trial.propose`.
 
         Raises:
             GnnlabError: times are missing, a plan breaks a rule, or a unit failed.
         """
         self.trials[str(size)] = trial = Trial(self, size, by_hand)
-        trial.time_calls(trial.proposed())
+        trial.propose(**options)
         return trial
 
-    def carry_out(self, plan: Plan, graph: Data) -> Executed:
-        """Run the layer on a graph by a plan."""
-        return carry_out(plan, self.costs, Graph.of(graph, self.costs.layer.features), self.processes, self.models)
+    def carry_out(self, plan: Plan, graph: Data) -> dict[str, Any]:
+        """Run the layer on a graph by a plan: a row."""
+        given = inputs_of(graph, self.costs.layer.features)
+        return carry_out(plan, self.costs, given, self.processes, self.models)
 
 
 class Trial:
-    """Plans at one size, those `by_hand` among them."""
+    """Plans at one size, those `by_hand` among them. `by_tables`: ranked before anything was measured at this size,
+    `ranking`: with what was since. `fitted`: do the tables have this size?"""
 
     def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan] = ()) -> None:
-        self.bench, self.size, self._at = bench, str(size), (size.nodes, size.edges)
-        self.graphs = [Graph.drawn(*self._at, bench.costs.layer.features, seed) for seed in range(GRAPHS)]
-        self.by_hand = tuple(by_hand)
+        self.bench, self.size, self._at, self.by_hand = bench, str(size), (size.nodes, size.edges), tuple(by_hand)
+        self.graphs = [random_inputs(*self._at, bench.costs.layer.features, seed) for seed in range(GRAPHS)]
         self.fitted = self._at in bench.tables_alone.sizes
-        self.candidates: list[Plan] = []  # of the race: what the ranking and the reader propose
-        self._traces: dict[Plan, dict[str, tuple[str, Trace]]] = {}
-        bench.close_streams()
-        self._rank()
+        self.candidates: list[Plan] = []  # what the ranking and the reader propose
+        self.contenders: list[Plan] = []  # what is raced: these and others
+        self._executors: dict[Plan, Executor] = {}
+        tables = Planner(bench.tables_alone, calibration=bench.calibration, **bench.options)
+        self.by_tables = self.ranking = tables.rank(*self._at, also=self.by_hand)
 
-    def proposed(self, factor: float = NEAR, most: int = MOST) -> list[Plan]:
-        """Plans worth executing: those near the best by expected time, the best of one unit, and those by hand."""
-        ranking = self.ranking
-        return list(dict.fromkeys([*ranking.near(factor, most), *ranking.one_unit_plans[:1], *self.by_hand]))
-
-    def contenders(self, *, factor: float = NEAR, most: int = MOST, others: int = 1) -> list[Plan]:
-        """Plans for the race, the best of one unit first: those `proposed`, one-unit plans near it, and `others` drawn
+    def propose(self, near: float = NEAR, most: int = MOST, others: int = 1) -> None:
+        """Set `candidates`: plans within `near` times the best expected time, `most` at most, the best of one unit, and
+        those by hand. Set `contenders`, the best of one unit first: these, one-unit plans near it, and `others` drawn
         from the better half, so that the ranking is not judged by its winners alone. All their calls are timed."""
-        self.time_calls(self.proposed(factor, most))
-        ranking, random = self.ranking, np.random.default_rng(self.bench.seed)
-        self.candidates = self.proposed(factor, most)
-        least = ranking.row(ranking.one_unit)["ms"]
-        alone = [plan for plan in ranking.one_unit_plans if ranking.row(plan)["ms"] <= ONE_UNIT_WITHIN * least]
-        first = list(dict.fromkeys([ranking.one_unit, *self.candidates, *alone]))
-        half = [plan for plan in ranking.table["plan"][: len(ranking.table) // 2 + 1] if plan not in first]
-        plans = first + _drawn(half, others, random)
-        self.time_calls(plans)
-        return plans
+        for _ in range(2):  # with the calls of the first timed, others may be near the best
+            ranking = self.ranking
+            proposed = [*ranking.near(near, most), *ranking.one_unit_plans[:1], *self.by_hand]
+            self.candidates = list(dict.fromkeys(proposed))
+            self.time_calls(self.candidates)
+        ranking, ms = self.ranking, self.ranking.table["ms"]
+        alone = [p for p in ranking.one_unit_plans if ms[p] <= ONE_UNIT_WITHIN * ms[ranking.one_unit]]
+        plans = list(dict.fromkeys([ranking.one_unit, *self.candidates, *alone]))
+        half = [plan for plan in ms.index[: len(ms) // 2 + 1] if plan not in plans]
+        self.contenders = plans + _drawn(half, others, np.random.default_rng(self.bench.seed))
+        self.time_calls(self.contenders)
 
     def time_calls(self, plans: Sequence[Plan]) -> None:
         """Measure the calls of these plans by themselves in the processes that plans use, where the tables only predict
         them, and rank anew."""
         bench, costs = self.bench, self.bench.costs
-        steps = [step for plan in plans for group in self.ranking.steps[plan] for step in group]
-        calls = sorted({(step.unit, *call) for step in steps for call in step.calls})
+        calls = sorted({(step.unit, *call) for p in plans for step in self.ranking.steps[p] for call in step.calls})
         todo = [call for call in calls if costs.predict(*call).origin in (INTERPOLATED, EXTRAPOLATED)]
         if todo:
-            bench.costs = costs.with_measured(todo, bench.processes.measure, bench.models)
-            self._rank()
+            settings = Settings(bench.models, CALL_BUDGET_S)
+            bench.costs = costs.with_measured(todo, bench.processes.measure, settings)
+        if self.ranking.planner.costs is not bench.costs:
+            self.ranking = bench.planner().rank(*self._at, also=self.by_hand)
+
+    def executor(self, plan: Plan) -> Executor:
+        """A plan ready for these graphs. The plans of other sizes are closed, and open again when asked for."""
+        for other in {*self.bench.trials.values()} - {self}:
+            other.close()
+        if plan not in self._executors:
+            bench = self.bench
+            options = {"models": bench.models, "places": self.ranking.places(plan)}
+            self._executors[plan] = Executor(plan, bench.costs, self.graphs, bench.processes, **options)
+            self._executors[plan].run(GRAPHS)  # what a runtime does at its first call is no stream
+        return self._executors[plan]
+
+    def close(self) -> None:
+        while self._executors:
+            self._executors.popitem()[1].close()
 
     def stream(self, plan: Plan) -> Callable[[], np.ndarray]:
         """A form that sends `count` graphs through and gives the last result. What the plan makes of every graph has
         been held against the plain layer. Raises `GnnlabError` where it differs, or a unit fails."""
-        executor = self.bench.executor(self, plan)
+        executor = self.executor(plan)
         for number, graph in enumerate(self.graphs):
             executor.stream([number])
-            require_equal(graph.through(executor.layer), executor.last(), RTOL_FLOAT32, plan.words())
+            require_equal(plain(executor.layer, graph), executor.last(), RTOL_FLOAT32, plan.words())
         return partial(executor.run, self.bench.count)
 
     def predicted(self, plans: Sequence[Plan]) -> pd.DataFrame:
         """ms a graph that were expected of the stream, as rows; in columns of their own what was expected before
         anything was measured at this size (table_low, table_high), and if the tables have it (fitted)."""
-        before = self.bench.planner(self.bench.tables_alone, self.bench.calibration)
-        first = before.rank(*self._at, plans=plans)
         rows = []
         for plan in plans:
-            value, low, high = self._streamed(self.planner, self.ranking, plan)
-            _, table_low, table_high = self._streamed(before, first, plan)
-            row = self.ranking.row(plan)
-            notes = [f"times of blocks {row['origin']}", "a simulated stream"]
+            value, low, high = self.ranking.stream_ms(plan, self.bench.count)
+            _, table_low, table_high = self.by_tables.stream_ms(plan, self.bench.count)
+            about = self.ranking.table.loc[plan]
+            notes = [f"times of blocks {about['origin']}", "a simulated stream"]
             key = {"size": self.size, "form": plan.words(), "notes": notes, "fitted": "yes" if self.fitted else "no"}
-            times = {"value": value, "low": low, "high": high, "n": int(row["n"])}
+            times = {"value": value, "low": low, "high": high, "n": int(about["n"])}
             times |= {"table_low": table_low, "table_high": table_high}
             rows.append({**key, **times, **PREDICTED, **conditions(plan.units)})
         return pd.DataFrame(rows)
@@ -194,75 +189,45 @@ class Trial:
         """Plans drawn at random, executed in turns (`CALIBRATION`): what they took over what the tables expect of them,
         and over what is expected once their calls were timed."""
         random = np.random.default_rng([self.bench.seed, *self._at])  # other plans at each size
-        half = self.ranking.table["plan"][: len(self.ranking.table) // 2 + 1]
+        half = self.ranking.table.index[: len(self.ranking.table) // 2 + 1]
         plans = _drawn(self.ranking.one_unit_plans, count // 2, random)
         plans += _drawn([plan for plan in half if len(plan.units) > 1], count - len(plans), random)
-        by_tables = self._expected(plans)
         self.time_calls(plans)
-        timed = self._expected(plans)
-        took = _in_turns({plan: self.stream(plan) for plan in plans}, CALIBRATION_ROUNDS, random)
+        streams = {plan: self.stream(plan) for plan in plans}
+        options = {"least": CALIBRATION_ROUNDS, "seed": self.bench.seed, "control": len(streams) < 2}
+        raced = timing.race(streams, budget_s=0.0, **options)
+        self.close()
+        ranked: list[tuple[Ranking, Plan]] = [(r, plan) for r in (self.by_tables, self.ranking) for plan in plans]
         return [
-            (self.size, len(plan.units) > 1, origin == MEASURED, took[plan] / self.bench.count / ms)
-            for expected in (by_tables, timed)
-            for plan, (ms, origin) in expected.items()
+            (
+                self.size,
+                len(plan.units) > 1,
+                ranking.table.loc[plan, "origin"] == MEASURED,
+                raced[plan].median_ms / self.bench.count / ranking.stream_ms(plan, self.bench.count)[0],
+            )
+            for ranking, plan in ranked
         ]
-
-    def _expected(self, plans: Sequence[Plan]) -> dict[Plan, tuple[float, str]]:
-        """ms a graph of a stream, and where the times of its blocks come from."""
-        ranking = self.ranking
-        return {p: (self._streamed(self.planner, ranking, p)[0], ranking.row(p)["origin"]) for p in plans}
-
-    def _streamed(self, planner: Planner, ranking: Ranking, plan: Plan) -> np.ndarray:
-        """ms a graph of a stream with the ends of its interval."""
-        steps = ranking.steps[plan]
-        ms = planner.simulate(steps, graphs=self.bench.count).total_ms / self.bench.count
-        times = ranking.row(plan)[["ms", "low", "high"]].to_numpy(dtype=float)
-        return times * ms / planner.expected_ms(steps)
 
     def chart(self, plan: Plan) -> pd.DataFrame:
         """The same stream predicted and executed, for a Gantt chart: panel, unit, graph, start_ms, end_ms, origin."""
-        rows = []
-        for panel, (origin, trace) in self._both(plan).items():
-            rows += [{"panel": panel, "origin": origin, **segment._asdict()} for segment in trace.segments]
-        return pd.DataFrame(rows)
+        count = self.bench.count
+        executed = self.executor(plan).stream([place % GRAPHS for place in range(count)])
+        both = {"predicted": ("simulated", self.ranking.stream(plan, count)), "executed": ("measured", executed)}
+        parts = [segments.assign(panel=panel, origin=origin) for panel, (origin, segments) in both.items()]
+        return pd.concat(parts, ignore_index=True)
 
-    def flow(self, plan: Plan) -> pd.DataFrame:
-        """That stream as rows, predicted and executed: latency of a graph in it, graph to graph, idle units."""
-        rows = []
-        for form, (origin, trace) in self._both(plan).items():
-            of = {"form": form, "origin": origin, "statistic": "single", "n": 1, **conditions(plan.units)}
-            latency = {"what": "latency of a graph, with its wait", "value": trace.latency_ms, "unit": "ms"}
-            period = {"what": "from graph to graph", "value": trace.period_ms, "unit": "ms"}
-            idle = [{"what": f"idle: {u}", "value": 100 * i, "unit": "%"} for u, i in trace.idle.items()]
-            rows += [{**of, "better": "lower", **row} for row in (latency, period, *idle)]
-        return pd.DataFrame(rows)
 
-    def _both(self, plan: Plan) -> dict[str, tuple[str, Trace]]:
-        """One stream through a plan, each with its origin."""
-        if plan not in self._traces:
-            steps = self.ranking.steps[plan]
-            learnt = self.ranking.row(plan)["ms"] / self.planner.expected_ms(steps)  # as the predicted time has it
-            simulated = self.planner.simulate(steps, graphs=self.bench.count).times(learnt)
-            executed = self.bench.executor(self, plan).burst(self.bench.count)
-            self._traces[plan] = {"predicted": ("simulated", simulated), "executed": ("measured", executed)}
-        return self._traces[plan]
-
-    def _rank(self) -> None:
-        self.planner = self.bench.planner()
-        self.ranking = self.planner.rank(*self._at, also=self.by_hand)
+def flow_rows(chart: pd.DataFrame) -> pd.DataFrame:
+    """Each panel of a `Trial.chart` as rows: latency of a graph in the stream, ms from graph to graph, idle units."""
+    rows = []
+    for panel, segments in chart.groupby("panel", sort=False):
+        fixed = {"form": panel, "origin": segments["origin"].iloc[0]}
+        for what, value in flow(segments).items():
+            number = {"value": 100 * value, "unit": "%"} if what.startswith("idle") else {"value": value, "unit": "ms"}
+            rows.append({**fixed, "what": what, **number})
+    fixed = {"better": "lower", "statistic": "single", "n": 1, **conditions(chart["unit"].unique())}
+    return pd.DataFrame(rows).assign(**fixed)
 
 
 def _drawn(plans: Sequence[Plan], count: int, random: np.random.Generator) -> list[Plan]:
     return [plans[i] for i in random.permutation(len(plans))[:count]]
-
-
-def _in_turns(forms: dict[Plan, Callable[[], Any]], rounds: int, random: np.random.Generator) -> dict[Plan, float]:
-    """Median ms of `rounds` calls of each form: all in each round, in random order."""
-    plans = list(forms)
-    took = {plan: [] for plan in plans}
-    for _ in range(rounds):
-        for plan in _drawn(plans, len(plans), random):
-            with stopwatch() as clock:
-                forms[plan]()
-            took[plan].append(clock.ms)
-    return {plan: float(np.median(ms)) for plan, ms in took.items()}

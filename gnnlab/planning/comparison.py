@@ -36,14 +36,13 @@ _PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "
 
 class Comparison:
     """`executed`: the study of a race of plans, which has a `frame` and the `samples` of its rows; `trials` by size.
-    `chosen`: at each size the fastest of the trial's `candidates`.
+    `chosen`: at each size the fastest of the trial's `candidates`. `predicted`: of every plan that ran.
 
     Raises:
         GnnlabError: at a size fewer than two plans ran, or none of the candidates.
     """
 
     def __init__(self, executed: Any, trials: Mapping[str, Trial]) -> None:
-        self.trials = trials
         frame = executed.frame.assign(samples=executed.samples)
         frame = frame[frame["status"] == "ok"]
         self.controls = frame[frame["form"] == CONTROL].set_index("size")["samples"]
@@ -60,9 +59,9 @@ class Comparison:
             parts.append(predicted.assign(chosen=predicted["form"] == self.chosen[size].words()))
         self.predicted = pd.concat(parts, ignore_index=True)
         ran = self.executed.rename(columns={"value": "ms", "low": "ms_low", "high": "ms_high", "n": "rounds"})
-        self.both = self.predicted.merge(
-            ran[["size", "form", "ms", "ms_low", "ms_high", "rounds", "samples"]], on=["size", "form"]
-        )
+        ran = ran[["size", "form", "ms", "ms_low", "ms_high", "rounds", "samples"]]
+        both = self.predicted.merge(ran, on=["size", "form"])
+        self.both = both.assign(several=[len(parse(form).units) > 1 for form in both["form"]])
 
     def both_times(self) -> pd.DataFrame:
         """Both times of each plan, as two forms of one study: keys size and plan, forms executed and predicted."""
@@ -72,20 +71,17 @@ class Comparison:
 
     def errors(self) -> pd.DataFrame:
         """How far each prediction is off the executed time (% of it, either way), by size and plan."""
-        off = 100 * (self.both["value"] / self.both["ms"] - 1)
-        several = [len(parse(form).units) > 1 for form in self.both["form"]]
+        both = self.both
+        off = 100 * (both["value"] / both["ms"] - 1)
         note = ", ".join(
             f"plans of {'several units' if many else 'one unit'} {part.abs().median():.2g} % in the median, "
             f"{(part < 0).sum()} of {len(part)} predicted too fast"
-            for many, part in off.groupby(several)
+            for many, part in off.groupby(both["several"])
         )
-        rows = []
-        for row in self.both.to_dict("records"):
-            value, *ends = (100 * abs(row["value"] / ms - 1) for ms in (row["ms"], row["ms_low"], row["ms_high"]))
-            within = row["ms_low"] <= row["value"] <= row["ms_high"]
-            error = {"value": value, "low": 0.0 if within else min(value, *ends), "high": max(value, *ends)}
-            rows.append({**_key(row), **_PERCENT, **error, "n": row["rounds"], "notes": note})
-        return pd.DataFrame(rows)
+        ends = pd.concat([100 * (both["value"] / both[end] - 1).abs() for end in ("ms", "ms_low", "ms_high")], axis=1)
+        within = both["value"].between(both["ms_low"], both["ms_high"])
+        error = {"value": off.abs(), "low": ends.min(axis=1).mask(within, 0.0), "high": ends.max(axis=1)}
+        return self._by_plan(error).assign(notes=note)
 
     def coverage(self) -> pd.DataFrame:
         """How far executed times lie beyond the 90 % interval that the tables alone gave (% of its end; 0: within it).
@@ -93,41 +89,46 @@ class Comparison:
         By size, plan and `fitted`, which says whether the tables hold times of that size. Nothing was measured at these
         sizes before these predictions.
         """
-        note = "predicted by the tables alone, before anything was measured at this size"
-        rows = []
-        for row in self.both.to_dict("records"):
-            beyond = 100 * max(row["ms"] / row["table_high"] - 1, row["table_low"] / row["ms"] - 1, 0.0)
-            error = {"value": beyond, "n": row["rounds"], "interval": "none", "notes": note}
-            rows.append({**_key(row), "fitted": row["fitted"], **_PERCENT, **error})
-        return pd.DataFrame(rows)
+        both = self.both
+        above, below = both["ms"] / both["table_high"] - 1, both["table_low"] / both["ms"] - 1
+        rows = self._by_plan({"value": 100 * np.maximum(above, below).clip(lower=0), "fitted": both["fitted"]})
+        return rows.assign(
+            interval="none", notes="predicted by the tables alone, before anything was measured at this size"
+        )
+
+    def _by_plan(self, columns: Mapping[str, pd.Series]) -> pd.DataFrame:
+        """A row of percent for each plan that ran: keys size and plan."""
+        about = pd.DataFrame([_conditions(form) for form in self.both["form"]])
+        rows = self.both[["size"]].assign(plan=self.both["form"], form="predicted", n=self.both["rounds"])
+        return pd.concat([rows.assign(**_PERCENT, **columns), about], axis=1)
 
     def regret(self) -> pd.DataFrame:
         """How much longer the chosen plan takes than the best of all executed ones (%), by size, and at the worst size.
 
         Where the best of the others is no faster, there is no regret.
         """
-        rows, regrets = [], []
+        rows = []
         for size, part in self.both.groupby("size", sort=False):
             chosen, others = part[part["chosen"]].iloc[0], part[~part["chosen"]]
             ratio, rival = self._slower(chosen, others)
-            regret = [None if end is None else 100 * max(0.0, end - 1) for end in (ratio.value, ratio.low, ratio.high)]
-            regrets.append(Estimate(*regret, ratio.n))
+            ends = {"value": ratio.value, "low": ratio.low, "high": ratio.high}
+            percent = {name: None if end is None else 100 * max(0.0, end - 1) for name, end in ends.items()}
             notes = f"{chosen['form']} against {rival}, the fastest of {len(others)} others"
             about = {"size": size, "form": "chosen", "notes": notes, **_conditions(chosen["form"])}
-            rows.append({**about, **_PERCENT, **_numbers(regrets[-1])})
-        ends = ([getattr(one, end) for one in regrets] for end in ("value", "low", "high"))
+            rows.append({**about, **_PERCENT, **percent, "n": ratio.n})
         # which size is the worst was seen in the same samples, so its own interval would be too narrow
-        worst = Estimate(*(None if None in each else max(each) for each in ends), regrets[0].n)
-        last = rows[int(np.argmax([one.value for one in regrets]))]
+        ends = {name: [row[name] for row in rows] for name in ("value", "low", "high")}
+        worst = {name: None if None in each else max(each) for name, each in ends.items()}
+        last = max(rows, key=lambda row: row["value"])
         notes = f"{last['size']}: {last['notes']}; chosen by every other round and judged by the rest"
-        return pd.DataFrame([*rows, {**last, **_numbers(worst), "size": "all", "form": WORST, "notes": notes}])
+        return pd.DataFrame([*rows, {**last, **worst, "n": rows[0]["n"], "size": "all", "form": WORST, "notes": notes}])
 
     def gain(self) -> pd.DataFrame:
         """How many times as fast the chosen plan is as the best of one unit, by size; and over the peers, where these
         are forms of the race too, else a row that says what it would need."""
         rows = []
         for size, part in self.both.groupby("size", sort=False):
-            chosen, alone = part[part["chosen"]].iloc[0], part[[len(parse(form).units) == 1 for form in part["form"]]]
+            chosen, alone = part[part["chosen"]].iloc[0], part[~part["several"]]
             peers = self.peers[self.peers["size"] == size]
             fixed = {"size": size, **_PERCENT, "unit": "x", "better": "higher", **_conditions(chosen["form"])}
             for form, rivals, wanted in ((ONE_UNIT, alone, ()), (ALL_PEERS, pd.concat([alone, peers]), PEERS)):
@@ -136,9 +137,10 @@ class Comparison:
                     rows.append({**fixed, "form": form, "status": "unavailable", "reason": needs})
                     continue
                 ratio, rival = self._slower(chosen, rivals)
-                ends = (None if end is None else 1 / end for end in (ratio.value, ratio.high, ratio.low))
+                ends = zip(("value", "low", "high"), (ratio.value, ratio.high, ratio.low), strict=True)
+                gain = {name: None if end is None else 1 / end for name, end in ends}
                 notes = f"{chosen['form']} over {rival}, the fastest of {len(rivals)} by every other round"
-                rows.append({**fixed, "form": form, **_numbers(Estimate(*ends, ratio.n)), "notes": notes})
+                rows.append({**fixed, "form": form, **gain, "n": ratio.n, "notes": notes})
         return pd.DataFrame(rows)
 
     def conclusion(self) -> str:
@@ -149,13 +151,13 @@ class Comparison:
             gain = gains.loc[row["size"]]
             ends = f" ({gain['low']:.2f} to {gain['high']:.2f})" if pd.notna(gain["low"]) else ""
             over = f"{gain['value']:.2f}{ends} times as fast as the best single unit"
-            several = len(parse(row["form"]).units) > 1
+            over = over if row["several"] else "a single unit, which no plan of several was faster than"
             off = 100 * (row["value"] / row["ms"] - 1)
             held = "holds" if row["low"] <= row["ms"] <= row["high"] else "does not hold"
             sentences.append(
                 f"At {row['size']} nodes/edges, **{row['form']}**: {row['ms']:.3g} ms a graph, "
-                f"{over if several else 'a single unit, which no plan of several was faster than'}. Expected were "
-                f"{row['value']:.3g} ms ({off:+.0f} %); the 90 % interval of that prediction {held}."
+                f"{over}. Expected were {row['value']:.3g} ms ({off:+.0f} %); the 90 % interval of that prediction "
+                f"{held}."
             )
         return "\n\n".join(sentences)
 
@@ -177,13 +179,5 @@ def _fastest(raced: pd.DataFrame) -> pd.Series:
     return raced.iloc[int(np.argmin([float(np.median(samples[::2])) for samples in raced["samples"]]))]
 
 
-def _key(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"size": row["size"], "plan": row["form"], "form": "predicted", **_conditions(row["form"])}
-
-
 def _conditions(form: str) -> dict[str, Any]:
     return conditions(parse(form).units)
-
-
-def _numbers(estimate: Estimate) -> dict[str, Any]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}

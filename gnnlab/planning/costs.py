@@ -62,18 +62,17 @@ class Costs:
         """The same with these units alone."""
         return replace(self, units=names)
 
-    def with_simulated(self, names: Collection[str] = SIMULATED_UNITS, npu_cannot: Collection[str] = SCATTERS) -> Costs:
-        """The same with simulated devices, which copy as this machine's memory does; `npu_cannot`: names of stages that
-        the NPU does not run."""
-        devices = {name: registry.find(name) for name in names}
-        barred = {name: frozenset(npu_cannot) for name, device in devices.items() if device.processor == "NPU"}
-        devices |= {name: replace(devices[name], cannot=cannot) for name, cannot in barred.items()}
+    def with_simulated(self, npu_cannot: Collection[str] = SCATTERS) -> Costs:
+        """The same with a simulated GPU and NPU, which copy as this machine's memory does; `npu_cannot`: names of
+        stages that the NPU does not run."""
+        gpu, npu = map(registry.find, SIMULATED_UNITS)
+        devices = {gpu.name: gpu, npu.name: replace(npu, cannot=frozenset(npu_cannot))}
         return replace(
             self,
-            units=tuple(dict.fromkeys([*self.units, *names])),
+            units=(*self.units, *devices),
             processors={**self.processors, **{name: device.processor for name, device in devices.items()}},
-            separate=self.separate | set(names),
-            simulated={**self.simulated, **devices},
+            separate=self.separate | set(devices),
+            simulated=devices,
         )
 
     def with_bandwidth(self, factor: float) -> Costs:
@@ -81,17 +80,13 @@ class Costs:
         return replace(self, copy_ms=lambda *given: self.copy_ms(*given) / factor)
 
     def with_measured(
-        self,
-        calls: Collection[Key],
-        measure: Callable[[Cell, Settings], CellResult],
-        models: str,
-        budget_s: float = 0.1,
+        self, calls: Collection[Key], measure: Callable[[Cell, Settings], CellResult], settings: Settings
     ) -> Costs:
         """The same once `measure` has measured these calls, each after its parity; a failed one stays as it was."""
         known = dict(self.known)
         for unit, first, last, nodes, edges in calls:
             cell = Cell(self.layer.name, self.layer.features, nodes, edges, first, last, unit)
-            outcome = measure(cell, Settings(models, budget_s))
+            outcome = measure(cell, settings)
             if outcome.status == "measured":
                 known[unit, first, last, nodes, edges] = Prediction(outcome.median_ms, *outcome.ci_ms, MEASURED)
         return replace(self, known=known)
@@ -166,13 +161,9 @@ def load_costs(folder: Path, names: Sequence[str] = ()) -> Costs:
             f"no times of {', '.join(wanted) or 'a runtime of this CPU'} in {folder}; it has those of "
             f"{', '.join(predictor.units)} (notebooks 05 and 06 measure the others)"
         )
-    return measured_costs(predictor, chosen, transfers.plain.ms)
-
-
-def measured_costs(predictor: TimePredictor, units: Sequence[str], copy_ms: Callable[[float], float]) -> Costs:
-    """Costs of these units of this machine; units hand on by a plain copy, into memory that all of them read."""
-    processors = {unit: registry.find(unit).processor for unit in units}
-    return Costs(predictor.layer, tuple(units), predictor, lambda source, target, size: copy_ms(size), processors)
+    processors = {unit: registry.find(unit).processor for unit in chosen}
+    # units hand on by a plain copy, into memory that all of them read
+    return Costs(predictor.layer, chosen, predictor, lambda source, target, size: transfers.plain.ms(size), processors)
 
 
 def _is_cpu(name: str) -> bool:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import openvino as ov
 
 from gnnlab import machine
 from gnnlab.campaign.cell_inputs import model_for
@@ -22,21 +23,16 @@ from gnnlab.campaign.cells import Cell
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import HINTS, openvino_core
 from gnnlab.planning.comparison import PEERS
-from gnnlab.planning.partition import Graph
+from gnnlab.planning.execution import Tensors, plain, size_of
 from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
-from gnnlab.units import registry as units
+from gnnlab.units import registry
+from gnnlab.workloads.staged import StagedLayer
 
-if TYPE_CHECKING:
-    import openvino as ov
-
-    from gnnlab.workloads.staged import StagedLayer
-
-HETERO, AUTO, STREAMS = PEERS
 _UNIT = "openvino:CPU"  # whose exported model of all stages they run
 
 
 def peer_forms(
-    layer: StagedLayer, graphs: Sequence[Graph], models: Path | str, count: int
+    layer: StagedLayer, graphs: Sequence[Tensors], models: Path | str, count: int
 ) -> dict[str, Callable[[], np.ndarray]]:
     """HETERO, AUTO and throughput streams as forms: `count` graphs in turn, the last result; none where the whole layer
     was not exported. What each makes of every graph has been held against the plain layer.
@@ -44,25 +40,21 @@ def peer_forms(
     Raises:
         GnnlabError: a result differs.
     """
-    nodes, edges = graphs[0].size
+    nodes, edges = size_of(graphs[0])
     cell = Cell(layer.name, layer.features, nodes, edges, 1, len(layer.stages), _UNIT)
-    artefact = model_for(units.find(_UNIT), cell, str(models))
+    artefact = model_for(registry.find(_UNIT), cell, str(models))
     if artefact is None or not artefact.ready:
         return {}
-    named = [{"x": graph.x, "edge_index": graph.edge_index} for graph in graphs]
-    feeds = [Feed(layer, artefact, *graph.size).inputs(values) for graph, values in zip(graphs, named, strict=True)]
+    named = ({name: tensor.numpy() for name, tensor in graph.items()} for graph in graphs)
+    feeds = [Feed(layer, artefact, nodes, edges).inputs(values) for values in named]
     devices = ",".join(sorted(openvino_core().available_devices, key=lambda name: name.startswith("CPU")))
-    ways = {
-        HETERO: (f"HETERO:{devices}", "LATENCY"),
-        AUTO: (f"AUTO:{devices}", "LATENCY"),
-        STREAMS: ("CPU", "THROUGHPUT"),
-    }
+    ways = ((f"HETERO:{devices}", "LATENCY"), (f"AUTO:{devices}", "LATENCY"), ("CPU", "THROUGHPUT"))
     forms, options = {}, {"INFERENCE_PRECISION_HINT": HINTS["float32"]}
-    for name, (device, hint) in ways.items():
+    for name, (device, hint) in zip(PEERS, ways, strict=True):
         compiled = openvino_core().compile_model(artefact.path, device, options | {"PERFORMANCE_HINT": hint})
         run = partial(_streamed if hint == "THROUGHPUT" else _in_turn, compiled, feeds)
         for place, graph in enumerate(graphs):
-            require_equal(graph.through(layer), run(place + 1), RTOL_FLOAT32, name)
+            require_equal(plain(layer, graph), run(place + 1), RTOL_FLOAT32, name)
         forms[name] = partial(run, count)
     return forms
 
@@ -82,17 +74,10 @@ def _in_turn(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]],
 
 def _streamed(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], count: int) -> np.ndarray:
     """As many requests at once as the hint asks for."""
-    import openvino as ov
-
-    last: dict[int, np.ndarray] = {}
+    last: list[np.ndarray] = []
     queue = ov.AsyncInferQueue(compiled)
-
-    def keep(request: ov.InferRequest, place: int) -> None:
-        if place == count - 1:
-            last[place] = np.array(request.get_output_tensor().data)
-
-    queue.set_callback(keep)
+    queue.set_callback(lambda request, keep: keep and last.append(np.array(request.get_output_tensor().data)))
     for place in range(count):
-        queue.start_async(feeds[place % len(feeds)], place, share_inputs=True)
+        queue.start_async(feeds[place % len(feeds)], place == count - 1, share_inputs=True)
     queue.wait_all()
-    return last[count - 1]
+    return last[0]

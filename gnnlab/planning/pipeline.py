@@ -1,85 +1,35 @@
 """A stream of graphs through the units of a plan: when each works on which graph, by its expected times alone.
 
-    machine = Machine(cores=2)
-    trace = simulate(works, machine, graphs=16)        # works: ms of each unit, by block
-    trace.latency_ms, trace.period_ms, trace.idle
+    works = [Work(0, "fast:CPU", 3.0), Work(1, "openvino:CPU", 2.0)]        # block, unit, ms for a graph
+    places = places_of(works, cores=2)
+    flow(stream(works, places, graphs=16))["from graph to graph"]           # ms
 
 Each unit takes the graphs in their order, one at a time, and graphs in flight are bounded, so a slow unit holds up
 those before it: a unit of block b begins graph g when it has ended g - 1, when all units of block b - 1 have ended g,
-and, in the first block, when graph g - `window` has left. Units that have one core take turns on it. Units that are
-devices of their own have no core.
+and, in the first block, when graph g - `window` has left. Units on one core take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from gnnlab.errors import GnnlabError
+
+SEGMENTS = ["graph", "block", "unit", "start_ms", "end_ms"]  # a unit at work on a graph, ms from the stream's start
+Places = Mapping[str, int | str]  # the core of each unit; a device is its own place
 
 
 class Work(NamedTuple):
     """One unit's share of a block: ms for one graph while nothing else runs."""
 
-    unit: str
-    ms: float
-
-
-Works = Sequence[Sequence[Work]]  # by block, by unit of the block
-Places = Mapping[str, int | str]  # the core of each unit; a device is its own
-
-
-@dataclass(frozen=True)
-class Machine:
-    """`cores` of the CPU; `devices`: units that are hardware of their own."""
-
-    cores: int = 2
-    devices: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.cores < 1:
-            raise GnnlabError(f"a machine of {self.cores} cores; at least 1 is needed")
-
-    def places(self, works: Iterable[Work]) -> dict[str, int | str]:
-        """A core for each unit by its ms of work for a graph, so that a stream flows fastest."""
-        works = sorted(works, key=lambda work: (-work.ms, work.unit))
-        devices = {work.unit: work.unit for work in works if work.unit in self.devices}
-        units = [work.unit for work in works if work.unit not in devices]
-        ways = [dict(zip(units, cores, strict=True)) | devices for cores in _groupings(len(units), self.cores)]
-        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: self.period_ms(works, way))
-
-    def period_ms(self, works: Iterable[Work], places: Places) -> float:
-        """ms from one graph to the next in a long stream: the busiest core or device never waits."""
-        busy: dict[int | str, float] = {}
-        for work in works:
-            busy[places[work.unit]] = busy.get(places[work.unit], 0.0) + work.ms
-        return max(busy.values())
-
-
-def _groupings(units: int, cores: int) -> Iterator[tuple[int, ...]]:
-    """A core for each of so many units, each way once: cores are alike."""
-
-    def grow(chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(chosen) == units:
-            yield chosen
-            return
-        for core in range(min(max(chosen, default=-1) + 2, cores)):
-            yield from grow((*chosen, core))
-
-    return grow(())
-
-
-class Segment(NamedTuple):
-    """A unit at work on a graph, ms from the start of the stream."""
-
-    graph: int
     block: int
     unit: str
-    start_ms: float
-    end_ms: float
+    ms: float
 
 
 def window(blocks: int) -> int:
@@ -87,90 +37,75 @@ def window(blocks: int) -> int:
     return blocks + 1
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What became of a stream."""
-
-    segments: tuple[Segment, ...]
-
-    def times(self, factor: float) -> Trace:
-        """The same stream with all of its times so many times as long."""
-        longer = (s._replace(start_ms=s.start_ms * factor, end_ms=s.end_ms * factor) for s in self.segments)
-        return Trace(tuple(longer))
-
-    @property
-    def left(self) -> list[float]:
-        """ms at which each graph left."""
-        ends: dict[int, float] = {}
-        for segment in self.segments:
-            ends[segment.graph] = max(ends.get(segment.graph, 0.0), segment.end_ms)
-        return [ends[graph] for graph in sorted(ends)]
-
-    @property
-    def entered(self) -> list[float]:
-        """ms at which each graph could enter: at once, or when another one left."""
-        most = window(1 + max(segment.block for segment in self.segments))
-        return [0.0] * min(most, len(self.left)) + self.left[:-most]
-
-    @property
-    def total_ms(self) -> float:
-        return max(self.left)
-
-    @property
-    def latency_ms(self) -> float:
-        """From entering to leaving, median."""
-        return float(np.median(np.subtract(self.left, self.entered)))
-
-    @property
-    def period_ms(self) -> float:
-        """Between graphs that leave, after the first; the latency where there is one alone."""
-        left = self.left
-        return (left[-1] - left[0]) / (len(left) - 1) if len(left) > 1 else left[0]
-
-    @property
-    def idle(self) -> dict[str, float]:
-        """Share of the time in which a unit does nothing."""
-        busy: dict[str, float] = {}
-        for segment in self.segments:
-            busy[segment.unit] = busy.get(segment.unit, 0.0) + segment.end_ms - segment.start_ms
-        return {unit: 1 - ms / self.total_ms for unit, ms in busy.items()}
+def places_of(works: Sequence[Work], cores: int, devices: Collection[str] = ()) -> dict[str, int | str]:
+    """A core for each unit, so that a stream flows fastest; `devices` are hardware of their own."""
+    works = sorted(works, key=lambda work: (-work.ms, work.unit))
+    own = {work.unit: work.unit for work in works if work.unit in devices}
+    units = [work.unit for work in works if work.unit not in own]
+    ways = [dict(zip(units, each, strict=True)) | own for each in _groupings(len(units), cores)]
+    return min(ways, key=lambda way: period_ms(works, way))
 
 
-def simulate(works: Works, machine: Machine, *, graphs: int = 16) -> Trace:
-    """Send `graphs` through, as many at once as the `window` of so many blocks holds.
+def period_ms(works: Sequence[Work], places: Places) -> float:
+    """ms from one graph to the next in a long stream: the busiest core or device never waits."""
+    busy: dict[int | str, float] = {}
+    for work in works:
+        busy[places[work.unit]] = busy.get(places[work.unit], 0.0) + work.ms
+    return max(busy.values())
+
+
+def _groupings(units: int, cores: int, chosen: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """A core for each of so many units, each way once: cores are alike."""
+    if len(chosen) == units:
+        yield chosen
+        return
+    for core in range(min(max(chosen, default=-1) + 2, cores)):
+        yield from _groupings(units, cores, (*chosen, core))
+
+
+def stream(works: Sequence[Work], places: Places, graphs: int = 16) -> pd.DataFrame:
+    """The `SEGMENTS` of a stream of `graphs`, in the order in which they begin.
 
     Raises:
-        GnnlabError: no graphs, no units, or a time that is negative or no number.
+        GnnlabError: no graphs, no work, or a time that is negative or no number.
     """
-    if graphs < 1 or not works:
-        raise GnnlabError(f"a stream of {graphs} graphs through {len(works)} blocks; 1 of each at least")
-    units = [(block, work) for block, group in enumerate(works) for work in group]
-    for _, (unit, ms) in units:
-        if not (np.isfinite(ms) and ms >= 0):
-            raise GnnlabError(f"{unit} takes {ms} ms for a block; a finite time that is not negative is needed")
-    places = machine.places([work for _, work in units])
+    times = [work.ms for work in works]
+    if graphs < 1 or not works or not (np.isfinite(times).all() and min(times) >= 0):
+        raise GnnlabError(f"a stream of {graphs} graphs, units that take {times} ms; 1 of each, and finite times")
+    last = max(work.block for work in works)
     free = dict.fromkeys(places.values(), 0.0)  # ms from which on each core or device is free
-    following = dict.fromkeys(places, 0)  # the graph that each unit takes next
-    ends: dict[tuple[int, int], list[float]] = {}  # by graph and block, of the units that have ended it
+    ended: dict[tuple[int, int], list[float]] = defaultdict(list)  # ms at which units ended a graph, by it and block
+    waiting = dict.fromkeys(range(len(works)), 0)  # the graph that each unit takes next
     segments = []
 
-    def ready(graph: int, block: int) -> float:
-        """ms from which on a block can begin a graph; infinite where that is not known yet."""
-        before = (graph, block - 1) if block else (graph - window(len(works)), len(works) - 1)
-        if before[0] < 0:
-            return 0.0
-        ended = ends.get(before, [])
-        return max(ended) if len(ended) == len(works[before[1]]) else np.inf
+    def start(place: int) -> tuple[float, int, int]:
+        """ms at which a unit can begin its next graph, infinite where that is not known yet; of several units that can
+        begin, the one with the graph that came first does."""
+        graph, block = waiting[place], works[place].block
+        before = (graph, block - 1) if block else (graph - window(last + 1), last)
+        known = before[0] < 0 or len(ended[before]) == sum(work.block == before[1] for work in works)
+        ready = max(ended[before], default=0.0) if known else np.inf
+        return max(ready, free[places[works[place].unit]]), graph, -block
 
-    for _ in range(graphs * len(units)):
-        starts = [
-            (max(ready(following[work.unit], block), free[places[work.unit]]), following[work.unit], -block, place)
-            for place, (block, work) in enumerate(units)
-            if following[work.unit] < graphs
-        ]
-        start, graph, _, place = min(starts)  # who can begin first; of several, with the graph that came first
-        block, (unit, ms) = units[place]
-        segments.append(Segment(graph, block, unit, start, start + ms))
-        ends.setdefault((graph, block), []).append(start + ms)
-        free[places[unit]], following[unit] = start + ms, graph + 1
-    return Trace(tuple(segments))
+    while waiting:
+        place = min(waiting, key=start)
+        (block, unit, ms), (start_ms, graph, _) = works[place], start(place)
+        segments.append((graph, block, unit, start_ms, start_ms + ms))
+        ended[graph, block].append(start_ms + ms)
+        free[places[unit]], waiting[place] = start_ms + ms, graph + 1
+        if graph + 1 == graphs:
+            del waiting[place]
+    return pd.DataFrame(segments, columns=SEGMENTS)
+
+
+def flow(segments: pd.DataFrame) -> pd.Series:
+    """Of a stream: median ms of a graph from entering to leaving, ms between graphs that leave after the first (of a
+    lone graph its latency), and the share of the time in which each unit is idle."""
+    left = segments.groupby("graph")["end_ms"].max().to_numpy()
+    most = window(segments["block"].max() + 1)
+    entered = np.concatenate([np.zeros(min(most, len(left))), left[:-most]])  # at once, or when another one left
+    period = (left[-1] - left[0]) / (len(left) - 1) if len(left) > 1 else left[0]
+    busy = (segments["end_ms"] - segments["start_ms"]).groupby(segments["unit"], sort=False).sum()
+    idle = (1 - busy / left.max()).rename(index="idle: {}".format)
+    lone = {"latency of a graph, with its wait": np.median(left - entered), "from graph to graph": period}
+    return pd.concat([pd.Series(lone), idle])

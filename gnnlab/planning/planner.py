@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab import machine as this_machine
+from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import FITTED, READ, Costs
-from gnnlab.planning.pipeline import Machine, Trace, Work, simulate
+from gnnlab.planning.pipeline import Work, period_ms, places_of, stream
 from gnnlab.planning.plans import RATIOS, Plan, Space
-from gnnlab.planning.steps import Steps, runs, steps_of
+from gnnlab.planning.steps import Step, runs, steps_of
 from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, SIMULATED
 from gnnlab.profiling.estimates import PREDICTION
 from gnnlab.units import registry
@@ -52,23 +52,24 @@ def corrections(calibration: pd.DataFrame) -> dict[tuple[bool, bool], tuple[floa
 class Ranking:
     """Plans at one size, best first.
 
-    `table`: plan, words, ms, low, high (90 %, around ms), n (executed streams that correct it, 1 where none do),
-    origin. `steps`: of each plan.
+    `table`, by plan: ms, low, high (90 %, around ms), n (executed streams that correct it, 1 where none do), factor
+    (that correction), origin. `steps`: of each plan.
     """
 
+    planner: Planner
     nodes: int
     edges: int
     table: pd.DataFrame
-    steps: Mapping[Plan, Steps]
+    steps: Mapping[Plan, tuple[Step, ...]]
 
     @property
     def chosen(self) -> Plan:
-        return self.table["plan"].iloc[0]
+        return self.table.index[0]
 
     @property
     def one_unit_plans(self) -> list[Plan]:
         """Those that leave everything to one unit, best first."""
-        return [plan for plan in self.table["plan"] if len(plan.units) == 1]
+        return [plan for plan in self.table.index if len(plan.units) == 1]
 
     @property
     def one_unit(self) -> Plan:
@@ -80,21 +81,35 @@ class Ranking:
     def near(self, factor: float, most: int) -> list[Plan]:
         """The plans within so many times the expected time of the best, `most` of them at most."""
         ms = self.table["ms"]
-        return self.table["plan"][ms <= factor * ms.iloc[0]].tolist()[:most]
-
-    def row(self, plan: Plan) -> pd.Series:
-        """Its row of the table."""
-        return self.table[self.table["plan"] == plan].iloc[0]
+        return self.table.index[ms <= factor * ms.iloc[0]].tolist()[:most]
 
     def rows(self, named: Mapping[str, Plan]) -> pd.DataFrame:
         """The expected time of some plans as rows for the one table, by the names of their forms."""
         rows = []
         for form, plan in named.items():
-            at = self.row(plan)
+            at = self.table.loc[plan]
             value = {"value": at["ms"], "low": at["low"], "high": at["high"], "n": int(at["n"])}
             notes = [plan.words()] * (form != plan.words()) + [f"times of blocks {at['origin']}"]
             rows.append({"form": form, **value, **PREDICTED, **conditions(plan.units), "notes": notes})
         return pd.DataFrame(rows)
+
+    def places(self, plan: Plan) -> dict[str, int | str]:
+        """The core of each unit of a plan."""
+        return self.planner.places(self.planner.works(self.steps[plan])[0])
+
+    def stream(self, plan: Plan, graphs: int) -> pd.DataFrame:
+        """The `pipeline.SEGMENTS` of a stream of graphs, as long as executed plans make it."""
+        works = self.planner.works(self.steps[plan])[0]
+        segments = stream(works, self.planner.places(works), graphs)
+        return segments.assign(**segments[["start_ms", "end_ms"]] * self.table.loc[plan, "factor"])
+
+    def stream_ms(self, plan: Plan, graphs: int) -> tuple[float, float, float]:
+        """ms a graph of that stream, with the ends of its interval."""
+        ms, (middle, low, high) = self.stream(plan, graphs)["end_ms"].max() / graphs, self.table.loc[plan, ENDS]
+        return ms, ms * low / middle, ms * high / middle
+
+
+ENDS = ["ms", "low", "high"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +129,7 @@ class Planner:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise GnnlabError(f"objective {self.objective!r}; {' or '.join(OBJECTIVES)} is understood")
-
-    @cached_property
-    def machine(self) -> Machine:
-        return Machine(self.cores or this_machine.cores(), self.costs.devices)
+        object.__setattr__(self, "cores", self.cores or machine.cores())
 
     @cached_property
     def space(self) -> Space:
@@ -150,50 +162,37 @@ class Planner:
         given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
         plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
         steps = {plan: steps_of(plan, self.costs, nodes, edges) for plan in plans}
-        times = np.array([self._times(steps[plan]) for plan in plans])
-        counts, origins = np.ones(len(plans), dtype=int), [self._origin(steps[plan]) for plan in plans]
+        times = [[self._expected_ms(works) for works in self.works(steps[plan])] for plan in plans]
+        table = pd.DataFrame(times, columns=ENDS, index=pd.Index(plans, dtype=object))
+        table = table.assign(n=1, factor=1.0, origin=[self._origin(steps[plan]) for plan in plans])
         learnt = {} if self.calibration is None or self.objective == "latency" else corrections(self.calibration)
-        groups = [(len(plan.units) > 1, origin == MEASURED) for plan, origin in zip(plans, origins, strict=True)]
+        groups = [(len(plan.units) > 1, origin == MEASURED) for plan, origin in table["origin"].items()]
         if learnt.keys() >= set(groups):  # streams were executed, no lone graphs
             factors = np.array([learnt[group] for group in groups])
-            times, counts = times[:, :1] * factors[:, :3], factors[:, 3].astype(int)
-        ms, low, high = times.T
-        table = pd.DataFrame({"plan": plans, "words": [plan.words() for plan in plans], "ms": ms})
-        table = table.assign(low=np.minimum(low, ms), high=np.maximum(high, ms), n=counts, origin=origins)
-        return Ranking(nodes, edges, table.sort_values("ms", kind="stable", ignore_index=True), steps)
+            table[ENDS], table["n"] = table[["ms"]].to_numpy() * factors[:, :3], factors[:, 3].astype(int)
+            table["factor"] = factors[:, 0]
+        table["low"], table["high"] = table[["low", "ms"]].min(axis=1), table[["high", "ms"]].max(axis=1)
+        return Ranking(self, nodes, edges, table.sort_values("ms", kind="stable"), steps)
 
-    def expected_ms(self, steps: Steps) -> float:
-        """The objective by the expected times of its steps alone."""
-        return self._times(steps)[0]
+    def works(self, steps: Sequence[Step]) -> list[list[Work]]:
+        """A plan's work by the expected ms, by those of the lower ends, by those of the upper ends."""
+        times = [step.times(self.costs) for step in steps]
+        return [[Work(s.block, s.unit, ms[end]) for s, ms in zip(steps, times, strict=True)] for end in range(3)]
 
-    def simulate(self, steps: Steps, *, graphs: int = 16) -> Trace:
-        """A stream of graphs through a plan, by the expected times of its steps."""
-        return simulate(self._works(steps)[0], self.machine, graphs=graphs)
+    def places(self, works: Sequence[Work]) -> dict[str, int | str]:
+        """The core that suits each unit, where all of them work at once."""
+        return places_of(works, self.cores, self.costs.devices)
 
-    def places(self, steps: Steps) -> dict[str, int | str]:
-        """The core of each unit of a plan."""
-        return self.machine.places([work for block in self._works(steps)[0] for work in block])
+    def _expected_ms(self, works: Sequence[Work]) -> float:
+        """The objective by these times."""
+        if self.objective == "throughput":
+            return period_ms(works, self.places(works))
+        blocks = [list(block) for _, block in itertools.groupby(works, key=lambda work: work.block)]
+        return sum(period_ms(block, self.places(block)) for block in blocks)
 
-    def _works(self, steps: Steps) -> list[list[list[Work]]]:
-        """By block, by unit: with the expected ms, with those of the lower ends, with those of the upper ends."""
-        times = [[(step.unit, step.times(self.costs)) for step in group] for group in steps]
-        return [[[Work(unit, ms[end]) for unit, ms in group] for group in times] for end in range(3)]
-
-    def _times(self, steps: Steps) -> tuple[float, ...]:
-        """The objective by the expected times, by the lower ends, by the upper ends."""
-        works = self._works(steps)
-        if self.objective == "latency":
-            return tuple(sum(self._together(block) for block in each) for each in works)
-        return tuple(self._together([work for block in each for work in block]) for each in works)
-
-    def _together(self, works: Sequence[Work]) -> float:
-        """Units that work at once are each on the core that suits their times best."""
-        return self.machine.period_ms(works, self.machine.places(works))
-
-    def _origin(self, steps: Steps) -> str:
+    def _origin(self, steps: Sequence[Step]) -> str:
         """Of the origins of all times of a plan the one that says least about this machine."""
-        every = [(step.unit, *call) for group in steps for step in group for call in step.calls]
-        origins = {self.costs.predict(*call).origin for call in every}
+        origins = {self.costs.predict(step.unit, *call).origin for step in steps for call in step.calls}
         return next(origin for origin in LEAST_FIRST if origin in origins)
 
 
@@ -201,7 +200,7 @@ def conditions(names: Sequence[str]) -> dict[str, Any]:
     """What units compute under that are at work at once, one thread each, as fields of a row. The device is left out
     where it is this machine's CPU alone."""
     units = [registry.find(name) for name in names]
-    runtimes = sorted({f"{u.runtime} {this_machine.version(u.runtime) or ''}".strip() for u in units})
+    runtimes = sorted({f"{u.runtime} {machine.version(u.runtime) or ''}".strip() for u in units})
     threads = sum(unit.processor == "CPU" for unit in units)
     fields = {"runtime": ", ".join(runtimes), "precision": "float32", "threads": threads}
     if threads == len(units):

@@ -9,7 +9,7 @@ from synthetic_costs import Formula, costs
 
 from gnnlab import cli
 from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.campaign.cells import measure
+from gnnlab.campaign.cells import Settings, measure
 from gnnlab.errors import GnnlabError
 from gnnlab.planning import costs as costs_module
 from gnnlab.planning.costs import FITTED, READ, SIMULATED_UNITS, load_costs, read_costs
@@ -35,7 +35,7 @@ def test_what_was_measured_since_comes_before_predictions():
         return outcomes[cell.unit]
 
     before = costs(PLANNED, LAYER)
-    after = before.with_measured([key, ("openvino:CPU", 1, 5, 30, 60)], measured, "", 0.01)
+    after = before.with_measured([key, ("openvino:CPU", 1, 5, 30, 60)], measured, Settings("", 0.01))
     assert before.predict(*key).origin == "interpolated" and list(after.known) == [key]
     assert after.predict(*key) == Prediction(outcomes[CPU].median_ms, *outcomes[CPU].ci_ms, "measured")
     assert after.predict(CPU, 1, 6, 30, 60) == before.predict(CPU, 1, 6, 30, 60)
@@ -148,7 +148,7 @@ def test_the_plan_leaves_to_each_processor_what_it_does_best(written):
 def test_sizes_that_are_too_few_to_fit_are_planned_and_no_others(written):
     of = read_costs(*written(sizes=SIZES[:1]))
     plan = Planner(of).candidates[0]
-    assert Planner(of).rank(1000, 1000, plans=[plan]).row(plan)["ms"] > 0
+    assert Planner(of).rank(1000, 1000, plans=[plan]).table.loc[plan, "ms"] > 0
     with pytest.raises(GnnlabError, match=r"no times at 1500/1000 and too few sizes .* there are 1000/1000"):
         of.predict("CPU", 1, 1, 1500, 1000)
 

@@ -8,10 +8,11 @@ from gnnlab.errors import ParityError
 from gnnlab.export.export import export_all
 from gnnlab.planning import openvino_peers
 from gnnlab.planning.comparison import PEERS
-from gnnlab.planning.partition import Graph
+from gnnlab.planning.execution import plain
+from gnnlab.workloads.graphsage import random_inputs
 
 FEATURES, COUNT = 8, 5
-LAYER, GRAPHS = layer_of("sage", FEATURES), [Graph.drawn(30, 90, FEATURES, seed) for seed in range(3)]
+LAYER, GRAPHS = layer_of("sage", FEATURES), [random_inputs(30, 90, FEATURES, seed) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def models(tmp_path_factory):
 def test_every_way_gives_the_last_graphs_result(models):
     forms = openvino_peers.peer_forms(LAYER, GRAPHS, models, COUNT)
     assert tuple(forms) == PEERS
-    wanted = GRAPHS[(COUNT - 1) % len(GRAPHS)].through(LAYER)
+    wanted = plain(LAYER, GRAPHS[(COUNT - 1) % len(GRAPHS)])
     for form in forms.values():
         np.testing.assert_allclose(form(), wanted, rtol=1e-4, atol=1e-5)
 

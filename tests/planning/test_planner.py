@@ -7,7 +7,7 @@ from synthetic_costs import UNITS, costs
 
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.planner import CALIBRATION, Planner, corrections
-from gnnlab.planning.plans import parse
+from gnnlab.planning.plans import Space, parse
 
 NPU_CANNOT = [("NPU", a, b) for a in range(1, 8) for b in range(a, 8) if a <= 4 and b >= 3]  # stages 3 and 4
 
@@ -24,28 +24,31 @@ def calibration(ratios, timed=False):
 
 def test_every_legal_plan_is_ranked_and_one_unit_plans_are_among_them():
     ranking = planner().rank(400, 900)
-    table = ranking.table
-    assert len(table) == 92 and table["ms"].is_monotonic_increasing
+    table, alone = ranking.table, ranking.one_unit_plans
+    assert table["ms"].is_monotonic_increasing and set(table.index) == set(planner().candidates)
     assert ((table["low"] < table["ms"]) & (table["ms"] < table["high"])).all()
-    assert ranking.one_unit_plans == [plan for plan in table["plan"] if len(plan.units) == 1]
-    assert ranking.row(ranking.one_unit)["ms"] == min(ranking.row(plan)["ms"] for plan in ranking.one_unit_plans)
+    assert alone == [plan for plan in table.index if len(plan.units) == 1] and ranking.one_unit == alone[0]
+
+
+def test_plans_are_candidates_where_units_share_rows_of_nodes_alone():
+    plans = planner().candidates
+    legal = Space(UNITS, unable={"NPU": {3, 4}}).candidates(max_blocks=3, one_unit=True)
+    shared = {(block.first, block.last) for plan in plans for block in plan.blocks if block.shared}
+    assert set(plans) < set(legal) and shared == {(1, 4), (1, 5), (1, 6), (1, 7)}
 
 
 def test_plans_near_the_best_are_those_within_a_factor_and_few():
     ranking = planner().rank(400, 900)
-    near = ranking.near(1.2, 50)
-    assert near[0] == ranking.chosen and near == ranking.table["plan"].tolist()[: len(near)]
-    ms = ranking.table["ms"]
+    near, ms = ranking.near(1.2, 50), ranking.table["ms"].to_numpy()
+    assert near[0] == ranking.chosen and near == ranking.table.index[: len(near)].tolist()
     assert ms[len(near) - 1] <= 1.2 * ms[0] < ms[len(near)] and ranking.near(1.2, 1) == [ranking.chosen]
 
 
 def test_without_executed_plans_the_interval_has_all_blocks_at_their_ends():
-    ranking = planner().rank(400, 900, plans=[parse("1-7 on CPU")])
-    row = ranking.row(parse("1-7 on CPU"))
-    copies = ranking.steps[parse("1-7 on CPU")][0][0].copies_ms
-    assert (row["low"] - copies, row["high"] - copies) == pytest.approx(
-        (0.9 * (row["ms"] - copies), 1.1 * (row["ms"] - copies))
-    )
+    plan = parse("1-7 on CPU")
+    ranking = planner().rank(400, 900, plans=[plan])
+    ms, low, high = ranking.table.loc[plan, ["ms", "low", "high"]] - ranking.steps[plan][0].copies_ms
+    assert (low, high) == pytest.approx((0.9 * ms, 1.1 * ms))
 
 
 def test_executed_plans_correct_the_time_and_give_the_interval():
@@ -53,9 +56,11 @@ def test_executed_plans_correct_the_time_and_give_the_interval():
     learnt = calibration({False: (1.0, 1.1, 1.2), True: (1.2, 1.3, 1.4)})
     plain, corrected = (planner(calibration=known).rank(400, 900, plans=plans) for known in (None, learnt))
     for plan, factors in zip(plans, ((1.1, 1.01, 1.19), (1.3, 1.21, 1.39)), strict=True):
-        before, after = plain.row(plan), corrected.row(plan)
-        assert after[["ms", "low", "high"]].tolist() == pytest.approx([factor * before["ms"] for factor in factors])
+        before, after = plain.table.loc[plan, "ms"], corrected.table.loc[plan]
+        assert after[["ms", "low", "high"]].tolist() == pytest.approx([factor * before for factor in factors])
         assert after["n"] == 3
+        streamed = [ranking.stream_ms(plan, 4) for ranking in (plain, corrected)]
+        assert streamed[1] == pytest.approx([factor * streamed[0][0] for factor in factors])
     alone = planner(calibration=learnt, objective="latency").rank(400, 900, plans=plans)
     assert alone.table["n"].tolist() == [1, 1]  # streams were executed, no lone graphs
     unlike = planner(calibration=calibration({False: (2.0,)})).rank(400, 900, plans=plans)
@@ -90,4 +95,4 @@ def test_what_cannot_be_planned_says_why_in_one_line():
 def test_a_plan_by_hand_is_ranked_among_the_others():
     plan = parse("1-5 on CPU and GPU (0.25, 0.75), 6-7 on NPU")  # a ratio that no candidate has
     ranking = planner().rank(400, 900, also=[plan])
-    assert len(ranking.table) == 93 and plan.words() in set(ranking.table["words"])
+    assert len(ranking.table) == len(planner().candidates) + 1 and plan in ranking.table.index

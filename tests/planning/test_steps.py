@@ -1,11 +1,11 @@
 """Steps of plans carry the bytes that really go along, and the calls that are really made."""
 
 import pytest
-from synthetic_costs import UNITS, costs
+from synthetic_costs import costs
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.plans import Block, Space, parse
-from gnnlab.planning.steps import cover, gathered_bytes, looks_at_edges, moved_bytes, runs, steps_of, whole_until
+from gnnlab.planning.plans import Block, parse
+from gnnlab.planning.steps import cover, moved_bytes, runs, steps_of, whole_until
 from gnnlab.workloads.graphsage import gat, random_inputs, sage
 
 LAYER = sage(16)
@@ -33,42 +33,36 @@ def test_a_block_is_one_call_where_it_was_measured_and_the_fewest_else():
     assert cover(singles | {(1, 5), (2, 7)}, 1, 7) == ((1, 1), (2, 7))
     assert cover({(1, 5), (7, 7)}, 1, 7) is None and cover(singles, 3, 3) == ((3, 3),)
     plan = parse("1-7 on CPU")
-    fused, parts = ((of, steps_of(plan, of, N, E)[0][0]) for of in (costs(), costs(lacking=[("CPU", 1, 7)])))
+    fused, parts = ((of, steps_of(plan, of, N, E)[0]) for of in (costs(), costs(lacking=[("CPU", 1, 7)])))
     assert [len(step.calls) for _, step in (fused, parts)] == [1, 2]
     assert parts[1].times(parts[0]) > fused[1].times(fused[0])
 
 
 def test_a_part_reads_the_whole_x_and_drops_other_rows_before_weights_are_applied():
-    for step, own in zip(steps_of(parse("1-7 on CPU and GPU (0.3, 0.7)"), costs(), N, E)[0], (120, 280), strict=True):
+    for step, own in zip(steps_of(parse("1-7 on CPU and GPU (0.3, 0.7)"), costs(), N, E), (120, 280), strict=True):
         edges = round(own / N * E)
         assert step.calls == ((1, 5, N, edges), (6, 7, own, edges))
-    rows = steps_of(parse("1-5 on CPU, 6-7 on GPU and NPU (0.5, 0.5)"), costs(), N, E)[1]
+    rows = steps_of(parse("1-5 on CPU, 6-7 on GPU and NPU (0.5, 0.5)"), costs(), N, E)[1:]
     assert [call.nodes for step in rows for call in step.calls] == [200, 200]
 
 
-def test_a_part_is_given_the_values_of_its_edges_and_copies_nothing_else():
-    assert gathered_bytes(costs(), Block(("CPU", "GPU"), 3, 7, (0.5, 0.5)), E / 2) == E // 2 * 16 * 4  # messages
-    assert gathered_bytes(costs(), Block(("CPU", "GPU"), 1, 7, (0.5, 0.5)), E / 2) == 0
-
-
-def test_until_where_a_part_is_whole_follows_from_the_layer():
-    assert whole_until(LAYER) == 5 and whole_until(gat(8, 2, 4)) == 7
-    assert looks_at_edges(LAYER, 1, 2) and looks_at_edges(LAYER, 3, 3) and not looks_at_edges(LAYER, 5, 7)
+@pytest.mark.parametrize(
+    ("layer", "span", "until"),
+    [(LAYER, (1, 7), 5), (LAYER, (1, 4), 4), (LAYER, (6, 7), 0), (gat(8, 2, 4), (1, 7), 7), (LAYER, (1, 2), None)],
+)
+def test_until_where_a_part_computes_all_rows_follows_from_the_layer(layer, span, until):
+    if until is not None:
+        assert whole_until(layer, *span) == until
+        return
+    with pytest.raises(GnnlabError, match="stages 1-2 hand on values of edges"):
+        whole_until(layer, *span)
 
 
 def test_devices_with_a_memory_of_their_own_are_sent_the_graph_and_the_whole_cut():
     plan = parse("1-2 on NPU, 3-7 on CPU")
-    near, far = (steps_of(plan, costs(separate=separate), N, E)[0][0].copies_ms for separate in ((), ["NPU"]))
+    near, far = (steps_of(plan, costs(separate=separate), N, E)[0].copies_ms for separate in ((), ["NPU"]))
     moved = LAYER.cut_bytes(0, N, E) + LAYER.cut_bytes(2, N, E)
     assert far == pytest.approx(0.02 + moved / 5e6) and near < far
-
-
-def test_every_candidate_has_steps_for_each_of_its_units():
-    of = costs()
-    for plan in Space(UNITS, unable={"NPU": {3, 4}}).candidates(max_blocks=3, one_unit=True):
-        steps = steps_of(plan, of, N, E)
-        assert [tuple(s.unit for s in group) for group in steps] == [block.units for block in plan.blocks]
-        assert all(step.times(of)[0] > 0 for group in steps for step in group)
 
 
 def test_a_missing_time_is_named_in_one_line():
