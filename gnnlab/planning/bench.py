@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.campaign.cells import Settings
+from gnnlab.campaign.cells import Cell, Settings, measure
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.planning.costs import Costs
 from gnnlab.planning.execution import Executor, carry_out, plain
@@ -31,7 +32,7 @@ from gnnlab.planning.pipeline import flow
 from gnnlab.planning.planner import CALIBRATION, PREDICTED, Planner, Ranking, conditions
 from gnnlab.planning.plans import Plan
 from gnnlab.planning.unit_processes import UnitProcesses
-from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED
+from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction
 from gnnlab.profiling import timing
 from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.workloads.graphsage import inputs_of, random_inputs
@@ -138,11 +139,18 @@ class Trial:
         """Measure the calls of these plans by themselves in the processes that plans use, where the tables only predict
         them, and rank anew."""
         bench, costs = self.bench, self.bench.costs
-        calls = sorted({(step.unit, *call) for p in plans for step in self.ranking.steps[p] for call in step.calls})
-        todo = [call for call in calls if costs.predict(*call).origin in (INTERPOLATED, EXTRAPOLATED)]
-        if todo:
-            settings = Settings(bench.models, CALL_BUDGET_S)
-            bench.costs = costs.with_measured(todo, bench.processes.measure, settings)
+        calls = sorted({(work.unit, *call) for p in plans for work in self.ranking.works[p] for call in work.calls})
+        known = dict(costs.known)
+        for call in calls:
+            if costs.predict(*call).origin in (INTERPOLATED, EXTRAPOLATED):
+                unit, first, last, nodes, edges = call
+                cell = Cell(costs.layer.name, costs.layer.features, nodes, edges, first, last, unit)
+                request = (measure, cell, Settings(bench.models, CALL_BUDGET_S))
+                outcome = bench.processes.ask({unit: request})[unit]
+                if outcome.status == "measured":  # after its parity; what failed stays as it was
+                    known[call] = Prediction(outcome.median_ms, *outcome.ci_ms, MEASURED)
+        if known != costs.known:
+            bench.costs = replace(costs, known=known)
         if self.ranking.planner.costs is not bench.costs:
             self.ranking = bench.planner().rank(*self._at, also=self.by_hand)
 

@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.campaign.cells import Cell, CellResult, Settings
 from gnnlab.errors import GnnlabError
-from gnnlab.prediction.predictor import INTERPOLATED, MEASURED, Prediction, TimePredictor, simulated_time
+from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, SIMULATED, Prediction, TimePredictor
+from gnnlab.prediction.predictor import simulated_time as time_of_simulated
 from gnnlab.prediction.tables import LookupEntry, load_tables, read_bandwidth, read_lookup
 from gnnlab.units import registry
 from gnnlab.units.simulated import SCATTERS, SimulatedUnit
@@ -33,6 +33,7 @@ Span = tuple[int, int]  # first and last stage
 Key = tuple[str, int, int, int, int]  # unit, first, last, nodes, edges
 HOST = "host"  # where graphs come from and results go to
 READ, FITTED = "read", "read, fitted between"
+LEAST_FIRST = (SIMULATED, EXTRAPOLATED, FITTED, READ, INTERPOLATED, MEASURED)  # origins, by what they say of here
 SIMULATED_UNITS = ("simulated:GPU", "simulated:NPU")
 SLOW_TO_LOAD = ("torch-compiled:CPU",)  # compiles each call for half a minute: only where it is named
 S4_FEATURES = 500  # of S4's GraphSAGE, which its tables are of
@@ -79,18 +80,6 @@ class Costs:
         """The same with so many times the bandwidth of all transfers."""
         return replace(self, copy_ms=lambda *given: self.copy_ms(*given) / factor)
 
-    def with_measured(
-        self, calls: Collection[Key], measure: Callable[[Cell, Settings], CellResult], settings: Settings
-    ) -> Costs:
-        """The same once `measure` has measured these calls, each after its parity; a failed one stays as it was."""
-        known = dict(self.known)
-        for unit, first, last, nodes, edges in calls:
-            cell = Cell(self.layer.name, self.layer.features, nodes, edges, first, last, unit)
-            outcome = measure(cell, settings)
-            if outcome.status == "measured":
-                known[unit, first, last, nodes, edges] = Prediction(outcome.median_ms, *outcome.ci_ms, MEASURED)
-        return replace(self, known=known)
-
     @property
     def devices(self) -> frozenset[str]:
         """Units that are hardware of their own: all that is no runtime of this CPU."""
@@ -130,7 +119,7 @@ class Costs:
 
     def _predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
         if unit in self.simulated:
-            return simulated_time(self.simulated[unit], self.layer, first, last, nodes, edges)
+            return time_of_simulated(self.simulated[unit], self.layer, first, last, nodes, edges)
         if self.predictor is None:
             sizes = ", ".join(f"{n}/{e}" for n, e in self.sizes)
             raise GnnlabError(f"no times at {nodes}/{edges} and too few sizes to fit between them; there are {sizes}")

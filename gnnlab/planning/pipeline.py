@@ -1,6 +1,6 @@
 """A stream of graphs through the units of a plan: when each works on which graph, by its expected times alone.
 
-    works = [Work(0, "fast:CPU", 3.0), Work(1, "openvino:CPU", 2.0)]        # block, unit, ms for a graph
+    works = [Work(0, "fast:CPU", 3.0), Work(1, "openvino:CPU", 2.0)]        # block, unit, ms for a graph; or `works_of`
     places = places_of(works, cores=2)
     flow(stream(works, places, graphs=16))["from graph to graph"]           # ms
 
@@ -12,24 +12,16 @@ and, in the first block, when graph g - `window` has left. Units on one core tak
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
+from gnnlab.planning.steps import Work
 
 SEGMENTS = ["graph", "block", "unit", "start_ms", "end_ms"]  # a unit at work on a graph, ms from the stream's start
 Places = Mapping[str, int | str]  # the core of each unit; a device is its own place
-
-
-class Work(NamedTuple):
-    """One unit's share of a block: ms for one graph while nothing else runs."""
-
-    block: int
-    unit: str
-    ms: float
 
 
 def window(blocks: int) -> int:
@@ -38,12 +30,15 @@ def window(blocks: int) -> int:
 
 
 def places_of(works: Sequence[Work], cores: int, devices: Collection[str] = ()) -> dict[str, int | str]:
-    """A core for each unit, so that a stream flows fastest; `devices` are hardware of their own."""
-    works = sorted(works, key=lambda work: (-work.ms, work.unit))
-    own = {work.unit: work.unit for work in works if work.unit in devices}
-    units = [work.unit for work in works if work.unit not in own]
-    ways = [dict(zip(units, each, strict=True)) | own for each in _groupings(len(units), cores)]
-    return min(ways, key=lambda way: period_ms(works, way))
+    """A core for each unit, the longest work first, each on the core that has least to do (Graham 1969); `devices` are
+    hardware of their own."""
+    places: dict[str, int | str] = {}
+    busy = [0.0] * cores
+    for work in sorted(works, key=lambda work: (-work.ms, work.unit)):
+        core = busy.index(min(busy))
+        places[work.unit] = work.unit if work.unit in devices else core
+        busy[core] += 0.0 if work.unit in devices else work.ms
+    return places
 
 
 def period_ms(works: Sequence[Work], places: Places) -> float:
@@ -52,15 +47,6 @@ def period_ms(works: Sequence[Work], places: Places) -> float:
     for work in works:
         busy[places[work.unit]] = busy.get(places[work.unit], 0.0) + work.ms
     return max(busy.values())
-
-
-def _groupings(units: int, cores: int, chosen: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """A core for each of so many units, each way once: cores are alike."""
-    if len(chosen) == units:
-        yield chosen
-        return
-    for core in range(min(max(chosen, default=-1) + 2, cores)):
-        yield from _groupings(units, cores, (*chosen, core))
 
 
 def stream(works: Sequence[Work], places: Places, graphs: int = 16) -> pd.DataFrame:
@@ -89,7 +75,7 @@ def stream(works: Sequence[Work], places: Places, graphs: int = 16) -> pd.DataFr
 
     while waiting:
         place = min(waiting, key=start)
-        (block, unit, ms), (start_ms, graph, _) = works[place], start(place)
+        (block, unit, ms, *_), (start_ms, graph, _) = works[place], start(place)
         segments.append((graph, block, unit, start_ms, start_ms + ms))
         ended[graph, block].append(start_ms + ms)
         free[places[unit]], waiting[place] = start_ms + ms, graph + 1

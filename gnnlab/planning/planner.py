@@ -24,18 +24,16 @@ import pandas as pd
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.costs import FITTED, READ, Costs
-from gnnlab.planning.pipeline import Work, period_ms, places_of, stream
+from gnnlab.planning.costs import LEAST_FIRST, Costs
+from gnnlab.planning.pipeline import period_ms, places_of, stream
 from gnnlab.planning.plans import RATIOS, Plan, Space
-from gnnlab.planning.steps import Step, runs, steps_of
-from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, SIMULATED
+from gnnlab.planning.steps import Work, runs, works_of
+from gnnlab.prediction.predictor import MEASURED
 from gnnlab.profiling.estimates import PREDICTION
 from gnnlab.units import registry
 
-OBJECTIVES = ("throughput", "latency")
 PREDICTED = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate", "interval": PREDICTION}
 PERCENTILES = (50, 5, 95)  # of executed over expected: the correction and its 90 % interval
-LEAST_FIRST = (SIMULATED, EXTRAPOLATED, FITTED, READ, INTERPOLATED, MEASURED)  # origins
 CALIBRATION = ["size", "several", "timed", "ratio"]
 
 
@@ -53,14 +51,14 @@ class Ranking:
     """Plans at one size, best first.
 
     `table`, by plan: ms, low, high (90 %, around ms), n (executed streams that correct it, 1 where none do), factor
-    (that correction), origin. `steps`: of each plan.
+    (that correction), origin. `works`: of each plan.
     """
 
     planner: Planner
     nodes: int
     edges: int
     table: pd.DataFrame
-    steps: Mapping[Plan, tuple[Step, ...]]
+    works: Mapping[Plan, tuple[Work, ...]]
 
     @property
     def chosen(self) -> Plan:
@@ -95,12 +93,11 @@ class Ranking:
 
     def places(self, plan: Plan) -> dict[str, int | str]:
         """The core of each unit of a plan."""
-        return self.planner.places(self.planner.works(self.steps[plan])[0])
+        return self.planner.places(self.works[plan])
 
     def stream(self, plan: Plan, graphs: int) -> pd.DataFrame:
         """The `pipeline.SEGMENTS` of a stream of graphs, as long as executed plans make it."""
-        works = self.planner.works(self.steps[plan])[0]
-        segments = stream(works, self.planner.places(works), graphs)
+        segments = stream(self.works[plan], self.places(plan), graphs)
         return segments.assign(**segments[["start_ms", "end_ms"]] * self.table.loc[plan, "factor"])
 
     def stream_ms(self, plan: Plan, graphs: int) -> tuple[float, float, float]:
@@ -127,8 +124,6 @@ class Planner:
     calibration: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise GnnlabError(f"objective {self.objective!r}; {' or '.join(OBJECTIVES)} is understood")
         object.__setattr__(self, "cores", self.cores or machine.cores())
 
     @cached_property
@@ -161,10 +156,15 @@ class Planner:
         """All candidates, or `plans`, and `also`, for a graph of this size. `GnnlabError`: one breaks a rule."""
         given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
         plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
-        steps = {plan: steps_of(plan, self.costs, nodes, edges) for plan in plans}
-        times = [[self._expected_ms(works) for works in self.works(steps[plan])] for plan in plans]
+        works = {plan: works_of(plan, self.costs, nodes, edges) for plan in plans}
+        ends = ("ms", "low_ms", "high_ms")  # all times of blocks as expected, or at one end
+        times = [
+            [self._expected_ms([w._replace(ms=getattr(w, end)) for w in each]) for end in ends]
+            for each in works.values()
+        ]
+        origins = [min((work.origin for work in each), key=LEAST_FIRST.index) for each in works.values()]
         table = pd.DataFrame(times, columns=ENDS, index=pd.Index(plans, dtype=object))
-        table = table.assign(n=1, factor=1.0, origin=[self._origin(steps[plan]) for plan in plans])
+        table = table.assign(n=1, factor=1.0, origin=origins)
         learnt = {} if self.calibration is None or self.objective == "latency" else corrections(self.calibration)
         groups = [(len(plan.units) > 1, origin == MEASURED) for plan, origin in table["origin"].items()]
         if learnt.keys() >= set(groups):  # streams were executed, no lone graphs
@@ -172,12 +172,7 @@ class Planner:
             table[ENDS], table["n"] = table[["ms"]].to_numpy() * factors[:, :3], factors[:, 3].astype(int)
             table["factor"] = factors[:, 0]
         table["low"], table["high"] = table[["low", "ms"]].min(axis=1), table[["high", "ms"]].max(axis=1)
-        return Ranking(self, nodes, edges, table.sort_values("ms", kind="stable"), steps)
-
-    def works(self, steps: Sequence[Step]) -> list[list[Work]]:
-        """A plan's work by the expected ms, by those of the lower ends, by those of the upper ends."""
-        times = [step.times(self.costs) for step in steps]
-        return [[Work(s.block, s.unit, ms[end]) for s, ms in zip(steps, times, strict=True)] for end in range(3)]
+        return Ranking(self, nodes, edges, table.sort_values("ms", kind="stable"), works)
 
     def places(self, works: Sequence[Work]) -> dict[str, int | str]:
         """The core that suits each unit, where all of them work at once."""
@@ -189,11 +184,6 @@ class Planner:
             return period_ms(works, self.places(works))
         blocks = [list(block) for _, block in itertools.groupby(works, key=lambda work: work.block)]
         return sum(period_ms(block, self.places(block)) for block in blocks)
-
-    def _origin(self, steps: Sequence[Step]) -> str:
-        """Of the origins of all times of a plan the one that says least about this machine."""
-        origins = {self.costs.predict(step.unit, *call).origin for step in steps for call in step.calls}
-        return next(origin for origin in LEAST_FIRST if origin in origins)
 
 
 def conditions(names: Sequence[str]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""What the units of a plan do for one graph: which calls each makes, on how many nodes and edges, which bytes go along.
+"""What the units of a plan do for one graph: the calls that each makes, how long they take, which bytes go along.
 
-    steps = steps_of(plan, costs, nodes=4000, edges=9000)
-    steps[0].times(costs)                     # of the first unit: ms, lower and upper end
+    works = works_of(plan, costs, nodes=4000, edges=9000)
+    works[0].unit, works[0].ms, works[0].calls
 
-A unit runs a block as one call where one was measured, else as the fewest measured calls that make it up. Units that
-share a graph read the whole x; each has a range of the target nodes and the edges into them, in their ratios. Rows of
-other nodes are dropped as soon as no later stage looks at edges and before the layer's products. What a block writes is
-copied once, into memory that the next unit can read; the copy is on the account of the unit that writes.
+A unit runs a block as one call where one was measured, else as a few measured calls that make it up. Units that share a
+graph read the whole x; each has a range of the target nodes and the edges into them, in their ratios. Rows of other
+nodes are dropped before the layer's products. What a block writes is copied once, into memory that the next unit can
+read; the copy is on the account of the unit that writes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.costs import HOST, Costs, Span
+from gnnlab.planning.costs import HOST, LEAST_FIRST, Costs, Span
 from gnnlab.planning.plans import Block, Plan
 from gnnlab.workloads.staged import EDGES
 
@@ -33,39 +33,33 @@ class Call(NamedTuple):
     edges: int
 
 
-class Step(NamedTuple):
-    """What one unit does for one graph in its block of the plan: its calls, and the ms of copies in and out of the
-    memory that units share."""
+class Work(NamedTuple):
+    """One unit's share of a block: ms for one graph while nothing else runs, all of its times at their lower and upper
+    ends, and of their origins the one that says least about this machine."""
 
     block: int
     unit: str
-    calls: tuple[Call, ...]
-    copies_ms: float
-
-    def times(self, costs: Costs) -> tuple[float, float, float]:
-        """Expected ms, and both ends: those of all calls at once."""
-        times = [costs.predict(self.unit, *call) for call in self.calls]
-        return tuple(
-            self.copies_ms + sum(getattr(time, end) for time in times) for end in ("time_ms", "low_ms", "high_ms")
-        )
+    ms: float
+    low_ms: float = 0.0
+    high_ms: float = 0.0
+    calls: tuple[Call, ...] = ()
+    origin: str = ""
 
 
-def cover(blocks: Collection[Span], first: int, last: int) -> tuple[Span, ...] | None:
-    """The fewest of `blocks` that make up first..last, the longest first; None where they do not.
+def cover(blocks: Collection[Span], first: int, last: int) -> tuple[Span, ...]:
+    """Those of `blocks` that make up first..last, the longest at each place; none where they do not.
 
     >>> cover({(1, 5), (6, 6), (7, 7), (1, 1)}, 1, 7)
     ((1, 5), (6, 6), (7, 7))
     """
-    best: dict[int, tuple[Span, ...]] = {last + 1: ()}
-    for start in range(last, first - 1, -1):
-        ways = [
-            ((start, end), *best[end + 1])
-            for end in range(last, start - 1, -1)
-            if (start, end) in blocks and end + 1 in best
-        ]
-        if ways:
-            best[start] = min(ways, key=len)
-    return best.get(first)
+    spans = []
+    while first <= last:
+        end = max((b for a, b in blocks if a == first and b <= last), default=0)
+        if not end:
+            return ()
+        spans.append((first, end))
+        first = end + 1
+    return tuple(spans)
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +97,7 @@ def pieces(costs: Costs, unit: str, first: int, last: int, shared: bool) -> tupl
     whole = whole_until(costs.layer, first, last) if shared else 0
     spans = [(first, whole), (whole + 1, last)] if first <= whole < last else [(first, last)]
     parts = [cover(costs.blocks(unit), *span) for span in spans]
-    if None in parts:
+    if () in parts:
         raise GnnlabError(
             f"no time of stages {first}-{last} on {unit}: neither fused nor in parts; measure the missing cells "
             "(notebook 05)"
@@ -119,26 +113,29 @@ def runs(plan: Plan, costs: Costs) -> bool:
         return False
 
 
-def steps_of(plan: Plan, costs: Costs, nodes: int, edges: int) -> tuple[Step, ...]:
+def works_of(plan: Plan, costs: Costs, nodes: int, edges: int) -> tuple[Work, ...]:
     """What each unit does for one graph of this size, in the order of the plan.
 
     Raises:
         GnnlabError: the time of a block is not known, or it cannot be shared.
     """
     readers = [block.units for block in plan.blocks[1:]] + [(HOST,)]
-    steps = []
+    works = []
     for place, (block, targets) in enumerate(zip(plan.blocks, readers, strict=True)):
         for unit, ratio in zip(block.units, block.ratios, strict=True):
             spans = pieces(costs, unit, block.first, block.last, block.shared)
             whole = whole_until(costs.layer, block.first, block.last) if block.shared else 0
             own, into = max(1, round(ratio * nodes)), max(1, round(ratio * edges))
             calls = tuple(Call(*span, nodes if span[0] <= whole else own, into) for span in spans)
+            times = [costs.predict(unit, *call) for call in calls]
             handed = [(target, moved_bytes(costs, block, unit, target, nodes, edges)) for target in targets]
             copies_ms = ratio * max(costs.transfer_ms(unit, *each) for each in handed)  # to the slowest reader
             if unit in costs.separate and place == 0:  # the graph itself
                 copies_ms += costs.transfer_ms(HOST, unit, costs.layer.cut_bytes(0, nodes, edges))
-            steps.append(Step(place, unit, calls, copies_ms))
-    return tuple(steps)
+            ends = (copies_ms + sum(getattr(t, end) for t in times) for end in ("time_ms", "low_ms", "high_ms"))
+            origin = min((time.origin for time in times), key=LEAST_FIRST.index)
+            works.append(Work(place, unit, *ends, calls, origin))
+    return tuple(works)
 
 
 def moved_bytes(costs: Costs, block: Block, source: str, target: str, nodes: int, edges: int) -> int:

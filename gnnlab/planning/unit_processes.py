@@ -19,8 +19,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from gnnlab.campaign import cells
-from gnnlab.campaign.cell_inputs import Cell
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.worker import describe_exit, worker_environment
 from gnnlab.worker_process import end_with_parent
@@ -86,10 +84,6 @@ class UnitProcesses(AbstractContextManager):
             self.close()
             raise
         return answers
-
-    def measure(self, cell: Cell, settings: cells.Settings) -> cells.CellResult:
-        """A call by itself, in the process that plans use."""
-        return self.ask({cell.unit: (cells.measure, cell, settings)})[cell.unit]
 
     def close(self) -> None:
         """End all processes at once."""

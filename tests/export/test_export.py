@@ -2,14 +2,16 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from table_rows import as_rows
 
 from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, export, exporters
-from gnnlab.export.artefacts import FAILED, WRONG, of_block
+from gnnlab.export.artefacts import FAILED, WRONG, Artefact, of_block
 from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
 from gnnlab.export.export import every_combination, export_all
 from gnnlab.export.export import export as export_block
@@ -75,7 +77,7 @@ def test_what_is_unchanged_is_not_exported_again_unless_anew(folder, monkeypatch
     assert model.fresh and model.ready and model.path == folder / model.name / "model.xml"
 
 
-@pytest.mark.parametrize("change", ["weights", "versions", "code", "width"])
+@pytest.mark.parametrize("change", ["weights", "versions", "width"])
 def test_a_change_of_what_a_model_is_made_from_exports_it_anew(folder, monkeypatch, change):
     def ask(layer=LAYER, stages=(3, 6)):
         return export_block(layer, *stages, exporter="handbuilt", folder=folder)
@@ -83,8 +85,6 @@ def test_a_change_of_what_a_model_is_made_from_exports_it_anew(folder, monkeypat
     first, layer = ask(), {"weights": sage(6, seed=1), "width": sage(7)}.get(change, LAYER)
     if change == "versions":
         monkeypatch.setattr(export.machine, "versions", lambda *_: {"torch": "another"})
-    elif change == "code":
-        monkeypatch.setattr(export, "_CODE", ())
     second = ask(layer)
     assert second.fresh and (second.path == first.path) == (change != "width")  # one model of each name
     assert not ask(layer).fresh and ask(layer, (4, 4)).fresh == (change != "weights")  # stage 4 has none
@@ -232,3 +232,64 @@ def test_what_an_exporter_does_not_offer_has_no_row(judged):
     stages = judged.groupby("form")["stage"].agg(list)
     assert stages["handbuilt, bag: OpenVINO"] == ["3 REDUCE_SUM", "4 REDUCE_COUNT", "1-5"]
     assert len(stages["onnx-legacy, index_add: OpenVINO"]) == 8
+
+
+# ---- what was exported, as rows --------------------------------------------------------------------------------------
+
+
+def artefact(number, exporter="openvino", seconds=1.0, nodes=None, last=None, **changes):
+    place = ("sage", 500, number, last or number, exporter, "plain", nodes, nodes)
+    return replace(Artefact(*place, ("x",), ("out",), seconds=seconds), **changes)
+
+
+DYNAMIC = [artefact(n, exporter) for n in range(1, 8) for exporter in ("onnx", "openvino")]
+STATIC = [artefact(n, seconds=0.5, nodes=size) for size in range(1, 16) for n in range(1, 8)]
+OTHERS = [artefact(n, "handbuilt", seconds=1e6) for n in (3, 4)] + [artefact(1, "onnx", seconds=1e6, last=5)]
+
+
+def total(artefacts):
+    (row,) = as_rows(export.inventory(artefacts)[2])
+    return row
+
+
+def test_the_total_of_as_many_models_as_the_document_is_one_sample_without_an_interval():
+    row = total([*DYNAMIC, *OTHERS, *STATIC])
+    assert row.value == pytest.approx((14 + 105 * 0.5) / 60) and (row.n, row.interval) == (1, "none")
+    assert (row.origin, row.statistic, row.unit) == ("measured", "single", "min")
+    assert "made and checked once by this run" in row.notes[0] and len(row.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("static", "made"),
+    [
+        (STATIC[:10], "14 dynamic and 10 static models"),
+        ([*STATIC[1:], replace(STATIC[0], seconds=0.0)], "14 dynamic and 104 static models"),
+        ([*STATIC[1:], replace(STATIC[0], status="wrong")], "14 dynamic and 104 static models"),
+        ([replace(model, features=8) for model in STATIC], "14 dynamic and 0 static models"),
+        ([*STATIC, artefact(1, seconds=0.5, nodes=99)], "14 dynamic and 106 static models"),
+    ],
+    ids=["fewer", "one found", "one wrong", "another width", "more"],
+)
+def test_a_total_of_other_models_has_no_number_and_says_what_it_would_take(static, made):
+    row = total([*DYNAMIC, *static])
+    assert row.status == "unavailable" and row.value is None
+    assert made in row.reason and "params/full makes" in row.reason
+
+
+def test_the_time_of_a_model_has_a_sample_for_each_that_this_run_made_and_found_right():
+    static = [*STATIC[:2], replace(STATIC[2], seconds=0.0), replace(STATIC[3], status="wrong")]
+    found = export.inventory([*DYNAMIC, *static])[1].set_index("form")
+    assert found.loc["onnx, dynamic", "samples"] == [1.0] * 7 and found.loc["openvino, static", "samples"] == [0.5] * 2
+    assert "2 of 4" in found.loc["openvino, static", "notes"]
+    (row,) = as_rows(export.inventory([replace(STATIC[0], seconds=0.0)])[1], "exporter", "shapes")
+    assert row.status == "unavailable" and "anew: true" in row.reason
+
+
+def test_models_on_disk_are_counted_exactly(tmp_path):
+    written = [replace(model, path=tmp_path / "one", size_bytes=2**20) for model in STATIC[:3]]
+    counted = as_rows(
+        export.inventory([*DYNAMIC, *written, replace(STATIC[3], status="wrong")])[0], "exporter", "shapes"
+    )
+    found = {row.form: row.value for row in counted if row.keys == {"exporter": "openvino", "shapes": "static"}}
+    assert found == {"models": 4, "ready": 3, "size on disk": 3}
+    assert all((row.origin, row.interval, row.statistic) == ("counted", "exact", "count") for row in counted)

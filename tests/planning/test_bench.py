@@ -67,7 +67,7 @@ def test_predictions_are_those_of_the_calibration(bench, trial):
 
 
 def test_calls_of_the_contenders_are_measured_where_the_tables_only_predict(bench, trial):
-    calls = {(step.unit, *c) for plan in trial.contenders for step in trial.ranking.steps[plan] for c in step.calls}
+    calls = {(work.unit, *c) for plan in trial.contenders for work in trial.ranking.works[plan] for c in work.calls}
     assert not bench.tables_alone.known and calls <= set(bench.costs.known)
     assert trial.ranking.table.loc[MINE, "origin"] == "measured" != trial.by_tables.table.loc[MINE, "origin"]
 

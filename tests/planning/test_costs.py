@@ -9,13 +9,11 @@ from synthetic_costs import Formula, costs
 
 from gnnlab import cli
 from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.campaign.cells import Settings, measure
 from gnnlab.errors import GnnlabError
 from gnnlab.planning import costs as costs_module
 from gnnlab.planning.costs import FITTED, READ, SIMULATED_UNITS, load_costs, read_costs
 from gnnlab.planning.planner import Planner
 from gnnlab.planning.plans import parse
-from gnnlab.prediction.predictor import Prediction
 
 SIZES = [(n, e) for n in (1000, 2000, 4000) for e in (1000, 5000, 20000)]
 ABLE = {"CPU": range(1, 8), "GPU": range(1, 8), "NPU": (2, 5, 6, 7)}
@@ -25,20 +23,6 @@ RATES = {"CPU_stage1": 16e3, "CPU_stage2": 16e3, "GPU_stage1": 2000, "GPU_stage2
 
 CPU, OTHER = PLANNED = ("plan_units:cpu", "plan_units:gpu")
 LAYER = layer_of("sage", 8)
-
-
-def test_what_was_measured_since_comes_before_predictions():
-    key, outcomes = (CPU, 1, 5, 30, 60), {}
-
-    def measured(cell, settings):
-        outcomes[cell.unit] = measure(cell, settings)
-        return outcomes[cell.unit]
-
-    before = costs(PLANNED, LAYER)
-    after = before.with_measured([key, ("openvino:CPU", 1, 5, 30, 60)], measured, Settings("", 0.01))
-    assert before.predict(*key).origin == "interpolated" and list(after.known) == [key]
-    assert after.predict(*key) == Prediction(outcomes[CPU].median_ms, *outcomes[CPU].ci_ms, "measured")
-    assert after.predict(CPU, 1, 6, 30, 60) == before.predict(CPU, 1, 6, 30, 60)
 
 
 def test_simulated_units_are_known_by_their_constants_and_run_what_they_can():

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.pipeline import Work, flow, period_ms, places_of, stream, window
+from gnnlab.planning.pipeline import flow, period_ms, places_of, stream, window
+from gnnlab.planning.steps import Work
 
 MS = st.floats(0.1, 50)
 
@@ -61,7 +62,7 @@ def test_no_graph_is_lost_and_none_overtakes_another(blocks, cores):
     assert left.max() >= 12 * period_ms(works, places) * (1 - 1e-6)
 
 
-@given(st.dictionaries(st.sampled_from("abcde"), MS, min_size=1), st.integers(1, 4), st.data())
+@given(st.dictionaries(st.sampled_from("abc"), MS, min_size=1), st.integers(1, 4), st.data())
 def test_the_formula_never_falls_when_a_unit_takes_longer(times, cores, data):
     slower = dict(times)
     slower[data.draw(st.sampled_from(sorted(times)))] += data.draw(MS)

@@ -47,8 +47,8 @@ def test_plans_near_the_best_are_those_within_a_factor_and_few():
 def test_without_executed_plans_the_interval_has_all_blocks_at_their_ends():
     plan = parse("1-7 on CPU")
     ranking = planner().rank(400, 900, plans=[plan])
-    ms, low, high = ranking.table.loc[plan, ["ms", "low", "high"]] - ranking.steps[plan][0].copies_ms
-    assert (low, high) == pytest.approx((0.9 * ms, 1.1 * ms))
+    ms, low, high = ranking.table.loc[plan, ["ms", "low", "high"]]
+    assert high - ms == pytest.approx(ms - low) and 0.05 * ms < ms - low < 0.1 * ms  # copies have no interval
 
 
 def test_executed_plans_correct_the_time_and_give_the_interval():
@@ -82,8 +82,6 @@ def test_what_cannot_be_planned_says_why_in_one_line():
     no_stage_6 = [(unit, a, b) for unit in UNITS for a in range(1, 8) for b in range(a, 8) if a <= 6 <= b]
     with pytest.raises(GnnlabError, match="cells are missing"):
         planner(no_stage_6).rank(10, 10)
-    with pytest.raises(GnnlabError, match="objective"):
-        planner(objective="speed")
     with pytest.raises(GnnlabError, match="'TPU' is unknown"):
         planner().rank(10, 10, plans=[parse("1-7 on TPU")])
     each_its_own = [(unit, a, b) for number, unit in enumerate(UNITS, 1) for a in range(1, 8) for b in range(a, 8)
