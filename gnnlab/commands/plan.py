@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TABLES, MODELS = "tables", "exported_models"
 LISTED = 6  # of the best plans that are printed
-TIME_OF = {"throughput": "from graph to graph", "latency": "for a graph alone"}
+GRAPHS = {"throughput": 16, "latency": 1}  # of the stream that a plan is ranked by
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--bandwidth", metavar="FILE", help="the bandwidth table that belongs to it")
     parser.add_argument(
         "--objective",
-        choices=tuple(TIME_OF),
+        choices=tuple(GRAPHS),
         default="throughput",
         help="a stream of graphs, or one graph alone (%(default)s)",
     )
@@ -77,7 +77,7 @@ def run(arguments: Namespace) -> int:
         graph = inputs_of(graphs.load(arguments.graph), costs.layer.features)
         nodes, edges = size_of(graph)
     given = None if arguments.plan is None else parse(arguments.plan)
-    planner = Planner(costs, objective=arguments.objective)
+    planner = Planner(costs, graphs=GRAPHS[arguments.objective])
     plans = given and [given, *(plan for plan in planner.candidates if len(plan.units) == 1 and plan != given)]
     ranking = planner.rank(nodes, edges, plans=plans)
     chosen = given or ranking.chosen
@@ -87,7 +87,7 @@ def run(arguments: Namespace) -> int:
         show(f"Planned is {named}, not a model of yours; of the graph counts {counts}.")
     show(f"{nodes} nodes, {edges} edges: {chosen.words()}")
     show(f"  {chosen}")
-    show(_why(chosen, ranking, arguments.objective))
+    show(_why(chosen, ranking))
     show(_compared(chosen, ranking))
     if arguments.execute:
         with UnitProcesses(chosen.units) as processes:
@@ -121,11 +121,12 @@ def _source(costs: Costs, lookup: str) -> str:
     return text
 
 
-def _why(chosen: Plan, ranking: Ranking, objective: str) -> str:
+def _why(chosen: Plan, ranking: Ranking) -> str:
     """Its time, where that comes from, and what the best single unit would take."""
-    row = ranking.table.loc[chosen]
+    row, graphs = ranking.table.loc[chosen], ranking.planner.graphs
+    of = f"a graph in a stream of {graphs}" if graphs > 1 else "for a graph alone"
     text = (
-        f"Expected {_ms(ranking, chosen)} ms {TIME_OF[objective]}, planned for this size; times {row['origin']}. The "
+        f"Expected {_ms(ranking, chosen)} ms {of}, planned for this size; times {row['origin']}. The "
         "interval knows of the tables' errors alone; notebook 07 executes plans and corrects for what they take."
     )
     if row["origin"] == "extrapolated":

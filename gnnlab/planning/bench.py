@@ -27,14 +27,13 @@ import pandas as pd
 from gnnlab.campaign.cells import Cell, Settings, measure
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.planning.costs import Costs
-from gnnlab.planning.execution import Executor, carry_out, plain
+from gnnlab.planning.execution import Executor, carry_out
 from gnnlab.planning.pipeline import flow
-from gnnlab.planning.planner import CALIBRATION, PREDICTED, Planner, Ranking, conditions
+from gnnlab.planning.planner import CALIBRATION, Planner, Ranking, conditions
 from gnnlab.planning.plans import Plan
 from gnnlab.planning.unit_processes import UnitProcesses
 from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction
 from gnnlab.profiling import timing
-from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.workloads.graphsage import inputs_of, random_inputs
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Bench(AbstractContextManager):
 
     def __init__(self, costs: Costs, models: Path | str, *, count: int = 8, seed: int = 0, **options: Any) -> None:
         self.costs = self.tables_alone = costs
-        self.models, self.count, self.seed, self.options = str(models), count, seed, options
+        self.models, self.count, self.seed, self.options = str(models), count, seed, {"graphs": count, **options}
         self.calibration: pd.DataFrame | None = None
         self.processes = UnitProcesses(costs.units)
         self.processes.start()
@@ -155,14 +154,16 @@ class Trial:
             self.ranking = bench.planner().rank(*self._at, also=self.by_hand)
 
     def executor(self, plan: Plan) -> Executor:
-        """A plan ready for these graphs. The plans of other sizes are closed, and open again when asked for."""
+        """A plan ready for these graphs; what it makes of each has been held against the plain layer. The plans of
+        other sizes are closed, and open again when asked for. `GnnlabError`: a result differs, or a unit fails."""
         for other in {*self.bench.trials.values()} - {self}:
             other.close()
         if plan not in self._executors:
-            bench = self.bench
-            options = {"models": bench.models, "places": self.ranking.places(plan)}
-            self._executors[plan] = Executor(plan, bench.costs, self.graphs, bench.processes, **options)
-            self._executors[plan].run(GRAPHS)  # what a runtime does at its first call is no stream
+            options = {"models": self.bench.models, "places": self.ranking.places(plan)}
+            executor = Executor(plan, self.bench.costs, self.graphs, self.bench.processes, **options)
+            for number in range(GRAPHS):
+                executor.check(number)
+            self._executors[plan] = executor
         return self._executors[plan]
 
     def close(self) -> None:
@@ -170,28 +171,15 @@ class Trial:
             self._executors.popitem()[1].close()
 
     def stream(self, plan: Plan) -> Callable[[], np.ndarray]:
-        """A form that sends `count` graphs through and gives the last result. What the plan makes of every graph has
-        been held against the plain layer. Raises `GnnlabError` where it differs, or a unit fails."""
-        executor = self.executor(plan)
-        for number, graph in enumerate(self.graphs):
-            executor.stream([number])
-            require_equal(plain(executor.layer, graph), executor.last(), RTOL_FLOAT32, plan.words())
-        return partial(executor.run, self.bench.count)
+        """A form that sends `count` graphs through and gives the last result. Raises as `executor`."""
+        return partial(self.executor(plan).run, self.bench.count)
 
     def predicted(self, plans: Sequence[Plan]) -> pd.DataFrame:
         """ms a graph that were expected of the stream, as rows; in columns of their own what was expected before
         anything was measured at this size (table_low, table_high), and if the tables have it (fitted)."""
-        rows = []
-        for plan in plans:
-            value, low, high = self.ranking.stream_ms(plan, self.bench.count)
-            _, table_low, table_high = self.by_tables.stream_ms(plan, self.bench.count)
-            about = self.ranking.table.loc[plan]
-            notes = [f"times of blocks {about['origin']}", "a simulated stream"]
-            key = {"size": self.size, "form": plan.words(), "notes": notes, "fitted": "yes" if self.fitted else "no"}
-            times = {"value": value, "low": low, "high": high, "n": int(about["n"])}
-            times |= {"table_low": table_low, "table_high": table_high}
-            rows.append({**key, **times, **PREDICTED, **conditions(plan.units)})
-        return pd.DataFrame(rows)
+        rows = self.ranking.rows({plan.words(): plan for plan in plans})
+        before = self.by_tables.table.loc[list(plans), ["low", "high"]].add_prefix("table_").reset_index(drop=True)
+        return pd.concat([rows, before], axis=1).assign(size=self.size, fitted="yes" if self.fitted else "no")
 
     def drawn_streams(self, count: int) -> list[tuple[str, bool, bool, float]]:
         """Plans drawn at random, executed in turns (`CALIBRATION`): what they took over what the tables expect of them,
@@ -211,7 +199,7 @@ class Trial:
                 self.size,
                 len(plan.units) > 1,
                 ranking.table.loc[plan, "origin"] == MEASURED,
-                raced[plan].median_ms / self.bench.count / ranking.stream_ms(plan, self.bench.count)[0],
+                raced[plan].median_ms / self.bench.count / ranking.table.loc[plan, "ms"],
             )
             for ranking, plan in ranked
         ]
@@ -220,7 +208,7 @@ class Trial:
         """The same stream predicted and executed, for a Gantt chart: panel, unit, graph, start_ms, end_ms, origin."""
         count = self.bench.count
         executed = self.executor(plan).stream([place % GRAPHS for place in range(count)])
-        both = {"predicted": ("simulated", self.ranking.stream(plan, count)), "executed": ("measured", executed)}
+        both = {"predicted": ("simulated", self.ranking.stream(plan)), "executed": ("measured", executed)}
         parts = [segments.assign(panel=panel, origin=origin) for panel, (origin, segments) in both.items()]
         return pd.concat(parts, ignore_index=True)
 

@@ -36,7 +36,7 @@ from gnnlab.planning.planner import conditions
 from gnnlab.planning.plans import Block, Plan
 from gnnlab.planning.steps import block_of, pieces, whole_until
 from gnnlab.planning.unit_processes import UnitProcesses, tell, wait_for
-from gnnlab.profiling.races import relative_error
+from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.units import registry
 from gnnlab.worker_process import pin
 from gnnlab.workloads.staged import NODES, StagedLayer
@@ -50,29 +50,22 @@ def size_of(graph: Tensors) -> tuple[int, int]:
     return len(graph["x"]), graph["edge_index"].shape[1]
 
 
-def ranges(weights: np.ndarray, ratios: Sequence[float]) -> list[slice]:
-    """Consecutive rows, a range for each ratio, whose `weights` (N,) add up as nearly as can be in these ratios.
-
-    Every range has a row at least.
+def split(weights: np.ndarray, ratio: float) -> int:
+    """How many of the first rows have as nearly as can be this part of the `weights` (N,); 1 to N - 1 of them.
 
     Raises:
-        GnnlabError: fewer rows than ranges.
+        GnnlabError: there is one row alone.
     """
-    rows, count = len(weights), len(ratios)
-    if rows < count:
-        raise GnnlabError(f"a graph of {rows} nodes cannot be shared by {count} units; each needs a node of its own")
-    reached = np.concatenate([[0], np.cumsum(weights)])  # by the first n rows
-    starts = [0]
-    for place, aim in enumerate(np.cumsum(ratios)[:-1] / sum(ratios) * reached[-1], 1):
-        end = int(np.abs(reached - aim).argmin())
-        starts.append(min(max(end, starts[-1] + 1), rows - (count - place)))
-    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], rows], strict=True)]
+    if len(weights) < 2:
+        raise GnnlabError("a graph of one node cannot be shared by two units; each needs a node of its own")
+    reached = np.cumsum(weights)
+    return int(np.clip(np.abs(reached - ratio * reached[-1]).argmin() + 1, 1, len(weights) - 1))
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a unit does in a plan. `blocks`: all of the plan; `place`: of its own among them; `spans`: its calls; `core`
-    of this machine, None for a device."""
+    """What a unit does in a plan. `blocks`: all of the plan; `place`: of its own; `spans`: its calls; `core`: a number,
+    or the name of a device."""
 
     unit: str
     layer: str
@@ -81,7 +74,7 @@ class Task:
     place: int
     spans: tuple[Span, ...]
     models: str | None
-    core: int | None
+    core: int | str
 
     @property
     def block(self) -> Block:
@@ -95,6 +88,7 @@ class Task:
 
 # ---- in the process of a unit ----------------------------------------------------------------------------------------
 
+_CORES = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else range(psutil.cpu_count() or 1)
 _opened: dict[str, tuple[Task, list[_Part], list[dict[str, np.ndarray]]]] = {}
 
 
@@ -117,8 +111,8 @@ def _stream(key: str, numbers: Sequence[int]) -> list[tuple[float, float]]:
     task, parts, slots = _opened[key]
     first, last = task.place == 0, task.place == len(task.blocks) - 1
     times = []
-    if task.core is not None:
-        pin(task.core)
+    if isinstance(task.core, int):
+        pin(_CORES[task.core % len(_CORES)])
     for place, number in enumerate(numbers):
         if not first or place >= len(slots):
             for unit in task.others(-1):
@@ -151,7 +145,8 @@ class _Part:
             until = whole_until(self.layer, task.block.first, task.block.last)
             self.whole = sum(span[0] <= until for span in task.spans)
             into = np.bincount(edge_index[1], minlength=len(x)) if until else np.ones(len(x))
-            self.own = ranges(into, task.block.ratios)[task.block.units.index(task.unit)]
+            rows = split(into, task.block.ratios[0])
+            self.own = slice(0, rows) if task.unit == task.block.units[0] else slice(rows, len(x))
             if until:
                 edges = np.flatnonzero((self.own.start <= edge_index[1]) & (edge_index[1] < self.own.stop))
                 # runtimes refuse graphs without edges: one of another part, whose row is dropped
@@ -197,7 +192,7 @@ class Executor(AbstractContextManager):
         processes: UnitProcesses,
         *,
         models: Path | str | None = None,
-        places: Mapping[str, Any] | None = None,
+        places: Mapping[str, int | str] | None = None,
     ) -> None:
         layer, sizes = costs.layer, set(map(size_of, graphs))
         if len(sizes) != 1 or not min(min(sizes)) or any(graph["x"].shape[1] != layer.features for graph in graphs):
@@ -208,12 +203,12 @@ class Executor(AbstractContextManager):
         self.plan, self.layer, self.graphs, self.processes = plan, layer, list(graphs), processes
         self.key, self._last_slot = f"plan{next(_keys)}", 0
         self._slots = _slots(plan, layer, sizes.pop())
-        cores, tasks = _cores(plan, places or {}), {}
+        tasks, places = {}, places or {unit: place for place, unit in enumerate(plan.units)}
         for place, block in enumerate(plan.blocks):
             for unit in block.units:
                 spans = pieces(costs, unit, block.first, block.last, block.shared)
-                named = (unit, layer.name, layer.features, plan.blocks, place, spans)
-                tasks[unit] = Task(*named, None if models is None else str(models), cores[unit])
+                folder = None if models is None else str(models)
+                tasks[unit] = Task(unit, layer.name, layer.features, plan.blocks, place, spans, folder, places[unit])
         given = [_shared(graph) for graph in graphs]
         processes.ask({unit: (_open, self.key, task, given, self._slots) for unit, task in tasks.items()})
 
@@ -250,10 +245,10 @@ class Executor(AbstractContextManager):
         """The result (N, F') of the last graph of the last stream."""
         return self._slots[self._last_slot][self.layer.result].numpy().copy()
 
-    def differs(self, number: int) -> float:
-        """How far what the plan makes of a graph is from the plain layer's, relative."""
+    def check(self, number: int) -> float:
+        """How far what the plan makes of a graph is from the plain layer's, relative. `ParityError`: too far."""
         self._send([number])
-        return relative_error(plain(self.layer, self.graphs[number]), self.last(), self.plan.words())
+        return require_equal(plain(self.layer, self.graphs[number]), self.last(), RTOL_FLOAT32, self.plan.words())
 
     def _send(self, numbers: list[int]) -> dict[str, list[tuple[float, float]]]:
         """When each unit began and ended each graph."""
@@ -276,7 +271,7 @@ def carry_out(
         GnnlabError: a unit cannot run its block, or failed.
     """
     with Executor(plan, costs, [graph], processes, models=models) as executor:
-        error, ms = executor.differs(0), float(executor.stream([0])["end_ms"].max())
+        error, ms = executor.check(0), float(executor.stream([0])["end_ms"].max())
     key = {"size": "/".join(map(str, size_of(graph))), "form": "one graph alone", "notes": [plan.words()]}
     single = {"value": ms, "n": 1, "unit": "ms", "better": "lower", "statistic": "single", "origin": "measured"}
     return {**key, **single, "parity_error": error, **conditions(plan.units)}
@@ -299,11 +294,3 @@ def _shared(tensors: Tensors) -> Tensors:
             f"no shared memory for a graph ({one_line(error)}); use fewer or smaller graphs, or give the system more "
             "(/dev/shm; --shm-size of a container)"
         ) from None
-
-
-def _cores(plan: Plan, places: Mapping[str, Any]) -> dict[str, int | None]:
-    """The cores of this machine for the units of a plan; None for a device."""
-    process = psutil.Process()
-    allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
-    given = {unit: places.get(unit, place) for place, unit in enumerate(plan.units)}
-    return {u: allowed[core % len(allowed)] if isinstance(core, int) else None for u, core in given.items()}

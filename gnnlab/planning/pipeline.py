@@ -2,7 +2,7 @@
 
     works = [Work(0, "fast:CPU", 3.0), Work(1, "openvino:CPU", 2.0)]        # block, unit, ms for a graph; or `works_of`
     places = places_of(works, cores=2)
-    flow(stream(works, places, graphs=16))["from graph to graph"]           # ms
+    stream(works, places, graphs=16)
 
 Each unit takes the graphs in their order, one at a time, and graphs in flight are bounded, so a slow unit holds up
 those before it: a unit of block b begins graph g when it has ended g - 1, when all units of block b - 1 have ended g,
@@ -11,13 +11,13 @@ and, in the first block, when graph g - `window` has left. Units on one core tak
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from gnnlab.errors import GnnlabError
 from gnnlab.planning.steps import Work
 
 SEGMENTS = ["graph", "block", "unit", "start_ms", "end_ms"]  # a unit at work on a graph, ms from the stream's start
@@ -41,24 +41,10 @@ def places_of(works: Sequence[Work], cores: int, devices: Collection[str] = ()) 
     return places
 
 
-def period_ms(works: Sequence[Work], places: Places) -> float:
-    """ms from one graph to the next in a long stream: the busiest core or device never waits."""
-    busy: dict[int | str, float] = {}
-    for work in works:
-        busy[places[work.unit]] = busy.get(places[work.unit], 0.0) + work.ms
-    return max(busy.values())
-
-
-def stream(works: Sequence[Work], places: Places, graphs: int = 16) -> pd.DataFrame:
-    """The `SEGMENTS` of a stream of `graphs`, in the order in which they begin.
-
-    Raises:
-        GnnlabError: no graphs, no work, or a time that is negative or no number.
-    """
-    times = [work.ms for work in works]
-    if graphs < 1 or not works or not (np.isfinite(times).all() and min(times) >= 0):
-        raise GnnlabError(f"a stream of {graphs} graphs, units that take {times} ms; 1 of each, and finite times")
-    last = max(work.block for work in works)
+def stream(works: Sequence[Work], places: Places, graphs: int) -> list[tuple]:
+    """The `SEGMENTS` of a stream of `graphs`, in the order in which they begin."""
+    last = works[-1].block
+    units = Counter(work.block for work in works)
     free = dict.fromkeys(places.values(), 0.0)  # ms from which on each core or device is free
     ended: dict[tuple[int, int], list[float]] = defaultdict(list)  # ms at which units ended a graph, by it and block
     waiting = dict.fromkeys(range(len(works)), 0)  # the graph that each unit takes next
@@ -69,8 +55,8 @@ def stream(works: Sequence[Work], places: Places, graphs: int = 16) -> pd.DataFr
         begin, the one with the graph that came first does."""
         graph, block = waiting[place], works[place].block
         before = (graph, block - 1) if block else (graph - window(last + 1), last)
-        known = before[0] < 0 or len(ended[before]) == sum(work.block == before[1] for work in works)
-        ready = max(ended[before], default=0.0) if known else np.inf
+        known = before[0] < 0 or len(ended[before]) == units[before[1]]
+        ready = max(ended[before], default=0.0) if known else math.inf
         return max(ready, free[places[works[place].unit]]), graph, -block
 
     while waiting:
@@ -81,7 +67,7 @@ def stream(works: Sequence[Work], places: Places, graphs: int = 16) -> pd.DataFr
         free[places[unit]], waiting[place] = start_ms + ms, graph + 1
         if graph + 1 == graphs:
             del waiting[place]
-    return pd.DataFrame(segments, columns=SEGMENTS)
+    return segments
 
 
 def flow(segments: pd.DataFrame) -> pd.Series:

@@ -5,10 +5,10 @@
     ranking.table             # expected time with its interval, best first; one-unit plans among them
     ranking.chosen            # the plan with the smallest expected time
 
-The time of a plan is that from one graph to the next in a stream ("throughput"), or that of one graph alone
-("latency"). Where plans were executed, it is multiplied by what these took over what was expected, in the median, with
-their 5 % and 95 % as its interval (`calibration`). Where none were, as on machines that are not here, the interval has
-all times of blocks at their lower ends, and at their upper ends.
+The time of a plan is that of a stream of `graphs` from the first that enters to the last that leaves, over `graphs`; of
+one graph it is the latency. Where plans were executed, it is multiplied by what these took over what was expected, in
+the median, with their 5 % and 95 % as its interval (`calibration`). Where none were, as on machines that are not here,
+the interval has all times of blocks at their lower ends, and at their upper ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pandas as pd
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import LEAST_FIRST, Costs
-from gnnlab.planning.pipeline import period_ms, places_of, stream
+from gnnlab.planning.pipeline import SEGMENTS, places_of, stream
 from gnnlab.planning.plans import RATIOS, Plan, Space
 from gnnlab.planning.steps import Work, runs, works_of
 from gnnlab.prediction.predictor import MEASURED
@@ -34,6 +34,7 @@ from gnnlab.units import registry
 
 PREDICTED = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate", "interval": PREDICTION}
 PERCENTILES = (50, 5, 95)  # of executed over expected: the correction and its 90 % interval
+ENDS = ("low_ms", "high_ms")  # of the times of all blocks
 CALIBRATION = ["size", "several", "timed", "ratio"]
 
 
@@ -95,29 +96,22 @@ class Ranking:
         """The core of each unit of a plan."""
         return self.planner.places(self.works[plan])
 
-    def stream(self, plan: Plan, graphs: int) -> pd.DataFrame:
-        """The `pipeline.SEGMENTS` of a stream of graphs, as long as executed plans make it."""
-        segments = stream(self.works[plan], self.places(plan), graphs)
+    def stream(self, plan: Plan) -> pd.DataFrame:
+        """The `pipeline.SEGMENTS` of the stream, as long as executed plans make it."""
+        segments = stream(self.works[plan], self.places(plan), self.planner.graphs)
+        segments = pd.DataFrame(segments, columns=SEGMENTS)
         return segments.assign(**segments[["start_ms", "end_ms"]] * self.table.loc[plan, "factor"])
-
-    def stream_ms(self, plan: Plan, graphs: int) -> tuple[float, float, float]:
-        """ms a graph of that stream, with the ends of its interval."""
-        ms, (middle, low, high) = self.stream(plan, graphs)["end_ms"].max() / graphs, self.table.loc[plan, ENDS]
-        return ms, ms * low / middle, ms * high / middle
-
-
-ENDS = ["ms", "low", "high"]
 
 
 @dataclass(frozen=True, eq=False)
 class Planner:
     """Plans of the units of `costs` on a machine with so many `cores` (None: this one), where any two that are no NPU
-    may share a graph in the `ratios`. `objective`: throughput or latency; `max_blocks` of a plan; `calibration`: of
-    `corrections`.
+    may share a graph in the `ratios`. `graphs` of a stream; `max_blocks` of a plan; `calibration`: of `corrections`, by
+    streams of as many graphs.
     """
 
     costs: Costs
-    objective: str = "throughput"
+    graphs: int = 8
     ratios: Sequence[float] = RATIOS
     max_blocks: int = 2
     cores: int | None = None
@@ -157,33 +151,27 @@ class Planner:
         given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
         plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
         works = {plan: works_of(plan, self.costs, nodes, edges) for plan in plans}
-        ends = ("ms", "low_ms", "high_ms")  # all times of blocks as expected, or at one end
-        times = [
-            [self._expected_ms([w._replace(ms=getattr(w, end)) for w in each]) for end in ends]
-            for each in works.values()
-        ]
+        ms = np.array([self._stream_ms(each) for each in works.values()])
         origins = [min((work.origin for work in each), key=LEAST_FIRST.index) for each in works.values()]
-        table = pd.DataFrame(times, columns=ENDS, index=pd.Index(plans, dtype=object))
-        table = table.assign(n=1, factor=1.0, origin=origins)
-        learnt = {} if self.calibration is None or self.objective == "latency" else corrections(self.calibration)
-        groups = [(len(plan.units) > 1, origin == MEASURED) for plan, origin in table["origin"].items()]
-        if learnt.keys() >= set(groups):  # streams were executed, no lone graphs
-            factors = np.array([learnt[group] for group in groups])
-            table[ENDS], table["n"] = table[["ms"]].to_numpy() * factors[:, :3], factors[:, 3].astype(int)
-            table["factor"] = factors[:, 0]
-        table["low"], table["high"] = table[["low", "ms"]].min(axis=1), table[["high", "ms"]].max(axis=1)
+        groups = [(len(plan.units) > 1, origin == MEASURED) for plan, origin in zip(plans, origins, strict=True)]
+        learnt = {} if self.calibration is None else corrections(self.calibration)
+        if learnt.keys() >= set(groups):
+            factor, low, high, n = np.array([learnt[group] for group in groups]).T
+        else:
+            by_end = ([[w._replace(ms=getattr(w, end)) for w in each] for each in works.values()] for end in ENDS)
+            low, high = (np.array([self._stream_ms(each) for each in every]) / ms for every in by_end)
+            factor, n = np.ones(len(plans)), np.ones(len(plans))
+        columns = {"ms": ms * factor, "low": ms * np.minimum(low, factor), "high": ms * np.maximum(high, factor)}
+        table = pd.DataFrame({**columns, "n": n.astype(int), "factor": factor, "origin": origins})
+        table.index = pd.Index(plans, dtype=object)
         return Ranking(self, nodes, edges, table.sort_values("ms", kind="stable"), works)
 
     def places(self, works: Sequence[Work]) -> dict[str, int | str]:
         """The core that suits each unit, where all of them work at once."""
         return places_of(works, self.cores, self.costs.devices)
 
-    def _expected_ms(self, works: Sequence[Work]) -> float:
-        """The objective by these times."""
-        if self.objective == "throughput":
-            return period_ms(works, self.places(works))
-        blocks = [list(block) for _, block in itertools.groupby(works, key=lambda work: work.block)]
-        return sum(period_ms(block, self.places(block)) for block in blocks)
+    def _stream_ms(self, works: Sequence[Work]) -> float:
+        return max(end_ms for *_, end_ms in stream(works, self.places(works), self.graphs)) / self.graphs
 
 
 def conditions(names: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import ParityError
 from gnnlab.lab import plots
-from gnnlab.planning import bench as bench_module
+from gnnlab.planning import execution
 from gnnlab.planning.bench import Bench, flow_rows
 from gnnlab.planning.comparison import Comparison
 from gnnlab.planning.planner import conditions, corrections
@@ -80,7 +80,8 @@ def test_contenders_are_what_the_ranking_proposes_plans_of_one_unit_and_some_tha
 
 def test_a_stream_is_held_against_the_plain_layer_before_it_is_timed(trial, monkeypatch):
     assert trial.stream(MINE)().shape == (60, 8)
-    monkeypatch.setattr(bench_module, "plain", lambda layer, graph: np.ones((60, 8), np.float32))
+    trial.close()
+    monkeypatch.setattr(execution, "plain", lambda layer, graph: np.ones((60, 8), np.float32))
     with pytest.raises(ParityError):
         trial.stream(MINE)
 

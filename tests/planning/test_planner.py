@@ -59,10 +59,7 @@ def test_executed_plans_correct_the_time_and_give_the_interval():
         before, after = plain.table.loc[plan, "ms"], corrected.table.loc[plan]
         assert after[["ms", "low", "high"]].tolist() == pytest.approx([factor * before for factor in factors])
         assert after["n"] == 3
-        streamed = [ranking.stream_ms(plan, 4) for ranking in (plain, corrected)]
-        assert streamed[1] == pytest.approx([factor * streamed[0][0] for factor in factors])
-    alone = planner(calibration=learnt, objective="latency").rank(400, 900, plans=plans)
-    assert alone.table["n"].tolist() == [1, 1]  # streams were executed, no lone graphs
+        assert corrected.stream(plan)["end_ms"].max() == pytest.approx(8 * after["ms"])
     unlike = planner(calibration=calibration({False: (2.0,)})).rank(400, 900, plans=plans)
     assert unlike.table["n"].tolist() == [1, 1]  # nothing is known of plans of several units
 
