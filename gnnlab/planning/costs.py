@@ -24,7 +24,7 @@ from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, SIMULATED, Prediction, TimePredictor
 from gnnlab.prediction.predictor import simulated_time as time_of_simulated
-from gnnlab.prediction.tables import LookupEntry, load_tables, read_bandwidth, read_lookup
+from gnnlab.prediction.tables import load_tables, read_bandwidth, read_lookup
 from gnnlab.units import registry
 from gnnlab.units.simulated import SCATTERS, SimulatedUnit
 from gnnlab.workloads.staged import StagedLayer
@@ -37,7 +37,7 @@ LEAST_FIRST = (SIMULATED, EXTRAPOLATED, FITTED, READ, INTERPOLATED, MEASURED)  #
 SIMULATED_UNITS = ("simulated:GPU", "simulated:NPU")
 SLOW_TO_LOAD = ("torch-compiled:CPU",)  # compiles each call for half a minute: only where it is named
 S4_FEATURES = 500  # of S4's GraphSAGE, which its tables are of
-_NORMAL_90, _NORMAL_95 = 1.645, 1.96
+NORMAL_95 = 1.96  # standard deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,21 +143,18 @@ def load_costs(folder: Path, names: Sequence[str] = ()) -> Costs:
         GnnlabError: the tables are missing, damaged or of another schema, a unit is not known, or none has times.
     """
     predictor, transfers = load_tables(folder)
-    wanted = [registry.find(name).name for name in names] or [name for name in predictor.units if _is_cpu(name)]
-    chosen = tuple(name for name in predictor.units if name in wanted)  # in one order, however they were named
+    have = {name: registry.find(name) for name in predictor.units}
+    here = [u.name for u in have.values() if u.processor == "CPU" and u.origin == "measured"]
+    wanted = [registry.find(name).name for name in names] or [name for name in here if name not in SLOW_TO_LOAD]
+    chosen = tuple(name for name in have if name in wanted)  # in one order, however they were named
     if not chosen:
         raise GnnlabError(
             f"no times of {', '.join(wanted) or 'a runtime of this CPU'} in {folder}; it has those of "
             f"{', '.join(predictor.units)} (notebooks 05 and 06 measure the others)"
         )
-    processors = {unit: registry.find(unit).processor for unit in chosen}
+    processors = {name: have[name].processor for name in chosen}
     # units hand on by a plain copy, into memory that all of them read
     return Costs(predictor.layer, chosen, predictor, lambda source, target, size: transfers.plain.ms(size), processors)
-
-
-def _is_cpu(name: str) -> bool:
-    unit = registry.find(name)
-    return unit.processor == "CPU" and unit.origin == "measured" and name not in SLOW_TO_LOAD
 
 
 # ---- S4's tables -----------------------------------------------------------------------------------------------------
@@ -173,11 +170,11 @@ def read_costs(lookup: Path, bandwidth: Path) -> Costs:
     layer, entries, rates = layer_of("sage", S4_FEATURES), read_lookup(lookup), read_bandwidth(bandwidth)
     if strange := [stage for *_, stage in entries if not 1 <= stage <= len(layer.stages)]:
         raise GnnlabError(f"{lookup}: stage {strange[0]}; S4's layer has stages 1 to {len(layer.stages)}")
-    known, rows = {}, []
+    rows = []
     for (nodes, edges, processor, stage), entry in entries.items():
-        key = (processor, stage, stage, nodes, edges)
-        known[key] = Prediction(entry.total_time_ms, *_interval(entry, _NORMAL_90), READ)
-        rows.append((*key, entry.total_time_ms, *_interval(entry, _NORMAL_95)))
+        ms, half = entry.total_time_ms, NORMAL_95 * (entry.std_ms or 0.0)  # the time alone where it has no deviation
+        rows.append((processor, stage, stage, nodes, edges, ms, max(ms - half, ms / 2), ms + half))
+    known = {row[:5]: Prediction(*row[5:], READ) for row in rows}
     columns = ["unit", "first", "last", "nodes", "edges", "ms", "ms_low", "ms_high"]
     try:
         predictor = TimePredictor.fit(layer, pd.DataFrame(rows, columns=columns))
@@ -192,12 +189,6 @@ def read_costs(lookup: Path, bandwidth: Path) -> Costs:
 
     separate = frozenset(processors) - {"CPU"}
     return Costs(layer, tuple(processors), predictor, copy_ms, processors, separate, known)
-
-
-def _interval(entry: LookupEntry, deviations: float) -> tuple[float, float]:
-    """So many standard deviations around the time of an entry; the time alone where it has none."""
-    ms, half = entry.total_time_ms, deviations * (entry.std_ms or 0.0)
-    return max(ms - half, ms / 2), ms + half
 
 
 def _rate(rates: Mapping[str, float], processor: str) -> float:

@@ -12,9 +12,10 @@ from gnnlab.planning.comparison import PEERS, Comparison
 from gnnlab.planning.plans import parse
 
 CPU, GPU, NPU = (f"plan_units:{name}" for name in ("cpu", "gpu", "npu"))
-ONE, CHOSEN, OTHER = (
+ONE, CHOSEN, OTHER = PLANS = [
     parse(text).words() for text in (f"1-7 on {CPU}", f"1-5 on {CPU}, 6-7 on {GPU}", f"1-5 on {NPU}, 6-7 on {GPU}")
-)
+]
+LUCKY = np.tile([2.0, 6.0], 6)  # the best of all in the rounds that pick
 
 
 def steady(ms, rounds=12):
@@ -24,11 +25,9 @@ def steady(ms, rounds=12):
 class Planted:
     """What a trial predicts: each plan's executed time times `off`, +-10 %; the tables alone the same."""
 
-    candidates = (parse(CHOSEN),)
-
-    def __init__(self, samples, off, fitted):
+    def __init__(self, size, samples, off, fitted, candidates):
         self.value = {form: off.get(form, 1.0) * np.median(ms) for form, ms in samples.items()}
-        self.fitted = fitted
+        self.size, self.fitted, self.candidates = size, fitted, [parse(form) for form in candidates]
 
     def predicted(self, plans):
         rows = []
@@ -39,84 +38,67 @@ class Planted:
         return pd.DataFrame(rows)
 
 
+def race(*ms, control=None, off=(), fitted="no", candidates=(CHOSEN,)):
+    """Times of the three plans, of the baseline's control; predicted over executed."""
+    samples = dict(zip(PLANS, (steady(one) if np.isscalar(one) else one for one in ms), strict=True))
+    off = dict(zip(PLANS, off, strict=False))
+    return samples, samples[ONE] if control is None else control, (off, fitted, candidates)
+
+
 def recorded(*races, peers=None):
-    """What the notebook records of races, each (samples by plan, control, off, fitted)."""
+    """What the notebook records of races; `raced` is their comparison."""
     lab, trials = Recorder(), {}
-    for number, given in enumerate(races, 1):
-        samples = {**dict(zip((ONE, CHOSEN, OTHER), given["ms"], strict=True)), **(peers or {})}
-        size, off = f"{number}/1", dict(zip((ONE, CHOSEN, OTHER), given.get("off", ()), strict=False))
-        trials[size] = Planted(samples, off, given.get("fitted", "no"))
-        trials[size].size = size
-        base, again = samples[ONE], given.get("control", samples[ONE])
+    for number, (samples, control, planted) in enumerate(races, 1):
+        size, samples = f"{number}/1", samples | (peers or {})
+        trials[size] = Planted(size, samples, *planted)
         common = {"unit": "ms", "keys": {"size": size}, "runtime": "planted", "threads": 1}
-        lab.samples("executed_plans", ONE, base, **common)
-        for form, ms in {"A/A": again, **{f: s for f, s in samples.items() if f != ONE}}.items():
-            over = {"baseline": ONE, "ratio": float(np.median(base / ms))}
+        lab.samples("executed_plans", ONE, samples[ONE], **common)
+        for form, ms in {"A/A": control, **{f: s for f, s in samples.items() if f != ONE}}.items():
+            over = {"baseline": ONE, "ratio": float(np.median(samples[ONE] / ms))}
             lab.samples("executed_plans", form, ms, **common, **over)
-    raced = Comparison(lab.study("executed_plans"), trials)
-    lab.record("plan_error", raced.errors(), keys=["size", "plan"])
-    lab.record("plan_coverage", raced.coverage(), keys=["size", "plan", "fitted"])
-    lab.record("plan_regret", raced.regret(), keys=["size"])
-    lab.record("plan_gain", raced.gain(), keys=["size"])
+    lab.raced = Comparison(lab.study("executed_plans"), trials)
+    lab.record("plan_error", lab.raced.errors(), keys=["size", "plan"])
+    lab.record("plan_coverage", lab.raced.coverage(), keys=["size", "plan", "fitted"])
+    lab.record("plan_regret", lab.raced.regret(), keys=["size"])
+    lab.record("plan_gain", lab.raced.gain(), keys=["size"])
     return lab
 
 
-def race(one, chosen, other, **given):
-    return {"ms": [steady(ms) if np.isscalar(ms) else ms for ms in (one, chosen, other)], **given}
-
-
 def test_the_fastest_of_the_proposed_plans_is_chosen_by_every_other_round():
-    lucky = np.tile([6.0, 2.0], 6)  # the best of all in the rounds that judge
-    samples = {ONE: steady(4), CHOSEN: steady(5), OTHER: lucky}
-    trial = Planted(samples, {}, "no")
-    trial.size, trial.candidates = "1/1", [parse(form) for form in (CHOSEN, OTHER)]
-    lab = Recorder()
-    for form, ms in samples.items():
-        over = {} if form == ONE else {"baseline": ONE, "ratio": float(np.median(samples[ONE] / ms))}
-        lab.samples("executed_plans", form, ms, unit="ms", keys={"size": "1/1"}, runtime="planted", threads=1, **over)
-    raced = Comparison(lab.study("executed_plans"), {"1/1": trial})
-    assert raced.chosen == {"1/1": parse(CHOSEN)} and raced.predicted["chosen"].tolist() == [False, True, False]
+    unlucky = LUCKY[::-1]  # the best of all in the rounds that judge
+    raced = recorded(race(4, 5, unlucky, candidates=(CHOSEN, OTHER))).raced
+    assert raced.chosen == {"1/1": parse(CHOSEN)}
+    assert raced.predicted.loc[raced.predicted["chosen"], "form"].tolist() == [CHOSEN]
 
 
-def test_regret_is_held_against_the_best_of_the_others():
-    found, verdict = recorded(race(10, 5, 4)).judge("goal.plan_regret")
-    assert found.estimate.value == pytest.approx(25) and verdict == "missed" and OTHER in found.rows[0].notes[0]
-    assert CHOSEN in found.rows[0].notes[0]
-    best, verdict = recorded(race(10, 4, 5)).judge("goal.plan_regret")
-    assert best.estimate.interval == (0, 0) and verdict == "met"
+@pytest.mark.parametrize(
+    ("races", "regret", "verdict"),
+    [
+        ([race(10, 5, 4)], (25, 25, 25), "missed"),
+        ([race(10, 4, 5)], (0, 0, 0), "met"),
+        ([race(10, 5, 4), race(10, 4, 5)], (25, 25, 25), "missed"),  # that of the worst size
+        ([race(10, 4, 4, control=steady(8))], (0, 0, 25), "open"),  # what the control shows is in it
+        ([race(10, 5, LUCKY)], (0, 0, 0), "met"),  # who is lucky in the rounds that pick is judged by the others
+    ],
+)
+def test_regret_is_held_against_the_best_of_the_others(races, regret, verdict):
+    lab = recorded(*races)
+    judged, of = lab.judge("goal.plan_regret")
+    assert (judged.estimate.value, *judged.estimate.interval) == pytest.approx(regret) and of == verdict
+    assert judged.estimate.n == 6 and len(lab.study("plan_regret").rows) == len(races) + 1
+    assert CHOSEN in judged.rows[0].notes[0] and OTHER in judged.rows[0].notes[0]
 
 
-def test_what_the_control_shows_is_in_the_regret():
-    noisy, verdict = recorded(race(10, 4, 4, control=steady(8))).judge("goal.plan_regret")
-    assert noisy.estimate.low == 0 and noisy.estimate.high == pytest.approx(25) and verdict == "open"
-
-
-def test_a_plan_that_is_lucky_in_the_rounds_that_pick_it_is_judged_by_the_others():
-    lucky = np.tile([2.0, 6.0], 6)  # the best of all in every other round
-    found, _ = recorded(race(10, 5, lucky)).judge("goal.plan_regret")
-    assert found.estimate.value == 0 and found.estimate.n == 6
-    alone = recorded(race(lucky, 5, 5)).study("plan_gain").rows[0]
-    assert alone.value == pytest.approx(6 / 5) and alone.n == 6
-
-
-def test_the_regret_of_several_sizes_is_that_of_the_worst():
-    lab = recorded(race(10, 5, 4), race(10, 4, 5))
-    found, verdict = lab.judge("goal.plan_regret")
-    assert found.estimate.value == pytest.approx(25) and verdict == "missed" and len(lab.study("plan_regret").rows) == 3
-
-
-def test_the_gain_needs_peers_that_are_not_raced_yet():
+def test_the_gain_is_over_the_fastest_by_every_other_round_and_needs_the_peers_in_the_race():
     lab = recorded(race(10, 5, 4))
     with pytest.raises(Untestable, match="needs OpenVINO HETERO, AUTO, throughput streams"):
         lab.judge("goal.plan_gain")
     over_one, over_all = lab.study("plan_gain").rows
     assert over_one.value == pytest.approx(2) and over_all.status == "unavailable"
-
-
-def test_the_gain_over_peers_of_the_same_race_is_that_over_the_fastest():
+    assert recorded(race(LUCKY, 5, 5)).study("plan_gain").rows[0].value == pytest.approx(6 / 5)
     lab = recorded(race(10, 5, 4), peers=dict(zip(PEERS, map(steady, (9, 7.5, 8)), strict=True)))
-    found, _ = lab.judge("goal.plan_gain")
-    assert found.estimate.value == pytest.approx(1.5) and len(lab.study("plan_error").rows) == 3
+    assert lab.judge("goal.plan_gain")[0].estimate.value == pytest.approx(1.5)
+    assert len(lab.study("plan_error").rows) == 3
 
 
 def test_plans_of_one_size_are_no_samples_of_their_own():
@@ -129,27 +111,21 @@ def test_plans_of_one_size_are_no_samples_of_their_own():
     assert many.estimate.interval is not None and verdict == "missed"
 
 
-def test_the_conclusion_says_which_plan_what_it_gains_and_if_the_prediction_held():
-    lab = Recorder()
-    for given, off, words in (
-        ((10, 5, 6), 1.05, f"**{CHOSEN}**: 5 ms a graph, 2.00 (2.00 to 2.00) times as fast as the best single unit. "
-         "Expected were 5.25 ms (+5 %); the 90 % interval of that prediction holds."),
-        ((10, 5, 6), 1.5, "(+50 %); the 90 % interval of that prediction does not hold."),
-    ):  # fmt: skip
-        samples = dict(zip((ONE, CHOSEN, OTHER), map(steady, given), strict=True))
-        trial, lab = Planted(samples, {CHOSEN: off}, "no"), Recorder()
-        trial.size = "1/1"
-        for form, ms in {**samples, "A/A": samples[ONE]}.items():
-            over = {} if form == ONE else {"baseline": ONE, "ratio": float(np.median(samples[ONE] / ms))}
-            lab.samples(
-                "executed_plans", form, ms, unit="ms", keys={"size": "1/1"}, runtime="planted", threads=1, **over
-            )
-        assert words in Comparison(lab.study("executed_plans"), {"1/1": trial}).conclusion()
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [
+        (1.05, "Expected were 5.25 ms (+5 %); the 90 % interval of that prediction holds."),
+        (1.5, "Expected were 7.5 ms (+50 %); the 90 % interval of that prediction does not hold."),
+    ],
+)
+def test_the_conclusion_says_which_plan_what_it_gains_and_if_the_prediction_held(off, words):
+    gain = f"**{CHOSEN}**: 5 ms a graph, 2.00 (2.00 to 2.00) times as fast as the best single unit."
+    assert f"{gain} {words}" in recorded(race(10, 5, 6, off=(1.0, off))).raced.conclusion()
 
 
 def test_coverage_counts_sizes_that_no_table_has():
-    found, _ = recorded(*[race(10, 5, 4)] * 4).judge("goal.plan_coverage")
-    assert found.estimate.value == 1 and found.estimate.n == 12 and found.estimate.low < 0.9  # four sizes say little
+    judged, _ = recorded(*[race(10, 5, 4)] * 4).judge("goal.plan_coverage")
+    assert judged.estimate.value == 1 and judged.estimate.n == 12 and judged.estimate.low < 0.9  # four sizes say little
     beyond = recorded(race(10, 5, 4, off=(0.5, 1.0, 2.0)))
     assert beyond.judge("goal.plan_coverage")[0].estimate.value == pytest.approx(1 / 3)
     with pytest.raises(Untestable):

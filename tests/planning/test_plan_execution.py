@@ -47,8 +47,9 @@ def test_candidates_give_what_the_plain_layer_gives(processes, lacking, name):
     """With fused blocks and with single stages; streams of several lengths, so that slots are used again."""
     layer, made = layer_of(name, 8), graphs()
     expected, known = [plain(layer, graph) for graph in made], of(layer, lacking=lacking)
-    plans = Planner(known, ratios=(0.3,)).candidates[:: 6 if name == "sage" else 15]
-    assert {len(plan.units) for plan in plans} >= {1, 2} and any(block.shared for p in plans for block in p.blocks)
+    candidates = Planner(known, ratios=(0.3,)).candidates
+    plans = sorted(candidates, key=lambda plan: -sum(block.shared for block in plan.blocks))[::7]
+    assert {len(plan.units) for plan in plans} >= {2, 3} and any(block.shared for block in plans[0].blocks)
     for plan in plans:
         with Executor(plan, known, made, processes) as executor:
             for stream in ([2], [0, 1, 2, 0, 1, 2, 0, 2]):
