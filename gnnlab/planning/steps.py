@@ -79,7 +79,10 @@ def whole_until(layer: StagedLayer, first: int, last: int) -> int:
     block = block_of(layer, first, last)
     handed = {*block.reads, *block.writes} - {"edge_index"}
     if any(EDGES in layer.values[name].dims for name in handed):
-        raise GnnlabError(f"stages {first}-{last} hand on values of edges; units share rows of nodes alone")
+        raise GnnlabError(
+            f"stages {first}-{last} hand on values of edges, so units cannot share them; share a block that reads and "
+            "writes values of nodes"
+        )
     if "edge_index" not in block.reads:
         return 0
     sums = max(stage.number for stage in layer.stages if "edge_index" in stage.reads)
