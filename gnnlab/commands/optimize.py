@@ -73,7 +73,7 @@ def run(arguments: Namespace) -> int:
         show(json.dumps(asdict(report), indent=2))
     else:
         show(_table(report))
-        show("\n".join(_sentences(report)))
+        show("\n".join(sentences(report)))
     if out and report.plan:
         written.write(report, out)
     elif out and out.exists():
@@ -104,7 +104,7 @@ def _gain_text(gain: Estimate) -> str:
     return written.gain_text(gain)
 
 
-def _sentences(report: Optimized) -> list[str]:
+def sentences(report: Optimized) -> list[str]:
     """The result, for a reader."""
     from gnnlab.rewrite import written
     from gnnlab.rewrite.optimize import OPEN, STOPPED

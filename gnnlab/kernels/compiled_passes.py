@@ -438,9 +438,10 @@ def modulated(x, target, out, slope, ptr, col, block, blocks):
             for f in range(width):
                 v = gamma[f] * row[f] + beta[f]
                 here[f] += np.maximum(v, zero)
-                if slope is not None:
-                    by_beta[f] += zero if v <= zero else one
-                    by_gamma[f] += zero if v <= zero else row[f]
+                if slope is not None:  # multiplied, as PyG does: infinity held back is nan
+                    on = zero if v <= zero else one
+                    by_beta[f] += on
+                    by_gamma[f] += on * row[f]
 
 
 @_Kernel

@@ -510,7 +510,8 @@ class Stack(nn.Module):
         for name, layer, between in zip(self.names, self.layers, self.between, strict=True):
             kind = CASES[name][1]
             given = {"weight": (x, edge_index, weight), "attr": (x, edge_index, attr), "x_0": (x, x, edge_index),
-                     "bipartite": ((x, x), edge_index), "signed": (x, edge_index, edge_index.flip(0))}  # fmt: skip
+                     "bipartite": ((x, x), edge_index), "signed": (x, edge_index, edge_index.flip(0)),
+                     "types": (x, edge_index, edge_index.sum(0) % 2)}  # fmt: skip
             x = between(layer(*given.get(kind, (x, edge_index)))).tanh()
         return x
 

@@ -170,7 +170,7 @@ def test_without_onnxruntime_its_cpu_is_listed_and_says_so(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(onnxruntime_units, "find_spec", lambda name: None if name == "onnxruntime" else real(name))
     (unit,) = onnxruntime_units.installed()
-    assert unit.probe() == Availability(False, "onnxruntime is not installed", "install the package onnxruntime")
+    assert unit.probe() == Availability(False, "onnxruntime is not installed", "pip install 'gnnlab[export]'")
 
 
 def test_providers_become_units_of_their_processor_and_a_service_on_the_network_does_not(monkeypatch):
