@@ -72,7 +72,7 @@ def _function(target: str) -> Callable[..., Any]:
 
 
 def pin(core: int) -> None:
-    """A target: keep every thread of the process on one core, where the system can do that."""
+    """Keep every thread of the process on one core, where the system can do that."""
     if not hasattr(psutil.Process, "cpu_affinity"):
         return
     if hasattr(os, "sched_setaffinity"):  # threads that are there already have an affinity of their own

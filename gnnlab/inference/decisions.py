@@ -18,13 +18,12 @@ from gnnlab.errors import Unavailable, one_line
 from gnnlab.inference.states import NetworkArrays
 from gnnlab.profiling import estimates
 from gnnlab.profiling.context import row_of
-from gnnlab.profiling.races import RTOL_FLOAT32, relative_error
+from gnnlab.profiling.races import relative_error
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_networks import State
 
 Layers = Callable[[Tensor, Tensor], Tensor]  # (x (N, 7), edge_index (2, E)) -> scores (N,)
 CHUNK = 64  # networks in a pass
-SCORES_WITHIN = 5 * RTOL_FLOAT32  # three layers of sums in another order, of the largest score
 SHARE = {"unit": "share", "better": "higher", "origin": "counted", "statistic": "share"}
 REGRET = {"unit": "ms", "better": "lower", "origin": "simulated", "statistic": "mean"}
 REGRET["notes"] = ["ms of the model of the networks, not of a clock"]

@@ -125,7 +125,8 @@ class Predictor:
         return list(map(Decision, ids, places, best, shares, parts))
 
     def _through_cache(self, states: Sequence[CheckedState], networks: NetworkArrays) -> np.ndarray:
-        """(N,) scores: those that the cache has, and the others computed in one pass, each once."""
+        """(N,) scores: those that the cache has, and the others computed in one pass, each once: a state that stands
+        there twice is a hit the second time."""
         xs = networks.split(networks.x)
         pairs = zip(xs, states, strict=True)
         keys = [prediction_cache.key(x, state.topology.edge_index, self._fingerprint) for x, state in pairs]

@@ -88,7 +88,7 @@ def root() -> Path:
             return folder
     raise GnnlabError(
         f"no folder at or above {start} holds notebooks/ and params/; change to a copy of the gnnlab repository, which "
-        "notebooks need (swap, optimize, profile, check, units and infer work anywhere)"
+        "notebooks need (swap, optimize, profile, check, units, infer and serve work anywhere)"
     )
 
 

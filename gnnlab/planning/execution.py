@@ -253,7 +253,7 @@ class Executor(AbstractContextManager):
     def _send(self, numbers: list[int]) -> dict[str, list[tuple[float, float]]]:
         """When each unit began and ended each graph."""
         self._last_slot = (len(numbers) - 1) % len(self._slots)
-        return self.processes.ask(dict.fromkeys(self.plan.units, (_stream, self.key, numbers)))
+        return self.processes.ask(dict.fromkeys(self.plan.units, (_stream, self.key, numbers)), len(numbers))
 
 
 def plain(layer: StagedLayer, graph: Tensors) -> np.ndarray:

@@ -97,7 +97,7 @@ def parse(text: str | Sequence) -> Plan:
 def _listed(text: str) -> object | None:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 

@@ -29,7 +29,7 @@ TIMEOUT_S = 300.0  # models compile on a busy machine, and streams of large grap
 class UnitProcesses(AbstractContextManager):
     """A spawned process for each unit. Where one fails, dies or hangs, all end; the next request starts new ones.
 
-    `timeout_s`: of a request.
+    `timeout_s`: of a request, or of each part of it.
     """
 
     def __init__(self, units: Iterable[str], timeout_s: float = TIMEOUT_S) -> None:
@@ -55,29 +55,33 @@ class UnitProcesses(AbstractContextManager):
             for unit in self.units:
                 self._requests[unit], requests = context.Pipe()
                 given = (unit, requests, self._turns)
-                self._processes[unit] = context.Process(target=_serve, args=given, name=unit, daemon=True)
-                self._processes[unit].start()
+                process = context.Process(target=_serve, args=given, name=unit, daemon=True)
+                process.start()
+                self._processes[unit] = process
                 requests.close()  # here; the process has its own
         finally:
             os.environ.clear()
             os.environ.update(before)
 
-    def ask(self, requests: Mapping[str, tuple]) -> dict[str, Any]:
+    def ask(self, requests: Mapping[str, tuple], parts: int = 1) -> dict[str, Any]:
         """What the functions of these requests give, (function, *arguments) by unit, each in the unit's process.
+
+        They have `timeout_s` for each of their `parts`, such as the graphs of a stream.
 
         Raises:
             GnnlabError: a function raised, a process died, or one gave no answer in time; all processes have ended.
         """
-        self.start()
-        answers, until = {}, time.monotonic() + self.timeout_s
+        answers, limit_s = {}, parts * self.timeout_s
+        until = time.monotonic() + limit_s
         try:
+            self.start()
             for unit, request in requests.items():
                 with suppress(ConnectionError):  # of a process that is gone: its answer says so
                     self._requests[unit].send(request)
             while waiting := {self._requests[unit]: unit for unit in requests if unit not in answers}:
                 ready = wait(waiting, max(0.0, until - time.monotonic()))
                 if not ready:
-                    raise GnnlabError(f"{' and '.join(waiting.values())} gave no answer within {self.timeout_s:g} s")
+                    raise GnnlabError(f"{' and '.join(waiting.values())} gave no answer within {limit_s:g} s")
                 for connection in ready:
                     answers[waiting[connection]] = self._answer(waiting[connection])
         except BaseException:  # after Ctrl-C nobody waits for the answers: they must not go to the next request
@@ -89,9 +93,10 @@ class UnitProcesses(AbstractContextManager):
         """End all processes at once."""
         for process in self._processes.values():
             process.kill()
-        for unit, process in self._processes.items():
+        for process in self._processes.values():
             process.join()
-            self._requests[unit].close()
+        for requests in self._requests.values():
+            requests.close()
         self._processes, self._requests = {}, {}
 
     def _answer(self, unit: str) -> Any:
@@ -129,9 +134,10 @@ def _serve(unit: str, requests: Connection, turns: Mapping[tuple[str, str], Any]
     while True:
         try:
             function, *arguments = requests.recv()
-            answer = True, function(*arguments)
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             return
+        try:
+            answer = True, function(*arguments)
         except BaseException as error:  # whatever a runtime or the user's code raises belongs to its request
             answer = False, one_line(error)
         requests.send(answer)

@@ -210,6 +210,7 @@ class Client:
         """Requests, strikes, broken connections and `UNRIGHT` answers, by their names. `strike()` kills something once
         in each so many requests; what breaks, or is refused (503), is sent again."""
         counts, one_strike = Counter({"requests": 0, UNRIGHT: 0}), asyncio.Lock()
+        each = min(each, len(places))  # one strike at least
 
         async def struck(ask: Callable, bodies: Sequence[bytes]) -> list[HttpAnswer]:
             async def persistent(body: bytes) -> HttpAnswer:

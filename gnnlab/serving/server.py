@@ -4,7 +4,7 @@
         httpx.post(f"{url}/predict", json=state).json()["node_id"]
 
 SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the queued decisions are written. The same
-happens to workers when their parent is killed, and to a child when the process that started it ends.
+happens to workers when their parent is killed, and to a `started` service when the process that started it ends.
 """
 
 from __future__ import annotations

@@ -58,14 +58,15 @@ class ServiceSettings(BaseSettings):
         text = self.database.get_secret_value()
         if text == NONE:
             return None
-        with suppress(ArgumentError):
+        url = None
+        with suppress(ArgumentError, ValueError):  # what these say may hold a part of a password
             url = make_url(text)
-            kind = url.drivername.partition("+")[0]
-            if url.drivername in (kind, DRIVERS.get(kind)) and kind in DRIVERS:
-                if kind == "sqlite" and url.database in (None, "", ":memory:"):
-                    raise ValueError("database: a file is needed, as in sqlite:///x.sqlite; workers share no memory")
-                return url.set(drivername=DRIVERS[kind])
-        raise ValueError("database: none, sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
+        kind = url.drivername.partition("+")[0] if url else None
+        if kind not in DRIVERS or url.drivername not in (kind, DRIVERS[kind]):
+            raise ValueError("database: none, sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
+        if kind == "sqlite" and url.database in (None, "", ":memory:"):
+            raise ValueError("database: a file is needed, as in sqlite:///x.sqlite; workers share no memory")
+        return url.set(drivername=DRIVERS[kind])
 
     @model_validator(mode="after")
     def _urls_are_valid(self) -> ServiceSettings:
