@@ -9,6 +9,7 @@ process lets another unit go on (`tell`), and waits until another lets it (`wait
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -23,13 +24,14 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.worker import describe_exit, worker_environment
 from gnnlab.worker_process import end_with_parent
 
+PARTS = 30
 TIMEOUT_S = 300.0  # models compile on a busy machine, and streams of large graphs take their time
 
 
 class UnitProcesses(AbstractContextManager):
     """A spawned process for each unit. Where one fails, dies or hangs, all end; the next request starts new ones.
 
-    `timeout_s`: of a request, or of each part of it.
+    `timeout_s`: of a request of up to `PARTS` parts.
     """
 
     def __init__(self, units: Iterable[str], timeout_s: float = TIMEOUT_S) -> None:
@@ -66,12 +68,12 @@ class UnitProcesses(AbstractContextManager):
     def ask(self, requests: Mapping[str, tuple], parts: int = 1) -> dict[str, Any]:
         """What the functions of these requests give, (function, *arguments) by unit, each in the unit's process.
 
-        They have `timeout_s` for each of their `parts`, such as the graphs of a stream.
+        They have `timeout_s`, and as much again for each further `PARTS` of their `parts`, the graphs of a stream.
 
         Raises:
             GnnlabError: a function raised, a process died, or one gave no answer in time; all processes have ended.
         """
-        answers, limit_s = {}, parts * self.timeout_s
+        answers, limit_s = {}, self.timeout_s * math.ceil(parts / PARTS)
         until = time.monotonic() + limit_s
         try:
             self.start()

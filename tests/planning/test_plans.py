@@ -83,6 +83,7 @@ def test_every_candidate_is_legal_and_every_legal_plan_without_sharing_is_a_cand
         ("1-5 on CPU; 6-7 on NPU", "not understood"),
         ("1-5 on CPU and GPU (0.5.5, 0.5)", "not understood"),
         ("1-99999999999 on CPU", "not understood"),
+        ("[{[1]: 2}]", "not understood"),
         *(
             (block, "is no \\[units, stages, ratios\\]")
             for block in (

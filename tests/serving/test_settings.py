@@ -43,6 +43,7 @@ def test_a_process_gets_all_of_it_by_its_environment(monkeypatch):
         ({"database": "mysql://user:secret@x/y"}, "database: none, sqlite:///FILE or postgresql://"),
         ({"database": "postgresql+psycopg2://user:secret@x/y"}, "database: none, sqlite:///FILE or postgresql://"),
         ({"database": "sqlite:///:memory:"}, "database: a file is needed"),
+        ({"database": "postgresql://user:p@x:secret@y/z"}, "database: none, sqlite:///FILE or postgresql://"),
         ({"database": "secret"}, "database: none, sqlite:///FILE or postgresql://"),
     ],
 )
