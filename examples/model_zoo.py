@@ -14,6 +14,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.nn import models
+from torch_geometric.utils import to_dense_batch
 
 NODES, EDGES, MOLECULES, ATOMS = 5_000, 40_000, 256, 20
 F, H, C, D = 64, 64, 16, 16  # features of a node, hidden channels, classes, features of an edge
@@ -174,8 +175,12 @@ def nn_conv(width: int) -> nn.Module:
 
 def all_pairs(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
     """Edges between all atoms of a molecule within 10 angstrom, and their lengths."""
-    near = (batch[:, None] == batch) & ((pos[:, None] - pos).norm(dim=-1) < 10.0)
-    edge_index = near.fill_diagonal_(False).nonzero().t().contiguous()
+    dense, atom = to_dense_batch(pos, batch)  # (molecules, atoms, 3)
+    near = torch.cdist(dense, dense) < 10.0
+    molecule, *ends = (near & atom.unsqueeze(1) & atom.unsqueeze(2)).nonzero(as_tuple=True)
+    first = atom.sum(dim=1).cumsum(0) - atom.sum(dim=1)
+    edge_index = torch.stack([first[molecule] + end for end in ends])
+    edge_index = edge_index[:, ends[0] != ends[1]]
     return edge_index, (pos[edge_index[0]] - pos[edge_index[1]]).norm(dim=-1)
 
 
