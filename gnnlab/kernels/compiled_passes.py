@@ -458,13 +458,13 @@ def modulated_back(x, target, g, into, ptr, col, block, blocks):
 
 
 @_Kernel
-def pairs(source, target, relu, out, ptr, col, block, blocks):
+def pairs(source, target, relu, out, ptr, col, ids, block, blocks):
     """source[j] + target[i], with `relu` its positive part, of each edge."""
     width = source.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         own = target[i]
         for k in range(ptr[i], ptr[i + 1]):
-            row, here = source[col[k]], out[k]
+            row, here = source[col[k]], out[ids[k]]
             for f in range(width):
                 here[f] = _message(row, own, relu, f)
 

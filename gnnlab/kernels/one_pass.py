@@ -230,20 +230,20 @@ class _Modulated(torch.autograd.Function):
         return of_x, None if slope is None else _by_channel(slope, grad), None
 
 
-def pairs(source: Tensor, target: Tensor, graph: Neighbours, relu: bool) -> Tensor:
-    """source[j] + target[i], with `relu` its positive part, of each edge in the order of `graph.col`, (E, F): `source`
-    (num_sources, F), `target` (N, F)."""
+def pairs(source: Tensor, target: Tensor, graph: Neighbours, relu: bool = False, as_given: bool = False) -> Tensor:
+    """source[j] + target[i], with `relu` its positive part, of each edge in the order of `graph.col` or `as_given`,
+    (E, F): `source` (num_sources, F), `target` (N, F)."""
     _check(graph, source, target)
-    return _Pairs.apply(source, target, graph, 1 if relu else None)
+    return _Pairs.apply(source, target, graph, 1 if relu else None, as_given)
 
 
 class _Pairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, source, target, graph, relu):
+    def forward(ctx, source, target, graph, relu, as_given):
         source, target = source.contiguous(), target.contiguous()
         out = source.new_empty(graph.num_edges, source.shape[1])
-        loops.pairs(graph.num_edges, source, target, relu, out, graph.rowptr, graph.col)
-        ctx.graph, ctx.relu = graph, relu
+        loops.pairs(graph.num_edges, source, target, relu, out, *_by_target(graph, as_given))
+        ctx.graph, ctx.relu, ctx.as_given = graph, relu, as_given
         ctx.save_for_backward(source, target, out if relu else None)
         return out
 
@@ -251,11 +251,14 @@ class _Pairs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         (source, target, out), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
-        of_source, of_target, back = torch.empty_like(source), torch.empty_like(target), graph.transposed
+        of_source, of_target = torch.empty_like(source), torch.empty_like(target)
         given = graph.num_edges, grad, grad if out is None else out, ctx.relu
-        loops.pairs_back(*given, of_source, back.rowptr, back.order)
-        loops.pairs_back(*given, of_target, graph.rowptr, graph.places)
-        return of_source, of_target, None, None
+        for into, (rowptr, _, order) in (
+            (of_source, _by_source(graph, ctx.as_given)),
+            (of_target, _by_target(graph, ctx.as_given)),
+        ):
+            loops.pairs_back(*given, into, rowptr, order)
+        return of_source, of_target, None, None, None
 
 
 def scaled(x: Tensor, edge: Tensor, graph: Neighbours) -> Tensor:

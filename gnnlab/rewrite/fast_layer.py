@@ -24,7 +24,7 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache
 from gnnlab.rewrite import direct, one_pass_forms, operators, trial
-from gnnlab.rewrite.propagate import HOOKS, Ends, covered, plain, rebound, sizes, sources_of, summed
+from gnnlab.rewrite.propagate import HOOKS, ON_NODES, Ends, covered, plain, rebound, sizes, sources_of, summed
 
 direct.FORMS.update(one_pass_forms.FORMS)
 # made by PyG from templates and the signatures of the others when the first layer of a class is
@@ -32,15 +32,17 @@ GENERATED = {"propagate", "edge_updater", "collect", "edge_collect", "_orig_prop
              "_orig_edge_updater", "_jinja_edge_updater"}  # fmt: skip
 PLAIN = (Tensor, nn.Parameter)
 DIRECT, SUM, TILES, NONE = "direct form", "one sum", "tiles", "as PyG computes it"
+LINEAR = "linear layer on nodes"
 
 
 class State:
     """What a fast layer knows beside its parameters.
 
     `direct`: is its direct form equal, by the kind of call (`_kind`); None where an option of the layer rules it out.
-    `argument`: over which argument of `propagate` one sum is equal, "" where over none; None before the first call.
-    `why`: what the trials found wrong, by door. `trials`: what was found of any layer of the model. `waits`: for the
-    first call, which gives its weights their shape; nothing is tried before.
+    `argument`: over which argument of `propagate` one sum is equal, or ON_NODES where a linear layer on nodes is; ""
+    where nothing is, None before the first call. `why`: what the trials found wrong, by door. `trials`: what was found
+    of any layer of the model. `waits`: for the first call, which gives its weights their shape; nothing is tried
+    before.
     """
 
     def __init__(self, layer: MessagePassing, graphs: GraphCache, trials: dict) -> None:
@@ -55,9 +57,11 @@ class State:
 
     @property
     def mechanism(self) -> str | None:
-        """One of DIRECT, SUM, NONE; None before the first call."""
+        """One of DIRECT, SUM, LINEAR, NONE; None before the first call."""
         if self.direct and any(self.direct.values()):
             return DIRECT
+        if self.argument == ON_NODES:
+            return LINEAR
         return None if self.argument is None else SUM if self.argument else NONE
 
     def __getstate__(self) -> dict:
@@ -292,8 +296,11 @@ def _try_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Ten
                 raise GnnlabError(f"its message is no weight times {name}_j")
             return out
 
+        before = why[SUM]
         if _tried(layer, SUM, own, [fast] * trial.CALLS, arguments, of=name):
             return name
+        if name == ON_NODES:  # why there is no sum says more
+            why[SUM] = before
     return ""
 
 

@@ -33,6 +33,7 @@ from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache, Moved, Neighbours
 from gnnlab.kernels.sums import Largest, NeighbourSum
 from gnnlab.profiling.tensors import tensors_in
+from gnnlab.rewrite import end_rows
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
@@ -79,7 +80,8 @@ def sources_of(layer: MessagePassing, arguments: dict[str, Any]) -> list[str]:
     """Arguments of this call that `message` wants at the source of each edge: x for `x_j`."""
     names = layer.inspector.get_param_names("message")
     whole = [WHOLE] if isinstance(layer, tuple(WHOLES)) else []
-    return whole + [name[:-2] for name in names if name.endswith("_j") and name[:-2] in arguments]
+    sources = [name[:-2] for name in names if name.endswith("_j") and name[:-2] in arguments]
+    return [*whole, *sources, ON_NODES] if sources else whole
 
 
 def sizes(layer: MessagePassing, size: Any, arguments: dict[str, Any]) -> tuple[int, int] | None:
@@ -116,6 +118,10 @@ def summed(
     if name == WHOLE:
         form = next(form for kind, form in WHOLES.items() if isinstance(layer, kind))
         return None if both is None else form(layer, graphs.get(edge_index, both[TARGET], both[SOURCE]), **arguments)
+    if name == ON_NODES:
+        graph = both and graphs.get(edge_index, both[TARGET], both[SOURCE])
+        out = None if both is None else _on_nodes(layer, graph, both, arguments)
+        return None if out is None else _updated(layer, out, edge_index, both, arguments)
     given = arguments[name]
     x = given[SOURCE] if isinstance(given, (tuple, list)) else given
     if both is None or not isinstance(x, Tensor) or x.dim() not in (2, 3) or not x.is_floating_point():
@@ -130,10 +136,35 @@ def summed(
         return None
     if static:
         return out.view(-1, x.shape[0], x.shape[2]).transpose(0, 1).contiguous()  # may be viewed
+    return _updated(layer, out, edge_index, both, arguments)
+
+
+def _updated(layer: MessagePassing, out: Tensor, edge_index: Tensor, both: tuple[int, int], arguments: dict) -> Tensor:
     if type(layer).update is MessagePassing.update:
         return out
-    wanted = layer._collect(set(layer._user_args) - {name + "_j"}, edge_index, list(both), arguments)
+    wanted = set(layer._user_args) & set(layer.inspector.get_flat_param_names(["update"]))
+    wanted = layer._collect(wanted, edge_index, list(both), arguments)
     return layer.update(out, **layer.inspector.collect_param_data("update", wanted))
+
+
+def _on_nodes(layer: MessagePassing, graph: Neighbours, both: tuple[int, int], arguments: dict) -> Tensor | None:
+    """What the layer aggregates, where its message begins with a linear layer over rows of both ends."""
+    names, ends = layer.inspector.get_flat_param_names(["message"]), Ends.of(graph)
+    rows = end_rows.of_arguments(graph, names, arguments)
+    given = layer._collect(set(names) - rows.keys(), ends.index, list(both), arguments) | rows
+    given["index"] = given["edge_index_i"] = ends.target
+    out = layer.message(**layer.inspector.collect_param_data("message", given))
+    how = AGGREGATIONS[type(layer.aggr_module)]
+    if not any(one.linears for one in rows.values()):
+        return None
+    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[0] != graph.num_edges or out.dtype not in PRECISE:
+        return None
+    edges = graph.once(
+        "edges as sources, given", lambda: Neighbours(graph.rowptr, graph.order, graph.order, graph.num_edges)
+    )
+    if how == "max":
+        return Largest(edges)(out)
+    return weighted_sum_sorted(out, edges, None if how == "sum" else edges.cast("mean_weight", out.dtype))
 
 
 class Ends:
@@ -162,6 +193,7 @@ def _hgt(layer: HGTConv, graph: Neighbours, k: Tensor, q: Tensor, v: Tensor, edg
     return attend(scores, v, graph).flatten(1)
 
 
+ON_NODES = "rows of both ends"  # in place of an argument's name: `end_rows`
 WHOLE = "*"  # in place of an argument's name: all that `propagate` does, for layers of these classes
 WHOLES: dict[type[MessagePassing], Callable[..., Tensor]] = {HGTConv: _hgt}
 

@@ -14,7 +14,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 
 # layers that stay as PyG computes them; of a model that is not named here, none does
 AS_PYG_COMPUTES = {
-    "super_gat": 2, "own_mean_of_network": 2, "attentive_fp": 1,
+    "super_gat": 2, "attentive_fp": 1,
 }  # fmt: skip
 NEWER = {"polynormer": "Polynormer", "sgformer": "SGFormer"}  # models that older releases of PyG lack
 

@@ -1,0 +1,109 @@
+"""Messages of one's own that begin with a linear layer over rows of both ends: it is computed on nodes."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from gnnlab.rewrite.fast_layer import LINEAR, NONE
+from gnnlab.rewrite.swap import swap
+
+IN, EDGE, OUT, NODES, EDGES = 6, 3, 5, 13, 60
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+class Own(MessagePassing):
+    """`say(layer, x_i, x_j, edge_attr)` is its message; a network over `width` columns may be used in it."""
+
+    def __init__(self, width, say, aggr="add"):
+        super().__init__(aggr=aggr)
+        self.say = say
+        self.network = nn.Sequential(nn.Linear(width, OUT), nn.Tanh(), nn.Linear(OUT, IN))
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_i, x_j, edge_attr):
+        return self.say(self, x_i, x_j, edge_attr)
+
+    def update(self, out, x):
+        return out + (x[1] if isinstance(x, tuple) else x)
+
+
+def cat(*rows):
+    return torch.cat(rows, dim=-1)
+
+
+SERVED = {
+    "both ends": (2 * IN, lambda one, x_i, x_j, e: one.network(cat(x_i, x_j))),
+    "a difference": (2 * IN, lambda one, x_i, x_j, e: one.network(cat(x_i, x_j - x_i))),
+    "features of edges": (2 * IN + EDGE, lambda one, x_i, x_j, e: one.network(cat(x_j, e, x_i))),
+    "the source alone": (IN, lambda one, x_i, x_j, e: one.network(x_j) * e[:, :1]),
+    "the target alone": (IN, lambda one, x_i, x_j, e: one.network(x_i) + x_j.relu()),
+    "a sum": (IN, lambda one, x_i, x_j, e: one.network(x_i + x_j)),
+    "rows again, behind it": (2 * IN, lambda one, x_i, x_j, e: one.network(cat(x_i, x_j)).sigmoid() * (x_j - 2 * x_i)),
+    "rows in other operations": (IN, lambda one, x_i, x_j, e: one.network(x_j) + x_i.relu() / (1 + x_j**2)),
+}
+NOT_SERVED = {
+    "no linear layer": lambda one, x_i, x_j, e: (x_i * x_j).tanh(),
+    "a linear layer over a product": lambda one, x_i, x_j, e: one.network(x_i * x_j),
+    "rows written to before it": lambda one, x_i, x_j, e: one.network(x_j.mul_(2)),
+}
+
+
+def inputs(dtype=torch.float64, pair=False):
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(NODES - 3, (2, EDGES), generator=generator)
+    sizes = [(NODES, IN)] * (1 + pair) + [(EDGES, EDGE)]
+    made = [torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
+    return made, (tuple(made[:2]) if pair else made[0], edge_index, made[-1])
+
+
+def results(layer, given):
+    made, called = given
+    out = layer(*called)
+    wave = torch.arange(1, out.numel() + 1, dtype=out.dtype).sin().view_as(out)
+    return [out.detach(), *torch.autograd.grad((out * wave).sum(), [*made, *layer.parameters()], allow_unused=True)]
+
+
+def assert_same(ours, expected, **close):
+    for one, other in zip(ours, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, **close)
+
+
+@pytest.mark.parametrize("pair", [False, True], ids=["one kind of nodes", "two kinds"])
+@pytest.mark.parametrize("aggr", ["add", "mean", "max"])
+@pytest.mark.parametrize("name", SERVED)
+def test_a_linear_layer_over_rows_of_both_ends_is_computed_on_nodes(name, aggr, pair):
+    torch.manual_seed(0)
+    reference = Own(*SERVED[name], aggr).double()
+    layer = swap(reference).model
+    for _ in range(2):
+        assert_same(results(layer, inputs(pair=pair)), results(reference, inputs(pair=pair)), **CLOSE)
+    if (name, aggr) != (
+        "features of edges",
+        "max",
+    ):  # of equal edges rounding makes one the largest, so trials may differ
+        assert layer._fast.mechanism == LINEAR, layer._fast.why
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_other_messages_stay_as_they_are(name):
+    torch.manual_seed(0)
+    reference = Own(IN, NOT_SERVED[name]).double()
+    layer = swap(reference).model
+    with torch.no_grad():
+        given = inputs()[1]
+        torch.testing.assert_close(layer(*given), reference(*given), **CLOSE)
+    assert layer._fast.mechanism == NONE
+
+
+def test_in_float32_it_is_equal_within_rounding():
+    torch.manual_seed(0)
+    reference = Own(*SERVED["features of edges"], "mean")
+    layer = swap(reference).model
+    given = inputs(torch.float32)
+    assert_same(results(layer, given), results(reference, given), rtol=1e-4, atol=1e-5)
+    assert layer._fast.mechanism == LINEAR
