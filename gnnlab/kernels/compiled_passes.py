@@ -244,42 +244,55 @@ def _rectified(grad, row, edge, relu, f):
     return row.dtype.type(0) if _message(row, edge, relu, f) <= row.dtype.type(0) else grad
 
 
+@_inner
+def _add_moments(here, row, edge, relu, i, g_total, g_squares, least, g_least, largest, g_largest):
+    """Add to `here` what flows back through the message of an edge to node i."""
+    width, zero, one = row.shape[0], row.dtype.type(0), row.dtype.type(1)
+    if g_total is not None:
+        part = g_total[i]
+        for f in range(width):
+            here[f] += _rectified(part[f], row, edge, relu, f)
+    if g_squares is not None:
+        part = g_squares[i]
+        for f in range(width):
+            v = _message(row, edge, relu, f)
+            here[f] += _rectified((v + v) * part[f], row, edge, relu, f)
+    if g_least is not None:  # multiplied, so that a gradient of nan stays one, as in torch
+        best, part = least[i], g_least[i]
+        for f in range(width):
+            sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
+            here[f] += _rectified(sent, row, edge, relu, f)
+    if g_largest is not None:
+        best, part = largest[i], g_largest[i]
+        for f in range(width):
+            sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
+            here[f] += _rectified(sent, row, edge, relu, f)
+
+
 @_Kernel
 def moments_back(
-    y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, by_target, into, ptr, col, ids, block, blocks
+    y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, into, ptr, col, ids, block, blocks
 ):
-    """The gradient of the sources, edges by source; or that of each edge in `into`, edges `by_target`."""
-    width, zero, one = y.shape[1], y.dtype.type(0), y.dtype.type(1)
-    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        if by_target is None:
-            into[n] = zero
-        for k in range(ptr[n], ptr[n + 1]):
-            i, row, edge = n, y[col[k]], _edge(e, ids[k])
-            if by_target is None:
-                i, row, here = col[k], y[n], into[n]
-            else:
-                here = into[ids[k]]
-                for f in range(width):
-                    here[f] = zero
-            if g_total is not None:
-                part = g_total[i]
-                for f in range(width):
-                    here[f] += _rectified(part[f], row, edge, relu, f)
-            if g_squares is not None:
-                part = g_squares[i]
-                for f in range(width):
-                    v = _message(row, edge, relu, f)
-                    here[f] += _rectified((v + v) * part[f], row, edge, relu, f)
-            if g_least is not None:  # multiplied, so that a gradient of nan stays one, as in torch
-                best, part = least[i], g_least[i]
-                for f in range(width):
-                    sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
-                    here[f] += _rectified(sent, row, edge, relu, f)
-            if g_largest is not None:
-                best, part = largest[i], g_largest[i]
-                for f in range(width):
-                    sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
-                    here[f] += _rectified(sent, row, edge, relu, f)
+    """The gradient of the sources, edges by source."""
+    for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        into[j] = y.dtype.type(0)
+        row, here = y[j], into[j]
+        for k in range(ptr[j], ptr[j + 1]):
+            edge = _edge(e, ids[k])
+            _add_moments(here, row, edge, relu, col[k], g_total, g_squares, least, g_least, largest, g_largest)
+
+
+@_Kernel
+def moments_back_to_edges(
+    y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, into, row, col, block, blocks
+):
+    """The gradient of `e`, whose edges go from `col` to `row`."""
+    edges, zero = row.shape[0], y.dtype.type(0)
+    for k in range(edges * block // blocks, edges * (block + 1) // blocks):
+        here, source, edge = into[k], y[col[k]], e[k]
+        for f in range(y.shape[1]):
+            here[f] = zero
+        _add_moments(here, source, edge, relu, row[k], g_total, g_squares, least, g_least, largest, g_largest)
 
 
 @_Kernel
@@ -316,26 +329,35 @@ def softened(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks):
                     spread[i, f] = spread[i, f] / total[f] - here[f] * here[f]
 
 
+@_inner
+def _softened_part(row, edge, relu, t, whole, mean, scale, sent, f):
+    v, one = _message(row, edge, relu, f), row.dtype.type(1)
+    part = sent[f] * _exp(t * v - scale[f]) * (one + whole * (v - mean[f]))
+    return _rectified(part, row, edge, relu, f)
+
+
 @_Kernel
-def softened_back(y, e, relu, t, whole, out, log_sum, g, by_target, into, ptr, col, ids, block, blocks):
+def softened_back(y, e, relu, t, whole, out, log_sum, g, into, ptr, col, ids, block, blocks):
     """As `moments_back`, of `softened`."""
-    width, zero, one = y.shape[1], y.dtype.type(0), y.dtype.type(1)
-    for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
-        if by_target is None:
-            into[n] = zero
-        for k in range(ptr[n], ptr[n + 1]):
-            i, row, edge = n, y[col[k]], _edge(e, ids[k])
-            if by_target is None:
-                i, row, here = col[k], y[n], into[n]
-            else:
-                here = into[ids[k]]
-                for f in range(width):
-                    here[f] = zero
+    for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
+        into[j] = y.dtype.type(0)
+        row, here = y[j], into[j]
+        for k in range(ptr[j], ptr[j + 1]):
+            i, edge = col[k], _edge(e, ids[k])
             mean, scale, sent = out[i], log_sum[i], g[i]
-            for f in range(width):
-                v = _message(row, edge, relu, f)
-                part = sent[f] * _exp(t * v - scale[f]) * (one + whole * (v - mean[f]))
-                here[f] += _rectified(part, row, edge, relu, f)
+            for f in range(y.shape[1]):
+                here[f] += _softened_part(row, edge, relu, t, whole, mean, scale, sent, f)
+
+
+@_Kernel
+def softened_back_to_edges(y, e, relu, t, whole, out, log_sum, g, into, row, col, block, blocks):
+    """As `moments_back_to_edges`, of `softened`."""
+    edges = row.shape[0]
+    for k in range(edges * block // blocks, edges * (block + 1) // blocks):
+        here, source, edge, i = into[k], y[col[k]], e[k], row[k]
+        mean, scale, sent = out[i], log_sum[i], g[i]
+        for f in range(y.shape[1]):
+            here[f] = _softened_part(source, edge, relu, t, whole, mean, scale, sent, f)
 
 
 @_inner

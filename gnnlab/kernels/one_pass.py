@@ -15,7 +15,6 @@ nodes with its share of edges, so all edges of one node are one thread's. Thread
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -91,24 +90,28 @@ class _Moments(torch.autograd.Function):
                 loops.ties(graph.num_edges, y, edge, ctx.relu, extreme, count, *_by_target(graph, ctx.as_given))
                 grad[name] = grad[name] / count.add_(extreme == 0)
         given = grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
-        run = partial(loops.moments_back, graph.num_edges, y, edge, ctx.relu, *given)
-        return *_sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph, ctx.as_given), *[None] * 4
+        given, wanted = (y, edge, ctx.relu, *given), ctx.needs_input_grad[1]
+        passes = loops.moments_back, loops.moments_back_to_edges
+        return *_sent_back(passes, given, wanted, graph, ctx.as_given), *[None] * 4
 
 
 def _sent_back(
-    run: Callable, y: Tensor, edge: Tensor | None, graph: Neighbours, as_given: bool
+    passes: tuple[Callable, Callable], given: tuple, of_edges: bool, graph: Neighbours, as_given: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the sources and of the edges, None where these want none.
+    """The gradients of the sources, and of the edges where these want one; `given` begins with y and edge.
 
     Where they do, those of sources are sums of them: a pass by source that also wrote to edges would write to rows far
     apart.
     """
-    if edge is None:
+    (y, edge, *_), (to_sources, to_edges) = given, passes
+    rowptr, col, order = _by_source(graph, as_given)
+    if not of_edges:
         to_y = torch.empty_like(y)
-        run(None, to_y, *_by_source(graph, as_given))
+        to_sources(graph.num_edges, *given, to_y, rowptr, col, order)
         return to_y, None
-    to_edge, (rowptr, _, order) = torch.empty_like(edge), _by_source(graph, as_given)
-    run(1, to_edge, *_by_target(graph, as_given))
+    source, target = graph.edges if as_given else (graph.col, graph.row)
+    to_edge = torch.empty_like(edge)
+    to_edges(graph.num_edges, *given, to_edge, target, source)
     return bag(to_edge, Neighbours(rowptr, order, order, graph.num_edges), None), to_edge
 
 
@@ -143,12 +146,10 @@ class _Softened(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         (y, edge, t, out, log_sum, spread), graph = ctx.saved_tensors, ctx.graph
-        run = partial(
-            loops.softened_back, graph.num_edges, y, edge, *ctx.fixed, out, log_sum, grad := grad.contiguous()
-        )
+        grad, passes = grad.contiguous(), (loops.softened_back, loops.softened_back_to_edges)
+        given, wanted = (y, edge, *ctx.fixed, out, log_sum, grad), ctx.needs_input_grad[1]
         to_t = (grad * spread).sum().view_as(t) if spread is not None else None
-        to_rows = _sent_back(run, y, edge if ctx.needs_input_grad[1] else None, graph, ctx.as_given)
-        return *to_rows, to_t, *[None] * 4
+        return *_sent_back(passes, given, wanted, graph, ctx.as_given), to_t, *[None] * 4
 
 
 def gated(
