@@ -13,9 +13,7 @@ SCALE = 0.02  # 100 nodes and 800 edges, 5 molecules
 CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 
 # layers that stay as PyG computes them; of a model that is not named here, none does
-AS_PYG_COMPUTES = {
-    "super_gat": 2, "attentive_fp": 1,
-}  # fmt: skip
+AS_PYG_COMPUTES = {"super_gat": 2}
 NEWER = {"polynormer": "Polynormer", "sgformer": "SGFormer"}  # models that older releases of PyG lack
 
 
