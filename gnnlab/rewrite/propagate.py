@@ -151,6 +151,8 @@ def _on_nodes(layer: MessagePassing, graph: Neighbours, both: tuple[int, int], a
     """What the layer aggregates, where its message begins with a linear layer over rows of both ends."""
     names, ends = layer.inspector.get_flat_param_names(["message"]), Ends.of(graph)
     rows = end_rows.of_arguments(graph, names, arguments)
+    if not rows:
+        return None
     given = layer._collect(set(names) - rows.keys(), ends.index, list(both), arguments) | rows
     given["index"] = given["edge_index_i"] = ends.target
     out = layer.message(**layer.inspector.collect_param_data("message", given))

@@ -44,6 +44,16 @@ def gated(p, q, target):
     return scatter(p.sigmoid() * q, target, 0, NODES)
 
 
+def gated_softplus(both, target):
+    p, q = both.chunk(2, 1)
+    return gated(p, F.softplus(q), target)
+
+
+def fixed_rows(like):
+    """Features of edges, as given, that want no gradient."""
+    return rows(EDGES, like.shape[1], like.dtype, seed=9).detach()
+
+
 # name: (tensors that want gradients, the pass, what PyG computes); i and j the targets and sources of edges
 CASES = {
     "sum of relu": (
@@ -90,6 +100,26 @@ CASES = {
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
         lambda g, a, b, e: one_pass.gated(a, b, g, e, as_given=True),
         lambda j, i, a, b, e: gated(*(a[j] + b[i] + e).chunk(2, 1), i),
+    ),
+    "moments, edges without a gradient": (
+        lambda k: [rows(NODES, **k)],
+        lambda g, y: torch.stack(one_pass.moments(y, g, MOMENTS, fixed_rows(y), relu=True, as_given=True)),
+        lambda j, i, y: several((y[j] + fixed_rows(y)).relu(), i),
+    ),
+    "moments without edges": (
+        lambda k: [rows(NODES, **k)],
+        lambda g, y: torch.stack(one_pass.moments(y, g, MOMENTS)),
+        lambda j, i, y: several(y[j], i),
+    ),
+    "softmax, edges without a gradient": (
+        lambda k: [rows(NODES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
+        lambda g, y, t: one_pass.softened(y, g, t, fixed_rows(y), relu=True, as_given=True),
+        lambda j, i, y, t: softened((y[j] + fixed_rows(y)).relu(), i, t),
+    ),
+    "gate of softplus, edges without a gradient": (
+        lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES))],
+        lambda g, a, b: one_pass.gated(a, b, g, fixed_rows(a), softplus=True, as_given=True),
+        lambda j, i, a, b: gated_softplus(a[j] + b[i] + fixed_rows(a), i),
     ),
     "scale": (
         lambda k: [rows(NODES, **k), rows(EDGES, seed=1, **k)],
