@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.serving.settings import ServiceSettings, environment
 from gnnlab.worker_process import end_with_parent
 
@@ -128,7 +129,9 @@ def started_app(app: str, folder: Path, **variables: str) -> Iterator[tuple[str,
 @contextmanager
 def started_redis(url: str = "") -> Iterator[tuple[str, psutil.Process]]:
     """The URL of a Redis on the loopback that writes nothing to the disk, and its process; `url`: that of one that was
-    killed, in whose place it comes."""
+    killed, in whose place it comes. Raises `Unavailable`: there is no redis-server."""
+    if shutil.which("redis-server") is None:
+        raise Unavailable("redis-server is not here (apt install redis-server)")
     port = int(url.rpartition(":")[2].partition("/")[0]) if url else free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with _running(command, ("127.0.0.1", port), {}) as process:
