@@ -51,7 +51,7 @@ format: $(READY)  ## mend what lint complains of
 	$(BIN)/nbstripout --keep-count notebooks/*.ipynb
 
 lab: $(READY)  ## open JupyterLab in notebooks/
-	$(BIN)/jupyter lab --notebook-dir=. notebooks/01_profile_bottlenecks.ipynb
+	$(BIN)/jupyter lab --notebook-dir=. notebooks/start.ipynb
 
 clean:  ## remove .venv and caches; outputs stay
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info

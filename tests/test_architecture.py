@@ -40,7 +40,7 @@ TOP = {
     "worker",
     "worker_process",
 }  # which every room may import
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
 def imports(path):

@@ -18,7 +18,7 @@ import run_folders
 from gnnlab.lab import claims, discovery, ledger, parameters, results
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 STAGES = {"features": 64, "sizes": ["200/500", "300/2000"]}  # of notebooks 04 to 06, which read each other's
 SMALL = {  # beside the quick parameters, by number; forms that claims name stay
     "01": {
@@ -257,3 +257,15 @@ def test_without_its_device_the_notebook_is_skipped_with_the_reason(tmp_path):
     result = results.read(run_folders.newest(tmp_path / "out", notebook.stem))
     assert result.status == "skipped" and "no CUDA device here" in result.reason
     assert result.rows == []
+
+
+def test_the_notebook_to_start_with_runs_and_names_every_other(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT / "notebooks")
+    cells = json.loads(Path("start.ipynb").read_text(encoding="utf-8"))["cells"]
+    words = "".join(line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
+    assert re.findall(r"[(](\d\d_\w+)[.]ipynb[)]", words) == [path.stem for path in NOTEBOOKS]
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert len(names["report"].replaced) == 2 and "a forward pass" in capsys.readouterr().out
