@@ -1,6 +1,6 @@
 """Serve the decisions of `gnnlab infer` over HTTP, in batches, with a cache, a record and metrics.
 
-POST /predict takes one network, POST /predict_batch a list of them; /openapi.json describes both.
+POST /predict takes one network, POST /predict_batch a list of them (docs/serving.md).
 Every further setting is a variable GNNLAB_SERVE_... (docs/serving.md); a URL with a password belongs
 there, too: what is typed here, every user of this machine can read. Ctrl-C answers what was accepted, and ends.
 

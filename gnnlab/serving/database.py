@@ -79,29 +79,23 @@ def engine_of(url: URL) -> AsyncEngine:
     return engine
 
 
-async def create_tables(engine: AsyncEngine) -> None:
-    """Make the tables that are not there yet."""
-    async with engine.begin() as connection:
-        await connection.run_sync(metadata.create_all)
-
-
 class Recorder:
     """Writes decisions in bulk from a queue; `record` never waits and never fails, `lost` counts what is not written.
 
-    `start` and `stop` belong on the event loop. `away`: whether the database failed when it was last used.
+    `start` and `stop` belong on the event loop.
     """
 
     def __init__(self, engine: AsyncEngine, lost: Any) -> None:
         self._engine, self._lost = engine, lost
         self._queue: deque[Queued] = deque()
-        self._ending = self._created = self.away = False
-        dialect = engine.dialect
-        # rows go to the driver as they are: SQLAlchemy's own work on each row takes twice as long as the insert
+        self._ending = self._created = self._away = False
+        # rows go to the driver as they are: SQLAlchemy's own work on each row takes longer than the insert
         self._statements = {}
         for table in (predictions, network_metrics):
             columns = [column.name for column in table.columns if column.name != "id"]
-            self._statements[table] = str(sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=dialect))
-        self._time = TIME.dialect_impl(dialect).bind_processor(dialect) or (lambda time: time)
+            insert = sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=engine.dialect)
+            self._statements[table] = str(insert)
+        self._time = TIME.dialect_impl(engine.dialect).bind_processor(engine.dialect) or (lambda time: time)
 
     def record(self, model_type: str, state: CheckedState, decision: Decision) -> None:
         """A decision and the network that it was about."""
@@ -124,41 +118,40 @@ class Recorder:
         await self._engine.dispose()
 
     async def _run(self) -> None:
-        while (self._queue or not self._ending) and not (self._ending and self.away):
+        while (self._queue or not self._ending) and not (self._ending and self._away):
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             if batch or not self._created:
                 await self._write(batch)
             if len(self._queue) < BATCH and not self._ending:
-                await asyncio.sleep(RETRY_S if self.away else EVERY_S)  # others may come
+                await asyncio.sleep(RETRY_S if self._away else EVERY_S)  # others may come
 
     async def _write(self, batch: Sequence[Queued]) -> None:
+        was_away = self._away
         try:
-            if not self._created:
-                await create_tables(self._engine)
-                self._created = True
             async with self._engine.begin() as connection:  # all rows of both tables, or none
+                if not self._created:
+                    await connection.run_sync(metadata.create_all)
                 for table, rows in self._rows(batch).items():
                     if rows:
                         await connection.exec_driver_sql(self._statements[table], rows)
-        except Exception as error:  # drivers raise what they like; the service goes on
-            if not self.away:
-                log.warning("the database is away, decisions are lost to it: %s", one_line(error))
-            self.away = True
-            self._lost.inc(len(batch))
-        else:
-            if self.away:
+            self._created, self._away = True, False
+            if was_away:
                 log.warning("the database is back")
-            self.away = False
+        except Exception as error:  # drivers raise what they like; the service goes on
+            if not was_away:
+                log.warning("the database is away, decisions are lost to it: %s", one_line(error))
+            self._away = True
+            self._lost.inc(len(batch))
 
     def _rows(self, batch: Sequence[Queued]) -> dict[sa.Table, list[tuple]]:
         """Values in the order of the columns, without `id`."""
-        made: list[tuple] = []
+        decided: list[tuple] = []
         reported: list[tuple] = []
         for moment, model_type, state, (node_id, node, score, confidence, _) in batch:
             time = self._time(moment)
-            made.append((time, model_type, len(state.nodes), _storable(node_id), node, score, confidence))
+            decided.append((time, model_type, len(state.nodes), _storable(node_id), node, score, confidence))
             reported += [(_storable(one.node_id), time, *node_features(one)) for one in state.nodes]
-        return {predictions: made, network_metrics: reported}
+        return {predictions: decided, network_metrics: reported}
 
 
 def _storable(node_id: str) -> str:

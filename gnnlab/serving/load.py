@@ -2,12 +2,12 @@
 
     client = Client(random_states(1000, (10, 10), seed=0), "hybrid")
     nodes = client.decided(single_stream, url, places)                  # each answer is held to the predictor's
-    latency_ms, late_ms = client.observed(server, url, places)          # and how late the client was
+    latency_ms, late_ms = client.observed(open_arrivals, url, places)   # and how late the client was
     runs = over_rates({"fast": lambda rate, seed: ...}, {"fast": [400, 800]}, {"fast": 6})
     largest(runs, bound_ms=20)["fast"]                                  # requests/s, one a round
 
-The scenarios themselves (single stream, server, offline) are in notebook 10. One is a coroutine function of `ask`,
-which sends a body and gives the answer, and of the bodies to send.
+The scenarios themselves are in notebook 10: coroutine functions of `ask`, which sends a body and gives the answer, and
+of the bodies to send.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,8 +34,7 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.sampling import quiet
 from gnnlab.workloads.edge_networks import State
 
-T = TypeVar("T")
-Scenario = Callable[..., Coroutine[Any, Any, T]]
+Scenario = Callable[..., Coroutine[Any, Any, list[Any]]]
 REUSED_S = 10.0  # a connection that has been idle for longer is not used again
 MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
 REFUSED_MS = 1e4  # what a request that was refused counts as
@@ -86,8 +85,6 @@ class Connection(asyncio.Protocol):
         except BaseException:  # half an answer may be on its way: nobody may take it for the next one
             self.close()
             raise
-        if answer.header("connection") == "close":
-            self.close()
         self.used_s = time.monotonic()
         return answer
 
@@ -130,7 +127,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, Any]) -> Any:
     """The result of `work`, on the client's event loop."""
     return asyncio.run_coroutine_threadsafe(work, _loop()).result()
 
@@ -160,7 +157,9 @@ class Client:
         self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
 
-    def run(self, scenario: Scenario[T], url: str, path: str, bodies: Sequence[bytes | None], headers: str = "") -> T:
+    def run(
+        self, scenario: Scenario, url: str, path: str, bodies: Sequence[bytes | None], headers: str = ""
+    ) -> list[Any]:
         """What a scenario gives that asks anything of a service; None is a request without a body, a GET."""
         idle = self._idle.setdefault((url, headers), [])
 
@@ -175,7 +174,7 @@ class Client:
 
         return run(scenario(ask, bodies))
 
-    def decided(self, scenario: Scenario[list[HttpAnswer]], url: str, places: Sequence[int], path="") -> np.ndarray:
+    def decided(self, scenario: Scenario, url: str, places: Sequence[int], path="") -> np.ndarray:
         """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
 
         Raises `ParityError`: an answer is an error, wrong, or that of another state.
@@ -183,9 +182,7 @@ class Client:
         answers = self.run(scenario, url, path or self.path, [self.bodies[place] for place in places])
         return self._checked(places, answers)
 
-    def observed(
-        self, scenario: Scenario[list[Any]], url: str, places: Sequence[int], path=""
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def observed(self, scenario: Scenario, url: str, places: Sequence[int], path="") -> tuple[np.ndarray, np.ndarray]:
         """One run of a scenario that gives (latency ms, ms late, answer) of each request: (n,) latencies from the
         intended start, (n,) how late the client was to send, both in ms.
 
@@ -201,16 +198,15 @@ class Client:
 
     def count_unright(
         self,
-        scenario: Scenario[list[HttpAnswer]],
+        scenario: Scenario,
         url: str,
         places: Sequence[int],
         strike: Callable[[], Any],
-        each=2000,
+        each: int,
     ) -> Counter[str]:
         """Requests, strikes, broken connections and `UNRIGHT` answers, by their names. `strike()` kills something once
-        in each so many requests; what breaks, or is refused (503), is sent again."""
+        in `each` requests; what breaks, or is refused (503), is sent again."""
         counts, one_strike = Counter({"requests": 0, UNRIGHT: 0}), asyncio.Lock()
-        each = min(each, len(places))  # one strike at least
 
         async def struck(ask: Callable, bodies: Sequence[bytes]) -> list[HttpAnswer]:
             async def persistent(body: bytes) -> HttpAnswer:
@@ -240,8 +236,7 @@ class Client:
         if answer.status != 200:
             return False
         given, expected = answer.json, self._expected[place]
-        known, node, scores = expected.scores, given["node"], given.get("scores")
-        scores = known if scores is None else scores  # asked for or not
+        known, node, scores = expected.scores, given["node"], given.get("scores", expected.scores)
         within = 1e-4 * max(1, np.abs(known).max())
         return (
             given["model_type"] == self._kind
@@ -252,11 +247,6 @@ class Client:
             and len(scores) == len(known)
             and np.allclose([given["score"], *scores], [known[node], *known], rtol=0, atol=within)
         )
-
-    def close(self) -> None:
-        """Let go of all connections."""
-        for connection in (connection for idle in self._idle.values() for connection in idle):
-            _loop().call_soon_threadsafe(connection.close)
 
     def _checked(self, places: Sequence[int], answers: Sequence[HttpAnswer]) -> np.ndarray:
         for place, answer in zip(places, answers, strict=True):
@@ -308,12 +298,12 @@ def compared(samples: Mapping[str, Sequence[float]], baseline: str) -> pd.DataFr
     """
     rows: list[dict[str, Any]] = []
     for form, values in samples.items():
-        row: dict[str, Any] = {"form": form, "samples": list(values)}
-        never = [name for name in dict.fromkeys((form, baseline)) if not np.isfinite(samples[name]).all()]
+        rows.append({"form": form, "samples": list(values)})
+        never = next((name for name in (form, baseline) if not np.isfinite(samples[name]).all()), None)
         if never:
-            row |= {"status": "unavailable", "reason": f"{never[0]} keeps the bound at no rate in some rounds"}
+            reason = f"{never} keeps the bound at no rate in some rounds"
+            rows[-1] |= {"status": "unavailable", "reason": reason}
         elif form != baseline:
             gain = estimates.ratio(samples[baseline], values)
-            row |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
-        rows.append(row)
+            rows[-1] |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
     return pd.DataFrame(rows)

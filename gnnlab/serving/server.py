@@ -4,7 +4,7 @@
         httpx.post(f"{url}/predict", json=state).json()["node_id"]
 
 SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the queued decisions are written. The same
-happens to workers when their parent is killed, and to a `started` service when the process that started it ends.
+happens to workers when their parent is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,60 +33,42 @@ from gnnlab.worker_process import end_with_parent
 if TYPE_CHECKING:
     from gnnlab.serving.app import App
 
-PARENT = "GNNLAB_PARENT"  # the process that a child ends with
 START_S, STOP_S, KEEP_ALIVE_S = 120.0, 30, 30
+MOST_CONNECTIONS = 1024  # of a worker, idle ones included; uvicorn answers the others with 503
 
 
 def serve(settings: ServiceSettings) -> int:
-    """Serve until a signal ends it; the exit code.
-
-    Raises `GnnlabError`: the port is taken, or the address is not one of this machine.
-    """
+    """Serve until a signal ends it; the exit code. Where it cannot listen, uvicorn logs why and ends the process."""
     import uvicorn
-    from uvicorn.supervisors import Multiprocess
 
-    if parent := os.environ.pop(PARENT, None):
-        _stop_with(int(parent))
     url = settings.database_url
     if url is not None and url.get_backend_name() == "sqlite":
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="gnnlab-metrics-") as folder:
+    os.environ.update(environment(settings))
+    port = settings.port or free_port()
+    with ExitStack() as running:
         if settings.workers > 1:  # read when prometheus_client is loaded, here and in the workers
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-        os.environ.update(environment(settings))
-        config = uvicorn.Config(
+            folder = tempfile.TemporaryDirectory(prefix="gnnlab-metrics-")
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = running.enter_context(folder)
+        print(f"gnnlab: serving at http://{settings.host}:{port} (POST /predict)", flush=True)
+        uvicorn.run(
             "gnnlab.serving.server:app",
             factory=True,
             lifespan="on",
             ws="none",
             host=settings.host,
-            port=settings.port,
+            port=port,
             workers=settings.workers,
             log_level="warning",
             access_log=False,  # who asked what is nobody's business here
             server_header=False,
             proxy_headers=False,  # nothing here asks where a client is
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=STOP_S,
             timeout_worker_healthcheck=30,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-        try:
-            listener = config.bind_socket()
-        except SystemExit:  # uvicorn has logged the reason
-            where = f"{settings.host}:{settings.port}"
-            raise GnnlabError(
-                f"cannot listen on {where}; give another --port (0: any that is free) or --host"
-            ) from None
-        host, port = listener.getsockname()[:2]
-        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"gnnlab: serving at {where} (/openapi.json says what)", flush=True)
-        if settings.workers > 1:
-            Multiprocess(config, sockets=[listener]).run()
-            return 0
-        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn handles it, and raises it again afterwards
-        server = uvicorn.Server(config)
-        server.run(sockets=[listener])
-        return 0 if server.started else 1
+    return 0
 
 
 def app() -> App:
@@ -94,25 +76,20 @@ def app() -> App:
     from gnnlab.serving.app import App
 
     if parent := multiprocessing.parent_process():
-        _stop_with(parent.pid)
+        end_with_parent(parent.pid, partial(os.kill, os.getpid(), signal.SIGTERM))
     return App()
-
-
-def _stop_with(parent: int) -> None:
-    end_with_parent(parent, partial(os.kill, os.getpid(), signal.SIGTERM))
 
 
 @contextmanager
 def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of a service of these settings, and its process, which ends, gracefully, with the block or with this one.
+    """The URL of a service of these settings, and its process, which ends, gracefully, with the block.
 
     `port=0` takes any port that is free. What it logs goes to this process's standard error.
     Raises `GnnlabError`: it did not become ready in time.
     """
     port = settings.port or free_port()
-    variables = {**environment(settings.model_copy(update={"port": port})), PARENT: str(os.getpid())}
-    command = [sys.executable, "-m", "gnnlab", "serve"]
-    with _running(command, (settings.host, port), variables) as process:
+    variables = environment(settings.model_copy(update={"port": port}))
+    with _running([sys.executable, "-m", "gnnlab", "serve"], (settings.host, port), variables) as process:
         yield f"http://{settings.host}:{port}", process
 
 
@@ -175,16 +152,13 @@ def free_port() -> int:
 
 
 def kill_worker(process: psutil.Process) -> None:
-    """Kill the busiest worker of a service of two or more, once two are there."""
-    while len(workers := workers_of(process)) < 2:
+    """Kill the worker with most connections of a service of two or more, once two are there."""
+
+    def connections(child: psutil.Process) -> int:
+        with suppress(psutil.Error):  # dead, and perhaps not yet replaced
+            return len(child.net_connections())  # one at least: the socket that all listen on
+        return 0
+
+    while sum(map(bool, map(connections, process.children()))) < 2:
         time.sleep(0.2)
-    max(workers, key=lambda worker: len(worker.net_connections())).kill()
-
-
-def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    """The workers, alive, of a service of several."""
-    workers = []
-    for child in process.children():
-        with suppress(psutil.NoSuchProcess):  # dead, and perhaps not yet replaced
-            workers += [child] if any("spawn_main" in word for word in child.cmdline()) else []
-    return workers
+    max(process.children(), key=connections).kill()

@@ -11,13 +11,17 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import redis
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, one_line
 from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import NODES_A_PASS, Decision, Predictor
@@ -25,13 +29,15 @@ from gnnlab.inference.states import CheckedState
 from gnnlab.profiling.context import Conditions
 from gnnlab.serving.database import Recorder, engine_of
 from gnnlab.serving.settings import ServiceSettings
-from gnnlab.serving.shared_cache import SharedCache
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import random_states
 
 log = logging.getLogger("gnnlab.serving")
 RETRY_AFTER_S = 1
+CACHE_PREFIX, CACHE_TTL_S = b"gnnlab:scores:", 3600  # of Redis; the time is S2's
+REDIS_TIMEOUT_S = 0.1  # of one call
+REDIS_RETRY_S = 1.0  # how long Redis is left alone after a failure
 Asked = tuple[str, CheckedState]  # by which model
 LATENCIES_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -45,12 +51,6 @@ class Refused(GnnlabError):
     def __init__(self, status: int, line: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         super().__init__(line)
         self.status, self.headers = status, list(headers)
-
-
-def busy(why: str) -> Refused:
-    """What a client gets that should come again later."""
-    again = [(b"retry-after", b"%d" % RETRY_AFTER_S)]
-    return Refused(503, f"{why}; send it again after {RETRY_AFTER_S} s", again)
 
 
 class Metrics:
@@ -99,11 +99,60 @@ def tracer_provider() -> Any:
     return provider
 
 
+class SharedCache:
+    """Scores that any worker on any host has computed, in Redis; while Redis is away, those of this process.
+
+    For one thread. Keys are `prediction_cache.key`, with the digest of the model in it; values are the bytes of float32
+    scores, so that reading one runs nothing. A batch reads and writes in one round trip each.
+    """
+
+    def __init__(self, url: str, local: PredictionCache) -> None:
+        timeouts = {"socket_timeout": REDIS_TIMEOUT_S, "socket_connect_timeout": REDIS_TIMEOUT_S}
+        self._redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts)
+        self._local, self._away_until_s, self._away = local, 0.0, False
+
+    def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
+        """The scores under each key, or None; those of this process where Redis does not answer."""
+        values = self._asked(lambda: self._redis.mget([CACHE_PREFIX + key for key in keys]))
+        if values is None:
+            return self._local.get_many(keys)
+        # (N,) float32, read-only; a value that holds no such numbers is a miss
+        return [None if v is None or len(v) % 4 else np.frombuffer(v, dtype="<f4") for v in values]
+
+    def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None:
+        """Keep the scores in Redis, or in this process while Redis is away."""
+        pipe = self._redis.pipeline(transaction=False)
+        for key, part in scores.items():
+            pipe.set(CACHE_PREFIX + key, part.astype("<f4").tobytes(), ex=CACHE_TTL_S)
+        if self._asked(pipe.execute) is None:
+            self._local.put_many(scores)
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _asked(self, call: Callable[[], list[Any]]) -> list[Any] | None:
+        """What Redis answers; None while it is away."""
+        if time.monotonic() < self._away_until_s:
+            return None
+        try:
+            answer = call()
+        except (redis.RedisError, OSError) as error:
+            self._away_until_s = time.monotonic() + REDIS_RETRY_S
+            if not self._away:
+                log.warning("Redis is away, answers are cached in this process: %s", one_line(error))
+            self._away = True
+            return None
+        if self._away:
+            log.warning("Redis is back")
+        self._away = False
+        return answer
+
+
 class Service:
     """Async context manager: loads the models on enter, answers what it accepted on exit."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self.settings, self.metrics, self.ready = settings, Metrics(), False
+        self.settings, self.metrics = settings, Metrics()
         self._cache: PredictionCache | SharedCache | None = None
         self._recorder: Recorder | None = None
 
@@ -120,11 +169,10 @@ class Service:
         if own.database_url is not None:
             self._recorder = Recorder(engine_of(own.database_url), self.metrics.unrecorded)
             self._recorder.start()
-        self._tracers, self.ready = tracer_provider(), True
+        self._tracers = tracer_provider()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.ready = False
         await self._batcher.__aexit__()
         if self._recorder is not None:
             await self._recorder.stop()
@@ -133,24 +181,21 @@ class Service:
         if self._tracers is not None:
             await asyncio.to_thread(self._tracers.shutdown)  # sends the last spans, for two seconds at most
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """Redis and the database: off, here or away; without them answers come all the same."""
-        parts = {"redis": self._cache if isinstance(self._cache, SharedCache) else None, "database": self._recorder}
-        return {name: "off" if part is None else "away" if part.away else "here" for name, part in parts.items()}
-
     async def decide(self, model_type: str, states: Sequence[CheckedState]) -> list[Decision]:
         """A decision for each state, in their order.
 
-        Raises `Refused`: 503 too many states wait already, or the service is stopping; 500 the model failed.
+        Raises `Refused`: 503 too many states wait already; 500 the model failed.
         """
-        if not self.ready:
-            raise busy("the service is stopping")
         if self._batcher.unanswered + len(states) > self.settings.max_waiting:
-            raise busy(f"{self._batcher.unanswered} states wait already")
+            line = f"{self._batcher.unanswered} states wait already; send it again after {RETRY_AFTER_S} s"
+            raise Refused(503, line, [(b"retry-after", b"%d" % RETRY_AFTER_S)])
         began_ns = time.time_ns()
         waiting = [self._batcher.predict((model_type, state)) for state in states]
-        decisions = [await waiting[0]] if len(waiting) == 1 else await asyncio.gather(*waiting)
+        try:
+            decisions = [await waiting[0]] if len(waiting) == 1 else await asyncio.gather(*waiting)
+        except GnnlabError as error:
+            log.error("%s", error)
+            raise Refused(500, str(error)) from error
         self.metrics.predictions[model_type].inc(len(decisions))
         if self._tracers is not None and decisions:
             about = {"model_type": model_type, "confidence": min(one.confidence for one in decisions)}
@@ -164,22 +209,16 @@ class Service:
         """Whether a batch is computed in the event loop: in a millisecond or two, and without Redis."""
         return not isinstance(self._cache, SharedCache) and sum(len(s.nodes) for _, s in asked) <= NODES_A_PASS
 
-    def _pass(self, asked: Sequence[Asked]) -> list[Decision | Refused]:
-        """One batch, each model's states together. A model that fails is a 500."""
+    def _pass(self, asked: Sequence[Asked]) -> list[Decision]:
+        """One batch, each model's states together."""
         self.metrics.batch.observe(len(asked))
-        answers: dict[str, Iterator[Decision | Refused]] = {}
-        for kind in dict.fromkeys(kind for kind, _ in asked):
-            predictor, states = self._predictors[kind], [state for k, state in asked if k == kind]
+        answers = {}
+        for kind in {kind for kind, _ in asked}:
+            predictor = self._predictors[kind]
             hits, misses = predictor.hits, predictor.misses
-            try:
-                answers[kind] = iter(predictor.decide(states, return_scores=True))
-            except Exception:
-                log.exception("a batch of %d states failed", len(states))
-                line = "the model failed on this batch; the log of the service says how"
-                answers[kind] = iter([Refused(500, line) for _ in states])
-            if self._cache is not None:
-                self.metrics.hits.inc(predictor.hits - hits)
-                self.metrics.misses.inc(predictor.misses - misses)
+            answers[kind] = iter(predictor.decide([state for k, state in asked if k == kind], return_scores=True))
+            self.metrics.hits.inc(predictor.hits - hits)
+            self.metrics.misses.inc(predictor.misses - misses)
         return [next(answers[kind]) for kind, _ in asked]
 
     def _load(self, model_type: str) -> Predictor:

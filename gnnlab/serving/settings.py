@@ -19,8 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from gnnlab.errors import GnnlabError, first_wrong, shown
 
 PREFIX, NONE = "GNNLAB_SERVE_", "none"
-DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
+DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -39,7 +38,7 @@ class ServiceSettings(BaseSettings):
     max_waiting: Count = 1024  # states that wait, and of a /predict_batch
 
     cache_entries: int = Field(1000, ge=0, le=1_000_000)  # 0: no cache
-    cache_ttl_s: Seconds = 300.0
+    cache_ttl_s: float = Field(300.0, gt=0, le=86_400)
     redis: SecretStr = SecretStr(NONE)  # none, or redis://user:password@host:6379/0
 
     database: SecretStr = SecretStr("sqlite:///outputs/serving.sqlite")  # none, sqlite:///FILE or postgresql://...
@@ -47,9 +46,11 @@ class ServiceSettings(BaseSettings):
     @property
     def redis_url(self) -> str | None:
         text = self.redis.get_secret_value()
+        if text == NONE:
+            return None
         with suppress(ValueError):
-            if text == NONE or (text.startswith(("redis://", "rediss://")) and parse_url(text) is not None):
-                return None if text == NONE else text
+            parse_url(text)
+            return text
         raise ValueError("redis: none, or a URL redis://HOST:PORT/NUMBER is needed")
 
     @property
@@ -58,15 +59,12 @@ class ServiceSettings(BaseSettings):
         text = self.database.get_secret_value()
         if text == NONE:
             return None
-        url = None
-        with suppress(ArgumentError, ValueError):  # what these say may hold a part of a password
+        with suppress(ArgumentError, ValueError, KeyError):  # what these say may hold a part of a password
             url = make_url(text)
-        kind = url.drivername.partition("+")[0] if url else None
-        if kind not in DRIVERS or url.drivername not in (kind, DRIVERS[kind]):
-            raise ValueError("database: none, sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
-        if kind == "sqlite" and url.database in (None, "", ":memory:"):
-            raise ValueError("database: a file is needed, as in sqlite:///x.sqlite; workers share no memory")
-        return url.set(drivername=DRIVERS[kind])
+            url = url.set(drivername=DRIVERS[url.drivername])
+            if url.get_backend_name() != "sqlite" or url.database not in (None, "", ":memory:"):
+                return url  # workers share no memory
+        raise ValueError("database: none, sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
 
     @model_validator(mode="after")
     def _urls_are_valid(self) -> ServiceSettings:

@@ -10,7 +10,7 @@ from asking import CLIENTS, STATES, ask_all, get, served, together, value
 from servers import until
 
 from gnnlab.serving.load import UNRIGHT
-from gnnlab.serving.server import free_port, kill_worker, started, workers_of
+from gnnlab.serving.server import free_port, kill_worker, started
 from gnnlab.serving.service import Service
 from gnnlab.serving.settings import configure
 
@@ -35,12 +35,12 @@ def test_a_full_service_refuses_and_a_shutdown_answers_what_was_accepted(monkeyp
     assert sum(CLIENT.is_right(answer, place) for place, answer in enumerate(answers)) == 8
 
 
-def test_without_its_redis_and_its_database_everything_is_answered():
+def test_without_its_redis_and_its_database_everything_is_answered(caplog):
     nowhere = f"127.0.0.1:{free_port()}"
     with served(redis=f"redis://{nowhere}/0", database=f"postgresql://nobody@{nowhere}/nothing") as (url, _, _):
         answers = ask_all(url, "hybrid", range(60))
-        until(lambda: get(f"{url}/health/ready") == '{"status":"ready","redis":"away","database":"away"}')
     assert all(CLIENT.is_right(answer, place) for place, answer in enumerate(answers))
+    assert "Redis is away" in caplog.text and "the database is away" in caplog.text
 
 
 @pytest.mark.skipif(os.name != "posix", reason="these kills are signals")
@@ -58,17 +58,8 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
         counts = CLIENT.count_unright(together, url, [place % len(STATES) for place in range(600)], strike, each=600)
         assert (counts["requests"], counts["strikes"], counts[UNRIGHT]) == (600, 1, 0)
         assert 0 < counts["connections broken, sent again"] <= 60
-        until(lambda: len(workers_of(process)) == 2, 60)  # the dead one is replaced
         assert value(get(f"{url}/metrics"), "predictions_total") >= 600  # those of the dead one are counted on
-        workers = workers_of(process)
+        workers = process.children()
+        assert len(workers) == 3  # the dead one is replaced; one of the three is multiprocessing's own
         process.kill()
         assert not psutil.wait_procs(workers, timeout=120)[1]  # the new one may still be starting
-
-
-def test_answers_to_other_states_are_counted():
-    with served(database="none") as (url, _, _):
-
-        async def swapped(ask, bodies):
-            return (await together(ask, bodies))[::-1]
-
-        assert CLIENT.count_unright(swapped, url, range(40), lambda: None)[UNRIGHT] == 40

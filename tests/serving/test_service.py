@@ -1,17 +1,21 @@
-"""The service without HTTP: where a batch is computed, and what fails fails where it should."""
+"""The service without HTTP: where a batch is computed, what fails fails where it should, and Redis costs no answer."""
 
 import asyncio
 import threading
 
+import numpy as np
 import pytest
+import redis
 from asking import STATES
 from edge_states import S2_STATE, random_state
+from servers import until
 
+from gnnlab.inference.prediction_cache import PredictionCache
 from gnnlab.inference.predictor import Predictor
 from gnnlab.inference.states import check
-from gnnlab.serving.service import Refused, Service
+from gnnlab.serving import service
+from gnnlab.serving.service import Refused, Service, SharedCache
 from gnnlab.serving.settings import configure
-from gnnlab.serving.shared_cache import SharedCache
 
 CHECKED = [check(state) for state in STATES]
 
@@ -26,29 +30,19 @@ def in_service(body, **options):
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_states_of_all_models_together_are_answered_in_order():
-    async def body(service):
-        return await asyncio.gather(*(service.decide(kind, CHECKED[:40]) for kind in ("dqn", "ppo")))
-
-    for kind, answers in zip(("dqn", "ppo"), in_service(body), strict=True):
-        expected = Predictor(kind, "cpu").predict_batch(STATES[:40])
-        assert [one.node_id for one in answers] == [one.node_id for one in expected]
-        assert [one.score for one in answers] == pytest.approx([one.score for one in expected], rel=1e-4)
-
-
 def test_a_model_that_fails_is_no_fault_of_the_state_and_the_next_batch_is_answered(caplog):
     async def body(service):
         predictor = service._predictors["ppo"]
         engine, predictor.engine = predictor.engine, None
         for states in (CHECKED[:1], CHECKED[:3]):
-            with pytest.raises(Refused, match="the model failed") as caught:
+            with pytest.raises(Refused, match="requests failed: TypeError") as caught:
                 await service.decide("ppo", states)
             assert caught.value.status == 500
         predictor.engine = engine
         return await service.decide("ppo", CHECKED[:1])
 
     assert in_service(body)[0].node_id.startswith("node_")
-    assert "a batch of 3 states failed" in caplog.text
+    assert "the batch of 3 requests failed" in caplog.text
 
 
 def test_the_same_state_asked_at_once_is_computed_once():
@@ -82,26 +76,12 @@ def test_a_short_batch_is_computed_in_the_event_loop_and_one_that_is_long_or_ask
     assert in_service(body, redis=redis) == [in_loop]
 
 
-def test_requests_that_come_together_make_a_batch():
-    async def body(service):
-        sizes, original = [], service._predictors["ppo"].decide
-        service._predictors["ppo"].decide = lambda states, **how: sizes.append(len(states)) or original(states, **how)
-        await asyncio.gather(*(service.decide("ppo", [state]) for state in CHECKED[:40]))
-        return sizes
-
-    assert in_service(body, max_batch=32) == [32, 8]
-
-
 def test_more_than_may_wait_is_refused_and_leaves_room_again():
     async def body(service):
         with pytest.raises(Refused) as caught:
             await service.decide("dqn", CHECKED[:11])
         assert caught.value.status == 503 and caught.value.headers == [(b"retry-after", b"1")]
-        answered = await service.decide("dqn", CHECKED[:10])
-        service.ready = False
-        with pytest.raises(Refused, match="the service is stopping"):
-            await service.decide("dqn", CHECKED[:1])
-        return answered
+        return await service.decide("dqn", CHECKED[:10])
 
     assert len(in_service(body, max_waiting=10)) == 10
 
@@ -125,3 +105,63 @@ def test_a_span_is_sent_with_model_type_and_confidence(monkeypatch):
     assert [(one.name, dict(one.attributes)) for one in sent] == [
         ("predict", {"model_type": "dqn", "confidence": decision.confidence})
     ]
+
+
+# ---- Redis ----------------------------------------------------------------------------------------------------------
+
+FEW = [random_state(nodes, nodes) for nodes in (3, 5, 8)]
+
+
+@pytest.fixture
+def cached(redis_server, monkeypatch):
+    """A factory of predictors with a cache of their own in an empty Redis."""
+    monkeypatch.setattr(service, "REDIS_TIMEOUT_S", 5)
+    monkeypatch.setattr(service, "REDIS_RETRY_S", 0.05)
+    redis.Redis.from_url(redis_server.url).flushall()
+    return lambda kind: Predictor(kind, "cpu", cache=SharedCache(redis_server.url, PredictionCache(100, 300)))
+
+
+@pytest.fixture
+def inside(redis_server):
+    with redis.Redis.from_url(redis_server.url) as client:
+        yield client
+
+
+def test_what_one_process_computed_another_gets_bit_by_bit_for_an_hour(inside, cached):
+    expected = Predictor("hybrid", "cpu").predict_batch(FEW, return_scores=True)
+    other = cached("hybrid")
+    for predictor in (cached("hybrid"), other):
+        for one, known in zip(predictor.predict_batch(FEW, return_scores=True), expected, strict=True):
+            assert one[:3] == known[:3] and np.array_equal(one.scores, known.scores)
+        other.engine = None  # whatever is asked of it fails
+    keys = inside.keys()
+    assert len(keys) == 3 and all(key.startswith(b"gnnlab:scores:") for key in keys)
+    assert 3500 < inside.ttl(keys[0]) <= 3600 and {len(inside.get(key)) for key in keys} == {4 * 3, 4 * 5, 4 * 8}
+
+
+@pytest.mark.parametrize("value", [b"", b"nonsense", bytes(24)])
+def test_an_invalid_value_is_a_miss(inside, cached, value):
+    predictor = cached("ppo")
+    expected = predictor.predict(FEW[0])
+    inside.set(inside.keys()[0], value)
+    assert predictor.predict(FEW[0]) == expected
+
+
+def test_redis_that_dies_and_comes_back_costs_no_answer(redis_server, cached):
+    expected = Predictor("hybrid", "cpu").predict_batch(FEW)
+    predictor = cached("hybrid")
+    assert predictor.predict_batch(FEW) == expected and not predictor.cache._away
+    redis_server.stop()
+    assert predictor.predict_batch(FEW) == expected and predictor.cache._away
+    hits = predictor.hits
+    assert predictor.predict_batch(FEW) == expected and predictor.hits == hits + 3  # of this process
+    redis_server.start()
+    until(lambda: predictor.predict_batch(FEW) == expected and not predictor.cache._away)
+
+
+def test_redis_that_hangs_is_given_up_in_time(inside, cached, monkeypatch):
+    monkeypatch.setattr(service, "REDIS_TIMEOUT_S", 0.05)
+    inside.client_pause(500)
+    predictor = cached("dqn")
+    assert predictor.predict(FEW[0]) == Predictor("dqn", "cpu").predict(FEW[0]) and predictor.cache._away
+    inside.client_unpause()
