@@ -1,9 +1,10 @@
 """A client that measures a service: an event loop that is on time, connections, answers checked against the predictor.
 
     client = Client(random_states(1000, (10, 10), seed=0), "hybrid")
+    url = "http://127.0.0.1:8000/predict?model_type=hybrid"
     nodes = client.decided(single_stream, url, places)                  # each answer is held to the predictor's
     latency_ms, late_ms = client.observed(open_arrivals, url, places)   # and how late the client was
-    runs = over_rates({"fast": lambda rate, seed: ...}, {"fast": [400, 800]}, {"fast": 6})
+    runs = over_rates({"fast": (lambda rate, seed: ..., [400, 800], 6)})
     largest(runs, bound_ms=20)["fast"]                                  # requests/s, one a round
 
 The scenarios themselves are in notebook 10: coroutine functions of `ask`, which sends a body and gives the answer, and
@@ -13,6 +14,7 @@ of the bodies to send.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import math
 import select
 import selectors
@@ -22,6 +24,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from threading import Thread
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -35,6 +38,7 @@ from gnnlab.profiling.sampling import quiet
 from gnnlab.workloads.edge_networks import State
 
 Scenario = Callable[..., Coroutine[Any, Any, list[Any]]]
+Observed = Callable[[float, int], tuple[np.ndarray, np.ndarray]]  # what `Client.observed` gives
 REUSED_S = 10.0  # a connection that has been idle for longer is not used again
 MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
 REFUSED_MS = 1e4  # what a request that was refused counts as
@@ -51,7 +55,8 @@ class HttpAnswer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        return msgspec.json.decode(self.body)
+        packed = self.header("content-encoding") == "gzip"
+        return msgspec.json.decode(gzip.decompress(self.body) if packed else self.body)
 
     def header(self, name: str) -> str:
         """The value of a header, "" where it is not there."""
@@ -63,12 +68,13 @@ class Connection(asyncio.Protocol):
     again after it broke; one request at a time."""
 
     def __init__(self, url: str, headers: str = "") -> None:
-        self._host, _, port = url.removeprefix("http://").partition(":")
-        self._port, self._headers = int(port), headers  # each ends with its line: "accept-encoding: gzip\r\n"
+        parts = urlsplit(url)
+        self._host, self._port, self._path = parts.hostname, parts.port, f"{parts.path}?{parts.query}"
+        self._headers = headers  # each ends with its line: "accept-encoding: gzip\r\n"
         self._transport: asyncio.Transport | None = None
         self.used_s = -math.inf
 
-    async def ask(self, path: str, body: bytes | None) -> HttpAnswer:
+    async def ask(self, body: bytes | None) -> HttpAnswer:
         """The answer to a POST of a body of JSON, or to a GET where there is no body.
 
         Raises `OSError`: the connection broke.
@@ -78,7 +84,7 @@ class Connection(asyncio.Protocol):
             self._transport, _ = await loop.create_connection(lambda: self, self._host, self._port)
         self._answer, self._data = loop.create_future(), b""
         method, body = ("GET", b"") if body is None else ("POST", body)
-        head = f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
+        head = f"{method} {self._path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
         self._transport.write(f"{head}{self._headers}content-length: {len(body)}\r\n\r\n".encode() + body)
         try:
             answer = await self._answer
@@ -132,35 +138,18 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(work, _loop()).result()
 
 
-def processor_us(process: psutil.Process, work: Callable[[], Any], requests: int) -> float:
-    """The processor time of a service, its workers included, for each of the requests of `work()`, in µs."""
-
-    def spent_s() -> float:
-        return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
-
-    before_s = spent_s()
-    work()
-    return 1e6 * (spent_s() - before_s) / requests
-
-
 class Client:
-    """Asks services for decisions on `states`, and checks each answer against the predictor's.
-
-    `bodies` are the states as JSON; `path` is where they are posted, unless a call names another.
-    """
+    """Asks services for decisions on `states`, `bodies` as JSON, and holds each answer to the predictor's."""
 
     def __init__(self, states: Sequence[State], model_type: str) -> None:
         self.bodies = [msgspec.json.encode(state) for state in states]
-        self.path = f"/predict?model_type={model_type}"
         self._kind, self._states = model_type, states
         self._expected = Predictor(model_type, "cpu").predict_batch(states, return_scores=True)
         self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
 
-    def run(
-        self, scenario: Scenario, url: str, path: str, bodies: Sequence[bytes | None], headers: str = ""
-    ) -> list[Any]:
-        """What a scenario gives that asks anything of a service; None is a request without a body, a GET."""
+    def run(self, scenario: Scenario, url: str, bodies: Sequence[bytes | None], headers: str = "") -> list[Any]:
+        """What a scenario gives that asks a URL; None is a request without a body, a GET."""
         idle = self._idle.setdefault((url, headers), [])
 
         async def ask(body: bytes | None) -> HttpAnswer:
@@ -168,41 +157,47 @@ class Client:
                 # the one that was used last, so that few are used; none that the service may be closing just now
                 fresh = idle and time.monotonic() - idle[-1].used_s < REUSED_S
                 connection = idle.pop() if fresh else Connection(url, headers)
-                answer = await connection.ask(path, body)
+                answer = await connection.ask(body)
                 idle.append(connection)
                 return answer
 
         return run(scenario(ask, bodies))
 
-    def decided(self, scenario: Scenario, url: str, places: Sequence[int], path="") -> np.ndarray:
+    def decided(self, scenario: Scenario, url: str, places: Sequence[int]) -> np.ndarray:
         """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
 
         Raises `ParityError`: an answer is an error, wrong, or that of another state.
         """
-        answers = self.run(scenario, url, path or self.path, [self.bodies[place] for place in places])
+        answers = self.run(scenario, url, [self.bodies[place] for place in places])
         return self._checked(places, answers)
 
-    def observed(self, scenario: Scenario, url: str, places: Sequence[int], path="") -> tuple[np.ndarray, np.ndarray]:
+    def observed(self, scenario: Scenario, url: str, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """One run of a scenario that gives (latency ms, ms late, answer) of each request: (n,) latencies from the
         intended start, (n,) how late the client was to send, both in ms.
 
         Raises `ParityError`: an answer is neither right nor a refusal (503).
         """
         with quiet():
-            seen = self.run(scenario, url, path or self.path, [self.bodies[place] for place in places])
+            seen = self.run(scenario, url, [self.bodies[place] for place in places])
         latency_ms, late_ms, answers = zip(*seen, strict=True)
         refused = np.array([answer.status == 503 for answer in answers])
         given = np.flatnonzero(~refused)
         self._checked([places[at] for at in given], [answers[at] for at in given])
         return np.where(refused, REFUSED_MS, latency_ms), np.array(late_ms)
 
+    def processor_us(
+        self, process: psutil.Process, scenario: Scenario, url: str, body: bytes | None, *, requests=480, rounds=6
+    ) -> list[float]:
+        """The processor time of a service, its workers included, for a request, in µs: a sample a round."""
+        spent_s = []
+        for _ in range(rounds + 1):
+            spent_s.append(sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True))))
+            if len(spent_s) <= rounds:
+                self.run(scenario, url, [body] * requests)
+        return (1e6 * np.diff(spent_s) / requests).tolist()
+
     def count_unright(
-        self,
-        scenario: Scenario,
-        url: str,
-        places: Sequence[int],
-        strike: Callable[[], Any],
-        each: int,
+        self, scenario: Scenario, url: str, places: Sequence[int], strike: Callable[[], Any], each: int
     ) -> Counter[str]:
         """Requests, strikes, broken connections and `UNRIGHT` answers, by their names. `strike()` kills something once
         in `each` requests; what breaks, or is refused (503), is sent again."""
@@ -226,7 +221,7 @@ class Client:
 
             return await scenario(persistent, bodies)
 
-        answers = self.run(struck, url, self.path, [self.bodies[place] for place in places])
+        answers = self.run(struck, url, [self.bodies[place] for place in places])
         counts[UNRIGHT] = sum(not self.is_right(*one) for one in zip(answers, places, strict=True))
         return counts
 
@@ -236,7 +231,8 @@ class Client:
         if answer.status != 200:
             return False
         given, expected = answer.json, self._expected[place]
-        known, node, scores = expected.scores, given["node"], given.get("scores", expected.scores)
+        known, node, scores = expected.scores, given["node"], given.get("scores")
+        scores = known if scores is None else scores  # asked for or not
         within = 1e-4 * max(1, np.abs(known).max())
         return (
             given["model_type"] == self._kind
@@ -255,24 +251,19 @@ class Client:
         return np.array([answer.json["node"] for answer in answers])
 
 
-def over_rates(
-    forms: Mapping[str, Callable[[float, int], tuple[np.ndarray, np.ndarray]]],
-    rates: Mapping[str, Sequence[float]],
-    rounds: Mapping[str, int],
-) -> pd.DataFrame:
-    """Each form, called with a rate and a seed as `Client.observed` gives it, at each of its rates (requests/s) in each
-    of its rounds, in random order: rows of form, round, rate, p50 and p99 of the latency and `late`, the p99 of how
-    late the client sent, all in ms."""
+def over_rates(forms: Mapping[str, tuple[Observed, Sequence[float], int]]) -> pd.DataFrame:
+    """Each form, a function of rate and seed, at each of its rates (requests/s) in each of its rounds, in random order:
+    rows of form, round, requests_per_s, p50 and p99 of the latency, and `late`, the p99 of how late the client sent."""
     rows, order = [], np.random.default_rng(0)
-    for at in range(max(rounds.values())):
-        cells = [(form, rate) for form in forms if at < rounds[form] for rate in sorted(rates[form])]
+    for at in range(max(rounds for _, _, rounds in forms.values())):
+        cells = [(f, rate) for f, (_, rates, rounds) in forms.items() if at < rounds for rate in sorted(rates)]
         for place in order.permutation(len(cells)):
             form, rate = cells[place]
-            latency_ms, late_ms = forms[form](rate, int(order.integers(2**31)))
+            latency_ms, late_ms = forms[form][0](rate, int(order.integers(2**31)))
             p50, p99 = np.percentile(latency_ms, [50, 99], method="higher")
-            late = np.percentile(late_ms, 99, method="higher")
-            rows.append({"form": form, "round": at, "rate": rate, "p50": p50, "p99": p99, "late": late})
-    return pd.DataFrame(rows).sort_values(["round", "rate"], kind="stable")
+            row = {"form": form, "round": at, "requests_per_s": rate, "p50": p50, "p99": p99}
+            rows.append(row | {"late": np.percentile(late_ms, 99, method="higher")})
+    return pd.DataFrame(rows).sort_values(["round", "requests_per_s"], kind="stable")
 
 
 def largest(runs: pd.DataFrame, bound_ms: float) -> dict[str, list[float]]:
@@ -283,7 +274,7 @@ def largest(runs: pd.DataFrame, bound_ms: float) -> dict[str, list[float]]:
     """
     by_form: dict[str, list[float]] = {}
     for (form, _), part in runs.groupby(["form", "round"], sort=False):
-        rates, p99 = part["rate"].to_numpy(), part["p99"].to_numpy()
+        rates, p99 = part["requests_per_s"].to_numpy(), part["p99"].to_numpy()
         within = int((p99 <= bound_ms).cumprod().sum())  # what comes after the first beyond it is luck
         ends = slice(within - 1, within + 1)
         between = np.interp(math.log(bound_ms), np.log(p99[ends]), np.log(rates[ends])) if within else -math.inf

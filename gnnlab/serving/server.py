@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -89,37 +89,51 @@ def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
     """
     port = settings.port or free_port()
     variables = environment(settings.model_copy(update={"port": port}))
-    with _running([sys.executable, "-m", "gnnlab", "serve"], (settings.host, port), variables) as process:
+    with running([sys.executable, "-m", "gnnlab", "serve"], port, settings.host, **variables) as process:
         yield f"http://{settings.host}:{port}", process
 
 
+class Redis:
+    """A Redis on the loopback that writes nothing to the disk, for as long as a block lasts; `start` it again, on its
+    port, after a `kill`. Raises `Unavailable`: there is no redis-server."""
+
+    def __init__(self) -> None:
+        if shutil.which("redis-server") is None:
+            raise Unavailable("redis-server is not here (apt install redis-server)")
+        self._port, self._stack = free_port(), ExitStack()
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+
+    def start(self) -> None:
+        port = str(self._port)
+        command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self._process = self._stack.enter_context(running(command, self._port))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Redis:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
 @contextmanager
-def started_app(app: str, folder: Path, **variables: str) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of any ASGI application ("module:name" in a folder) under uvicorn, and its process."""
+def started_app(app: str, folder: Path, **variables: str) -> Iterator[str]:
+    """The URL of any ASGI application ("module:name" in a folder), which uvicorn calls for each request."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", app, "--app-dir", str(folder), "--port", str(port)]
     command += ["--log-level", "error", "--no-access-log", "--timeout-keep-alive", str(KEEP_ALIVE_S)]
-    with _running(command, ("127.0.0.1", port), variables) as process:
-        yield f"http://127.0.0.1:{port}", process
+    with running(command, port, **variables):
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
-def started_redis(url: str = "") -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of a Redis on the loopback that writes nothing to the disk, and its process; `url`: that of one that was
-    killed, in whose place it comes. Raises `Unavailable`: there is no redis-server."""
-    if shutil.which("redis-server") is None:
-        raise Unavailable("redis-server is not here (apt install redis-server)")
-    port = int(url.rpartition(":")[2].partition("/")[0]) if url else free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    with _running(command, ("127.0.0.1", port), {}) as process:
-        yield f"redis://127.0.0.1:{port}/0", process
-
-
-@contextmanager
-def _running(
-    command: Sequence[str], address: tuple[str, int], variables: Mapping[str, str]
-) -> Iterator[psutil.Process]:
-    """The process of a command, once it takes connections; it ends, gracefully, with the block.
+def running(command: Sequence[str], port: int, host: str = "127.0.0.1", **variables: str) -> Iterator[psutil.Process]:
+    """The process of a command, with these variables of the environment, once it takes connections on a port; it ends,
+    gracefully, with the block.
 
     Raises `GnnlabError`: it ended, or takes none within two minutes.
     """
@@ -127,7 +141,7 @@ def _running(
     end_s = time.monotonic() + START_S
     try:
         while True:
-            with suppress(OSError), socket.create_connection(address, 5):
+            with suppress(OSError), socket.create_connection((host, port), 5):
                 break
             if child.poll() is not None:
                 raise GnnlabError(f"{command[0]} ended with exit code {child.returncode}; its log says why")

@@ -50,7 +50,8 @@ async def together(ask, bodies):
 def ask_all(url, kind, places):
     """The answer of a model to each of these `STATES`, asked thirty at a time."""
     client = CLIENTS[kind]
-    return client.run(together, url, f"{client.path}&scores=true", [client.bodies[place] for place in places])
+    bodies = [client.bodies[place] for place in places]
+    return client.run(together, f"{url}/predict?model_type={kind}&scores=true", bodies)
 
 
 def get(url):

@@ -52,10 +52,11 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
         def strike():
             kill_worker(process)
             if redis:
-                redis.stop()
+                redis.kill()
                 redis.start()
 
-        counts = CLIENT.count_unright(together, url, [place % len(STATES) for place in range(600)], strike, each=600)
+        places = [place % len(STATES) for place in range(600)]
+        counts = CLIENT.count_unright(together, f"{url}/predict", places, strike, each=600)
         assert (counts["requests"], counts["strikes"], counts[UNRIGHT]) == (600, 1, 0)
         assert 0 < counts["connections broken, sent again"] <= 60
         assert value(get(f"{url}/metrics"), "predictions_total") >= 600  # those of the dead one are counted on

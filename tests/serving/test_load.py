@@ -98,7 +98,7 @@ def test_the_client_waits_for_less_than_a_millisecond_where_it_is_told_to():
 @pytest.fixture(scope="module")
 def url():
     with served(database="none") as (url, _, _):
-        yield url
+        yield f"{url}/predict?model_type=hybrid"
 
 
 def test_a_swapped_answer_is_noticed(url, scenario):
@@ -136,12 +136,12 @@ def test_a_refused_request_counts_as_a_long_one(url, scenario):
 
 def test_a_connection_that_breaks_says_so_and_is_opened_again(url):
     async def body():
-        connection = load.Connection(url)
-        await connection.ask("/health", None)
+        connection = load.Connection(url.replace("/predict", "/health"))
+        await connection.ask(None)
         connection._transport.abort()
         with pytest.raises(OSError):
-            await connection.ask("/health", None)
-        answer = await connection.ask("/health", None)
+            await connection.ask(None)
+        answer = await connection.ask(None)
         connection.close()
         return answer
 
@@ -161,7 +161,7 @@ def test_a_connection_that_breaks_says_so_and_is_opened_again(url):
     ],
 )
 def test_the_largest_rate_lies_before_the_first_that_exceeds_the_bound(p99_ms, largest):
-    runs = pd.DataFrame({"form": "one", "round": 0, "rate": [100.0, 200.0, 400.0], "p99": p99_ms})
+    runs = pd.DataFrame({"form": "one", "round": 0, "requests_per_s": [100.0, 200.0, 400.0], "p99": p99_ms})
     assert load.largest(runs, 20.0) == {"one": [pytest.approx(largest)]}
 
 
@@ -178,8 +178,8 @@ def planted(capacity):
 
 def test_a_planted_capacity_is_measured_by_every_round_and_forms_may_have_fewer_of_them():
     capacity = {"slow": 400.0, "fast": 4000.0}
-    asked = {name: [share * most for share in (0.2, 0.4, 0.5, 0.6, 0.9)] for name, most in capacity.items()}
-    runs = load.over_rates({n: planted(c) for n, c in capacity.items()}, asked, {"slow": 3, "fast": 5})
+    rates = {name: [share * most for share in (0.2, 0.4, 0.5, 0.6, 0.9)] for name, most in capacity.items()}
+    runs = load.over_rates({n: (planted(capacity[n]), rates[n], {"slow": 3, "fast": 5}[n]) for n in capacity})
     largest = load.largest(runs, 20.0)  # where ln(100) / (capacity - rate) is 20 ms
     assert len(largest["slow"]) == 3 and len(largest["fast"]) == 5
     assert np.allclose(largest["slow"], 400 - math.log(100) / 0.02, rtol=0.12)

@@ -151,7 +151,7 @@ def test_redis_that_dies_and_comes_back_costs_no_answer(redis_server, cached):
     expected = Predictor("hybrid", "cpu").predict_batch(FEW)
     predictor = cached("hybrid")
     assert predictor.predict_batch(FEW) == expected and not predictor.cache._away
-    redis_server.stop()
+    redis_server.kill()
     assert predictor.predict_batch(FEW) == expected and predictor.cache._away
     hits = predictor.hits
     assert predictor.predict_batch(FEW) == expected and predictor.hits == hits + 3  # of this process

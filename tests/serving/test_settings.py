@@ -63,7 +63,7 @@ def test_the_command_names_what_is_wrong_with_an_option_a_port_and_a_folder(tmp_
         taken.listen()
         port = str(taken.getsockname()[1])
         for words, part in (
-            (["--port", port], "address already in use"),
+            (["--port", port, "--database", "none"], "address already in use"),
             (["--port", "-1"], "port: -1 given"),
             (["--database", f"sqlite:///{tmp_path}/file/folder/x.sqlite"], f"({tmp_path}/file/folder)"),
         ):
