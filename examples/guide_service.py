@@ -19,10 +19,10 @@ import redis
 import torch
 from fastapi import FastAPI, Response
 from fastapi.middleware.gzip import GZipMiddleware
+from torch_geometric.data import Data
 
-from gnnlab.inference.predictor import guide_decide
 from gnnlab.inference.states import check
-from gnnlab.workloads import edge_allocator
+from gnnlab.workloads import edge_allocator, edge_networks
 
 KIND = os.environ.get("MODEL_TYPE", "hybrid")
 known = cachetools.TTLCache(maxsize=int(os.environ.get("ENTRIES", "1000")), ttl=300)
@@ -44,9 +44,17 @@ app.add_middleware(GZipMiddleware, minimum_size=1000)
 
 
 def decided(state: dict) -> dict:
+    """Parse in Python, build a PyG graph, run with gradients on."""
     check(state)
-    decision = guide_decide(app.state.model, state)
-    return {**decision._asdict(), "model_type": KIND}
+    row_of = {node["node_id"]: row for row, node in enumerate(state["nodes"])}
+    links = [(row_of[a], row_of[b]) for a, b in state.get("links", ())]
+    edges = [ends for a, b in links for ends in ([a, b], [b, a])]
+    x = torch.tensor([[float(node[name]) for name in edge_networks.FEATURES] for node in state["nodes"]])
+    data = Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous())
+    scores = app.state.model(data.x, data.edge_index).detach()
+    node, shares = int(scores.argmax()), scores.softmax(0)
+    answer = {"node_id": state["nodes"][node]["node_id"], "node": node, "score": float(scores[node])}
+    return {**answer, "confidence": float(shares[node]), "model_type": KIND}
 
 
 @app.get("/health")

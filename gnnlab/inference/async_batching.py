@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gnnlab.errors import GnnlabError, one_line, whole_numbers
+from gnnlab.errors import GnnlabError, one_line
 
 
 class AsyncBatcher:
@@ -27,7 +27,6 @@ class AsyncBatcher:
     is raised in its own caller alone; an exception raised by `predict_batch` reaches every caller of that batch as a
     `GnnlabError`. `short(states)`: whether a batch is computed in the event loop. `unanswered` requests wait or are in
     the batch that runs.
-    Raises `GnnlabError`: `max_batch` is not an integer of 1 or more.
     """
 
     def __init__(
@@ -37,7 +36,6 @@ class AsyncBatcher:
         max_batch: int = 64,
         short: Callable[[list[Any]], bool] = lambda states: False,
     ) -> None:
-        whole_numbers(1, max_batch=max_batch)
         self._predict_batch, self._max_batch, self._short = predict_batch, max_batch, short
         self._waiting: deque[tuple[Any, asyncio.Future]] = deque()
         self._open, self.unanswered = False, 0

@@ -11,22 +11,24 @@ that. int8 changes scores, and `decisions.count` says how many decisions.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from operator import sub
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
+from cachetools import TTLCache
 
 from gnnlab.errors import GnnlabError
-from gnnlab.inference import engines, prediction_cache
+from gnnlab.inference import engines
 from gnnlab.inference.states import CheckedState, NetworkArrays, check, check_or_error
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import EdgeAllocator
-from gnnlab.workloads.edge_networks import FEATURES, State
+from gnnlab.workloads.edge_networks import State
 from gnnlab.workloads.staged import fingerprint
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
@@ -47,6 +49,45 @@ class Decision(NamedTuple):
     score: float
     confidence: float
     scores: np.ndarray | None = None
+
+
+def key(x: np.ndarray, edge_index: np.ndarray, fingerprint: str) -> bytes:
+    """32 bytes for features, edges and the model that answers: arrays of numbers in any layout, any fingerprint.
+
+    The SHA-256 over type, shape and bytes, so states that differ in one bit of what the model reads never share an
+    answer, however alike they print. The names of the nodes, which it does not read, are not in it.
+    """
+    digest = hashlib.sha256()
+    for array in (x, edge_index):
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array))
+    digest.update(fingerprint.encode())
+    return digest.digest()
+
+
+class PredictionCache:
+    """The scores used last, at most `max_entries` and none older than `ttl_s` seconds; safe to share among threads."""
+
+    def __init__(self, max_entries: int, ttl_s: float) -> None:
+        self._entries, self._lock = TTLCache(max_entries, ttl_s), Lock()
+
+    def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
+        """The scores under each key, or None."""
+        with self._lock:
+            return [self._entries.get(key) for key in keys]
+
+    def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None:
+        """Keep copies of scores, which no reader can change, each under its key."""
+        copies = {key: part.copy() for key, part in scores.items()}
+        for part in copies.values():
+            part.flags.writeable = False
+        with self._lock:
+            self._entries.update(copies)
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        with self._lock:
+            self._entries.clear()
 
 
 class Predictor:
@@ -129,7 +170,7 @@ class Predictor:
         there twice is a hit the second time."""
         xs = networks.split(networks.x)
         pairs = zip(xs, states, strict=True)
-        keys = [prediction_cache.key(x, state.topology.edge_index, self._fingerprint) for x, state in pairs]
+        keys = [key(x, state.topology.edge_index, self._fingerprint) for x, state in pairs]
         stored = zip(keys, self.cache.get_many(keys), xs, strict=True)
         known = {key: scores for key, scores, x in stored if scores is not None and len(scores) == len(x)}
         missing = {key: place for place, key in enumerate(keys) if key not in known}
@@ -158,21 +199,3 @@ def choose(device: str = "auto") -> tuple[torch.device, str]:
     if not available[kind] or (index and int(index) >= torch.cuda.device_count()):
         raise GnnlabError(f"device {device!r} is not here: torch {torch.__version__} does not see it; use cpu")
     return torch.device(device), f"{device}, as asked for"
-
-
-# ---- S2's first script, kept as it is: what everything else is measured against ------------------------------------
-
-
-def guide_decide(model: EdgeAllocator, state: State, return_scores: bool = False) -> Decision:
-    """Parse in Python, build a PyG graph, run with gradients on; links may be left out, as S2's benchmark does."""
-    row_of = {node["node_id"]: row for row, node in enumerate(state["nodes"])}
-    links = [(row_of[a], row_of[b]) for a, b in state.get("links", ())]
-    edges = [ends for a, b in links for ends in ([a, b], [b, a])]
-    x = torch.tensor([[float(node[name]) for name in FEATURES] for node in state["nodes"]])
-    data = Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous())
-    scores = model(data.x, data.edge_index).detach()
-    node = int(scores.argmax())
-    share = float(scores.softmax(0)[node])
-    return Decision(
-        state["nodes"][node]["node_id"], node, float(scores[node]), share, scores.numpy() if return_scores else None
-    )

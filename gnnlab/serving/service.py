@@ -23,8 +23,7 @@ from redis.retry import Retry
 
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.inference.async_batching import AsyncBatcher
-from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.inference.predictor import NODES_A_PASS, Decision, Predictor
+from gnnlab.inference.predictor import NODES_A_PASS, Decision, PredictionCache, Predictor
 from gnnlab.inference.states import CheckedState
 from gnnlab.profiling.context import Conditions
 from gnnlab.serving.database import Recorder, engine_of
@@ -102,7 +101,7 @@ def tracer_provider() -> Any:
 class SharedCache:
     """Scores that any worker on any host has computed, in Redis; while Redis is away, those of this process.
 
-    For one thread. Keys are `prediction_cache.key`, with the digest of the model in it; values are the bytes of float32
+    For one thread. Keys are `predictor.key`, with the digest of the model in it; values are the bytes of float32
     scores, so that reading one runs nothing. A batch reads and writes in one round trip each.
     """
 

@@ -47,8 +47,8 @@ def test_an_exact_engine_gives_the_scores_of_the_model(exact, name, many):
 @pytest.mark.parametrize(
     "many",
     [
-        *([ALONE], [ALONE, ALONE], [LAST_IS_ISOLATED], [LAST_IS_ISOLATED, ALONE]),
-        *([random_state(nodes, 0)] for nodes in (63, 64, 65, 90)),  # as dense and as flat
+        *([ALONE], [LAST_IS_ISOLATED], [LAST_IS_ISOLATED, ALONE]),
+        *([random_state(nodes, 0)] for nodes in (64, 65)),  # as dense and as flat
     ],
 )
 def test_networks_without_links_of_one_node_and_of_many_are_scored(exact, name, many):
@@ -117,7 +117,6 @@ def test_int8_reaches_the_layers_of_pyg_stays_near_and_mostly_decides_alike():
     [
         ({"name": "tensorrt"}, "one of fast, onnx, openvino, int8 is needed"),
         ({"name": "onnx", "device": "cuda"}, "runs on the CPU alone"),
-        ({"name": "int8", "device": "cuda"}, "runs on the CPU alone"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(arguments, message):

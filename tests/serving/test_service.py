@@ -10,8 +10,7 @@ from asking import STATES
 from edge_states import S2_STATE, random_state
 from servers import until
 
-from gnnlab.inference.prediction_cache import PredictionCache
-from gnnlab.inference.predictor import Predictor
+from gnnlab.inference.predictor import PredictionCache, Predictor
 from gnnlab.inference.states import check
 from gnnlab.serving import service
 from gnnlab.serving.service import Refused, Service, SharedCache
