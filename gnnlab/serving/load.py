@@ -47,20 +47,16 @@ UNRIGHT = "wrong, lost or swapped answers"
 
 
 class HttpAnswer(NamedTuple):
-    """What came back: `headers` is the whole head in lower case."""
+    """What came back; the head in lower case."""
 
     status: int
-    headers: str
+    head: bytes
     body: bytes
 
     @property
     def json(self) -> Any:
-        packed = self.header("content-encoding") == "gzip"
+        packed = b"\ncontent-encoding: gzip" in self.head
         return msgspec.json.decode(gzip.decompress(self.body) if packed else self.body)
-
-    def header(self, name: str) -> str:
-        """The value of a header, "" where it is not there."""
-        return self.headers.partition(f"\r\n{name}: ")[2].partition("\r\n")[0]
 
 
 class Connection(asyncio.Protocol):
@@ -97,12 +93,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         head, end, body = self._data.partition(b"\r\n\r\n")
-        if not end:
-            return
-        text = head.decode("latin-1").lower()
-        answer = HttpAnswer(int(text[9:12]), text, body)  # after "http/1.1 "
-        if len(body) >= int(answer.header("content-length")) and not self._answer.done():
-            self._answer.set_result(answer)
+        head = head.lower()
+        length = head.partition(b"\ncontent-length: ")[2].partition(b"\r")[0]
+        if end and len(body) >= int(length) and not self._answer.done():
+            self._answer.set_result(HttpAnswer(int(head[9:12]), head, body))  # after "http/1.1 "
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -210,7 +204,7 @@ class Client:
                     async with one_strike:  # the others ask on
                         await asyncio.to_thread(strike)
                     counts["strikes"] += 1
-                answer, end_s = HttpAnswer(503, "", b""), time.monotonic() + LOST_S
+                answer, end_s = HttpAnswer(503, b"", b""), time.monotonic() + LOST_S
                 while answer.status == 503 and time.monotonic() < end_s:
                     try:
                         answer = await asyncio.wait_for(ask(body), LOST_S)

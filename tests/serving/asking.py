@@ -1,7 +1,6 @@
 """A service in a thread of this process, and clients that ask it many requests at once."""
 
 import asyncio
-import json
 import urllib.request
 from contextlib import contextmanager
 from threading import Thread
@@ -17,7 +16,6 @@ from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 STATES = [random_state(3 + seed % 17, seed) for seed in range(120)]
 CLIENTS = {kind: Client(STATES, kind) for kind in MODEL_TYPES}
-JSON = {"content-type": "application/json"}
 
 
 @contextmanager
@@ -64,7 +62,3 @@ def value(text, name, **labels):
     wanted = [f'{label}="{v}"' for label, v in labels.items()]
     lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
     return sum(float(line.rpartition(" ")[2]) for line in lines if all(part in line for part in wanted))
-
-
-def encoded(body):
-    return body if isinstance(body, bytes) else json.dumps(body).encode()

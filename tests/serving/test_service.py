@@ -55,24 +55,16 @@ def test_the_same_state_asked_at_once_is_computed_once():
     assert networks == [2] and len({one[:4] for one in same}) == 1 and same[0].score != other.score
 
 
-@pytest.mark.parametrize(
-    ("states", "redis", "in_loop"),
-    [(CHECKED[:20], "none", True), ([check(random_state(2049, 0))], "none", False),
-     (CHECKED[:1], "redis://127.0.0.1:9/0", False)],
-)  # fmt: skip
-def test_a_short_batch_is_computed_in_the_event_loop_and_one_that_is_long_or_asks_redis_in_a_thread(
-    states, redis, in_loop, monkeypatch
-):
+@pytest.mark.parametrize(("states", "in_loop"), [(CHECKED[:20], True), ([check(random_state(2049, 0))], False)])
+def test_a_short_batch_is_computed_in_the_event_loop_and_a_long_one_in_a_thread(states, in_loop):
     async def body(service):
-        threads, original = [], service._predictors["hybrid"].decide
-        recorded = lambda *asked, **how: threads.append(threading.current_thread()) or original(*asked, **how)  # noqa: E731
-        monkeypatch.setattr(service._predictors["hybrid"], "decide", recorded)
-        assert len(await service.decide("hybrid", states)) == len(states)
+        threads, predictor = [], service._predictors["hybrid"]
+        engine = predictor.engine
+        predictor.engine = lambda networks: threads.append(threading.current_thread()) or engine(networks)
+        await service.decide("hybrid", states)
         return [thread is threading.current_thread() for thread in threads]
 
-    monkeypatch.setattr(SharedCache, "get_many", lambda cache, keys: cache._local.get_many(keys))
-    monkeypatch.setattr(SharedCache, "put_many", lambda cache, scores: cache._local.put_many(scores))
-    assert in_service(body, redis=redis) == [in_loop]
+    assert in_service(body) == [in_loop]
 
 
 def test_more_than_may_wait_is_refused_and_leaves_room_again():
