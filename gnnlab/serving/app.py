@@ -2,8 +2,8 @@
 
 POST /predict            one network -> the node for the next task, confidence, scores on request
 POST /predict_batch      many networks -> their answers in order
-GET  /health             the models are loaded, and requests are answered
-GET  /metrics            for Prometheus
+GET  /health             the process answers; /health/ready: the models are loaded, and it takes requests
+GET  /metrics            for Prometheus; /openapi.json describes all of it
 
 An error is one line: {"error": "node 'a': Expected `float` <= 1.0 - at `$.nodes[0].cpu_util`"}.
 """
@@ -22,20 +22,42 @@ import msgspec
 import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gnnlab import __version__
 from gnnlab.errors import GnnlabError, shown
-from gnnlab.inference.predictor import Decision
-from gnnlab.inference.states import CheckedState, check, check_or_error
-from gnnlab.serving.service import Refused, Service
+from gnnlab.inference.states import CheckedState, NetworkState, check, check_or_error
+from gnnlab.serving.service import Refused, Service, busy
 from gnnlab.serving.settings import ServiceSettings, configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
+from gnnlab.workloads.edge_networks import random_states
 
 log = logging.getLogger("gnnlab.serving")
+MOST_REQUESTS = 512  # in the service at once, bodies that are still coming included; more: 503
 COMPRESSED_FROM = 1000  # bytes of an answer, as in S2
 OPTIONS = {"model_type": MODEL_TYPES, "scores": ("true", "false")}
 JSON = b"application/json"
-POSTS, GETS = ("/predict", "/predict_batch"), ("/health", "/metrics")
+POSTS = {
+    "/predict": "Choose the node for the next task.",
+    "/predict_batch": 'Choose a node for each of many networks; an invalid one has {"error": ...} in its place.',
+}
+GETS = {
+    "/health": "The process answers.",
+    "/health/ready": "The models are loaded, and requests are taken; Redis or a database that is away costs no answer.",
+    "/metrics": "Counters in Prometheus's text format, of all workers of this host.",
+    "/openapi.json": "This document.",
+}
 
 _encode = msgspec.json.Encoder(enc_hook=np.ndarray.tolist).encode
+
+
+class Placement(msgspec.Struct, omit_defaults=True):
+    """The node for the next task: its id and place, how sure the model is, its score; on request those of all nodes."""
+
+    node_id: str
+    node: int
+    confidence: float
+    score: float
+    model_type: str
+    scores: list[float] | None = None
 
 
 class App:
@@ -44,6 +66,7 @@ class App:
     def __init__(self, settings: ServiceSettings | None = None) -> None:
         self.settings = settings or configure()
         self.service = Service(self.settings)
+        self._requests = 0  # in the service now
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -76,37 +99,45 @@ class App:
 
     def _page(self, method: str, path: str) -> tuple[bytes, bytes]:
         """(content type, body) of what is no decision."""
-        if path not in GETS + POSTS:
+        if path not in GETS and path not in POSTS:
             raise Refused(404, "Not Found")
         if path in POSTS or method != "GET":
             raise Refused(405, "Method Not Allowed")
         if path == "/metrics":
             return CONTENT_TYPE_LATEST.encode(), self.service.metrics.page()
-        return JSON, b'{"status":"live"}'
+        if path == "/openapi.json":
+            return JSON, _encode(description())
+        if path == "/health":
+            return JSON, b'{"status":"live"}'
+        if not self.service.ready:
+            raise busy("the service is stopping")
+        return JSON, _encode({"status": "ready", **self.service.parts})
 
     async def _decided(self, scope: dict[str, Any], receive: Any) -> bytes:
         """The answer to one state, or to each of a list; an invalid one of a list has its error in its place."""
-        began_s = time.perf_counter()
-        kind, scores = _options(scope["query_string"])
-        kind = kind or self.settings.model_type
-        body = await _body(scope, receive, self.settings.max_body_bytes)
-        one = scope["path"] == "/predict"
-        states = [check(body)] if one else _checked(body, self.settings.max_waiting)
-        decisions = iter(await self.service.decide(kind, [s for s in states if isinstance(s, CheckedState)]))
-        answers = [
-            {"error": str(state)} if isinstance(state, GnnlabError) else _answer(next(decisions), kind, scores)
-            for state in states
-        ]
-        self.service.metrics.latency[kind].observe(time.perf_counter() - began_s)
-        return _encode(answers[0] if one else answers)
-
-
-def _answer(decision: Decision, kind: str, scores: bool) -> dict[str, Any]:
-    """What a client gets: the chosen node, and on request the scores of all."""
-    answer = {**decision._asdict(), "model_type": kind}
-    if not scores:
-        del answer["scores"]
-    return answer
+        self._requests += 1
+        try:
+            if self._requests > MOST_REQUESTS:
+                raise busy(f"{MOST_REQUESTS} requests are in the service already")
+            began_s = time.perf_counter()
+            kind, scores = _options(scope["query_string"])
+            kind = kind or self.settings.model_type
+            body = await _body(scope, receive, self.settings.max_body_bytes)
+            one = scope["path"] == "/predict"
+            states = [check(body)] if one else _checked(body, self.settings.max_waiting)
+            valid = [state for state in states if isinstance(state, CheckedState)]
+            decisions = iter(await self.service.decide(kind, valid))
+            answers: list[Placement | dict[str, str]] = []
+            for state in states:
+                if isinstance(state, CheckedState):
+                    node_id, node, score, confidence, of_all = next(decisions)
+                    answers.append(Placement(node_id, node, confidence, score, kind, of_all if scores else None))
+                else:
+                    answers.append({"error": str(state)})
+            self.service.metrics.latency[kind].observe(time.perf_counter() - began_s)
+            return _encode(answers[0] if one else answers)
+        finally:
+            self._requests -= 1
 
 
 def _checked(body: bytes, most: int) -> Sequence[CheckedState | GnnlabError]:
@@ -160,3 +191,28 @@ async def _body(scope: dict[str, Any], receive: Any, most_bytes: int) -> bytes:
             raise Refused(413, f"the body is longer than the {most_bytes} bytes allowed", close)
         more = message.get("more_body", False)
     return body
+
+
+def description() -> dict[str, Any]:
+    """What /openapi.json says: paths, query parameters, bodies and answers, with msgspec's own schemas."""
+    schemas = {"/predict": (NetworkState, Placement), "/predict_batch": (list[NetworkState], list[Placement])}
+    every = [one for pair in schemas.values() for one in pair]
+    made, components = msgspec.json.schema_components(every, ref_template="#/components/schemas/{name}")
+    made, example = iter(made), random_states(1, (3, 3), seed=0)
+    parameters = [
+        {"name": name, "in": "query", "schema": {"type": "string", "enum": list(values)}}
+        for name, values in OPTIONS.items()
+    ]
+    paths: dict[str, Any] = {
+        path: {"get": {"summary": text, "responses": {"200": {"description": "answered"}}}}
+        for path, text in GETS.items()
+    }
+    for path, text in POSTS.items():
+        asked = {"schema": next(made), "example": example[0] if path == "/predict" else example * 2}
+        answered = {"description": "answered", "content": {"application/json": {"schema": next(made)}}}
+        post = {"summary": text, "parameters": parameters, "responses": {"200": answered}}
+        post["requestBody"] = {"required": True, "content": {"application/json": asked}}
+        paths[path] = {"post": post}
+    about = "On which node of an edge network should the next task run?"
+    info = {"title": "gnnlab", "version": __version__, "description": about}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}

@@ -82,13 +82,13 @@ def engine_of(url: URL) -> AsyncEngine:
 class Recorder:
     """Writes decisions in bulk from a queue; `record` never waits and never fails, `lost` counts what is not written.
 
-    `start` and `stop` belong on the event loop.
+    `start` and `stop` belong on the event loop. `away`: whether the database failed when it was last used.
     """
 
     def __init__(self, engine: AsyncEngine, lost: Any) -> None:
         self._engine, self._lost = engine, lost
         self._queue: deque[Queued] = deque()
-        self._ending = self._created = self._away = False
+        self._ending = self._created = self.away = False
         # rows go to the driver as they are: SQLAlchemy's own work on each row takes longer than the insert
         self._statements = {}
         for table in (predictions, network_metrics):
@@ -118,15 +118,15 @@ class Recorder:
         await self._engine.dispose()
 
     async def _run(self) -> None:
-        while (self._queue or not self._ending) and not (self._ending and self._away):
+        while (self._queue or not self._ending) and not (self._ending and self.away):
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             if batch or not self._created:
                 await self._write(batch)
             if len(self._queue) < BATCH and not self._ending:
-                await asyncio.sleep(RETRY_S if self._away else EVERY_S)  # others may come
+                await asyncio.sleep(RETRY_S if self.away else EVERY_S)  # others may come
 
     async def _write(self, batch: Sequence[Queued]) -> None:
-        was_away = self._away
+        was_away = self.away
         try:
             async with self._engine.begin() as connection:  # all rows of both tables, or none
                 if not self._created:
@@ -134,13 +134,13 @@ class Recorder:
                 for table, rows in self._rows(batch).items():
                     if rows:
                         await connection.exec_driver_sql(self._statements[table], rows)
-            self._created, self._away = True, False
+            self._created, self.away = True, False
             if was_away:
                 log.warning("the database is back")
         except Exception as error:  # drivers raise what they like; the service goes on
             if not was_away:
                 log.warning("the database is away, decisions are lost to it: %s", one_line(error))
-            self._away = True
+            self.away = True
             self._lost.inc(len(batch))
 
     def _rows(self, batch: Sequence[Queued]) -> dict[sa.Table, list[tuple]]:

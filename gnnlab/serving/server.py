@@ -4,7 +4,7 @@
         httpx.post(f"{url}/predict", json=state).json()["node_id"]
 
 SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the queued decisions are written. The same
-happens to workers when their parent is killed.
+happens to workers when their parent is killed, and to a `started` service when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from gnnlab.serving.app import App
 
 START_S, STOP_S, KEEP_ALIVE_S = 120.0, 30, 30
-MOST_CONNECTIONS = 1024  # of a worker, idle ones included; uvicorn answers the others with 503
+PARENT = "GNNLAB_PARENT"  # the process that a child ends with
 
 
 def serve(settings: ServiceSettings) -> int:
     """Serve until a signal ends it; the exit code. Where it cannot listen, uvicorn logs why and ends the process."""
     import uvicorn
 
+    if parent := os.environ.pop(PARENT, None):
+        _stop_with(int(parent))
     url = settings.database_url
     if url is not None and url.get_backend_name() == "sqlite":
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +52,7 @@ def serve(settings: ServiceSettings) -> int:
         if settings.workers > 1:  # read when prometheus_client is loaded, here and in the workers
             folder = tempfile.TemporaryDirectory(prefix="gnnlab-metrics-")
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = running.enter_context(folder)
-        print(f"gnnlab: serving at http://{settings.host}:{port} (POST /predict)", flush=True)
+        print(f"gnnlab: serving at http://{settings.host}:{port} (/openapi.json says what)", flush=True)
         uvicorn.run(
             "gnnlab.serving.server:app",
             factory=True,
@@ -63,7 +65,6 @@ def serve(settings: ServiceSettings) -> int:
             access_log=False,  # who asked what is nobody's business here
             server_header=False,
             proxy_headers=False,  # nothing here asks where a client is
-            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=STOP_S,
             timeout_worker_healthcheck=30,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -76,19 +77,23 @@ def app() -> App:
     from gnnlab.serving.app import App
 
     if parent := multiprocessing.parent_process():
-        end_with_parent(parent.pid, partial(os.kill, os.getpid(), signal.SIGTERM))
+        _stop_with(parent.pid)
     return App()
+
+
+def _stop_with(parent: int) -> None:
+    end_with_parent(parent, partial(os.kill, os.getpid(), signal.SIGTERM))
 
 
 @contextmanager
 def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of a service of these settings, and its process, which ends, gracefully, with the block.
+    """The URL of a service of these settings, and its process, which ends, gracefully, with the block or with this one.
 
     `port=0` takes any port that is free. What it logs goes to this process's standard error.
     Raises `GnnlabError`: it did not become ready in time.
     """
     port = settings.port or free_port()
-    variables = environment(settings.model_copy(update={"port": port}))
+    variables = {**environment(settings.model_copy(update={"port": port})), PARENT: str(os.getpid())}
     with running([sys.executable, "-m", "gnnlab", "serve"], port, settings.host, **variables) as process:
         yield f"http://{settings.host}:{port}", process
 

@@ -52,6 +52,12 @@ class Refused(GnnlabError):
         self.status, self.headers = status, list(headers)
 
 
+def busy(why: str) -> Refused:
+    """What a client gets that should come again later."""
+    again = [(b"retry-after", b"%d" % RETRY_AFTER_S)]
+    return Refused(503, f"{why}; send it again after {RETRY_AFTER_S} s", again)
+
+
 class Metrics:
     """What one worker counts, for Prometheus; what is counted by model has a counter for each.
 
@@ -108,7 +114,7 @@ class SharedCache:
     def __init__(self, url: str, local: PredictionCache) -> None:
         timeouts = {"socket_timeout": REDIS_TIMEOUT_S, "socket_connect_timeout": REDIS_TIMEOUT_S}
         self._redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts)
-        self._local, self._away_until_s, self._away = local, 0.0, False
+        self._local, self._away_until_s, self.away = local, 0.0, False
 
     def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
         """The scores under each key, or None; those of this process where Redis does not answer."""
@@ -137,13 +143,13 @@ class SharedCache:
             answer = call()
         except (redis.RedisError, OSError) as error:
             self._away_until_s = time.monotonic() + REDIS_RETRY_S
-            if not self._away:
+            if not self.away:
                 log.warning("Redis is away, answers are cached in this process: %s", one_line(error))
-            self._away = True
+            self.away = True
             return None
-        if self._away:
+        if self.away:
             log.warning("Redis is back")
-        self._away = False
+        self.away = False
         return answer
 
 
@@ -151,7 +157,7 @@ class Service:
     """Async context manager: loads the models on enter, answers what it accepted on exit."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self.settings, self.metrics = settings, Metrics()
+        self.settings, self.metrics, self.ready = settings, Metrics(), False
         self._cache: PredictionCache | SharedCache | None = None
         self._recorder: Recorder | None = None
 
@@ -168,10 +174,11 @@ class Service:
         if own.database_url is not None:
             self._recorder = Recorder(engine_of(own.database_url), self.metrics.unrecorded)
             self._recorder.start()
-        self._tracers = tracer_provider()
+        self._tracers, self.ready = tracer_provider(), True
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.ready = False
         await self._batcher.__aexit__()
         if self._recorder is not None:
             await self._recorder.stop()
@@ -180,21 +187,28 @@ class Service:
         if self._tracers is not None:
             await asyncio.to_thread(self._tracers.shutdown)  # sends the last spans, for two seconds at most
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """Redis and the database: off, here or away; without them answers come all the same."""
+        parts = {"redis": self._cache if isinstance(self._cache, SharedCache) else None, "database": self._recorder}
+        return {name: "off" if part is None else "away" if part.away else "here" for name, part in parts.items()}
+
     async def decide(self, model_type: str, states: Sequence[CheckedState]) -> list[Decision]:
         """A decision for each state, in their order.
 
-        Raises `Refused`: 503 too many states wait already; 500 the model failed.
+        Raises `Refused`: 503 too many states wait already, or the service is stopping; 500 the model failed.
         """
+        if not self.ready:
+            raise busy("the service is stopping")
         if self._batcher.unanswered + len(states) > self.settings.max_waiting:
-            line = f"{self._batcher.unanswered} states wait already; send it again after {RETRY_AFTER_S} s"
-            raise Refused(503, line, [(b"retry-after", b"%d" % RETRY_AFTER_S)])
+            raise busy(f"{self._batcher.unanswered} states wait already")
         began_ns = time.time_ns()
         waiting = [self._batcher.predict((model_type, state)) for state in states]
         try:
             decisions = [await waiting[0]] if len(waiting) == 1 else await asyncio.gather(*waiting)
         except GnnlabError as error:
             log.error("%s", error)
-            raise Refused(500, str(error)) from error
+            raise Refused(500, "the model failed on this batch; the log of the service says how") from error
         self.metrics.predictions[model_type].inc(len(decisions))
         if self._tracers is not None and decisions:
             about = {"model_type": model_type, "confidence": min(one.confidence for one in decisions)}

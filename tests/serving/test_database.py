@@ -97,7 +97,7 @@ def test_a_database_that_is_away_costs_records_which_are_counted_and_nothing_aft
         while not lost:
             await asyncio.sleep(0.02)
         (tmp_path / "later").mkdir()
-        while recorder._away:
+        while recorder.away:
             await asyncio.sleep(0.02)
         recorder.record(*decided)
         await recorder.stop()

@@ -119,8 +119,21 @@ def test_what_a_web_page_of_another_site_can_send_unasked_is_refused(http, kind)
 # ---- beside the answers
 
 
-def test_metrics_count_what_was_answered(http):
+def test_health_says_what_is_there(http):
     assert http.get("/health").json() == {"status": "live"}
+    ready = http.get("/health/ready").json()
+    assert ready["status"] == "ready" and ready["database"] == "here" and ready["redis"] in ("here", "off")
+
+
+def test_the_description_has_every_path_and_an_example_that_is_answered(http):
+    paths = http.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/predict", "/predict_batch", "/health", "/health/ready", "/metrics", "/openapi.json"}
+    for path in ("/predict", "/predict_batch"):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        assert body["schema"] and post(http, path, body["example"]).status_code == 200
+
+
+def test_metrics_count_what_was_answered(http):
     before = http.get("/metrics").text
     for _ in range(3):
         post(http, "/predict?model_type=dqn", random_state(6, 987))
