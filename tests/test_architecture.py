@@ -99,15 +99,15 @@ def test_a_notebook_holds_what_is_compared_and_no_machinery(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_parameter_set_of_a_notebook_passes_its_own_check(path):
-    from gnnlab.lab import parameters, runs
+    from gnnlab.lab import discovery, parameters
 
     declared = parameters.declared(path)
     sets = list(ROOT.glob(f"params/*/{path.stem}.yaml"))
     assert ROOT / "params" / "quick" / f"{path.stem}.yaml" in sets
     for file in sets:
-        values = parameters.check(parameters.load_yaml(file), declared)
+        values = parameters.read(file, declared)
         assert values["output_dir"] == f"outputs/{file.parent.name}", file
-    assert declared["output_dir"].default == runs.LAB
+    assert declared["output_dir"].default == discovery.LAB
 
 
 def test_conda_and_pip_install_the_same():

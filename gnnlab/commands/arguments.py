@@ -87,7 +87,7 @@ def add_inputs(group: argparse._MutuallyExclusiveGroup) -> None:
 
 def results_at(word: str, *, named: bool = False) -> Path:
     """A folder or file of results, or the folder of a parameter set, which `word` is if `named`."""
-    from gnnlab.lab import runner
+    from gnnlab.lab import discovery
 
     path = Path(word).expanduser()
-    return path if path.exists() and not named else runner.output_folder(word)
+    return path if path.exists() and not named else discovery.results_of(word)

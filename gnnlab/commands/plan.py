@@ -56,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the plan with its reasons; with --execute also what came of it."""
-    from gnnlab.lab import runner
+    from gnnlab.lab import discovery
     from gnnlab.planning import costs as tables
     from gnnlab.planning.execution import carry_out, size_of
     from gnnlab.planning.planner import Planner
@@ -66,7 +66,7 @@ def run(arguments: Namespace) -> int:
     from gnnlab.workloads.graphsage import inputs_of
 
     _check(arguments)
-    folder = None if arguments.lookup else runner.output_folder(arguments.params)
+    folder = None if arguments.lookup else discovery.results_of(arguments.params)
     if folder is None:
         costs = tables.read_costs(Path(arguments.lookup), Path(arguments.bandwidth))
         show(_source(costs, arguments.lookup))

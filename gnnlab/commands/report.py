@@ -14,7 +14,7 @@ from .arguments import add_params as add_arguments  # noqa: F401
 
 def run(arguments: Namespace) -> int:
     """Print the path of the front page."""
-    from gnnlab.lab import report, runner
+    from gnnlab.lab import discovery, report
 
-    print(report.build_site(runner.output_folder(arguments.params)))
+    print(report.build_site(discovery.results_of(arguments.params)))
     return 0

@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Export, measure and analyze, as far as the options ask for; prints a line for each step, then the report."""
-    from gnnlab.lab.runs import only_run
+    from gnnlab.files import locked
     from gnnlab.units import registry
 
     steps = [name for name in ("export", "measure", "analyze") if arguments.all or getattr(arguments, name)]
@@ -62,7 +62,7 @@ def run(arguments: Namespace) -> int:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
     given, folder = _parameters(arguments)
     registry.tried(given.units)
-    with only_run(folder):
+    with locked(folder, "runs notebooks into"):
         for step in steps:
             _STEPS[step](given, folder)
     return 0
@@ -142,7 +142,7 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     the exported ones, of this folder or, where it has none, of that of the set.
     """
     from gnnlab.campaign import sizes
-    from gnnlab.lab import discovery, runs
+    from gnnlab.lab import discovery
 
     request = discovery.request((*CAMPAIGN, TABLES), arguments.params)
     root, params, folder = request.root, request.params, request.folder
@@ -155,7 +155,7 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
     values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
     own = any(named.values()) and params.parent == root / "params"
-    place = root / runs.LAB if own else folder  # what a run left stays as it is
+    place = root / discovery.LAB if own else folder  # what a run left stays as it is
     exports = arguments.all or arguments.export or (place / "exported_models").exists()
     values["models"] = (place if exports else folder) / "exported_models"
     values["sizes"] = sizes.read(values["sizes"], root)

@@ -207,7 +207,7 @@ def _conditions(runs: Runs, both: Sequence[str]) -> dict[str, str]:
         conditions = {
             f"{name} runs": 1 + len(more),
             "parameter set": latest.params_set,
-            **{n: known.get(n) for n in ("host", "os", "memory_gb", "threads", "python", "commit")},
+            **{n: known.get(n) for n in ("os", "memory_gb", "threads", "python", "commit")},
             "machine": provenance.in_a_phrase({**known, "versions": None}),
             "devices": ", ".join(sorted(str(device.get("name")) for device in known["devices"])),
             "uncommitted changes": known.get("dirty"),

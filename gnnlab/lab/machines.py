@@ -27,7 +27,6 @@ from .text import markdown
 TEMPLATES = Path(__file__).parent / "templates"
 FOLDER = "docs/reference-runs"
 BEGIN, END = "<!-- begin: gnnlab claims --machines --write -->", "<!-- end -->"
-PRIVATE = ("host",)  # of the environment: names a computer of someone
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def publish(folder: Path, root: Path) -> Path:
         "parameter_set": newest.params_set,
         "runs": dict(sorted(measured.items())),
         "noise": noise[:1],
-        "environment": {name: value for name, value in newest.environment.items() if name not in PRIVATE},
+        "environment": newest.environment,
         "models": model_tables.figures_of([table for _, table in passed if table.select(model_tables.RACED)]),
         **judged.to_dict(),
     }

@@ -16,6 +16,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,13 +75,15 @@ class Parameter:
     def _adapter(self) -> TypeAdapter[Any]:
         exact = {"bool": {"strict": True}, "str": {"strict": True}, "float": {"allow_inf_nan": False}, "int": {}}
         limits = Field(ge=self.low, le=self.high, **exact[self.element])
-        checks = [BeforeValidator(self._is_number), limits, AfterValidator(self._chosen)]
-        kind: Any = Annotated[TYPES[self.element], *checks]
+        kind: Any = Annotated[
+            TYPES[self.element], BeforeValidator(self._no_truth), limits, AfterValidator(self._chosen)
+        ]
         return TypeAdapter(Annotated[list[kind], Field(min_length=int(bool(self.default)))] if self.is_list else kind)
 
-    def _is_number(self, value: Any) -> Any:
-        if isinstance(value, bool) and self.element in ("int", "float"):
-            raise ValueError("a truth value is no number")
+    def _no_truth(self, value: Any) -> Any:
+        """pydantic takes True for 1."""
+        if isinstance(value, bool) and self.element != "bool":
+            raise ValueError(value)
         return value
 
     def _chosen(self, value: Any) -> Any:
@@ -96,13 +99,18 @@ class Parameter:
             return self._adapter.validate_python(value)
         except ValidationError as error:
             wrong = error.errors()[0]["input"]
-            number = isinstance(wrong, bool | int | float)
-            hint = "; put it in quotes" if number and self.element == "str" else ""
-            hint = f"; write [{wrong}]" if number and self.is_list and wrong is value else hint
-            raise GnnlabError(f"{self.name}: got {shown(wrong)}; allowed is {self.allowed}{hint}") from None
+            raise GnnlabError(f"{self.name}: got {shown(wrong)}; allowed is {self.allowed}") from None
 
 
 # ---- what a notebook declares ---------------------------------------------------------------------------------------
+
+
+def notebook(path: Path) -> dict[str, Any]:
+    """The JSON of a notebook. Raises `GnnlabError` where the file is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
 
 
 def declared(path: Path) -> dict[str, Parameter]:
@@ -111,14 +119,10 @@ def declared(path: Path) -> dict[str, Parameter]:
     Raises `GnnlabError` when the file is no notebook, has not exactly one cell tagged `parameters`, or when a line
     of that cell is not a declaration (the message shows the line).
     """
-    try:
-        cells = [cell for cell in json.loads(path.read_bytes())["cells"] if cell["cell_type"] == "code"]
-        tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
+    tagged = [cell for cell in notebook(path)["cells"] if "parameters" in cell["metadata"].get("tags", [])]
     if len(tagged) != 1:
-        raise GnnlabError(f"{path.name} has {len(tagged)} code cells tagged 'parameters'; it must have one")
-    lines = [line for line in map(str.strip, tagged[0].splitlines()) if line and not line.startswith("#")]
+        raise GnnlabError(f"{path.name} has {len(tagged)} cells tagged 'parameters'; it must have one")
+    lines = [line for line in map(str.strip, "".join(tagged[0]["source"]).splitlines()) if line and line[0] != "#"]
     parameters: dict[str, Parameter] = {}
     for line in lines:
         try:
@@ -130,20 +134,14 @@ def declared(path: Path) -> dict[str, Parameter]:
     return parameters
 
 
-def literal_path(path: Path) -> str:
-    """A path for papermill, which reads braces in it as fields to fill in."""
-    return str(path).replace("{", "{{").replace("}", "}}")
-
-
 def _declaration(name: str, kind: str, default: str, comment: str | None) -> Parameter:
     """A parameter from the parts of its line; ranges and choices are words of the comment."""
     element = kind.removeprefix("list[").removesuffix("]")
-    if element not in TYPES or kind == "list[bool]":
-        allowed = [*TYPES, "list[int]", "list[float]", "list[str]"]
-        raise GnnlabError(f"{name} has the type {kind!r}; allowed are {', '.join(allowed)}")
+    if element not in TYPES:
+        raise GnnlabError(f"{name} has the type {kind!r}; allowed are {', '.join(TYPES)} and lists of them")
     try:
         value = ast.literal_eval(default)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError):
         raise GnnlabError(f"{name} has a default that is not a literal without '#': {shown(default)}") from None
     bare = Parameter(f"a range or choice in the comment of {name}", element, 0, "")
     limits: dict[str, Any] = {}
@@ -188,7 +186,7 @@ def _from_yaml(text: str) -> Any:
     """What YAML 1.2 says: 1e-3 is a number, `yes` a text, a key that stands twice is an error."""
     try:
         return YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, RecursionError, ValueError) as error:
+    except (YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         raise GnnlabError(f"{line}not YAML ({getattr(error, 'problem', None) or one_line(error)})") from None
@@ -206,14 +204,23 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def parse(text: str, parameter: Parameter) -> Any:
-    """The value that was written for a parameter on a command line; `check` still has to hold it against the schema."""
-    if parameter.type == "str":
-        return text
+def read(path: Path, declared: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The parameters of a file, checked; those that it leaves out are left out. Raises `GnnlabError`, with the file."""
+    values = load_yaml(path)
     try:
-        return _from_yaml(text)
+        checked = check(values, declared)
     except GnnlabError as error:
-        raise GnnlabError(f"{parameter.name}: got {shown(text)} ({error}); allowed is {parameter.allowed}") from None
+        raise GnnlabError(f"{path}: {error}") from None
+    return {name: checked[name] for name in values}
+
+
+def parse(text: str, parameter: Parameter) -> Any:
+    """The value that was written for a parameter on a command line, checked."""
+    value: Any = text
+    if parameter.type != "str":
+        with suppress(GnnlabError):  # what is no YAML is refused as it stands
+            value = _from_yaml(text)
+    return parameter.understood(value)
 
 
 def from_namespace(namespace: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ PACKAGES = (
     *("openvino", "onnxruntime", "onnx", "papermill", "nbconvert"),
 )
 SPEED_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-HOST_NAME = "GNNLAB_HOST"  # the name that results shall give this machine; they give none unless told, for people
 
 
 def collect() -> dict[str, Any]:
@@ -38,7 +37,6 @@ def system() -> dict[str, Any]:
     flags = machine.cpuinfo("flags", "Features").split()
     return {
         **_repository(),
-        "host": os.environ.get(HOST_NAME) or None,
         "os": platform.platform(),
         "python": platform.python_version(),
         "cpu": {
@@ -135,7 +133,7 @@ def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         "Devices": "; ".join(devices) or "CPU only",
         "State": _state(known),
         "At its end": _state(readable(known["finished"])),
-        "System": _joined(known.get("os"), known.get("host")),
+        "System": known.get("os"),
         "Software": _joined(
             "python" in known and f"Python {known['python']}",
             *(f"{name} {version}" for name, version in known["versions"].items() if version),

@@ -1,12 +1,17 @@
-"""What a run of a notebook leaves in its folder: `result.json` with the rows of its table, their samples beside it.
+"""The outputs folder: a run of a notebook is a folder in it, put in place by one rename.
 
-The JSON is the truth of a run; ledger, reports and comparisons are computed from it. Its JSON Schema is published in
-`docs/result-file.schema.json`. All runs of a notebook lie in `NN_name/`, a folder each (`gnnlab.lab.runs`).
+    outputs/quick/02_optimize_gnn/20261122-101503-004217/     result.json  samples.parquet  notebook.ipynb  figures/
+
+The JSON is the truth of a run; ledger, reports and comparisons are computed from it. The newest run that passed is the
+result; earlier ones that were made from the same are pooled with it (`runs_of`). A run that failed stands beside them.
+A run is written elsewhere in the folder first, so wherever a process ends, the runs before it are there, or the new
+one, too. A rename cannot replace a folder with something in it: so each run has a name of its own.
 """
 
 from __future__ import annotations
 
-import json
+import shutil
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +26,7 @@ from .table import Row, Strict, Table
 SCHEMA_VERSION = 2
 RESULT, SAMPLES, NOTEBOOK = "result.json", "samples.parquet", "notebook.ipynb"  # in the folder of a run
 END = "gnnlab_end"  # in the metadata of an output: later cells were not run
+PLACE = "GNNLAB_RUN"  # in the environment of a kernel that the runner started: the folder that its run fills
 RUN = "gnnlab_run"  # in the metadata of an output of an executed notebook: the `run` of its result file
 
 
@@ -68,6 +74,21 @@ class ResultFile(Strict):
     seconds: float = Field(ge=0)
 
 
+def begin(folder: Path, notebook: str) -> Path:
+    """An empty folder for a run of `notebook` to fill; what a killed run left there goes."""
+    place = folder / f".{notebook}.new"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    return place
+
+
+def put(place: Path, folder: Path, notebook: str) -> Path:
+    """Put a run in place, by one rename; returns where it is then."""
+    target = folder / notebook / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    target.parent.mkdir(exist_ok=True)
+    return place.rename(target)
+
+
 def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
     """Write a result file with the rows and samples of `table`: samples first, so that none are ever missing."""
     if table is not None:
@@ -84,10 +105,8 @@ def read(path: Path) -> ResultFile:
     except FileNotFoundError:
         raise GnnlabError(f"no result file {path}; run the notebook first: gnnlab run") from None
     except ValidationError as error:
-        where, what = first_wrong(error)
-        raise GnnlabError(
-            f"{path} is not a result file of this version: {where or 'file'}: {what}; run it again"
-        ) from None
+        wrong = ": ".join(filter(None, first_wrong(error)))
+        raise GnnlabError(f"{path} is not a result file of this version: {wrong}; run it again") from None
 
 
 def table_of(path: Path, result: ResultFile) -> Table:
@@ -142,12 +161,3 @@ def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, lis
         except GnnlabError as error:
             problems.append(str(error))
     return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(by_notebook.items()) if runs}, problems
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of a result file."""
-    return ResultFile.model_json_schema()
-
-
-if __name__ == "__main__":
-    print(json.dumps(schema(), indent=1))

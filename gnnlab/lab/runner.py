@@ -3,31 +3,40 @@
     outcomes = run(["01"], "quick")
     outcomes = run(["02"], "full", runs=5)      # five times, each in a kernel of its own; the runs are samples
 
-A run is put in place whole (`runs.put`); a failure, a timeout, Ctrl-C or a kill leaves earlier results as they were.
-papermill alone gives the same notebook: the runner adds convenience, never a meaning.
+A run is put in place whole (`results.put`); a failure, a timeout, Ctrl-C or a kill leaves earlier results as they were.
+They hold while nothing has changed that they were made from, which is the fingerprint of a run: parameters, code,
+inputs, versions, machine, each by its names, so that a change can be named. papermill alone gives the same notebook:
+the runner adds convenience, never a meaning.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from gnnlab import machine
-from gnnlab.errors import GnnlabError
+import gnnlab
+from gnnlab import files, machine, user_code
 
 from . import discovery, execution, parameters, provenance, results
-from . import runs as folders
 from .discovery import Notebook, Request
 from .results import ResultFile, Status
 from .text import duration
 
 COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red", Status.TIMEOUT: "red"}
+CELLS = "the notebook's code cells"
+NOT_CODE = ("__pycache__", "templates")  # templates render results; they do not make them
+
+Fingerprint = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ def run(
     name are looked for in the current folder. Ctrl-C keeps what is done and passes through.
     """
     request = discovery.request(numbers, params_set, overrides)
-    with folders.only_run(request.folder):
+    with files.locked(request.folder, "runs notebooks into"):
         from .report import build_site  # nbconvert, heavy
 
         job = _Job(request, console or Console())
@@ -82,17 +91,6 @@ def exit_code(outcomes: Sequence[NotebookRun]) -> int:
     return int(any(outcome.status in (Status.FAILED, Status.TIMEOUT) for outcome in outcomes))
 
 
-def output_folder(params_set: str) -> Path:
-    """The folder of the results of a parameter set; raises `GnnlabError` where nothing has been run with it."""
-    base = discovery.root()
-    params = discovery.parameter_set(params_set, base)
-    files = [notebook.parameters_in(params) for notebook in discovery.notebooks(base).values()]
-    folder = discovery.output_folder(params, [parameters.load_yaml(file) for file in files if file.exists()], base)
-    if not folder.is_dir():
-        raise GnnlabError(f"there are no results in {folder}; run gnnlab run --params {params_set} first")
-    return folder
-
-
 @dataclass
 class _Job:
     """The notebooks of one run: how each ended, and the lines that are printed of them."""
@@ -108,7 +106,7 @@ class _Job:
             return self.ended(NotebookRun(name, Status.SKIPPED, reason, ran=False))
         path, failed = results.newest(folder, name)
         before = path and results.read(path)
-        changed = before and folders.why_again(path, before, self.made_from(notebook))
+        changed = before and why_again(before.fingerprint, self.made_from(notebook))
         done = 0 if before is None or changed else len(results.runs_of(folder, name)[0].get(name, []))
         if force:
             last, why = done + wanted, "forced"
@@ -125,10 +123,9 @@ class _Job:
         for number in range(done + 1, last + 1):
             place = f"run {number} of {last}" if last > 1 else ""
             about = ", ".join(filter(None, (place, why if number == done + 1 else "")))
-            outcome = self.run_once(notebook, about)
-            if outcome.status is not Status.PASSED and number > 1:
-                outcome = replace(outcome, reason=f"{place}: {outcome.reason}; the runs before it stand")
-            self.ended(outcome, about)
+            self.say(f"{name.ljust(self.width)}  running  {about}")
+            outcome = self.run_once(notebook)
+            self.ended(outcome)
             if outcome.status is not Status.PASSED:
                 break
 
@@ -149,35 +146,48 @@ class _Job:
                 return f"run {number} first: gnnlab run {number} --params {name}{into}"
         return None
 
-    def made_from(self, notebook: Notebook) -> folders.Fingerprint:
+    def made_from(self, notebook: Notebook) -> Fingerprint:
         """What a run of the notebook would be made from now."""
         folder, every = self.request.folder, self.request.every
         needs = [results.newest(folder, every[number].name)[0] for number in notebook.needs]
-        return folders.fingerprint(notebook.path, self.request.values(notebook), needs, folder)
+        return fingerprint(notebook.path, self.request.values(notebook), needs, folder)
 
-    def run_once(self, notebook: Notebook, about: str) -> NotebookRun:
-        """Run a notebook, and put its run in place, with from what it was made, or with the reason of its failure."""
+    def run_once(self, notebook: Notebook) -> NotebookRun:
+        """Run a notebook, and put its run in place, with from what it was made: what it wrote itself, or the reason why
+        it did not pass.
+        """
         if busy := machine.warning():
             self.say(busy)
         name, folder, values = notebook.name, self.request.folder, self.request.values(notebook)
-        title = name.ljust(self.width)
-        if not self.console.is_terminal:
-            self.say(f"{title}  running  {about}")
+        start, made_from = time.monotonic(), self.made_from(notebook)  # code may change while it runs
         blank = ResultFile(
             run=uuid.uuid4().hex,
             notebook=name,
             params_set=self.request.params.name,
             status=Status.FAILED,
             parameters=values,
-            fingerprint=self.made_from(notebook),  # before it runs: code may change meanwhile
             environment=provenance.system(),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=0,
         )
         given = {parameter: values[parameter] for parameter in {"output_dir", *self.request.given[name]}}
-        place, bar = folders.begin(folder, name), title if self.console.is_terminal else None
-        result = execution.execute(notebook, given, blank, place, bar)
-        folders.put(place, folder, name)
+        place = results.begin(folder, name)
+        path, limit_s = place / results.RESULT, notebook.timeout_minutes * 60
+        kernel = {results.PLACE: str(place)}
+        status, reason = execution.execute(notebook.path, place / results.NOTEBOOK, given, limit_s, **kernel)
+        if status == Status.PASSED and not path.exists():
+            status, reason = (
+                Status.FAILED,
+                f"it ended without writing {path.name}; its last cell has to finish the session",
+            )
+        result = (
+            results.read(path)
+            if status == Status.PASSED
+            else blank.model_copy(update={"status": Status(status), "reason": reason})
+        )
+        result = result.model_copy(update={"fingerprint": made_from, "seconds": round(time.monotonic() - start, 1)})
+        results.write(path, result)
+        results.put(place, folder, name)
         return NotebookRun(name, result.status, result.reason, result.seconds)
 
     # ---- the lines that a run prints --------------------------------------------------------------------------------
@@ -191,12 +201,78 @@ class _Job:
         """One line, never wrapped, and nothing in it read as markup."""
         self.console.print(Text(text) if isinstance(text, str) else text, soft_wrap=True)
 
-    def ended(self, outcome: NotebookRun, about: str = "") -> None:
-        """The line of a notebook that is done: "01_profile_bottlenecks  passed   41 s"; on a terminal also why it ran,
-        which a log says at the start.
-        """
+    def ended(self, outcome: NotebookRun) -> None:
+        """The line of a notebook that is done: "01_profile_bottlenecks  passed   41 s"."""
         self.outcomes[outcome.notebook] = outcome
         word = (outcome.status.ljust(7), COLOURS[outcome.status])
-        took = duration(outcome.seconds) if outcome.ran else ""
-        notes = [took, outcome.reason, about if self.console.is_terminal else ""]
+        notes = [duration(outcome.seconds) if outcome.ran else "", outcome.reason]
         self.say(Text.assemble(outcome.notebook.ljust(self.width), "  ", word, "  ", "  ".join(filter(None, notes))))
+
+
+# ---- from what a run was made ----------------------------------------------------------------------------------------
+
+
+def fingerprint(notebook: Path, parameters_: Mapping[str, Any], needs: Sequence[Path], folder: Path) -> Fingerprint:
+    """What the results of a notebook are made from.
+
+    `parameters_` are all that it declares; `needs` are the result files that it builds on. Files and modules that
+    parameters name are looked for in the working directory, and what lies in `folder`, where the results go, does not
+    count.
+    """
+    here = Path.cwd()
+    cells = [cell for cell in parameters.notebook(notebook)["cells"] if cell["cell_type"] == "code"]
+    texts = [text for value in parameters_.values() for text in (value if isinstance(value, list) else [value])]
+    inputs = [path for text in texts if isinstance(text, str) for path in _files_of(text, here)]
+    names = {path: str(path.relative_to(here) if path.is_relative_to(here) else path) for path in inputs}
+    names = {path: name for path, name in names.items() if folder not in path.parents}
+    names |= {path: path.parent.parent.name for path in needs}
+    return {
+        "parameters": dict(parameters_),
+        "code": package_code()
+        | {CELLS: files.digest([["".join(c["source"]), c["metadata"].get("tags")] for c in cells])},
+        "inputs": {name: files.digest(path) for path, name in names.items()},
+        "versions": machine.versions(*provenance.PACKAGES),
+        "machine": this_machine(),
+    }
+
+
+def package_code() -> dict[str, str]:
+    """Digest of every module and data file of this package."""
+    package = Path(gnnlab.__file__).parent
+    names = [path.relative_to(package) for path in sorted(package.rglob("*")) if path.is_file()]
+    code = [name for name in names if not any(part in NOT_CODE or part.startswith(".") for part in name.parts)]
+    return {name.as_posix(): files.digest(package / name) for name in code}
+
+
+def this_machine() -> dict[str, Any]:
+    """Processor, cores and accelerators, as far as they are seen without loading a framework."""
+    return {
+        **machine.about(),
+        "accelerators": sorted(map(str, [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev/accel").glob("accel*")])),
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def _files_of(text: str, here: Path) -> list[Path]:
+    """The files that a parameter names: by a path, or as a module in `module:factory`."""
+    try:
+        if (here / text).is_file():
+            return [(here / text).resolve()]
+        return user_code.files_of(text.partition(":")[0], here) if re.fullmatch(r"[^\W\d][\w.]*:\w+", text) else []
+    except (OSError, ValueError):  # too long for a name, or no name at all
+        return []
+
+
+def why_again(before: Fingerprint, now: Fingerprint) -> str | None:
+    """Why a notebook runs again: "code changed (profiling/timing.py)", or None when its result holds."""
+    if before.keys() != now.keys():
+        return "its last run was not by gnnlab run"
+    return "; ".join(filter(None, (_changed(part, before[part], now[part]) for part in now))) or None
+
+
+def _changed(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    names = sorted(n for n in before.keys() | now.keys() if n not in before or n not in now or before[n] != now[n])
+    if not names:
+        return None
+    more = f" and {len(names) - 2} more" if len(names) > 3 else ""
+    return f"{part} changed ({', '.join(names[:2] if more else names)}{more})"

@@ -36,9 +36,9 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.progress import progress
 
-from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results, runs
+from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results
 from . import table as tables
-from .results import END, RUN, FigureRecord, ResultFile, Status
+from .results import END, PLACE, RUN, FigureRecord, ResultFile, Status
 from .study import Study, headed
 from .table import Interval, Origin, Table
 from .text import number
@@ -67,8 +67,8 @@ class Lab:
         pd.set_option("display.float_format", number)  # three digits, thousands separated
         self.notebook = notebook
         self.folder = base / values["output_dir"]
-        self._earlier = [self.folder, base / runs.QUICK] if self.folder == base / runs.LAB else [self.folder]
-        runs.claim(self.folder)
+        self._earlier = [self.folder, base / discovery.QUICK] if self.folder == base / discovery.LAB else [self.folder]
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
         self.run = uuid.uuid4().hex
@@ -77,8 +77,8 @@ class Lab:
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
         own = {"dir": self.folder, "prefix": ".run-", "ignore_cleanup_errors": True}
-        self._own = None if runs.PLACE in os.environ else tempfile.TemporaryDirectory(**own)
-        self._place = Path(self._own.name if self._own else os.environ[runs.PLACE])  # the folder that this run fills
+        self._own = None if PLACE in os.environ else tempfile.TemporaryDirectory(**own)
+        self._place = Path(self._own.name if self._own else os.environ[PLACE])  # the folder that this run fills
         display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
         if self._own and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
@@ -279,8 +279,8 @@ class Lab:
         if self._own is None:  # the runner puts it in place, when all cells have run
             return path
         with files.locked(self.folder, "writes results to"):  # later cells may add to what is there
-            fresh = shutil.copytree(self._place, runs.begin(self.folder, self.notebook), dirs_exist_ok=True)
-            return runs.put(fresh, self.folder, self.notebook) / results.RESULT
+            fresh = shutil.copytree(self._place, results.begin(self.folder, self.notebook), dirs_exist_ok=True)
+            return results.put(fresh, self.folder, self.notebook) / results.RESULT
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
         return ResultFile(

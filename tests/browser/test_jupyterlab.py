@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from test_notebooks import NOTEBOOKS, ROOT, SMALL
 
-from gnnlab.lab import parameters, results, runs
+from gnnlab.lab import discovery, parameters, results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG_MS = 900_000  # until the cells of 01 have run
@@ -111,7 +111,7 @@ def written(folder: Path, after: float) -> results.ResultFile:
     """The result that cells run by hand leave, once it is newer than `after` (seconds since the epoch)."""
     until = time.monotonic() + LONG_MS / 1000
     while time.monotonic() < until:
-        path = results.newest(folder / runs.LAB, FIRST)[0]
+        path = results.newest(folder / discovery.LAB, FIRST)[0]
         if path and path.stat().st_mtime > after:
             return results.read(path)
         time.sleep(1)
@@ -163,14 +163,14 @@ def test_a_changed_parameter_is_used_and_a_bad_one_stops_the_first_cell(
 def test_a_restart_in_the_middle_keeps_the_earlier_result_and_the_next_run_ends(
     browser: Browser, address: str, folder: Path
 ) -> None:
-    earlier = results.paths(folder / runs.LAB)
+    earlier = results.paths(folder / discovery.LAB)
     page = open_notebook(browser, address, FIRST)
     run_all(page)
     page.locator(".jp-Notebook img").first.wait_for(timeout=LONG_MS)  # the first figure: some cells have run
     menu(page, "Kernel", "Restart Kernel…")
     page.locator(".jp-Dialog .jp-mod-accept").click()
     idle(page)
-    assert results.paths(folder / runs.LAB) == earlier
+    assert results.paths(folder / discovery.LAB) == earlier
     before = time.time()
     run_all(page)
     assert written(folder, before).status == "passed"

@@ -59,6 +59,6 @@ def test_each_cell_runs_where_its_processor_is_and_a_lost_worker_costs_no_other(
 def test_a_scheduler_that_does_not_answer_is_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("gnnlab.campaign.cluster.CONNECT_S", 0.2)
     options = ["--sizes", "30/90", "--units", CPU, "--cluster", "tcp://127.0.0.1:9"]
-    monkeypatch.setattr("gnnlab.lab.runs.LAB", tmp_path)
+    monkeypatch.setattr("gnnlab.lab.discovery.LAB", tmp_path)
     assert cli.main(["stages", "--measure", *options]) == cli.BAD_INPUT
     assert "no Dask scheduler answers at 'tcp://127.0.0.1:9'" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The command lines that the documents print: each is on its page, and what is to be typed is understood."""
 
+import dataclasses
 import io
 import json
 import re
@@ -14,7 +15,7 @@ from edge_states import S2_STATE
 from gnnlab import cli
 from gnnlab.commands import profile
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery, runs
+from gnnlab.lab import discovery
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-lines.md"
 LINES = re.findall(r"^\| (S\d) \| `python (\S+) ?([^`]*)` \| `gnnlab ([^`]*)` \|$", PAGE.read_text("utf-8"), re.M)
@@ -78,17 +79,14 @@ def test_totals_are_the_sums_of_their_breakdowns(capsys):
 
 
 def test_stages_to_analyze_that_nobody_measured_are_one_line(capsys, monkeypatch, tmp_path):
-    root = discovery.root()
-    monkeypatch.setattr(discovery, "output_folder", lambda *_: tmp_path)
-    monkeypatch.chdir(root)
+    request = discovery.request(("04", "05", "06"), "quick")
+    monkeypatch.setattr(discovery, "request", lambda *_: dataclasses.replace(request, folder=tmp_path))
     assert cli.main(["stages", "--analyze"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_unit_of_sums_alone_gives_no_tables_and_says_what_to_do(capsys, monkeypatch, tmp_path):
-    root = discovery.root()
-    monkeypatch.setattr(runs, "LAB", tmp_path)
-    monkeypatch.chdir(root)
+    monkeypatch.setattr(discovery, "LAB", tmp_path)
     given = ["--sizes", "50/200", "--units", "fast:CPU", "--blocks", "1-5"]
     assert cli.main(["stages", "--measure", "--analyze", *given]) == 0
     said = capsys.readouterr().err

@@ -7,7 +7,7 @@ from synthetic_costs import costs
 
 from gnnlab import cli
 from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.lab import runner
+from gnnlab.lab import discovery
 from gnnlab.planning import costs as tables
 from gnnlab.planning.unit_processes import UnitProcesses
 
@@ -28,7 +28,8 @@ def processes():
 def plan(processes, monkeypatch, tmp_path, capsys):
     """Runs the command on synthetic tables: code, what it printed, what it said beside."""
     synthetic = costs(UNITS, layer_of("sage", 8))
-    monkeypatch.setattr(runner.discovery, "output_folder", lambda *_: tmp_path)
+    real = discovery.results_of
+    monkeypatch.setattr(discovery, "results_of", lambda name: tmp_path if name == "quick" else real(name))
     monkeypatch.setattr(tables, "load_costs", lambda folder, units=(): synthetic)
     monkeypatch.setattr("gnnlab.planning.unit_processes.UnitProcesses", lambda units: nullcontext(processes))
 

@@ -24,7 +24,6 @@ from gnnlab.profiling.estimates import Estimate
 ENVIRONMENT = {
     "commit": "abc1234",
     "dirty": False,
-    "host": "bench",
     "cpu": {"model": "AMD EPYC 9R14", "cores": 2},
     "versions": {"torch": "2.13.0", "openvino": None},
     "threads": 2,
@@ -165,14 +164,12 @@ def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp
     other = ENVIRONMENT | {
         "commit": "def5678",
         "dirty": True,
-        "host": "laptop",
         "cpu": {"model": "Core Ultra 7", "cores": 16},
         "versions": {"torch": "2.13.0", "openvino": "2026.4"},
         "load": [9, 9, 9],
     }
     b = write(tmp_path / "b", environment=other, parameters={"runs": 9, "output_dir": "elsewhere"})
     assert compare.compare(a, b).differences == [
-        "host: bench | laptop",
         "commit: abc1234 | def5678",
         "machine: AMD EPYC 9R14, 2 cores | Core Ultra 7, 16 cores",
         "uncommitted changes: False | True",

@@ -1,9 +1,8 @@
-"""What is said about notebooks that stop. (The process and its kernel are tested with the runner.)"""
+"""The reasons why notebooks stop. (The process and its kernel are tested with the runner.)"""
 
 import pytest
 
-from gnnlab.lab import execution, results
-from gnnlab.lab.discovery import Notebook
+from gnnlab.lab import execution
 from gnnlab.worker import Answer
 
 
@@ -26,8 +25,7 @@ from gnnlab.worker import Answer
         (Answer("failed", None, "the process died of SIGKILL"), "could not be executed (the process died of SIGKILL);"),
     ],
 )
-def test_each_end_has_a_reason_of_one_line(monkeypatch, tmp_path, result_file, answer, reason):
+def test_each_end_has_a_reason_of_one_line(monkeypatch, tmp_path, answer, reason):
     monkeypatch.setattr(execution.Worker, "call", lambda *_, **__: answer)
-    result = execution.execute(Notebook(tmp_path / "in.ipynb"), {}, result_file(), tmp_path)
-    assert result == results.read(tmp_path / results.RESULT) and result.status == "failed"
-    assert reason in result.reason and len(result.reason.splitlines()) == 1
+    status, why = execution.execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {}, timeout_s=1)
+    assert status == "failed" and reason in why and len(why.splitlines()) == 1

@@ -189,7 +189,7 @@ def test_an_empty_folder_says_that_nothing_was_measured_and_a_missing_one_is_an_
         report.build_site(tmp_path / "nowhere")
 
 
-EVIL = {"host": HOSTILE[0], "versions": {HOSTILE[1]: "1"}, "extra": HOSTILE[2]}
+EVIL = {"os": HOSTILE[0], "versions": {HOSTILE[1]: "1"}, "extra": HOSTILE[2]}
 
 
 @pytest.mark.parametrize("environment", [ENVIRONMENT, {}, dict.fromkeys(ENVIRONMENT), EVIL])

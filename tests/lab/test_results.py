@@ -1,15 +1,21 @@
-"""A result file is whole or not there, reads back as it was written, and its runs are told apart."""
+"""A run is whole or not there, reads back as it was written, and is told apart from others."""
 
+import errno
 import json
 import math
+import os
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import run_folders
+from moments import at_moment, killed
 from refusals import refused
-from table_rows import TORCH, counted, put
+from table_rows import TORCH, counted, put, raced
 
+from gnnlab import files
+from gnnlab.errors import GnnlabError
 from gnnlab.lab import results
 from gnnlab.lab.table import Table, row
 
@@ -118,8 +124,62 @@ def test_the_newest_run_that_passed_is_the_result_and_one_that_failed_since_stan
     assert results.newest(folder, "02_b") == (None, None)
 
 
-def test_the_published_schema_is_that_of_the_code():
-    published = Path(__file__).parents[2] / "docs" / "result-file.schema.json"
-    assert json.loads(published.read_text(encoding="utf-8")) == results.schema(), (
-        "write it again: python -m gnnlab.lab.results > docs/result-file.schema.json"
-    )
+# ---- whole or not at all
+
+
+def work(folder, result_file, run):
+    """What a run does with its files: fill a folder, put it in place."""
+    with files.locked(folder, "runs notebooks into"):
+        place = results.begin(folder, "01_a")
+        result = result_file(run=run, notebook="01_a", fingerprint={"code": {"a.py": run}})
+        results.write(place / results.RESULT, result, raced({"mine": 2.0}, seed=ord(run)))
+        (place / results.NOTEBOOK).write_text(run)
+        return results.put(place, folder, "01_a")
+
+
+def state(folder):
+    """The run that stands: its result, samples and notebook belong together."""
+    path, failed = results.newest(folder, "01_a")
+    result = results.read(path)
+    assert failed is None and results.table_of(path, result).samples_of(result.rows[0]) is not None
+    assert path.with_name(results.NOTEBOOK).read_text() == result.run
+    assert runs(folder) == ([result.run], [])
+    return result.run
+
+
+def no_space(folder, result_file, wanted):
+    """Work until the disk is full. In one line?"""
+
+    def refuse():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_moment(patch, wanted, refuse)
+        try:
+            work(folder, result_file, "b")
+        except (GnnlabError, OSError) as error:
+            return len(str(error).splitlines()) == 1
+    return False
+
+
+def ended(folder, result_file, wanted):
+    return killed(lambda: work(folder, result_file, "b"), wanted)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork")
+@pytest.mark.parametrize("end", [no_space, ended])
+def test_at_each_write_and_rename_the_run_before_stands_or_the_new_one_and_the_next_run_goes_on(
+    end, tmp_path, result_file
+):
+    with pytest.MonkeyPatch.context() as patch:
+        calls = at_moment(patch, 0, None)
+        work(tmp_path / "whole", result_file, "b")
+    for wanted in range(1, calls["all"] + 1):
+        folder = tmp_path / f"Ende {wanted} ä 名"
+        first = work(folder, result_file, "a")
+        before = first.joinpath(results.RESULT).read_bytes()
+        gone = end(folder, result_file, wanted)
+        assert state(folder) == ("a" if gone else "b") and first.joinpath(results.RESULT).read_bytes() == before, wanted
+        second = work(folder, result_file, "c")
+        assert state(folder) == "c" and not list(folder.glob(".01_a.new")), wanted
+        assert {path.name for path in second.iterdir()} == {results.RESULT, results.SAMPLES, results.NOTEBOOK}

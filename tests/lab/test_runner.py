@@ -1,4 +1,4 @@
-"""The runner: what runs, what is kept, what is said; on a little repository of three notebooks."""
+"""The runner: what runs, what stays, what is printed, on a repository of three notebooks; how long results hold."""
 
 import contextlib
 import io
@@ -17,13 +17,13 @@ import run_folders
 import small_notebooks
 from rich.console import Console
 
+import gnnlab
 from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery, execution, results, runner, runs, text
-from gnnlab.lab.results import Status
+from gnnlab.lab import discovery, execution, results, runner, text
 
 PARAMETERS = """\
-mode: str = "pass"                  # what happens; pass|raise|die|slow|silent|damage
+mode: str = "pass"                  # what happens; pass|raise|die|slow
 width: int = 8                      # channels; 1..64
 graph: str = "digits"               # a name or a file
 output_dir: str = "outputs/quick"   # where results go"""
@@ -50,7 +50,6 @@ match mode:
     case "raise": finish(); raise KeyError("one\\ntwo")
     case "die": os._exit(3)
     case "slow": time.sleep(600)
-    case "damage": Path(os.environ["GNNLAB_RUN"], "result.json").write_text("{}")
     case "pass": finish(*LAST)"""
 
 
@@ -76,8 +75,8 @@ def steady(patch):
     built = []
     site = types.SimpleNamespace(build_site=lambda folder: built.append(folder) or folder / "index.html")
     patch.setitem(sys.modules, "gnnlab.lab.report", site)
-    patch.setattr(runs, "package_code", lambda: {"lab/a.py": "1"})
-    patch.setattr(runs, "this_machine", lambda: {"cores": 2})
+    patch.setattr(runner, "package_code", lambda: {"lab/a.py": "1"})
+    patch.setattr(runner, "this_machine", lambda: {"cores": 2})
     return built
 
 
@@ -86,23 +85,24 @@ def sites(monkeypatch):
     return steady(monkeypatch)
 
 
-def not_run(blank, place):
-    result = blank.model_copy(update={"reason": "not really run"})
-    results.write(place / results.RESULT, result)
-    return result
-
-
 @pytest.fixture
-def attempted(monkeypatch):
-    """Names of the notebooks that would be run; nothing is."""
-    names = []
+def without_kernels(monkeypatch):
+    """Notebooks "run" in this process: each leaves the result before it as another run, until `.fail` is a reason."""
+    made = types.SimpleNamespace(runs=0, fail=None)
 
-    def pretend(notebook, given, blank, place, bar):
-        names.append(notebook.name)
-        return not_run(blank, place)
+    def execute(path, output, parameters, timeout_s, GNNLAB_RUN):
+        shutil.copy(path, output)
+        if made.fail:
+            return "failed", made.fail
+        made.runs += 1
+        before = results.newest(output.parents[1], path.stem)[0]
+        if before:
+            result = results.read(before).model_copy(update={"run": f"run {made.runs}"})
+            results.write(output.with_name(before.name), result, results.table_of(before, result))
+        return "passed", None
 
-    monkeypatch.setattr(execution, "execute", pretend)
-    return names
+    monkeypatch.setattr(execution, "execute", execute)
+    return made
 
 
 def start(repository, *numbers, **options):
@@ -116,7 +116,7 @@ def start(repository, *numbers, **options):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """A repository after its first run: 01 passed, 02 skipped itself, 03 could not start for it."""
-    repository = make_repository(tmp_path_factory.mktemp("repository"))
+    repository = make_repository(tmp_path_factory.mktemp("a{b}"))  # braces in a path are only braces
     broken = tmp_path_factory.mktemp("jupyter") / "kernels/python3/kernel.json"  # what a user may have installed
     broken.parent.mkdir(parents=True)
     broken.write_text('{"argv": ["/no/such/python", "{connection_file}"], "display_name": "P", "language": "python"}')
@@ -147,33 +147,18 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_}
 
 
-RUN = ("notebook.ipynb", "result.json", "samples.parquet")
-
-# ---- the first run
+# ---- the first run, and again
 
 
-def test_what_passes_or_skips_itself_leaves_results(ran):
-    repository, outcomes, _ = ran
+def test_what_passes_or_skips_itself_leaves_results_and_a_line_at_the_start_and_at_the_end(ran):
+    repository, outcomes, printed = ran
     folder = repository / "outputs/quick"
     assert [outcome.status for outcome in outcomes.values()] == ["passed", "skipped", "skipped"]
-    assert outcomes["01"].ran and not outcomes["03"].ran
-    assert outcomes["02"].reason == "no GPU here"
-    assert outcomes["03"].reason == "it needs 02_second, which is skipped"
-    left = {good(repository, name).relative_to(folder) / kind for name in ("01_first", "02_second") for kind in RUN}
-    assert set(contents(folder)) == {path.as_posix() for path in left} | {"kernel.pid", ".gnnlab"}
-    assert runner.exit_code(outcomes.values()) == 0
-
-
-def test_the_kernel_is_of_this_interpreter_and_its_parameters_are_understood(ran):
-    notebook = nbformat.read(good(ran[0]) / "notebook.ipynb", as_version=4)
-    streams = [output.text for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert streams == [f"one\n{sys.executable}\n", "aside\n"]
-    assert results.read(good(ran[0]) / "result.json").parameters == {"width": 10}
-
-
-def test_a_log_gets_one_line_at_the_start_and_one_at_the_end(ran):
-    lines = ran[2].splitlines()
-    assert [re.sub(r"[\d.]+ s", "T", line) for line in lines] == [
+    assert outcomes["01"].ran and not outcomes["03"].ran and runner.exit_code(outcomes.values()) == 0
+    names = ("notebook.ipynb", "result.json", "samples.parquet")
+    left = {good(repository, name).relative_to(folder) / kind for name in ("01_first", "02_second") for kind in names}
+    assert set(contents(folder)) == {path.as_posix() for path in left} | {"kernel.pid"}
+    assert [re.sub(r"[\d.]+ s", "T", line) for line in printed.splitlines()] == [
         "01_first   running  first run",
         "01_first   passed   T",
         "02_second  running  first run",
@@ -183,7 +168,11 @@ def test_a_log_gets_one_line_at_the_start_and_one_at_the_end(ran):
     ]
 
 
-# ---- again
+def test_the_kernel_is_of_this_interpreter_and_its_parameters_are_understood(ran):
+    notebook = nbformat.read(good(ran[0]) / "notebook.ipynb", as_version=4)
+    streams = [output.text for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert streams == [f"one\n{sys.executable}\n", "aside\n"]
+    assert results.read(good(ran[0]) / "result.json").parameters == {"width": 10}
 
 
 def test_what_is_unchanged_is_not_run_again_and_says_why(repository, sites):
@@ -199,80 +188,61 @@ def test_what_is_unchanged_is_not_run_again_and_says_why(repository, sites):
     assert sites == [repository / "outputs/quick"]
 
 
-def test_what_changed_runs_again_and_is_named(repository, attempted, monkeypatch):
+def test_what_changed_runs_again_and_is_named(repository, without_kernels, monkeypatch):
     (repository / "params/quick/01_first.yaml").write_text("width: 9")
-    monkeypatch.setattr(runs, "package_code", lambda: {"lab/a.py": "2"})
+    monkeypatch.setattr(runner, "package_code", lambda: {"lab/a.py": "2"})
     _, printed = start(repository, "01")
     assert "01_first  running  runs again: parameters changed (width); code changed (lab/a.py)" in printed
-    assert attempted == ["01_first"]
 
 
-def test_what_parameters_name_is_looked_for_where_the_user_is(repository, attempted, tmp_path, monkeypatch):
+def test_what_parameters_name_is_looked_for_where_the_user_is(repository, without_kernels, tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "root", lambda: repository)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.npz").write_text("a graph")
-    runner.run(
-        ["01"], force=True, overrides=[("mode", "pass"), ("graph", "mine.npz")], console=Console(file=io.StringIO())
-    )
-    result = results.read(failed(repository) / "result.json")
-    assert list(result.fingerprint["inputs"]) == ["mine.npz"] and attempted == ["01_first"]
-
-
-def test_what_needs_a_failed_notebook_is_skipped(repository, attempted):
-    outcomes, _ = start(repository, "02", "01", force=True)
-    assert list(outcomes) == ["01", "02"] and attempted == ["01_first"]
-    assert outcomes["02"].reason == "it needs 01_first, which is failed"
-
-
-def test_force_runs_what_is_unchanged_and_braces_in_a_path_are_only_braces(repository):
-    overrides = [("output_dir", "outputs/a{b}")]
-    outcomes, printed = start(repository, "1", force=True, overrides=overrides)
-    assert outcomes["01"].status == "passed" and "running  forced" in printed
-    assert run_folders.newest(repository / "outputs/a{b}", "01_first").with_name("notebook.ipynb").exists()
+    runner.run(["01"], overrides=[("graph", "mine.npz")], console=Console(file=io.StringIO()))
+    result = results.read(good(repository) / "result.json")
+    assert list(result.fingerprint["inputs"]) == ["mine.npz"] and without_kernels.runs == 1
 
 
 # ---- failures
 
 
-def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes(repository):
+def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes(repository, without_kernels):
+    without_kernels.fail = "no luck"
     folder = repository / "outputs/quick"
     before = contents(folder)
-    outcomes, printed = start(repository, "01", overrides=[("mode", "raise")])
+    outcomes, printed = start(repository, "01", "02", force=True)
+    assert (outcomes["01"].status, outcomes["01"].reason) == ("failed", "no luck")
+    assert f"01_first   failed   {text.duration(outcomes['01'].seconds)}  no luck" in printed
+    assert outcomes["02"].reason == "it needs 01_first, which is failed" and runner.exit_code(outcomes.values()) == 1
+    result = results.read(failed(repository) / "result.json")
+    assert (result.status, result.reason) == ("failed", "no luck") and (failed(repository) / "notebook.ipynb").exists()
+    assert contents(folder).items() >= before.items() and len(results.runs_of(folder)[0]["01_first"]) == 1
 
-    assert outcomes["01"].status == "failed" and runner.exit_code(outcomes.values()) == 1
-    assert outcomes["01"].reason == "KeyError: 'one\\ntwo' (cell [3])"
-    assert f"01_first  failed   {text.duration(outcomes['01'].seconds)}  KeyError" in printed
-    after = contents(folder)
-    place = failed(repository)
-    why = results.read(place / "result.json")
-    assert why.status == "failed" and why.reason == outcomes["01"].reason and why.parameters["mode"] == "raise"
-    assert (place / "notebook.ipynb").exists()
-    assert all(after[name] == before[name] for name in before if name != "kernel.pid")
-    assert len(results.runs_of(folder)[0]["01_first"]) == 1
-
+    without_kernels.fail = None
     outcomes, printed = start(repository, "01")
     assert outcomes["01"].status == "passed" and "runs again: its last run did not pass" in printed
     assert results.newest(folder, "01_first")[1] is None
+    shutil.rmtree(folder / "01_first")
+    unwritten = "it ended without writing result.json; its last cell has to finish the session"
+    assert start(repository, "01")[0]["01"].reason == unwritten
 
 
 @pytest.mark.parametrize(
     ("mode", "status", "reason"),
     [
+        ("raise", "failed", "KeyError: 'one\\ntwo' (cell [3])"),
         ("die", "failed", "could not be executed (DeadKernelError: Kernel died)"),
-        ("silent", "failed", "it ended without writing result.json; its last cell has to finish the session"),
-        ("damage", "failed", "result.json is not a result file of this version"),
         ("slow", "timeout", "not done after 3 seconds; "),  # one limit for all its cells
     ],
 )
 def test_every_failure_has_a_reason_of_one_line(repository, mode, status, reason):
     if mode == "slow":
         write_notebook(repository / "notebooks/01_first.ipynb", timeout_minutes=0.05)
-    before = (good(repository) / "result.json").read_bytes()
     outcome = start(repository, "01", overrides=[("mode", mode)])[0]["01"]
     assert outcome.status == status and reason in outcome.reason and "\n" not in outcome.reason
-    assert (good(repository) / "result.json").read_bytes() == before
     result = results.read(failed(repository) / "result.json")
-    assert (result.status, result.reason) == (status, outcome.reason)
+    assert (result.status, result.reason, result.parameters["mode"]) == (status, outcome.reason, mode)
 
 
 @pytest.fixture
@@ -299,8 +269,7 @@ def slow_run(repository):
 @pytest.mark.parametrize(("sent", "code"), [("SIGINT", 130), ("SIGKILL", -9)])
 def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, slow_run, sent, code):
     folder, (process, kernel) = repository / "outputs/quick", slow_run
-    (folder / "01_first.notes").write_text("mine")
-    before = contents(folder)
+    before = {name: content for name, content in contents(folder).items() if name.startswith("0")}
     with pytest.raises(GnnlabError, match="another process runs notebooks into"):
         start(repository, "01")
     process.send_signal(getattr(signal, sent))
@@ -314,7 +283,7 @@ def test_stopped_in_mid_run_finished_work_stays_and_the_kernel_ends(repository, 
     assert outcomes["03"].status == "skipped"
     after = contents(folder)
     made = {".01_first.new/notebook.ipynb", "kernel.pid"}
-    assert {k: v for k, v in after.items() if k not in made} == {k: v for k, v in before.items() if k not in made}
+    assert {k: v for k, v in after.items() if k not in made} == before
 
 
 # ---- several runs
@@ -325,25 +294,6 @@ def pooled(repository):
     runs_of, problems = results.runs_of(repository / "outputs/quick")
     assert not problems
     return [result.run for result, _ in runs_of["01_first"]]
-
-
-@pytest.fixture
-def without_kernels(monkeypatch):
-    """Notebooks "run" in this process: each leaves the result before it as another run, until `.fail` is a reason."""
-    made = types.SimpleNamespace(runs=0, fail=None)
-
-    def run_cells(notebook, parameters, place, bar):
-        shutil.copy(notebook.path, place / results.NOTEBOOK)
-        if made.fail:
-            return Status.FAILED, made.fail
-        made.runs += 1
-        path = run_folders.newest(place.parent, notebook.name)
-        result = results.read(path).model_copy(update={"run": f"run {made.runs}"})
-        results.write(place / path.name, result, results.table_of(path, result))
-        return Status.PASSED, None
-
-    monkeypatch.setattr(execution, "run_cells", run_cells)
-    return made
 
 
 @pytest.fixture
@@ -376,14 +326,12 @@ def test_a_forced_run_is_one_more_and_one_of_other_parameters_stands_alone(three
 
 def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(three, without_kernels):
     before, without_kernels.fail = pooled(three), "no luck"
-    outcome = start(three, "01", runs=5)[0]["01"]
-    assert (outcome.status, outcome.reason) == ("failed", "run 4 of 5: no luck; the runs before it stand")
-    assert pooled(three) == before
-
+    outcomes, printed = start(three, "01", runs=5)
+    assert (outcomes["01"].status, outcomes["01"].reason) == ("failed", "no luck")
+    assert "running  run 4 of 5" in printed and "run 5 of 5" not in printed and pooled(three) == before
     without_kernels.fail = None
     outcomes, printed = start(three, "01", runs=4)
-    assert outcomes["01"].status == "passed" and "running  run 4 of 4" in printed
-    assert len(pooled(three)) == 4 and results.newest(three / "outputs/quick", "01_first")[1] is None
+    assert outcomes["01"].status == "passed" and "running  run 4 of 4" in printed and len(pooled(three)) == 4
 
 
 def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
@@ -394,9 +342,8 @@ def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
 
 def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, monkeypatch):
     versions = iter(["1", "1", "2", "2", "2"])  # looked at before the first, and as each run begins
-    monkeypatch.setattr(runs, "package_code", lambda: {"lab/a.py": next(versions)})
+    monkeypatch.setattr(runner, "package_code", lambda: {"lab/a.py": next(versions)})
     assert start(three, "01", runs=5)[0]["01"].status == "passed" and len(pooled(three)) == 1
-    assert "02" not in start(three, "01", runs=2)[0] and len(pooled(three)) == 2
 
 
 # ---- what is asked for
@@ -405,33 +352,89 @@ def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, monkeypatch):
 def test_a_need_without_results_is_named_and_a_notebook_without_a_parameter_file_is_skipped(repository):
     outcomes, _ = start(repository, "01", params_set="npu")
     assert outcomes["01"].status == "skipped" and outcomes["01"].reason == "npu has no 01_first.yaml"
-    shutil.rmtree(repository / "outputs")
-    outcomes, printed = start(repository, "02")
-    assert outcomes["02"].reason == "run 01 first: gnnlab run 01 --params quick"
-    assert not outcomes["02"].ran and "02_second  skipped  run 01 first" in printed
-    outcomes, _ = start(repository, "02", overrides=[("output_dir", "outputs/mine")])
-    assert outcomes["02"].reason == "run 01 first: gnnlab run 01 --params quick -p output_dir outputs/mine"
+    for into, words in ((), ""), ([("output_dir", "outputs/mine")], " -p output_dir outputs/mine"):
+        shutil.rmtree(repository / "outputs", ignore_errors=True)
+        outcomes, printed = start(repository, "02", overrides=into)
+        assert outcomes["02"].reason == f"run 01 first: gnnlab run 01 --params quick{words}"
+        assert not outcomes["02"].ran and "02_second  skipped  run 01 first" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "part"),
-    [
-        ([], {"overrides": [("widht", "4")]}, "did you mean width?"),
-        (["9"], {}, "there is no notebook '9'"),
-        ([], {"overrides": [("output_dir", "notebooks")]}, "is not empty and is no outputs folder"),
-    ],
-)
-def test_bad_requests_are_refused_before_anything_is_touched(repository, arguments, options, part):
+def test_every_parameter_is_checked_before_anything_is_touched(repository, without_kernels):
     before = contents(repository)
-    with pytest.raises(GnnlabError, match=re.escape(part)) as refusal:
-        start(repository, *arguments, **options)
-    assert len(str(refusal.value).splitlines()) == 1
-    assert contents(repository) == before
-
-
-def test_every_parameter_file_is_checked_before_anything_runs(repository, attempted):
-    shutil.rmtree(repository / "outputs")
+    with pytest.raises(GnnlabError, match="did you mean width"):
+        start(repository, overrides=[("widht", "4")])
     (repository / "params/quick/03_third.yaml").write_text("width: 1e9")
     with pytest.raises(GnnlabError, match=r"03_third\.yaml: width: got .* from 1 to 64"):
-        start(repository)
-    assert not (repository / "outputs").exists() and attempted == []
+        start(repository, force=True)
+    (repository / "params/quick/03_third.yaml").write_text('width: "10"\n')
+    assert contents(repository) == before and not without_kernels.runs
+
+
+# ---- as long as nothing has changed
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A folder with a notebook, a result that it needs and a user's files."""
+    monkeypatch.setattr(runner.machine, "versions", lambda *_: {"torch": "2.13"})
+    for name in ("outputs/quick/00_need/1/result.json", "graph.npz", "mine/models.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("made")
+    write_code(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_code(root, code="x = 1", prose="words"):
+    small_notebooks.write(root / "01_a.ipynb", "", f"# {prose}", code)
+
+
+NEED = "outputs/quick/00_need/1/result.json"
+
+
+def fingerprint(root, **parameters):
+    values = {"width": 8, "graph": "graph.npz", "model": "mine.models:make", "kinds": ["lap"]} | parameters
+    return runner.fingerprint(root / "01_a.ipynb", values, [root / NEED], root / "outputs/quick")
+
+
+CHANGES = {
+    "code changed (the notebook's code cells)": lambda root, patch: write_code(root, code="x = 2"),
+    "code changed (lab/a.py)": lambda root, patch: patch(runner, "package_code", lambda: {"lab/a.py": "2"}),
+    "code changed (0.py, 1.py and 4 more)": lambda root, patch: patch(
+        runner, "package_code", lambda: {"lab/a.py": "1"} | {f"{i}.py": "1" for i in range(6)}
+    ),
+    "inputs changed (graph.npz)": lambda root, patch: (root / "graph.npz").write_text("other"),
+    "inputs changed (mine/models.py)": lambda root, patch: (root / "mine/models.py").write_text("other"),
+    "inputs changed (00_need)": lambda root, patch: (root / NEED).write_text("[]"),
+    "versions changed (torch)": lambda root, patch: patch(runner.machine, "versions", lambda *_: {"torch": "2.14"}),
+    "machine changed (gpus)": lambda root, patch: patch(runner, "this_machine", lambda: {"cores": 2, "gpus": []}),
+}
+
+
+@pytest.mark.parametrize("clause", CHANGES)
+def test_each_change_is_seen_and_named_but_not_one_of_prose(made, monkeypatch, clause):
+    before = fingerprint(made)
+    write_code(made, prose="better words")
+    assert runner.why_again(before, fingerprint(made)) is None
+    CHANGES[clause](made, monkeypatch.setattr)
+    assert runner.why_again(before, fingerprint(made)) == clause
+    both = f"parameters changed (width); {clause}"
+    assert runner.why_again(before, fingerprint(made, width=9)) == both
+    assert runner.why_again({"run": {"id": "a"}}, fingerprint(made)) == "its last run was not by gnnlab run"
+
+
+@pytest.mark.parametrize("value", [NEED, "", ".", "x" * 5000, "~nobody/x", "no.such:module", "C:\\x"])
+def test_results_and_values_that_name_no_file_are_no_inputs(made, value):
+    assert list(fingerprint(made, graph=value, model="")["inputs"]) == ["00_need"]
+
+
+def test_code_is_every_module_and_data_file_but_what_renders(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    for name in ("a.py", "lab/b.py", "lab/claims.yaml", "lab/templates/page.j2", "__pycache__/a.pyc", ".hidden/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(gnnlab, "__file__", str(tmp_path / "__init__.py"))
+    before = runner.package_code()
+    assert list(before) == ["a.py", "lab/b.py", "lab/claims.yaml"]
+    (tmp_path / "a.py").write_text("changed")
+    assert runner.package_code()["a.py"] != before["a.py"]

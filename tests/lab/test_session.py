@@ -101,13 +101,6 @@ def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch)
     assert results.paths(lab.folder) == []
 
 
-def test_a_folder_with_files_of_someone_is_refused_before_anything_is_computed(lab, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.tex").write_text("mine")
-    with pytest.raises(GnnlabError, match="is no outputs folder of this gnnlab"):
-        Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "mine"})
-
-
 def test_what_is_recorded_again_replaces_the_first(lab):
     for value in (1, 2):
         lab.count("a", {"b": value})

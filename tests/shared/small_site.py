@@ -20,7 +20,6 @@ HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "</sty
 ENVIRONMENT = {
     "commit": "abc1234567",
     "dirty": True,
-    "host": "bench",
     "os": "Linux-6.1",
     "python": "3.11.7",
     "cpu": {"model": "AMD EPYC 9R14", "cores": 2, "logical": 4, "flags": ["avx2", "fma"], "l3_cache_bytes": 33554432},
