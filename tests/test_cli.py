@@ -39,6 +39,8 @@ def repository(tmp_path, monkeypatch):
     python = {"name": "python3", "display_name": "Python 3", "language": "python"}
     made = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": python})
     nbformat.write(made, tmp_path / "notebooks/01_first.ipynb")
+    for name in ("quick", "full"):
+        (tmp_path / f"params/{name}/01_first.yaml").write_text(f"output_dir: outputs/{name}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path

@@ -54,8 +54,7 @@ def run(arguments: Namespace) -> int:
         show("\n".join(f"wrote {path}" for path in machines.write(root)))
         return OK
     if arguments.machines:
-        published = machines.read(root)
-        show("\n".join(machines.side_by_side(published, machines.compared(published))))
+        show("\n".join(machines.side_by_side(machines.read(root))))
         return OK
     folder = results_at(arguments.folder or arguments.params, named=arguments.folder is None)
     if arguments.recompute:
@@ -63,7 +62,7 @@ def run(arguments: Namespace) -> int:
         show("\n".join(lines))
         return OK if follows else FAILED
     if arguments.publish:
-        show(f"wrote {machines.publish(folder, root)}; gnnlab claims --machines --write puts it into the tables")
+        show(f"wrote {machines.publish(folder, root)}; gnnlab claims --machines --write makes its page and the tables")
         return OK
     judged = ledger.judge(folder)
     show(judged.to_json() if arguments.json else of_ledger(judged))

@@ -50,7 +50,7 @@ class Change:
     a: float | None
     b: float | None
     runs: tuple[int, int]
-    word: str
+    word: str = ""
     note: str = ""  # conditions that are not the same, why a side has no number
     scale: str | None = None  # "ratio" or "difference"
     change: float | None = None
@@ -77,7 +77,7 @@ class RunComparison:
 
 
 def compare(run_a: Path, run_b: Path) -> RunComparison:
-    """Compare two result folders, or two result files. Raises `GnnlabError` when one holds no readable result."""
+    """Compare two folders of results, or of single runs. Raises `GnnlabError` when one holds no readable result."""
     (runs_a, problems_a), (runs_b, problems_b) = _read(Path(run_a)), _read(Path(run_b))
     both = [name for name in runs_a if name in runs_b]
     left, right = _conditions(runs_a, both), _conditions(runs_b, both)
@@ -90,18 +90,14 @@ def compare(run_a: Path, run_b: Path) -> RunComparison:
     return RunComparison(str(run_a), str(run_b), differences, measured, [*problems_a, *problems_b])
 
 
-def _read(run: Path) -> tuple[Runs, list[str]]:
+def _read(folder: Path) -> tuple[Runs, list[str]]:
     """The runs of each notebook, and a line for each that could not be read."""
-    if (run / results.RESULT).is_file():
-        run = run / results.RESULT
-    if run.is_file():
-        result = results.read(run)
+    if (folder / results.RESULT).is_file():
+        result = results.read(folder / results.RESULT)
         return {result.notebook: [result]}, []
-    if not run.is_dir():
-        raise GnnlabError(f"there is no folder or result file {run}; give one as outputs/quick, or the folder of a run")
-    runs, problems = results.runs_of(run)
+    runs, problems = results.runs_of(folder)
     if not runs:
-        raise GnnlabError(problems[0] if problems else f"{run} holds no results; run the notebooks first: gnnlab run")
+        raise GnnlabError(problems[0] if problems else f"{folder} holds no results; run the notebooks: gnnlab run")
     return {name: [result for result, _ in of_notebook] for name, of_notebook in runs.items()}, problems
 
 
@@ -130,10 +126,10 @@ def _figures(runs: Runs, both: Sequence[str]) -> dict[Key, Figure]:
     figures = {}
     for id, same in rows.items():
         measured = [row for row in same if row.status == "ok"]
-        raced = [row for row in measured if row.ratio is not None]
-        first, values, ratios = (measured or same)[0], [row.estimate for row in measured], [row.gain for row in raced]
-        figures[*id, "value"] = Figure(first, first.statistic, first.unit, _pooled(values), len(values))
-        if raced:
+        first, ratios = (measured or same)[0], [row.gain for row in measured if row.gain is not None]
+        estimate = _pooled([row.estimate for row in measured])
+        figures[*id, "value"] = Figure(first, first.statistic, first.unit, estimate, len(measured))
+        if ratios:
             figures[*id, "ratio"] = Figure(first, f"ratio over {first.baseline}", "x", _pooled(ratios), len(ratios))
     return figures
 
@@ -151,32 +147,28 @@ def _change(key: Key, a: Figure | None, b: Figure | None, differences: Sequence[
     a, b = a or b._replace(estimate=None, runs=0), b or a._replace(estimate=None, runs=0)
     row, of, unit, *_ = a if a.estimate else b
     at_a, at_b = (side.estimate and side.estimate.value for side in (a, b))
-    fields = {"notebook": key[0], "study": row.study, "keys": row.keys, "form": row.form, "of": of, "unit": unit}
-    fields |= {"a": at_a, "b": at_b, "runs": (a.runs, b.runs)}
+    known = Change(key[0], row.study, row.keys, row.form, of, unit, at_a, at_b, (a.runs, b.runs))
     if at_a is None or at_b is None:
         lacking, side = (a, "B") if at_a is None else (b, "A")
         why = f"the other is {lacking.row.status}: {lacking.row.reason}" if lacking.row.reason else ""
-        return Change(**fields, word=f"only in {side}", note=why)
-    notes = [f"A is {a.row.origin.value}, B is {b.row.origin.value}"] if a.row.origin is not b.row.origin else []
-    for name in ("device", "precision", "threads"):
-        if (one := getattr(a.row, name)) != (other := getattr(b.row, name)):
-            notes.append(f"{name}: {one} | {other}")
-    fields["note"] = "; ".join(note for note in notes if note not in differences)
+        return replace(known, word=f"only in {side}", note=why)
+    notes = [f"A is {a.row.origin.value}, B is {b.row.origin.value}"] * (a.row.origin is not b.row.origin)
+    pairs = {name: (getattr(a.row, name), getattr(b.row, name)) for name in ("device", "precision", "threads")}
+    notes += [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
+    known = replace(known, note="; ".join(note for note in notes if note not in differences))
     for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
         if one != other:
-            return Change(**fields | {"unit": f"{one} | {other}"}, word=f"not comparable because {what} differ")
+            return replace(known, unit=f"{one} | {other}", word=f"not comparable because {what} differ")
     scale, change, ci = b_over_a(a.estimate, b.estimate)
-    fields |= {"scale": scale, "change": change}
-    for side, (of, *_, estimate, _) in zip("AB", (a, b), strict=True):
-        if estimate.interval is None:
-            few = f"{estimate.n} {'sample' if estimate.n == 1 else 'samples'}, too few for an interval"
-            return Change(**fields, word=f"unknown: {side} has {few}")
-        if key[-1] == "value" and of.interval is Interval.PREDICTION:
-            return Change(**fields, word=f"unknown: {side} has an interval of single new values, not of its own")
-    neutral = 1.0 if scale == "ratio" else 0.0
+    known = replace(known, scale=scale, change=change)
+    for side, one in (("A", a), ("B", b)):
+        of_new_values = key[-1] == "value" and one.row.interval is Interval.PREDICTION
+        if one.estimate.interval is None or of_new_values:
+            return replace(known, word=f"unknown: {side} has no 95 % interval")
     better = "higher" if key[-1] == "ratio" else row.better if row.better == b.row.better else "neither"
+    neutral = 1.0 if scale == "ratio" else 0.0
     unchanged = change == neutral or ci[0] <= neutral <= ci[1]
-    return Change(**fields, ci=ci, word=SAME if unchanged else WORDS[better][change > neutral])
+    return replace(known, ci=ci, word=SAME if unchanged else WORDS[better][change > neutral])
 
 
 def _ends(estimate: Estimate) -> tuple[float, float, float]:
@@ -209,7 +201,6 @@ def _conditions(runs: Runs, both: Sequence[str]) -> dict[str, str]:
             "parameter set": latest.params_set,
             **{n: known.get(n) for n in ("os", "memory_gb", "threads", "python", "commit")},
             "machine": provenance.in_a_phrase({**known, "versions": None}),
-            "devices": ", ".join(sorted(str(device.get("name")) for device in known["devices"])),
             "uncommitted changes": known.get("dirty"),
             **known["versions"],
             **{f"{name} parameter {n}": value for n, value in parameters.items()},

@@ -1,12 +1,8 @@
 """Two results side by side: the words follow the intervals, and every condition that differs is named."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import run_folders
@@ -18,7 +14,7 @@ from gnnlab.commands.compare import of_comparison
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import compare
 from gnnlab.lab.results import ResultFile
-from gnnlab.lab.table import Row, Table, row
+from gnnlab.lab.table import Table, row
 from gnnlab.profiling.estimates import Estimate
 
 ENVIRONMENT = {
@@ -32,7 +28,7 @@ ENVIRONMENT = {
 CONDITIONS = {"device": "CPU", "runtime": "torch", "precision": "float32", "threads": 2}
 
 
-def time(value: float, half: float = 0.0, **changes: Any) -> Row:
+def time(value, half=0.0, **changes):
     """A measured row; without `half` its samples have no interval."""
     fields = {"study": "forward", "form": "PyG", "origin": "measured", "statistic": "median", "unit": "ms", "n": 50}
     fields |= {"better": "lower", "value": value, "interval": "95 % confidence", **CONDITIONS}
@@ -41,12 +37,12 @@ def time(value: float, half: float = 0.0, **changes: Any) -> Row:
     return row(**fields | changes)
 
 
-def count(value: float, **changes: Any) -> Row:
+def count(value, **changes):
     exact = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1, "unit": "count"}
     return time(value, **exact | {"better": "neither"} | changes)
 
 
-def write(folder: Path, *rows: Row, name: str = "01_profile_bottlenecks", at: str = "1", **changes: Any) -> Path:
+def write(folder, *rows, name="01_profile_bottlenecks", at="1", **changes):
     """Write a run; of several the last `at` is the newest."""
     content = {
         "run": str(folder / at),
@@ -62,7 +58,7 @@ def write(folder: Path, *rows: Row, name: str = "01_profile_bottlenecks", at: st
     return folder
 
 
-def changes(tmp_path: Path, a: Row, b: Row) -> list[compare.Change]:
+def changes(tmp_path, a, b):
     return compare.compare(write(tmp_path / "a", a), write(tmp_path / "b", b)).changes
 
 
@@ -80,20 +76,15 @@ def changes(tmp_path: Path, a: Row, b: Row) -> list[compare.Change]:
         (time(10, 0.1, better="higher"), time(8, 0.1), "lower"),  # the two do not agree on which way is better
         (time(10, 0.1), time(10, 0.1, unit="s"), "not comparable because units differ"),
         (time(10, 0.1), time(10, 0.1, statistic="mean"), "not comparable because statistics differ"),
-        (time(10, 0.1), time(20, n=3), "unknown: B has 3 samples, too few for an interval"),
-        (time(10, n=1), time(20, 0.1), "unknown: A has 1 sample, too few for an interval"),
-        (
-            time(10, 1, interval="90 % prediction", origin="predicted"),
-            time(90, 1),
-            "unknown: A has an interval of single new values, not of its own",
-        ),
+        (time(10, 0.1), time(20, n=3), "unknown: B has no 95 % interval"),
+        (time(10, 1, interval="90 % prediction", origin="predicted"), time(90, 1), "unknown: A has no 95 % interval"),
     ],
 )
-def test_the_word_follows_the_interval_and_the_direction(tmp_path: Path, a: Row, b: Row, word: str) -> None:
+def test_the_word_follows_the_interval_and_the_direction(tmp_path, a, b, word):
     assert [change.word for change in changes(tmp_path, a, b)] == [word]
 
 
-def raced(ratio: float, half: float, **changes: Any) -> Row:
+def raced(ratio, half, **changes):
     ends = {"ratio_low": ratio - half, "ratio_high": ratio + half}
     return time(10, 0.1, **{"form": "gnnlab", "baseline": "PyG", "ratio": ratio, **ends} | changes)
 
@@ -105,16 +96,16 @@ def raced(ratio: float, half: float, **changes: Any) -> Row:
         (raced(2, 0.1), raced(1.5, 0.1), "worse"),
         (raced(2, 0.1), raced(2.05, 0.1), "no difference seen"),
         (raced(2, 0.1), raced(3, 0.1, baseline="torch"), "not comparable because statistics differ"),
-        (raced(2, 0.1), raced(3, 0, ratio_low=None, ratio_high=None), "unknown: B has 50 samples, too few"),
+        (raced(2, 0.1), raced(3, 0, ratio_low=None, ratio_high=None), "unknown: B has no 95 % interval"),
     ],
 )
-def test_of_a_race_the_ratio_is_compared_too_and_more_is_better(tmp_path: Path, a: Row, b: Row, word: str) -> None:
+def test_of_a_race_the_ratio_is_compared_too_and_more_is_better(tmp_path, a, b, word):
     value, ratio = changes(tmp_path, a, b)
     assert (value.of, value.word) == ("median", "no difference seen")
-    assert ratio.word.startswith(word) and ratio.label.endswith("gnnlab, ratio over PyG")
+    assert ratio.word == word and ratio.label.endswith("gnnlab, ratio over PyG")
 
 
-def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squares() -> None:
+def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squares():
     scale, ratio, (low, high) = compare.b_over_a(Estimate(10, 9, 12, 9), Estimate(20, 16, 25, 9))
     assert (scale, ratio) == ("ratio", 2.0)
     assert low == pytest.approx(2 * math.exp(-math.hypot(math.log(20 / 16), math.log(12 / 10))))
@@ -122,7 +113,7 @@ def test_the_interval_of_a_ratio_adds_the_half_widths_of_the_logarithms_as_squar
     assert 16 / 12 < low < 2 < high < 25 / 9  # narrower than the quotient of the ends
 
 
-def test_values_at_or_below_zero_are_compared_by_their_difference() -> None:
+def test_values_at_or_below_zero_are_compared_by_their_difference():
     assert compare.b_over_a(Estimate(0, 0, 0, 1), Estimate(3, 2.5, 3.5, 9)) == ("difference", 3.0, (2.5, 3.5))
     scale, _, (low, high) = compare.b_over_a(Estimate(1, -1, 3, 9), Estimate(2, 1.9, 2.1, 9))
     assert scale == "difference" and low < 0 < high
@@ -132,7 +123,7 @@ positive = st.floats(0.001, 1000)
 
 
 @given(a=positive, b=positive, spread_a=st.floats(1.001, 2), spread_b=st.floats(1.001, 2))
-def test_swapping_the_sides_inverts_ratio_and_interval(a: float, b: float, spread_a: float, spread_b: float) -> None:
+def test_swapping_the_sides_inverts_ratio_and_interval(a, b, spread_a, spread_b):
     one, other = Estimate(a, a / spread_a, a * spread_a, 9), Estimate(b, b / spread_b, b * spread_b, 9)
     (_, there, (low, high)), (_, _, back) = compare.b_over_a(one, other), compare.b_over_a(other, one)
     assert low <= there * (1 + 1e-12) and there <= high * (1 + 1e-12)
@@ -142,13 +133,13 @@ def test_swapping_the_sides_inverts_ratio_and_interval(a: float, b: float, sprea
 # ---- several runs
 
 
-def several(folder: Path, *values: float) -> Path:
+def several(folder, *values):
     for number, value in enumerate(values):
         write(folder, time(value, 0.01), at=str(number))
     return folder
 
 
-def test_runs_of_a_folder_are_pooled_and_what_differs_between_them_is_in_the_interval(tmp_path: Path) -> None:
+def test_runs_of_a_folder_are_pooled_and_what_differs_between_them_is_in_the_interval(tmp_path):
     one = compare.compare(several(tmp_path / "a", 10), several(tmp_path / "b", 10.3))
     assert (one.changes[0].word, one.changes[0].runs) == ("worse", (1, 1))
     many = compare.compare(several(tmp_path / "a", 10, 10.6, 9.5), several(tmp_path / "b", 10.3, 9.7, 10.8))
@@ -159,7 +150,7 @@ def test_runs_of_a_folder_are_pooled_and_what_differs_between_them_is_in_the_int
 # ---- conditions, and what is on one side only
 
 
-def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp_path: Path) -> None:
+def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp_path):
     a = write(tmp_path / "a")
     other = ENVIRONMENT | {
         "commit": "def5678",
@@ -178,13 +169,13 @@ def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp
     ]
 
 
-def test_conditions_of_a_row_that_differ_are_said_with_it(tmp_path: Path) -> None:
+def test_conditions_of_a_row_that_differ_are_said_with_it(tmp_path):
     other = time(10, 0.1, origin="simulated", device="CUDA H100", precision="bfloat16", threads=0)
     note = "A is measured, B is simulated; device: CPU | CUDA H100; precision: float32 | bfloat16; threads: 2 | 0"
     assert changes(tmp_path, time(10, 0.1), other)[0].note == note
 
 
-def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) -> None:
+def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path):
     absent = row(study="cuda", form="PyG", status="unavailable", reason="no CUDA", origin="measured", unit="ms",
                  better="lower", **CONDITIONS)  # fmt: skip
     a = write(tmp_path / "a", time(1, 0.1), time(1, 0.1, study="gone"), time(1, 0.1, study="cuda"))
@@ -200,7 +191,7 @@ def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path: Path) 
     assert found.differences == ["02_optimize_gnn runs: not there | 1"] and len(found.changes) == 4
 
 
-def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp_path: Path) -> None:
+def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp_path):
     a = write(tmp_path / "a", time(1, 0.1))
     b = write(tmp_path / "b", time(1, 0.1))
     write(b, time(2, 0.1), at="2", status="failed")
@@ -211,10 +202,8 @@ def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp
     assert "02_optimize_gnn/1/result.json is not a result file" in found.problems[0]
 
 
-def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_one_clear_line(tmp_path):
     good, run = write(tmp_path / "good", time(1)), tmp_path / "other/01_x/1"
-    with pytest.raises(GnnlabError, match="no folder or result file"):
-        compare.compare(good, tmp_path / "other")
     run.mkdir(parents=True)
     with pytest.raises(GnnlabError, match="holds no results"):
         compare.compare(tmp_path / "other", good)
@@ -223,7 +212,7 @@ def test_what_cannot_be_compared_is_one_clear_line(tmp_path: Path) -> None:
         compare.compare(tmp_path / "other", good)
 
 
-def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path: Path) -> None:
+def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path):
     parameters = count(169856, study="parameters")
     odd = {"study": "[red]x", "form": "[/b]"}
     a = write(tmp_path / "a", time(10, 0.1), parameters, time(1, 0.1, **odd, origin="simulated"))
