@@ -167,7 +167,7 @@ def test_report_renders_the_site_and_prints_its_page_or_names_the_run(capsys, re
 def judged(monkeypatch):
     """`gnnlab claims` prints `.text` for a ledger, and finds the `.problems` when it computes again."""
     shown = types.SimpleNamespace(text="", problems=[])
-    found = lambda folder: types.SimpleNamespace(name=folder.name, to_json=lambda: f"JSON of {folder.name}")  # noqa: E731
+    found = lambda folder: types.SimpleNamespace(name=folder.name, to_dict=lambda: folder.name)  # noqa: E731
     monkeypatch.setattr(ledger, "judge", found)
     monkeypatch.setattr(claims, "of_ledger", lambda judged: shown.text or f"tables of {judged.name}")
     monkeypatch.setattr(ledger, "recompute", lambda folder: (not shown.problems, shown.problems or ["all"]))
@@ -176,7 +176,7 @@ def judged(monkeypatch):
 
 def test_claims_prints_the_ledger_as_tables_as_json_and_computed_again(capsys, repository, judged):
     assert said(capsys, "claims") == (0, "tables of quick\n", "")
-    assert said(capsys, "claims", "--json") == (0, "JSON of quick\n", "")
+    assert said(capsys, "claims", "--json") == (0, '"quick"\n', "")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "claims", "elsewhere") == (0, "tables of elsewhere\n", "")
     assert said(capsys, "claims", "--recompute") == (0, "all\n", "")
@@ -193,13 +193,12 @@ def test_a_character_that_the_terminal_does_not_know_is_no_error(repository, jud
 
 
 def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, monkeypatch):
-    found = types.SimpleNamespace(to_json=lambda: "JSON")
-    compared = []
+    compared, found = [], compare.RunComparison("a", "b", [], [], [])
     monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
     monkeypatch.setattr(compare_command, "of_comparison", lambda comparison: "table")
     (repository / "elsewhere").mkdir()
     assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
-    assert said(capsys, "compare", "elsewhere", "quick", "--json") == (0, "JSON\n", "")
+    assert said(capsys, "compare", "elsewhere", "quick", "--json")[1].startswith('{\n "run_a": "a"')
     assert compared[0] == (repository / "outputs/quick", Path("elsewhere"))
     code, _, err = said(capsys, "compare", "quick", "nowhere")
     assert code == 2 and "'nowhere'" in err and len(err.splitlines()) == 1

@@ -17,10 +17,8 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from gnnlab.errors import GnnlabError
-
 from .arguments import add_params, results_at
-from .tables import STYLES, show, table
+from .tables import STYLES, json_text, show, table
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -48,8 +46,6 @@ def run(arguments: Namespace) -> int:
     from gnnlab.lab import discovery, ledger, machines
 
     root = discovery.root()
-    if arguments.write and not arguments.machines:
-        raise GnnlabError("--write goes with --machines; --publish writes the reference run of one machine")
     if arguments.write:
         show("\n".join(f"wrote {path}" for path in machines.write(root)))
         return OK
@@ -65,7 +61,7 @@ def run(arguments: Namespace) -> int:
         show(f"wrote {machines.publish(folder, root)}; gnnlab claims --machines --write makes its page and the tables")
         return OK
     judged = ledger.judge(folder)
-    show(judged.to_json() if arguments.json else of_ledger(judged))
+    show(json_text(judged.to_dict()) if arguments.json else of_ledger(judged))
     return OK
 
 

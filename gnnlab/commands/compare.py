@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .arguments import add_json, results_at
-from .tables import STYLES, show, table
+from .tables import STYLES, json_text, show, table
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -34,7 +35,7 @@ def run(arguments: Namespace) -> int:
     from gnnlab.lab import compare
 
     comparison = compare.compare(results_at(arguments.a), results_at(arguments.b))
-    show(comparison.to_json() if arguments.json else of_comparison(comparison))
+    show(json_text(asdict(comparison)) if arguments.json else of_comparison(comparison))
     return 0
 
 

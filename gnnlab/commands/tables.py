@@ -5,6 +5,7 @@ show(table("units", ("unit", "usable"), [("torch:CPU", "yes")]))
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,11 @@ def show(what: object) -> None:
 
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_IN_A_FILE
     Console(width=wide).print(what)
+
+
+def json_text(data: Any) -> str:
+    """As JSON for a file or another program."""
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def table(

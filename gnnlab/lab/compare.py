@@ -8,10 +8,9 @@ sides were not interleaved, so their ratio also holds what the machine did in be
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,9 +70,6 @@ class RunComparison:
     changes: list[Change]
     problems: list[str]
     caution: str = NOT_INTERLEAVED
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def compare(run_a: Path, run_b: Path) -> RunComparison:

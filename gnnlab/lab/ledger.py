@@ -124,16 +124,12 @@ class Ledger:
     problems: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON: claims and goals with every field, what was not measured, and what could not be read."""
         return {
             "claims": [row.model_dump(mode="json") for row in self.rows],
             "not_measured": [claim.id for claim in self.missing],
             "problems": self.problems,
         }
-
-    def to_json(self) -> str:
-        """Claims and goals with every field, what was not measured, and what could not be read."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def judge(folder: Path) -> Ledger:
@@ -280,5 +276,4 @@ def differences(row: Row, table: Table) -> list[str]:
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
-    pairs = zip(a, b, strict=True)
-    return all(x is y or (None not in (x, y) and math.isclose(x, y, rel_tol=1e-9)) for x, y in pairs)
+    return np.allclose(*(np.array(each, dtype=float) for each in (a, b)), rtol=1e-9, atol=0, equal_nan=True)

@@ -26,7 +26,7 @@ SPEED_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile
 def collect() -> dict[str, Any]:
     """The environment of a run, ready for JSON. What the system does not tell is None, never a guess.
 
-    Units: memory_gb in 10^9 bytes, clock_mhz in MHz, load as the system's 1, 5 and 15 minute averages,
+    Units: memory_gb in 10^9 bytes, load as the system's 1, 5 and 15 minute averages,
     others_percent and steal_percent as the shares of all CPU time that other programs and other guests had just then.
     """
     return {**system(), "devices": devices(), **state()}
@@ -55,15 +55,10 @@ def system() -> dict[str, Any]:
 def state() -> dict[str, Any]:
     """What of the environment changes while a notebook runs; threads are those that torch takes, loaded or not."""
     torch = sys.modules.get("torch")
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError):
-        frequency = None
     return {
         "threads": torch.get_num_threads() if torch else (psutil.cpu_count(logical=False) or os.cpu_count() or 1),
         "load": [round(x, 2) for x in psutil.getloadavg()],
         **machine.at_work(),
-        "clock_mhz": round(frequency.current) if frequency and frequency.current else None,
     }
 
 
@@ -154,7 +149,6 @@ def _state(known: Mapping[str, Any]) -> str:
         known["load"] and "load " + " ".join(map(str, known["load"])),
         "others_percent" in known and f"{known['others_percent']} % used by other programs",
         "steal_percent" in known and f"{known['steal_percent']} % stolen by other guests",
-        "clock_mhz" in known and f"{known['clock_mhz']} MHz",
     )
 
 

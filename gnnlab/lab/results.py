@@ -65,7 +65,7 @@ class ResultFile(Strict):
     status: Status
     reason: str | None = None  # why skipped, failed or timed out
     parameters: dict[str, Any]
-    fingerprint: dict[str, dict[str, Any]] = Field(default_factory=dict)  # from what it was made; {} where not known
+    fingerprint: dict[str, Any] = Field(default_factory=dict)  # from what it was made; {} where not known
     environment: dict[str, Any]
     rows: list[Row] = Field(default_factory=list)
     figures: list[FigureRecord] = Field(default_factory=list)

@@ -5,8 +5,7 @@
 
 A run is put in place whole (`results.put`); a failure, a timeout, Ctrl-C or a kill leaves earlier results as they were.
 They hold while nothing has changed that they were made from, which is the fingerprint of a run: parameters, code,
-inputs, versions, machine, each by its names, so that a change can be named. papermill alone gives the same notebook:
-the runner adds convenience, never a meaning.
+inputs, versions, machine. papermill alone gives the same notebook: the runner adds convenience, never a meaning.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ from .results import ResultFile, Status
 from .text import duration
 
 COLOURS = {Status.PASSED: "green", Status.SKIPPED: "yellow", Status.FAILED: "red", Status.TIMEOUT: "red"}
-CELLS = "the notebook's code cells"
-NOT_CODE = ("__pycache__", "templates")  # templates render results; they do not make them
-
-Fingerprint = dict[str, dict[str, Any]]
+NOT_CODE = {"__pycache__", "templates"}  # templates render results; they do not make them
 
 
 @dataclass(frozen=True)
@@ -146,11 +142,11 @@ class _Job:
                 return f"run {number} first: gnnlab run {number} --params {name}{into}"
         return None
 
-    def made_from(self, notebook: Notebook) -> Fingerprint:
+    def made_from(self, notebook: Notebook) -> dict[str, str]:
         """What a run of the notebook would be made from now."""
         folder, every = self.request.folder, self.request.every
         needs = [results.newest(folder, every[number].name)[0] for number in notebook.needs]
-        return fingerprint(notebook.path, self.request.values(notebook), needs, folder)
+        return fingerprint(notebook, self.request.values(notebook), needs, folder)
 
     def run_once(self, notebook: Notebook) -> NotebookRun:
         """Run a notebook, and put its run in place, with from what it was made: what it wrote itself, or the reason why
@@ -212,44 +208,27 @@ class _Job:
 # ---- from what a run was made ----------------------------------------------------------------------------------------
 
 
-def fingerprint(notebook: Path, parameters_: Mapping[str, Any], needs: Sequence[Path], folder: Path) -> Fingerprint:
-    """What the results of a notebook are made from.
+def fingerprint(notebook: Notebook, values: Mapping[str, Any], needs: Sequence[Path], folder: Path) -> dict[str, str]:
+    """From what the results of a notebook are made: a digest of each part.
 
-    `parameters_` are all that it declares; `needs` are the result files that it builds on. Files and modules that
-    parameters name are looked for in the working directory, and what lies in `folder`, where the results go, does not
-    count.
+    `values` are all its parameters; `needs` are the result files that it builds on. Files and modules that parameters
+    name are looked for in the working directory, and what lies in `folder`, where the results go, does not count. Code
+    is that of the package, but for what only renders, and the notebook's code cells.
     """
-    here = Path.cwd()
-    cells = [cell for cell in parameters.notebook(notebook)["cells"] if cell["cell_type"] == "code"]
-    texts = [text for value in parameters_.values() for text in (value if isinstance(value, list) else [value])]
+    package, here = Path(gnnlab.__file__).parent, Path.cwd()
+    names = sorted(path.relative_to(package) for path in package.rglob("*.*"))
+    code = [name.as_posix() for name in names if not NOT_CODE & {*name.parts}]
+    cells = [cell["source"] for cell in parameters.notebook(notebook.path)["cells"] if cell["cell_type"] == "code"]
+    texts = [text for value in values.values() for text in (value if isinstance(value, list) else [value])]
     inputs = [path for text in texts if isinstance(text, str) for path in _files_of(text, here)]
-    names = {path: str(path.relative_to(here) if path.is_relative_to(here) else path) for path in inputs}
-    names = {path: name for path, name in names.items() if folder not in path.parents}
-    names |= {path: path.parent.parent.name for path in needs}
+    accelerators = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev/accel").glob("accel*")]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return {
-        "parameters": dict(parameters_),
-        "code": package_code()
-        | {CELLS: files.digest([["".join(c["source"]), c["metadata"].get("tags")] for c in cells])},
-        "inputs": {name: files.digest(path) for path, name in names.items()},
-        "versions": machine.versions(*provenance.PACKAGES),
-        "machine": this_machine(),
-    }
-
-
-def package_code() -> dict[str, str]:
-    """Digest of every module and data file of this package."""
-    package = Path(gnnlab.__file__).parent
-    names = [path.relative_to(package) for path in sorted(package.rglob("*")) if path.is_file()]
-    code = [name for name in names if not any(part in NOT_CODE or part.startswith(".") for part in name.parts)]
-    return {name.as_posix(): files.digest(package / name) for name in code}
-
-
-def this_machine() -> dict[str, Any]:
-    """Processor, cores and accelerators, as far as they are seen without loading a framework."""
-    return {
-        **machine.about(),
-        "accelerators": sorted(map(str, [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev/accel").glob("accel*")])),
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "parameters": files.digest(dict(values)),
+        "code": files.digest(code, *(package / name for name in code), ["".join(source) for source in cells]),
+        "inputs": files.digest(*needs, *(path for path in inputs if folder not in path.parents)),
+        "versions": files.digest(machine.versions(*provenance.PACKAGES)),
+        "machine": files.digest(machine.about(), sorted(map(str, accelerators)), visible),
     }
 
 
@@ -263,16 +242,9 @@ def _files_of(text: str, here: Path) -> list[Path]:
         return []
 
 
-def why_again(before: Fingerprint, now: Fingerprint) -> str | None:
-    """Why a notebook runs again: "code changed (profiling/timing.py)", or None when its result holds."""
+def why_again(before: Mapping[str, Any], now: Mapping[str, str]) -> str | None:
+    """Why a notebook runs again: "code and inputs changed", or None when its result holds."""
     if before.keys() != now.keys():
         return "its last run was not by gnnlab run"
-    return "; ".join(filter(None, (_changed(part, before[part], now[part]) for part in now))) or None
-
-
-def _changed(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    names = sorted(n for n in before.keys() | now.keys() if n not in before or n not in now or before[n] != now[n])
-    if not names:
-        return None
-    more = f" and {len(names) - 2} more" if len(names) > 3 else ""
-    return f"{part} changed ({', '.join(names[:2] if more else names)}{more})"
+    changed = [part for part in now if before[part] != now[part]]
+    return f"{' and '.join(changed)} changed" if changed else None

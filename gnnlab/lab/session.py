@@ -148,11 +148,10 @@ class Lab:
             status = "unavailable" if fields["form"] == baseline or raced.missing else "failed"
             fields |= {"status": status, "reason": raced.reason or "nothing to compare it with"}
         else:
-            fields |= tables.of_estimate(estimates.summary(raced.times_ms))
             fields["notes"] = [*fields.get("notes", []), *raced.notes]
             if (ratio := raced.ratio) is not None:
                 fields |= {"baseline": baseline, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
-        self.table.put(tables.row(**fields), raced.times_ms)
+        self._put(raced.times_ms, **fields)
 
     def samples(
         self, study: str, form: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
@@ -161,17 +160,16 @@ class Lab:
 
         `fields` are those of a row: keys, better, device ("cpu"), precision, notes, ...
         """
-        fields = {"better": "lower", "origin": Origin.MEASURED, **fields, "unit": unit, "statistic": statistic}
-        fields |= tables.of_estimate(estimates.summary(samples, statistic))
-        self._put(study, samples, form=form, **fields)
+        named = {"study": study, "form": form, "unit": unit, "statistic": statistic}
+        self._put(samples, **{"better": "lower", "origin": Origin.MEASURED, **fields, **named})
         return self.study(study)
 
     def count(self, study: str, counts: Mapping[str, float], *, unit: str = "count", **fields: Any) -> Study:
         """Record exact numbers, one a form: what was counted, or computed by a formula."""
-        fields = {"better": "neither", "origin": Origin.COUNTED, **fields, "unit": unit}
+        exact = {"unit": unit, "n": 1, "statistic": "count", "interval": Interval.EXACT}
+        fields = {"better": "neither", "origin": Origin.COUNTED, **fields, **exact}
         for form, value in counts.items():
-            exact = {"value": float(value), "n": 1, "statistic": "count", "interval": Interval.EXACT}
-            self._put(study, form=form, **fields, **exact)
+            self._put(study=study, form=form, value=float(value), **fields)
         return self.study(study)
 
     def record(
@@ -190,22 +188,21 @@ class Lab:
         known = {*tables.FIELDS, "samples"} - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
             named = {n: v for n, v in given.items() if n in known and not (pd.api.types.is_scalar(v) and pd.isna(v))}
-            fields = {**constant, **named, "keys": {name: given[name] for name in keys}}
-            samples = fields.pop("samples", ())
-            if fields.get("status", "ok") != "ok":
-                samples = ()  # a row without a number rests on none
-            if len(samples):
-                fields |= tables.of_estimate(estimates.summary(samples, fields["statistic"]))
-            self._put(study, samples, **fields)
+            self._put(**{**constant, **named, "study": study, "keys": {name: given[name] for name in keys}})
         return self.study(study)
 
-    def _put(self, study: str, samples: Sequence[float] = (), **fields: Any) -> None:
-        self.table.put(tables.row(study=study, **self._conditions_for(fields)), samples)
+    def _put(self, samples: Sequence[float] | None = None, **fields: Any) -> None:
+        """Add a row; where it has samples, its value, interval and n follow from them."""
+        if samples is None or fields.get("status", "ok") != "ok" or not len(samples):
+            samples = None  # a row without a number rests on none
+        else:
+            fields |= tables.of_estimate(estimates.summary(samples, fields["statistic"]))
+        self.table.put(tables.row(**self._conditions_for(fields)), samples)
 
     def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
         """Record that something could not be measured here, and why or what it would need."""
         fields = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, **fields}
-        self._put(study, form=form, status=status, reason=reason, **fields)
+        self._put(study=study, form=form, status=status, reason=reason, **fields)
 
     @contextmanager
     def guarded(self, study: str, form: str, **fields: Any) -> Iterator[None]:
@@ -290,7 +287,7 @@ class Lab:
             status=status,
             reason=reason,
             parameters=vars(self.parameters),
-            fingerprint={"run": {"id": self.run}},  # is no sample of another run; `gnnlab run` writes its own
+            fingerprint={"run": self.run},  # is no sample of another run; `gnnlab run` writes its own
             environment=self.environment | {"finished": provenance.state()},
             figures=self.figures,
             purposes=self.purposes,

@@ -1,8 +1,8 @@
 """Two results side by side: the words follow the intervals, and every condition that differs is named."""
 
 import io
-import json
 import math
+from dataclasses import asdict
 
 import pytest
 import run_folders
@@ -218,7 +218,7 @@ def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path):
     a = write(tmp_path / "a", time(10, 0.1), parameters, time(1, 0.1, **odd, origin="simulated"))
     b = write(tmp_path / "b", time(8, 0.1), parameters, time(2, 0.1, **odd), params_set="full")
     comparison = compare.compare(a, b)
-    data = json.loads(comparison.to_json())
+    data = asdict(comparison)
     assert [c["word"] for c in data["changes"]] == ["better", "no difference seen", "worse"]
     assert "not interleaved" in data["caution"]
     console = Console(width=200, record=True, file=io.StringIO())

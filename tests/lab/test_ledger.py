@@ -197,7 +197,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
 
 
 def test_the_json_holds_claims_goals_and_what_was_not_measured(stored):
-    data = json.loads(ledger.judge(stored).to_json())
+    data = ledger.judge(stored).to_dict()
     assert [row["id"] for row in data["claims"]] == [row["id"] for row in CATALOGUE[:5]]
     assert data["claims"][0]["runs"] == 2 and data["claims"][0]["low"] < 2 < data["claims"][0]["high"]
     assert data["not_measured"] == ["other.claim"] and data["problems"] == []

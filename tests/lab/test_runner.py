@@ -20,7 +20,8 @@ from rich.console import Console
 import gnnlab
 from gnnlab import files
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery, execution, results, runner, text
+from gnnlab.lab import execution, results, runner, text
+from gnnlab.lab.discovery import Notebook
 
 PARAMETERS = """\
 mode: str = "pass"                  # what happens; pass|raise|die|slow
@@ -75,8 +76,8 @@ def steady(patch):
     built = []
     site = types.SimpleNamespace(build_site=lambda folder: built.append(folder) or folder / "index.html")
     patch.setitem(sys.modules, "gnnlab.lab.report", site)
-    patch.setattr(runner, "package_code", lambda: {"lab/a.py": "1"})
-    patch.setattr(runner, "this_machine", lambda: {"cores": 2})
+    patch.setattr(runner.machine, "about", lambda: {"cores": 2})
+    patch.setattr(runner.gnnlab, "__file__", str(run_folders.__file__))  # a small package
     return built
 
 
@@ -190,18 +191,9 @@ def test_what_is_unchanged_is_not_run_again_and_says_why(repository, sites):
 
 def test_what_changed_runs_again_and_is_named(repository, without_kernels, monkeypatch):
     (repository / "params/quick/01_first.yaml").write_text("width: 9")
-    monkeypatch.setattr(runner, "package_code", lambda: {"lab/a.py": "2"})
+    monkeypatch.setattr(runner.machine, "about", lambda: {"cores": 4})
     _, printed = start(repository, "01")
-    assert "01_first  running  runs again: parameters changed (width); code changed (lab/a.py)" in printed
-
-
-def test_what_parameters_name_is_looked_for_where_the_user_is(repository, without_kernels, tmp_path, monkeypatch):
-    monkeypatch.setattr(discovery, "root", lambda: repository)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.npz").write_text("a graph")
-    runner.run(["01"], overrides=[("graph", "mine.npz")], console=Console(file=io.StringIO()))
-    result = results.read(good(repository) / "result.json")
-    assert list(result.fingerprint["inputs"]) == ["mine.npz"] and without_kernels.runs == 1
+    assert "01_first  running  runs again: parameters and machine changed" in printed
 
 
 # ---- failures
@@ -341,8 +333,8 @@ def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
 
 
 def test_runs_of_code_that_changes_meanwhile_are_not_pooled(three, monkeypatch):
-    versions = iter(["1", "1", "2", "2", "2"])  # looked at before the first, and as each run begins
-    monkeypatch.setattr(runner, "package_code", lambda: {"lab/a.py": next(versions)})
+    cores = iter([2, 2, 4, 4])  # looked at before the first, and as each run begins
+    monkeypatch.setattr(runner.machine, "about", lambda: {"cores": next(cores)})
     assert start(three, "01", runs=5)[0]["01"].status == "passed" and len(pooled(three)) == 1
 
 
@@ -377,7 +369,8 @@ def test_every_parameter_is_checked_before_anything_is_touched(repository, witho
 def made(tmp_path, monkeypatch):
     """A folder with a notebook, a result that it needs and a user's files."""
     monkeypatch.setattr(runner.machine, "versions", lambda *_: {"torch": "2.13"})
-    for name in ("outputs/quick/00_need/1/result.json", "graph.npz", "mine/models.py"):
+    package = [f"package/{name}" for name in ("lab/a.py", "templates/page.j2", "__pycache__/a.pyc")]
+    for name in ("outputs/quick/00_need/1/result.json", "graph.npz", "mine/models.py", *package):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("made")
     write_code(tmp_path)
@@ -394,47 +387,35 @@ NEED = "outputs/quick/00_need/1/result.json"
 
 def fingerprint(root, **parameters):
     values = {"width": 8, "graph": "graph.npz", "model": "mine.models:make", "kinds": ["lap"]} | parameters
-    return runner.fingerprint(root / "01_a.ipynb", values, [root / NEED], root / "outputs/quick")
+    return runner.fingerprint(Notebook(root / "01_a.ipynb"), values, [root / NEED], root / "outputs/quick")
 
 
 CHANGES = {
-    "code changed (the notebook's code cells)": lambda root, patch: write_code(root, code="x = 2"),
-    "code changed (lab/a.py)": lambda root, patch: patch(runner, "package_code", lambda: {"lab/a.py": "2"}),
-    "code changed (0.py, 1.py and 4 more)": lambda root, patch: patch(
-        runner, "package_code", lambda: {"lab/a.py": "1"} | {f"{i}.py": "1" for i in range(6)}
-    ),
-    "inputs changed (graph.npz)": lambda root, patch: (root / "graph.npz").write_text("other"),
-    "inputs changed (mine/models.py)": lambda root, patch: (root / "mine/models.py").write_text("other"),
-    "inputs changed (00_need)": lambda root, patch: (root / NEED).write_text("[]"),
-    "versions changed (torch)": lambda root, patch: patch(runner.machine, "versions", lambda *_: {"torch": "2.14"}),
-    "machine changed (gpus)": lambda root, patch: patch(runner, "this_machine", lambda: {"cores": 2, "gpus": []}),
+    "the notebook's code": ("code", lambda root, patch: write_code(root, code="x = 2")),
+    "a module": ("code", lambda root, patch: (root / "package/lab/a.py").write_text("other")),
+    "a new module": ("code", lambda root, patch: (root / "package/lab/b.py").touch()),
+    "a graph": ("inputs", lambda root, patch: (root / "graph.npz").write_text("other")),
+    "a module of models": ("inputs", lambda root, patch: (root / "mine/models.py").write_text("other")),
+    "a result before it": ("inputs", lambda root, patch: (root / NEED).write_text("[]")),
+    "a package": ("versions", lambda root, patch: patch(runner.machine, "versions", lambda *_: {"torch": "2.14"})),
+    "the machine": ("machine", lambda root, patch: patch(runner.machine, "about", lambda: {"cores": 4})),
 }
 
 
-@pytest.mark.parametrize("clause", CHANGES)
-def test_each_change_is_seen_and_named_but_not_one_of_prose(made, monkeypatch, clause):
+@pytest.mark.parametrize(("part", "change"), CHANGES.values(), ids=CHANGES)
+def test_each_change_is_seen_and_named_but_not_one_of_prose_or_of_what_renders(made, monkeypatch, part, change):
+    monkeypatch.setattr(gnnlab, "__file__", str(made / "package/__init__.py"))
     before = fingerprint(made)
     write_code(made, prose="better words")
+    for name in ("templates/page.j2", "__pycache__/a.pyc"):
+        (made / "package" / name).write_text("new")
     assert runner.why_again(before, fingerprint(made)) is None
-    CHANGES[clause](made, monkeypatch.setattr)
-    assert runner.why_again(before, fingerprint(made)) == clause
-    both = f"parameters changed (width); {clause}"
-    assert runner.why_again(before, fingerprint(made, width=9)) == both
-    assert runner.why_again({"run": {"id": "a"}}, fingerprint(made)) == "its last run was not by gnnlab run"
+    change(made, monkeypatch.setattr)
+    assert runner.why_again(before, fingerprint(made)) == f"{part} changed"
+    assert runner.why_again(before, fingerprint(made, width=9)) == f"parameters and {part} changed"
+    assert runner.why_again({"run": "a"}, fingerprint(made)) == "its last run was not by gnnlab run"
 
 
 @pytest.mark.parametrize("value", [NEED, "", ".", "x" * 5000, "~nobody/x", "no.such:module", "C:\\x"])
 def test_results_and_values_that_name_no_file_are_no_inputs(made, value):
-    assert list(fingerprint(made, graph=value, model="")["inputs"]) == ["00_need"]
-
-
-def test_code_is_every_module_and_data_file_but_what_renders(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    for name in ("a.py", "lab/b.py", "lab/claims.yaml", "lab/templates/page.j2", "__pycache__/a.pyc", ".hidden/c.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    monkeypatch.setattr(gnnlab, "__file__", str(tmp_path / "__init__.py"))
-    before = runner.package_code()
-    assert list(before) == ["a.py", "lab/b.py", "lab/claims.yaml"]
-    (tmp_path / "a.py").write_text("changed")
-    assert runner.package_code()["a.py"] != before["a.py"]
+    assert fingerprint(made, graph=value, model="")["inputs"] == fingerprint(made, graph="", model="")["inputs"]

@@ -29,7 +29,6 @@ ENVIRONMENT = {
     "threads": 2,
     "load": [0.1, 0.2, 0.3],
     "steal_percent": 0.1,
-    "clock_mhz": 2250.0,
 }
 PARAMETERS_CELL = 'output_dir: str = "outputs/quick"  # where results go\nruns: int = 5  # timed runs; 1..100'
 
