@@ -6,8 +6,8 @@ A line of that cell declares one parameter, as papermill reads it:
     local: str = "gin"       # local message passing; gin|gat|gcn
     rates: list[float] = []  # learning rates to try; 0..1
 
-In the comment `lo..hi` or `lo..` is a range and `a|b|c` are the choices; for lists they hold for each element. The cell
-is never executed.
+At the end of the comment `lo..hi` or `lo..` is a range and `a|b|c` are the choices; for lists they hold for each
+element. The cell is never executed.
 """
 
 from __future__ import annotations
@@ -17,79 +17,46 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML, YAMLError
 
-from gnnlab.errors import GnnlabError, meant, one_line, shown
+from gnnlab.errors import GnnlabError, first_wrong, meant, one_line, shown
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
-FORM = "`name: type = literal  # meaning, unit; choices or range`"
-_NOUNS = {"int": "whole number", "float": "number", "str": "text", "bool": "truth value"}
-_LINE = re.compile(r"(\w+) *: *([\w\[\]]+) *= *(.+?) *(?:#(.*))?")
-_RANGE = re.compile(r"\(?(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)?\)?\.?")
-_CHOICES = re.compile(r"\(?([^\s|]+(?:\|[^\s|]+)+?)\)?\.?")
+FORM = "`name: type = literal  # meaning; range or choices`"
+_LINE = re.compile(r"(\w+) *: *((?:list\[)?(?:int|float|str|bool)\]?) *= *(.+?) *# *(.+?)(?:; *(\S+\.\.\S*|\S+\|\S+))?")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One declared parameter. `low` and `high` are inclusive; for a list they and `choices` hold for each element."""
+    """One declared parameter. `allowed` is "8..1024", "8..", "gin|gat|gcn" or ""; of a list it holds for each element,
+    and a list whose default has elements must have some."""
 
     name: str
     type: str
     default: Any
     meaning: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[Any, ...] = ()
-
-    @property
-    def element(self) -> str:
-        """The type of the value, or of a list's elements."""
-        return self.type.removeprefix("list[").removesuffix("]")
-
-    @property
-    def is_list(self) -> bool:
-        return self.type.startswith("list[")
-
-    @property
-    def allowed(self) -> str:
-        """What it may be, as the end of a sentence: "a whole number from 8 to 1024"."""
-        if self.element == "bool":
-            return "true or false"
-        least = "at least one of" if self.default else "values out of"
-        if self.choices:
-            words = ", ".join(map(str, self.choices))
-            return f"a list of {least}: {words}" if self.is_list else f"one of {words}"
-        span = ""
-        if self.low is not None:
-            span = f" from {self.low:,.12g}" + (" up" if self.high is None else f" to {self.high:,.12g}")
-        noun = _NOUNS[self.element]
-        return (f"a list of {noun}s{', at least one,' * bool(self.default)}" if self.is_list else f"a {noun}") + span
+    allowed: str = ""
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        exact = {"bool": {"strict": True}, "str": {"strict": True}, "float": {"allow_inf_nan": False}, "int": {}}
-        limits = Field(ge=self.low, le=self.high, **exact[self.element])
-        kind: Any = Annotated[
-            TYPES[self.element], BeforeValidator(self._no_truth), limits, AfterValidator(self._chosen)
-        ]
-        return TypeAdapter(Annotated[list[kind], Field(min_length=int(bool(self.default)))] if self.is_list else kind)
-
-    def _no_truth(self, value: Any) -> Any:
-        """pydantic takes True for 1."""
-        if isinstance(value, bool) and self.element != "bool":
-            raise ValueError(value)
-        return value
-
-    def _chosen(self, value: Any) -> Any:
-        if self.choices and value not in self.choices:
-            raise ValueError(value)
-        return value
+        name = self.type.removeprefix("list[").removesuffix("]")
+        kind: Any = TYPES[name]
+        if "|" in self.allowed:
+            element: Any = Literal[tuple(self.allowed.split("|"))]
+        elif name in ("int", "float"):
+            low, high = (kind(end) if end else None for end in self.allowed.partition("..")[::2])
+            element = Annotated[kind, Field(ge=low, le=high, allow_inf_nan=False), BeforeValidator(_no_truth)]
+        else:
+            element = Annotated[kind, Field(strict=True)]
+        return TypeAdapter(
+            element if name == self.type else Annotated[list[element], Field(min_length=bool(self.default))]
+        )
 
     def understood(self, value: Any) -> Any:
         """A value as its type has it, within range and choices: "1e-3" is a number where one is wanted, 8.0 a whole
@@ -98,8 +65,16 @@ class Parameter:
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            wrong = error.errors()[0]["input"]
-            raise GnnlabError(f"{self.name}: got {shown(wrong)}; allowed is {self.allowed}") from None
+            what = first_wrong(error)[1]
+            wrong = shown(error.errors()[0]["input"])
+            raise GnnlabError(f"{self.name}: got {wrong}; {what[0].lower()}{what[1:]}") from None
+
+
+def _no_truth(value: Any) -> Any:
+    """pydantic takes True for 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
 
 
 # ---- what a notebook declares ---------------------------------------------------------------------------------------
@@ -122,44 +97,17 @@ def declared(path: Path) -> dict[str, Parameter]:
     tagged = [cell for cell in notebook(path)["cells"] if "parameters" in cell["metadata"].get("tags", [])]
     if len(tagged) != 1:
         raise GnnlabError(f"{path.name} has {len(tagged)} cells tagged 'parameters'; it must have one")
-    lines = [line for line in map(str.strip, "".join(tagged[0]["source"]).splitlines()) if line and line[0] != "#"]
     parameters: dict[str, Parameter] = {}
-    for line in lines:
+    for line in [line for line in map(str.strip, "".join(tagged[0]["source"]).splitlines()) if line and line[0] != "#"]:
         try:
-            if not (match := _LINE.fullmatch(line)) or match[1] in parameters:
-                raise GnnlabError(f"{shown(line)} is not of the form {FORM}, each name once")
-            parameters[match[1]] = _declaration(*match.groups())
+            name, kind, default, meaning, allowed = _LINE.fullmatch(line).groups("")
+            parameter = Parameter(name, kind, ast.literal_eval(default), meaning, allowed)
+            parameters[name] = replace(parameter, default=parameter.understood(parameter.default))
         except GnnlabError as error:
             raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
+        except (AttributeError, ValueError, TypeError, SyntaxError):
+            raise GnnlabError(f"{path.name}, cell 'parameters': {shown(line)} is not of the form {FORM}") from None
     return parameters
-
-
-def _declaration(name: str, kind: str, default: str, comment: str | None) -> Parameter:
-    """A parameter from the parts of its line; ranges and choices are words of the comment."""
-    element = kind.removeprefix("list[").removesuffix("]")
-    if element not in TYPES:
-        raise GnnlabError(f"{name} has the type {kind!r}; allowed are {', '.join(TYPES)} and lists of them")
-    try:
-        value = ast.literal_eval(default)
-    except (ValueError, TypeError, SyntaxError):
-        raise GnnlabError(f"{name} has a default that is not a literal without '#': {shown(default)}") from None
-    bare = Parameter(f"a range or choice in the comment of {name}", element, 0, "")
-    limits: dict[str, Any] = {}
-    comment = comment or ""
-    for word in re.split(r"[\s,;]+", comment):
-        if match := _RANGE.fullmatch(word):
-            low, high = (None if end is None else bare.understood(end) for end in match.groups())
-            limits = {"low": low, "high": high}
-        elif match := _CHOICES.fullmatch(word):
-            limits = {"choices": tuple(bare.understood(choice) for choice in match[1].split("|"))}
-        else:
-            continue
-        comment = comment.replace(word, "", 1)
-    meaning = re.sub(r"\s+", " ", comment).strip(" ,;")
-    if not meaning:
-        raise GnnlabError(f"{name} has no comment that says what it means")
-    checked = Parameter(name, kind, value, meaning, **limits).understood(value)
-    return Parameter(name, kind, checked, meaning, **limits)
 
 
 # ---- what is given --------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_given_parameters_are_understood_an_override_first_and_defaults_are_left
     ("override", "part"),
     [
         (("widht", "1"), "-p widht: unknown parameter 'widht' (did you mean width?)"),
-        (("width", "99"), "width: got 99; allowed is a whole number from 1 to 64"),
+        (("width", "99"), "width: got 99; input should be less than or equal to 64"),
         (("rate", "fast"), "rate: got 'fast'"),
     ],
 )
