@@ -29,6 +29,7 @@ NOT_INTERLEAVED = (
 )
 SAME = "no difference seen"
 WORDS = {"lower": ("better", "worse"), "higher": ("worse", "better"), "neither": ("lower", "higher")}  # fell, rose
+NO_CONDITIONS = ("State", "At its end", "Software")  # of an environment: how busy it was, and what versions say
 Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
 
 
@@ -190,17 +191,12 @@ def _conditions(runs: Runs, both: Sequence[str]) -> dict[str, str]:
     """What two sides should have in common for their numbers to be comparable, by name, of the latest runs."""
     seen: dict[str, dict[str, None]] = {}
     for name, (latest, *more) in sorted(runs.items()):
-        known = provenance.readable(latest.environment)
-        parameters = {n: v for n, v in latest.parameters.items() if n != "output_dir" and name in both}
-        conditions = {
-            f"{name} runs": 1 + len(more),
-            "parameter set": latest.params_set,
-            **{n: known.get(n) for n in ("os", "memory_gb", "threads", "python", "commit")},
-            "machine": provenance.in_a_phrase({**known, "versions": None}),
-            "uncommitted changes": known.get("dirty"),
-            **known["versions"],
-            **{f"{name} parameter {n}": value for n, value in parameters.items()},
-        }
-        for what in [what for what, value in conditions.items() if value is not None]:
-            seen.setdefault(what, {})[str(conditions[what])] = None
+        conditions = {f"{name} runs": 1 + len(more), "Parameter set": latest.params_set}
+        rows, known = provenance.in_rows(latest.environment), provenance.readable(latest.environment)
+        conditions |= {what: value for what, value in rows if what not in NO_CONDITIONS}
+        conditions |= {"Python": known.get("python")} | known["versions"]
+        conditions |= {f"{name} parameter {n}": v for n, v in latest.parameters.items() if name in both}
+        for what, value in conditions.items():
+            if value is not None and not what.endswith(" output_dir"):
+                seen.setdefault(what, {})[str(value)] = None
     return {what: ", ".join(values) for what, values in seen.items()}

@@ -9,7 +9,6 @@ Nothing here measures: the same files give the same ledger on any machine (`gnnl
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gnnlab.errors import Untestable
+from gnnlab.files import read_json
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import Estimate
 
@@ -82,6 +82,10 @@ class Judged(Strict):
     def of(self) -> str:
         """Whose it is: "S4", "lab" or, of the lab's goals, "goal"."""
         return documents().get(self.source, {"name": self.source})["name"]
+
+    @property
+    def numbers(self) -> tuple[float | None, ...]:
+        return self.value, self.low, self.high, self.n, self.runs
 
     @property
     def badge(self) -> Badge:
@@ -235,26 +239,22 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
     how many do.
 
     Every row with samples is summarized again, every ratio of a race too, and the ledger is held against `claims.json`.
+    Raises `GnnlabError` where that is missing.
     """
     runs, problems = results.runs_of(folder)
     rows = [(result, row, table) for of_notebook in runs.values() for result, table in of_notebook for row in table]
     problems += [f"{result.notebook}: {line}" for result, row, table in rows for line in differences(row, table)]
-    try:
-        claims = json.loads((Path(folder) / RECORD).read_text(encoding="utf-8"))["claims"]
-        stored = {row["id"]: row for row in claims}
-    except (OSError, ValueError, KeyError, TypeError):
-        return False, [*problems, f"{folder}/{RECORD} is missing or damaged; gnnlab report writes it"]
-    now = {row.id: row.model_dump(mode="json") for row in judge(folder).rows}
+    claims = read_json(Path(folder) / RECORD, "gnnlab report writes it")["claims"]
+    now = {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
+    stored = {row["id"]: Judged(**row) for row in claims}
     for id in dict.fromkeys([*stored, *now]):
-        if stored.get(id) != now.get(id):
-            problems.append(f"{id}: stored {_short(stored.get(id))}, computed again {_short(now.get(id))}")
+        one, other = stored.get(id), now.get(id)
+        if not (one and other and one.verdict is other.verdict and _same(one.numbers, other.numbers)):
+            words = [r and f"{r.verdict.value} {r.value} ({r.low} to {r.high})" for r in (one, other)]
+            problems.append(f"{id}: stored {words[0]}, computed again {words[1]}")
     sampled = sum(table.samples_of(row) is not None for _, row, table in rows)
     summary = f"rows computed again from their samples: {sampled} of {len(rows)}, the others have none"
     return not problems, problems or [f"{summary}; claims and goals judged again: {len(now)}; all is as stored"]
-
-
-def _short(row: dict[str, Any] | None) -> str:
-    return "{} {} ({} to {})".format(*map(row.get, ("verdict", "value", "low", "high"))) if row else "nothing"
 
 
 def differences(row: Row, table: Table) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -29,11 +28,6 @@ def collect() -> dict[str, Any]:
     Units: memory_gb in 10^9 bytes, load as the system's 1, 5 and 15 minute averages,
     others_percent and steal_percent as the shares of all CPU time that other programs and other guests had just then.
     """
-    return {**system(), "devices": devices(), **state()}
-
-
-def system() -> dict[str, Any]:
-    """What of it is known without loading a framework."""
     flags = machine.cpuinfo("flags", "Features").split()
     return {
         **_repository(),
@@ -49,14 +43,17 @@ def system() -> dict[str, Any]:
         },
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "versions": {name: machine.version(name) for name in PACKAGES},
+        "devices": devices(),
+        **state(),
     }
 
 
 def state() -> dict[str, Any]:
-    """What of the environment changes while a notebook runs; threads are those that torch takes, loaded or not."""
-    torch = sys.modules.get("torch")
+    """What of the environment changes while a notebook runs."""
+    import torch
+
     return {
-        "threads": torch.get_num_threads() if torch else (psutil.cpu_count(logical=False) or os.cpu_count() or 1),
+        "threads": torch.get_num_threads(),
         "load": [round(x, 2) for x in psutil.getloadavg()],
         **machine.at_work(),
     }

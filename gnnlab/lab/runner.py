@@ -127,19 +127,17 @@ class _Job:
 
     def cannot_run(self, notebook: Notebook) -> str | None:
         """Why a notebook cannot run: no parameter file, or a need without results."""
-        params, folder, root = self.request.params, self.request.folder, self.request.root
+        params = self.request.params
         if self.request.given[notebook.name] is None:
             return f"{params.name} has no {notebook.parameters_in(params).name}"
         for number in notebook.needs:
             need = self.request.every[number].name
-            path, _ = results.newest(folder, need)
+            path, _ = results.newest(self.request.folder, need)
             if need in self.outcomes and self.outcomes[need].status is not Status.PASSED:
                 return f"it needs {need}, which is {self.outcomes[need].status}"
             if path is None or results.read(path).status is not Status.PASSED:
-                name = params.name if params.parent == root / "params" else params
-                usual = folder == root / "outputs" / params.name
-                into = "" if usual else f" -p output_dir {self.request.values(notebook)['output_dir']}"
-                return f"run {number} first: gnnlab run {number} --params {name}{into}"
+                name = params.name if params.parent == self.request.root / "params" else params
+                return f"run {number} first: gnnlab run {number} --params {name}"
         return None
 
     def made_from(self, notebook: Notebook) -> dict[str, str]:
@@ -162,7 +160,7 @@ class _Job:
             params_set=self.request.params.name,
             status=Status.FAILED,
             parameters=values,
-            environment=provenance.system(),
+            environment={},  # the executed notebook shows it
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=0,
         )

@@ -1,11 +1,8 @@
 """A verdict is a statement that is true at every point of the interval, and noise never wins one."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +10,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.lab import claims
 from gnnlab.lab.claims import Claim, Verdict, verdict
 
-REPRODUCED, EXCEEDED, WEAKER = Verdict.REPRODUCED, Verdict.EXCEEDED, Verdict.WEAKER
-REFUTED, INCONCLUSIVE, MET = Verdict.REFUTED, Verdict.INCONCLUSIVE, Verdict.MET
-MISSED, OPEN = Verdict.MISSED, Verdict.OPEN
+REPRODUCED, EXCEEDED, WEAKER, REFUTED, INCONCLUSIVE, _, MET, MISSED, OPEN = Verdict
 WON = (REPRODUCED, EXCEEDED, MET)
 
 
@@ -30,17 +25,13 @@ RANGE, SMALL = claim(claimed=(1.41, 1.45)), claim(claimed=(1.05, 1.11))
     ("of", "interval", "expected"),
     [
         # an effect of 1.41 to 1.45: wholly within 1.343 to 1.5225, beyond, short of it, below a quarter (1.0897)
-        (RANGE, (1.42, 1.44), REPRODUCED),
         (RANGE, (1.343, 1.522), REPRODUCED),
         (RANGE, (1.34, 1.44), INCONCLUSIVE),  # reaches out of the range
-        (RANGE, (1.0001, 30), INCONCLUSIVE),  # the first edition called this reproduced
+        (RANGE, (1.0001, 30), INCONCLUSIVE),
         (RANGE, (1.53, 1.6), EXCEEDED),
         (RANGE, (1.52, 1.6), INCONCLUSIVE),
-        (RANGE, (1.1, 1.34), WEAKER),
         (RANGE, (1.0, 1.34), WEAKER),
         (RANGE, (0.8, 1.089), REFUTED),
-        (RANGE, (0.8, 0.9), REFUTED),
-        (RANGE, (0.5, 3.0), INCONCLUSIVE),
         # a small effect: its quarter lies above the range widened by 5 %
         (SMALL, (0.99, 1.01), REFUTED),
         (SMALL, (1.013, 1.1), REPRODUCED),
@@ -49,28 +40,20 @@ RANGE, SMALL = claim(claimed=(1.41, 1.45)), claim(claimed=(1.05, 1.11))
         (claim(), (1.001, 1.3), REPRODUCED),
         (claim(), (0.99, 1.019), REFUTED),
         (claim(), (1.0, 1.02), INCONCLUSIVE),
-        (claim(), (0.5, 0.9), REFUTED),
-        (claim(), (0.15, 3.7), INCONCLUSIVE),
         # no change, within a margin that is named
-        (claim("difference", (0, 0), margin=0.005), (-0.001, 0.004), REPRODUCED),
         (claim("difference", (0, 0), margin=0.005), (-0.3, 0.3), INCONCLUSIVE),
-        (claim("difference", (0, 0), margin=0.005), (0.006, 0.2), REFUTED),
         (claim("ratio", (1, 1), margin=0.05), (0.05, 0.06), REFUTED),
         (claim("ratio", (1, 1), margin=0.05), (0.96, 1.04), REPRODUCED),
         # counts
         (claim("count", (28, 28)), (28, 28), REPRODUCED),
         (claim("count", (28, 28)), (49, 49), REFUTED),
         # times, of which less is better
-        (claim("hours", (3, 4.5)), (3.1, 4.4), REPRODUCED),
         (claim("hours", (3, 4.5)), (0.01, 0.02), EXCEEDED),
         (claim("hours", (3, 4.5)), (5, 6), WEAKER),
-        (claim("hours", (3, 4.5)), (1, 6), INCONCLUSIVE),
         # goals
-        (claim("share", at_least=0.8), (0.18, 1.0), OPEN),  # the first edition called this reproduced
+        (claim("share", at_least=0.8), (0.18, 1.0), OPEN),
         (claim("share", at_least=0.8), (0.8, 0.9), MET),
-        (claim("share", at_least=0.8), (0.3, 0.79), MISSED),
-        (claim("percent", at_most=5), (1.9, 73), OPEN),  # and this
-        (claim("percent", at_most=5), (1.9, 5), MET),
+        (claim("percent", at_most=5), (1.9, 73), OPEN),
         (claim("percent", at_most=5), (5.1, 7), MISSED),
         # no interval
         (RANGE, None, INCONCLUSIVE),
@@ -143,16 +126,10 @@ def test_a_claim_that_no_interval_could_decide_is_refused(metric, claimed):
         claim(metric, claimed)
 
 
-def test_every_claim_of_the_catalogue_has_a_rule_and_a_notebook():
-    found = claims.catalogue()
-    assert len(found) > 80
-    for entry in found.values():
-        assert entry.of.study and re.fullmatch(r"\d\d", entry.notebook), entry.id
+def test_every_claim_of_the_catalogue_has_a_source_and_an_id_of_its_own():
+    entries = claims.catalogue()
+    for entry in entries.values():
         assert entry.is_goal == (entry.source == "goal"), entry.id
         assert entry.source in (*claims.documents(), "goal", "lab"), entry.id
-
-
-def test_an_id_stands_once_in_the_catalogue():
-    data = yaml.safe_load((Path(claims.__file__).parent / "claims.yaml").read_text(encoding="utf-8"))
-    ids = [row["id"] for row in data["seeds"] + data["goals"]]
-    assert len(ids) == len(set(ids))
+    listed = claims._catalogue_file()
+    assert len(entries) == len(listed["seeds"] + listed["goals"]) > 80

@@ -161,9 +161,8 @@ def test_the_header_names_machine_versions_parameters_and_commit_that_differ(tmp
     }
     b = write(tmp_path / "b", environment=other, parameters={"runs": 9, "output_dir": "elsewhere"})
     assert compare.compare(a, b).differences == [
-        "commit: abc1234 | def5678",
-        "machine: AMD EPYC 9R14, 2 cores | Core Ultra 7, 16 cores",
-        "uncommitted changes: False | True",
+        "Processor: AMD EPYC 9R14, 2 cores | Core Ultra 7, 16 cores",
+        "Commit: abc1234 | def5678, with uncommitted changes",
         "01_profile_bottlenecks parameter runs: 5 | 9",
         "openvino: not there | 2026.4",
     ]
@@ -224,6 +223,6 @@ def test_the_json_holds_everything_and_the_terminal_says_it(tmp_path):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(of_comparison(comparison))
     text = console.export_text()
-    assert text.count("169,856") == 2 and "parameter set: quick | full" in text
+    assert text.count("169,856") == 2 and "Parameter set: quick | full" in text
     assert "01 forward: PyG, median" in text and "better 1, no difference seen 1, worse 1" in text
     assert "[red]x: [/b]" in text and "A is simulated, B is measured" in text and "not interleaved" in text

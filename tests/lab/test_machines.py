@@ -7,7 +7,7 @@ import pytest
 from small_site import ENVIRONMENT, judged, result
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import machines
+from gnnlab.lab import ledger, machines, results
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,6 +78,16 @@ def test_a_reference_run_is_made_of_a_folder_of_results(tmp_path):
     assert path == tmp_path / machines.FOLDER / "amd-epyc-9r14/quick.json"
     (one,) = machines.read(tmp_path)
     assert "gat.parameters" in one.rows and one.phrase.startswith("AMD EPYC 9R14, 2 cores")
+
+
+def test_a_reference_run_of_five_processes_is_computed_again_from_its_samples():
+    folder = ROOT / machines.FOLDER / "intel-xeon-processor-02-full"
+    runs = results.runs_of(folder)[0]["02_optimize_gnn"]
+    table = runs[0][1]
+    assert len(runs) == 5 and not [line for row in list(table)[::20] for line in ledger.differences(row, table)]
+    stored = {row["id"]: ledger.Judged(**row) for row in json.loads((folder / ledger.RECORD).read_text())["claims"]}
+    for row in ledger.judge_runs(runs):
+        assert row.verdict is stored[row.id].verdict and row.numbers == pytest.approx(stored[row.id].numbers), row.id
 
 
 def test_the_tables_of_the_repository_are_those_of_its_reference_runs():
