@@ -138,11 +138,6 @@ def good(repository, name="01_first"):
     return run_folders.newest(repository / "outputs/quick", name).parent
 
 
-def failed(repository, name="01_first"):
-    """The folder of the newest run that failed, where none has passed since."""
-    return results.newest(repository / "outputs/quick", name)[1].parent
-
-
 def contents(folder):
     files_ = (path for path in folder.rglob("*") if path.is_file() and path.name != files.LOCK)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_}
@@ -167,13 +162,10 @@ def test_what_passes_or_skips_itself_leaves_results_and_a_line_at_the_start_and_
         "03_third   skipped  it needs 02_second, which is skipped",
         "report: outputs/quick/index.html",
     ]
-
-
-def test_the_kernel_is_of_this_interpreter_and_its_parameters_are_understood(ran):
-    notebook = nbformat.read(good(ran[0]) / "notebook.ipynb", as_version=4)
+    notebook = nbformat.read(good(repository) / "notebook.ipynb", as_version=4)
     streams = [output.text for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert streams == [f"one\n{sys.executable}\n", "aside\n"]
-    assert results.read(good(ran[0]) / "result.json").parameters == {"width": 10}
+    assert streams == [f"one\n{sys.executable}\n", "aside\n"]  # a kernel of this interpreter
+    assert results.read(good(repository) / "result.json").parameters == {"width": 10}
 
 
 def test_what_is_unchanged_is_not_run_again_and_says_why(repository, sites):
@@ -207,8 +199,8 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     assert (outcomes["01"].status, outcomes["01"].reason) == ("failed", "no luck")
     assert f"01_first   failed   {text.duration(outcomes['01'].seconds)}  no luck" in printed
     assert outcomes["02"].reason == "it needs 01_first, which is failed" and runner.exit_code(outcomes.values()) == 1
-    result = results.read(failed(repository) / "result.json")
-    assert (result.status, result.reason) == ("failed", "no luck") and (failed(repository) / "notebook.ipynb").exists()
+    result = results.read(results.newest(repository / "outputs/quick", "01_first")[1])
+    assert (result.status, result.reason) == ("failed", "no luck")
     assert contents(folder).items() >= before.items() and len(results.runs_of(folder)[0]["01_first"]) == 1
 
     without_kernels.fail = None
@@ -233,7 +225,7 @@ def test_every_failure_has_a_reason_of_one_line(repository, mode, status, reason
         write_notebook(repository / "notebooks/01_first.ipynb", timeout_minutes=0.05)
     outcome = start(repository, "01", overrides=[("mode", mode)])[0]["01"]
     assert outcome.status == status and reason in outcome.reason and "\n" not in outcome.reason
-    result = results.read(failed(repository) / "result.json")
+    result = results.read(results.newest(repository / "outputs/quick", "01_first")[1])
     assert (result.status, result.reason, result.parameters["mode"]) == (status, outcome.reason, mode)
 
 
@@ -302,18 +294,14 @@ def three(repository, without_kernels):
     return repository
 
 
-def test_runs_that_are_there_are_not_made_again(three):
+def test_runs_that_are_there_are_not_made_again_and_one_of_other_parameters_stands_alone(three):
     before = contents(three)
     for wanted in (1, 3):
         outcomes, printed = start(three, "01", runs=wanted)
         assert not outcomes["01"].ran and "3 runs, unchanged since" in printed
     assert contents(three) == before
-
-
-def test_a_forced_run_is_one_more_and_one_of_other_parameters_stands_alone(three):
     assert start(three, "01", force=True)[0]["01"].status == "passed" and len(pooled(three)) == 4
-    assert start(three, "01", overrides=[("width", "11")])[0]["01"].status == "passed"
-    assert len(pooled(three)) == 1
+    assert start(three, "01", overrides=[("width", "11")])[0]["01"].status == "passed" and len(pooled(three)) == 1
 
 
 def test_a_further_run_that_fails_leaves_the_earlier_ones_and_the_next_goes_on(three, without_kernels):

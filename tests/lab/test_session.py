@@ -59,8 +59,8 @@ def test_everything_recorded_is_in_the_file_with_its_samples(lab):
 
 
 def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_left(lab):
-    kept = lab.finish()
-    before = kept.read_bytes()
+    earlier = lab.finish()
+    before = earlier.read_bytes()
     (lab.folder / "stages").mkdir()
     mine = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/lab"})
     other = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/mine"})
@@ -76,7 +76,7 @@ def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_
         assert (path.parent / figure.png).exists() and path.is_relative_to(mine.folder)
     assert mine.need("01").run == mine.run and lab.need("01").run == lab.run
     assert mine.left("stages") == mine.folder / "stages"
-    assert kept.read_bytes() == before and results.paths(lab.folder) == [kept]
+    assert earlier.read_bytes() == before and results.paths(lab.folder) == [earlier]
 
 
 def test_papermill_alone_adds_a_run_of_its_own_and_respects_the_lock(lab, result_file):
@@ -117,7 +117,9 @@ def test_a_race_records_every_form_in_every_cell(lab):
     assert mine.ratio_low <= mine.ratio <= mine.ratio_high
     assert len(lab.table.samples_of(mine)) == mine.n >= 12
     assert "differs from that of base" in raced.failed["wrong"] and raced.rows[3].status == "failed"
-    assert lab.finish() and ledger.recompute(lab.folder)[1][:-1] == []  # all but the ledger's file, which is not there
+    path = lab.finish()
+    table = results.table_of(path, results.read(path))
+    assert not [line for row in table for line in ledger.differences(row, table)]
 
 
 def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
@@ -148,27 +150,23 @@ def test_rows_of_a_frame_are_recorded_under_the_names_of_their_fields(lab):
     columns = ["stage", "form", "samples", "status", "reason", "threads", "colour"]
     measured = ["GATHER", "torch", np.arange(1.0, 9.0), "ok", None, 7, "red"]
     frame = pd.DataFrame([measured, ["GATHER", "npu", None, "unavailable", "no NPU", None, "blue"]], columns=columns)
-    told = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median", "device": "NPU x"}
-    first, second = lab.record("stages", frame, keys=["stage"], **told).rows
+    alike = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median", "device": "NPU x"}
+    first, second = lab.record("stages", frame, keys=["stage"], **alike).rows
     assert (first.keys, first.value, first.n, first.device) == ({"stage": "GATHER"}, 4.5, 8, "NPU x")
     assert (first.threads, second.threads) == (7, 0)  # those of the frame, or of this process on such a device
     assert (second.status, second.reason, second.value) == ("unavailable", "no NPU", None)
 
 
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [("cpu", "CPU c"), ("cpu:0", "CPU c"), ("cuda", "CUDA g0"), ("cuda:0", "CUDA g0"), ("cuda:1", "CUDA g1")],
-)
+@pytest.mark.parametrize(("device", "name"), [("cpu", "CPU c"), ("cuda", "CUDA g0"), ("cuda:1", "CUDA g1")])
 def test_a_device_by_its_kind_becomes_its_name(lab, device, name):
     lab.environment["devices"] = [{"kind": k, "name": n} for k, n in (("CPU", "c"), ("CUDA", "g0"), ("CUDA", "g1"))]
     (row,) = lab.count("a", {"b": 1}, device=device).rows
     assert (row.device, row.threads) == (name, torch.get_num_threads() if name == "CPU c" else 0)
 
 
-@pytest.mark.parametrize("values", [{"size": 11, "output_dir": "o"}, {"size": "three", "output_dir": "o"}])
-def test_a_session_does_not_begin_with_parameters_that_are_not_allowed(lab, values):
+def test_a_session_does_not_begin_with_parameters_that_are_not_allowed(lab):
     with pytest.raises(GnnlabError, match="size"):
-        Lab("01_profile_bottlenecks", values)
+        Lab("01_profile_bottlenecks", {"size": 11, "output_dir": "o"})
 
 
 def test_skipping_writes_the_reason_and_empties_later_cells(lab, monkeypatch):
@@ -184,18 +182,10 @@ def test_skipping_writes_the_reason_and_empties_later_cells(lab, monkeypatch):
     assert Shell.input_transformers_post[-1](["measure()\n"]) == ["pass\n"]
 
 
-def test_results_of_another_notebook_that_are_missing_name_the_one_to_run(lab):
-    with pytest.raises(GnnlabError, match="gnnlab run 04"):
-        lab.need("04")
-    lab.finish()
-    assert lab.need("01").notebook == "01_profile_bottlenecks"
-
-
 def test_verdicts_are_those_of_this_run(lab, monkeypatch):
     lab.count("symptom_size", {"parameters": 169_856})
-    found = {judged.id: judged for judged in lab.judged()}
-    assert found["gat.parameters"].verdict == "reproduced" and found["gat.output"].verdict == "untestable here"
-    shown = []
-    monkeypatch.setattr(session, "display", shown.append)
+    displayed = []
+    monkeypatch.setattr(session, "display", displayed.append)
     lab.verdicts()
-    assert list(shown[0].loc["gat.parameters", ["measured here", "verdict"]]) == ["169,856", "reproduced"]
+    assert list(displayed[0].loc["gat.parameters", ["measured here", "verdict"]]) == ["169,856", "reproduced"]
+    assert displayed[0].loc["gat.output", "verdict"] == "untestable here"

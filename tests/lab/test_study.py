@@ -97,33 +97,17 @@ def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
         measured.scatter(x="gib", y="value")
 
 
-@pytest.mark.parametrize(
-    "draw", [lambda measured: measured.plot("value", x="size"), lambda measured: measured.scatter(x="size", y="value")]
-)
-def test_an_axis_of_words_is_refused(draw):
-    with pytest.raises(GnnlabError, match="size is no number \\('10/20'\\)"):
-        draw(cells())
+def test_an_axis_of_words_is_refused():
+    with pytest.raises(GnnlabError, match=r"size is no number \('10/20'\)"):
+        cells().plot("value", x="size")
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda measured: measured.plot("value"),
-        lambda measured: measured.plot("samples"),
-        lambda measured: measured.heat(row="form", column="mib"),
-        lambda measured: measured.scatter(x="a", y="b"),
-        lambda measured: measured.scatter(x="mib", y="value"),
-    ],
-)
-def test_a_figure_has_one_unit(draw):
-    rows = [
-        {"form": form, "keys": {"mib": 1, "of": unit}, "value": 1.0, "unit": unit}
-        for form in "ab"
-        for unit in ("ms", "B")
-    ]
-    measured = study(*rows)
-    with pytest.raises(GnnlabError, match="cells is in ms and B: one figure has one unit"):
-        draw(measured)
+def test_a_figure_has_one_unit():
+    units = [(form, unit) for form in "ab" for unit in ("ms", "B")]
+    measured = study(*({"form": form, "keys": {"of": unit}, "value": 1.0, "unit": unit} for form, unit in units))
+    for draw in (measured.plot, lambda _: measured.scatter(x="a", y="b")):
+        with pytest.raises(GnnlabError, match="cells is in ms and B: one figure has one unit"):
+            draw("value")
     assert measured.finding() == "Cells: 4 numbers in ms and B"
     measured.only(unit="B").plot("value")
     assert drawn(measured, "cells-B")[0].axes[0].get_xlabel() == "cells (B)"
