@@ -11,6 +11,7 @@ one, too. A rename cannot replace a folder with something in it: so each run has
 from __future__ import annotations
 
 import shutil
+import uuid
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -66,12 +67,25 @@ class ResultFile(Strict):
     reason: str | None = None  # why skipped, failed or timed out
     parameters: dict[str, Any]
     fingerprint: dict[str, Any] = Field(default_factory=dict)  # from what it was made; {} where not known
-    environment: dict[str, Any]
+    environment: dict[str, Any] = Field(default_factory=dict)
     rows: list[Row] = Field(default_factory=list)
     figures: list[FigureRecord] = Field(default_factory=list)
     purposes: dict[str, str] = Field(default_factory=dict)  # of studies whose forms are a choice: what for
     started: str  # ISO 8601, UTC
-    seconds: float = Field(ge=0)
+    seconds: float = Field(0, ge=0)
+
+    @classmethod
+    def begun(cls, notebook: str, params_set: str, parameters: dict[str, Any], **fields: Any) -> ResultFile:
+        """That of a run that begins now; it has failed until it has `ended`."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        about = {"notebook": notebook, "params_set": params_set, "parameters": parameters, "started": now, **fields}
+        return cls(run=uuid.uuid4().hex, status=Status.FAILED, **about)
+
+    def ended(self, status: str, reason: str | None, **fields: Any) -> ResultFile:
+        """That of a run that ends now, with its time."""
+        took = datetime.now(UTC) - datetime.fromisoformat(self.started)
+        known = {"status": Status(status), "reason": reason, "seconds": round(max(0.0, took.total_seconds()), 1)}
+        return self.model_copy(update=known | fields)
 
 
 def begin(folder: Path, notebook: str) -> Path:

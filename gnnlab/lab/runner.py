@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,33 +151,19 @@ class _Job:
         if busy := machine.warning():
             self.say(busy)
         name, folder, values = notebook.name, self.request.folder, self.request.values(notebook)
-        start, made_from = time.monotonic(), self.made_from(notebook)  # code may change while it runs
-        blank = ResultFile(
-            run=uuid.uuid4().hex,
-            notebook=name,
-            params_set=self.request.params.name,
-            status=Status.FAILED,
-            parameters=values,
-            environment={},  # the executed notebook shows it
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            seconds=0,
-        )
+        made_from = self.made_from(notebook)  # code may change while it runs
+        result = ResultFile.begun(name, self.request.params.name, values)
         given = {parameter: values[parameter] for parameter in {"output_dir", *self.request.given[name]}}
         place = results.begin(folder, name)
         path, limit_s = place / results.RESULT, notebook.timeout_minutes * 60
         kernel = {results.PLACE: str(place)}
         status, reason = execution.execute(notebook.path, place / results.NOTEBOOK, given, limit_s, **kernel)
-        if status == Status.PASSED and not path.exists():
-            status, reason = (
-                Status.FAILED,
-                f"it ended without writing {path.name}; its last cell has to finish the session",
-            )
-        result = (
-            results.read(path)
-            if status == Status.PASSED
-            else blank.model_copy(update={"status": Status(status), "reason": reason})
-        )
-        result = result.model_copy(update={"fingerprint": made_from, "seconds": round(time.monotonic() - start, 1)})
+        if status == Status.PASSED and path.exists():
+            result = results.read(path).model_copy(update={"started": result.started})
+            status, reason = result.status, result.reason
+        elif status == Status.PASSED:
+            status, reason = Status.FAILED, f"it ended without writing {path.name}; its last cell has to call finish"
+        result = result.ended(status, reason, fingerprint=made_from)
         results.write(path, result)
         results.put(place, folder, name)
         return NotebookRun(name, result.status, result.reason, result.seconds)

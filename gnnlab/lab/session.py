@@ -16,12 +16,9 @@ import os
 import re
 import shutil
 import tempfile
-import time
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,15 +68,14 @@ class Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
-        self.run = uuid.uuid4().hex
-        self.started, self._clock = datetime.now(UTC), time.monotonic()
+        self.begun = ResultFile.begun(notebook, self.folder.name, values)
         self.table = Table()
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
         own = {"dir": self.folder, "prefix": ".run-", "ignore_cleanup_errors": True}
         self._own = None if PLACE in os.environ else tempfile.TemporaryDirectory(**own)
         self._place = Path(self._own.name if self._own else os.environ[PLACE])  # the folder that this run fills
-        display(HTML(report.environment_card(self.environment)), metadata={RUN: self.run})
+        display(HTML(report.environment_card(self.environment)), metadata={RUN: self.begun.run})
         if self._own and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
 
@@ -280,19 +276,13 @@ class Lab:
             return results.put(fresh, self.folder, self.notebook) / results.RESULT
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
-        return ResultFile(
-            run=self.run,
-            notebook=self.notebook,
-            params_set=self.folder.name,
-            status=status,
-            reason=reason,
-            parameters=vars(self.parameters),
-            fingerprint={"run": self.run},  # is no sample of another run; `gnnlab run` writes its own
+        return self.begun.ended(
+            status,
+            reason,
+            fingerprint={"run": self.begun.run},  # is no sample of another run; `gnnlab run` writes its own
             environment=self.environment | {"finished": provenance.state()},
             figures=self.figures,
             purposes=self.purposes,
-            started=self.started.isoformat(timespec="seconds"),
-            seconds=round(time.monotonic() - self._clock, 1),
         )
 
     def require_device(self, device: str) -> None:

@@ -293,9 +293,9 @@ class Study:
 
     def table(self, *columns: str) -> None:
         """Show the rows: keys, form, value with its interval, ratio, error; `columns` are further fields."""
-        display(self.shown(*columns))
+        display(self.tabulated(*columns))
 
-    def shown(self, *columns: str) -> pd.DataFrame:
+    def tabulated(self, *columns: str) -> pd.DataFrame:
         """The frame that `table` shows."""
         if not self.rows:
             return pd.DataFrame({self.name: ["nothing was measured"]})

@@ -77,32 +77,32 @@ any_claim = st.one_of(
 )
 
 
-def holds(of, said, value):
+def holds(of, judged, value):
     """Is the statement that a verdict makes true of one value?"""
     if of.is_goal:
         good = (of.at_least is None or value >= of.at_least) and (of.at_most is None or value <= of.at_most)
-        return good if said is MET else not good
+        return good if judged is MET else not good
     if of.claimed is None:
-        return value > 1 if said is REPRODUCED else value < 1.02
+        return value > 1 if judged is REPRODUCED else value < 1.02
     low, high = of.claimed
     if of.margin is not None:
-        return (low - of.margin <= value <= high + of.margin) is (said is REPRODUCED)
+        return (low - of.margin <= value <= high + of.margin) is (judged is REPRODUCED)
     lower = of.metric == "minutes"
-    if said is REPRODUCED:
+    if judged is REPRODUCED:
         return low / 1.05 <= value <= high * 1.05
-    if said is EXCEEDED:
+    if judged is EXCEEDED:
         return value < low / 1.05 if lower else value > high * 1.05
-    if said is WEAKER:
+    if judged is WEAKER:
         return value > high * 1.05 if lower else value < max(low / 1.05, low**0.25)
     return math.log(value) < 0.25 * math.log(low)
 
 
 @given(any_claim, intervals, st.floats(0, 1))
 def test_the_statement_of_a_verdict_is_true_at_every_point_of_the_interval(of, interval, at):
-    said = verdict(of, tuple(interval))
-    if said not in (INCONCLUSIVE, OPEN):
+    judged = verdict(of, tuple(interval))
+    if judged not in (INCONCLUSIVE, OPEN):
         value = min(max(interval[0] + at * (interval[1] - interval[0]), interval[0]), interval[1])
-        assert holds(of, said, value), (said, value)
+        assert holds(of, judged, value), (judged, value)
 
 
 @given(any_claim, intervals, st.floats(0, 2), st.floats(0, 2))

@@ -167,14 +167,16 @@ def test_rows_and_notebooks_of_one_side_only_are_listed_and_why(tmp_path, write)
     a = write(tmp_path / "a", time(1, 0.1), time(1, 0.1, study="gone"), time(1, 0.1, study="cuda"))
     b = write(tmp_path / "b", time(1, 0.1), time(1, 0.1, study="new", keys={"size": 3}), absent)
     write(b, time(1, 0.1, study="other"), name="02_optimize_gnn")
-    found = compare.compare(a, b)
-    alone = [(each.label, each.word, each.note, each.a, each.b) for each in found.changes if each.word != compare.SAME]
+    comparison = compare.compare(a, b)
+    alone = [
+        (each.label, each.word, each.note, each.a, each.b) for each in comparison.changes if each.word != compare.SAME
+    ]
     assert alone == [
         ("01 gone: PyG, median", "only in A", "", 1, None),
         ("01 cuda: PyG, median", "only in A", "the other is unavailable: no CUDA", 1, None),
         ("01 new, 3: PyG, median", "only in B", "", None, 1),
     ]
-    assert found.differences == ["02_optimize_gnn runs: not there | 1"] and len(found.changes) == 4
+    assert comparison.differences == ["02_optimize_gnn runs: not there | 1"] and len(comparison.changes) == 4
 
 
 def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp_path, write):
@@ -183,9 +185,9 @@ def test_a_damaged_file_is_left_out_with_a_line_and_failed_runs_are_not_read(tmp
     write(b, time(2, 0.1), at="2", status="failed")
     (b / "02_optimize_gnn/1").mkdir(parents=True)
     (b / "02_optimize_gnn/1/result.json").write_text("{")
-    found = compare.compare(a, b)
-    assert len(found.changes) == 1 and len(found.problems) == 1
-    assert "02_optimize_gnn/1/result.json is not a result file" in found.problems[0]
+    comparison = compare.compare(a, b)
+    assert len(comparison.changes) == 1 and len(comparison.problems) == 1
+    assert "02_optimize_gnn/1/result.json is not a result file" in comparison.problems[0]
 
 
 def test_what_cannot_be_compared_is_one_clear_line(tmp_path, write):

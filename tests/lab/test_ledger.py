@@ -1,4 +1,4 @@
-"""The ledger follows from rows, samples and rules alone, is shown as it is, and is computed again from its files."""
+"""The ledger follows from rows, samples and rules alone, is printed as it is, and is computed again from its files."""
 
 import io
 import json
@@ -52,8 +52,8 @@ def test_the_fastest_of_equal_forms_is_not_judged_by_the_samples_that_chose_it()
 
 def test_the_best_peer_counts_and_none_may_be_left_out():
     table = raced({"fast": 3.0, "EdgeIndex": 2.0, "CSR": 1.5})
-    found = claims.evaluate(claim(form="fast", over=["EdgeIndex", "CSR"]), table)
-    assert found.estimate.value == pytest.approx(1.5, rel=0.05)
+    evidence = claims.evaluate(claim(form="fast", over=["EdgeIndex", "CSR"]), table)
+    assert evidence.estimate.value == pytest.approx(1.5, rel=0.05)
     with pytest.raises(Untestable, match=r"needs torch\.compile in the same race"):
         claims.evaluate(claim(form="fast", over=["EdgeIndex", "torch.compile"]), table)
     without = Table(one for one in table if one.form != "PyG")
@@ -76,8 +76,8 @@ def test_a_peer_that_is_not_right_is_none_and_one_that_is_not_here_is_missed():
 def test_a_cell_whose_interval_reaches_both_sides_leaves_the_share_that_is_not_slower_open():
     of = claim(form="fast", stat="not slower", metric="share", at_least=0.95)
     for gain, noise, expected in ((1.5, 0.02, (1, 1)), (0.8, 0.02, (0, 0)), (0.98, 0.001, (1, 1)), (0.95, 0.2, (0, 1))):
-        found = claims.evaluate(of, raced({"fast": gain}, cells=("a", "b"), noise=noise)).estimate
-        assert (found.low, found.high) == expected and found.low <= found.value <= found.high
+        evidence = claims.evaluate(of, raced({"fast": gain}, cells=("a", "b"), noise=noise)).estimate
+        assert (evidence.low, evidence.high) == expected and evidence.low <= evidence.value <= evidence.high
     strict = claims.evaluate(claim(form="fast", stat="not slower", within=0), raced({"fast": 0.98}, noise=0.001))
     assert strict.estimate.high == 0 and "%" not in strict.how
 
@@ -150,7 +150,7 @@ def test_a_notebook_that_was_skipped_leaves_its_claims_untestable_with_the_reaso
     assert {j.verdict for j in judged} == {Verdict.UNTESTABLE} and {j.why for j in judged} == {"no CUDA device here"}
 
 
-# ---- shown, and computed again
+# ---- printed, and computed again
 
 
 RACE = {"study": "gat_layer", "form": "gnnlab", "stat": "ratio"}
@@ -208,8 +208,8 @@ def test_the_json_holds_claims_goals_and_what_was_not_measured(stored):
 
 
 def test_stored_results_follow_from_their_samples(stored):
-    told = "rows computed again from their samples: 6 of 8, the others have none; "
-    assert ledger.recompute(stored) == (True, [told + "claims and goals judged again: 5; all is as stored"])
+    summary = "rows computed again from their samples: 6 of 8, the others have none; "
+    assert ledger.recompute(stored) == (True, [summary + "claims and goals judged again: 5; all is as stored"])
 
 
 @pytest.mark.parametrize(

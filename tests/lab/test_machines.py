@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def plant(root, name, params_set="full", **rows):
-    found = [judged(id.replace("__", "."), *seen, 9, "").model_copy(update={"study": id}) for id, seen in rows.items()]
-    claims = [row.model_dump(mode="json") for row in found]
+    judgements = [
+        judged(id.replace("__", "."), *seen, 9, "").model_copy(update={"study": id}) for id, seen in rows.items()
+    ]
+    claims = [row.model_dump(mode="json") for row in judgements]
     place = root / machines.FOLDER / name
     place.mkdir(parents=True, exist_ok=True)
     runs = {"02": {"measured": "2026-01-02T03:04:05+00:00", "commit": "cccc"}}

@@ -46,8 +46,8 @@ def notebook(path, source=CELL, **options):
 
 
 def test_a_declaration_gives_name_type_default_meaning_and_limits(tmp_path):
-    found = parameters.declared(notebook(tmp_path))
-    assert found == DECLARED and list(found) == list(DECLARED)
+    declared = parameters.declared(notebook(tmp_path))
+    assert declared == DECLARED and list(declared) == list(DECLARED)
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def folder(tmp_path, result_file):
 
 
 def runs(folder):
-    found, problems = results.runs_of(folder)
-    return [result.run for result, _ in found["01_a"]], problems
+    by_notebook, problems = results.runs_of(folder)
+    return [result.run for result, _ in by_notebook["01_a"]], problems
 
 
 @pytest.mark.parametrize("changed", [{"parameters": {"size": 9}}, {"fingerprint": {"code": {"a.py": "2"}}}])

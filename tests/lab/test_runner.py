@@ -208,7 +208,7 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     assert outcomes["01"].status == "passed" and "runs again: its last run did not pass" in printed
     assert results.newest(folder, "01_first")[1] is None
     shutil.rmtree(folder / "01_first")
-    unwritten = "it ended without writing result.json; its last cell has to finish the session"
+    unwritten = "it ended without writing result.json; its last cell has to call finish"
     assert start(repository, "01")[0]["01"].reason == unwritten
 
 

@@ -64,7 +64,7 @@ def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_
     (lab.folder / "stages").mkdir()
     mine = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/lab"})
     other = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/mine"})
-    assert mine.need("01").run == lab.run and mine.left("stages") == lab.folder / "stages"
+    assert mine.need("01").run == lab.begun.run and mine.left("stages") == lab.folder / "stages"
     assert other.left("stages") == other.folder / "stages"
     with pytest.raises(GnnlabError, match="gnnlab run 01"):
         other.need("01")
@@ -74,7 +74,7 @@ def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_
         path = mine.finish()
         (figure,) = results.read(path).figures
         assert (path.parent / figure.png).exists() and path.is_relative_to(mine.folder)
-    assert mine.need("01").run == mine.run and lab.need("01").run == lab.run
+    assert mine.need("01").run == mine.begun.run and lab.need("01").run == lab.begun.run
     assert mine.left("stages") == mine.folder / "stages"
     assert earlier.read_bytes() == before and results.paths(lab.folder) == [earlier]
 
@@ -141,7 +141,9 @@ def test_what_a_race_is_a_choice_for_is_in_the_result_and_an_added_form_in_figur
     raced.plot()
     raced.plot("value", x="rows")
     assert [f.name for f in lab.figures] == ["copy", "copy-value"] and lab.figures[1].alt.startswith("Lines over rows")
-    assert "mine" in lab.figures[0].alt and "base" in lab.figures[0].title and "mine" in raced.shown()["form"].tolist()
+    assert (
+        "mine" in lab.figures[0].alt and "base" in lab.figures[0].title and "mine" in raced.tabulated()["form"].tolist()
+    )
     lab.race("unsaid", forms, {"4 rows": (X,)}, budget_s=0.01)
     assert results.read(lab.finish()).purposes == {"copy": "a copy of {rows}"}
 

@@ -10,8 +10,8 @@ from gnnlab.lab.table import Table, row
 FIELDS = TORCH | {"unit": "ms", "better": "lower", "statistic": "median", "interval": "95 % confidence", "n": 9}
 
 
-class Shown:
-    """In place of a session: keeps what would be shown."""
+class Page:
+    """In place of a session: figures and sentences go into lists."""
 
     def __init__(self, table):
         self.table, self.figures, self.sentences = table, {}, []
@@ -30,7 +30,7 @@ def study(*rows):
         value = given.get("value")
         ends = {} if value is None else {"low": value * 0.9, "high": value * 1.1}
         table.put(row(study="cells", **{"origin": "measured", **FIELDS, **ends, **given}))
-    return Study("cells", table.select("cells"), Shown(table))
+    return Study("cells", table.select("cells"), Page(table))
 
 
 def cells():
@@ -128,9 +128,9 @@ def test_marks_leave_the_control_out_and_group_what_has_one_reason():
 
 
 def test_a_table_has_one_column_of_values_and_says_at_its_end_why_there_is_none():
-    shown = cells().shown()
-    assert list(shown.columns) == ["size", "form", "median (ms)", "n", "origin", "why"]
-    failed = shown[shown["why"] != ""]
+    frame = cells().tabulated()
+    assert list(frame.columns) == ["size", "form", "median (ms)", "n", "origin", "why"]
+    failed = frame[frame["why"] != ""]
     assert failed[["form", "median (ms)", "n", "why"]].to_numpy().tolist() == [["npu", "failed", "0", "no such kernel"]]
 
 
@@ -153,17 +153,17 @@ def test_nothing_measured_is_said_and_not_drawn():
     measured.heat(row="form", column="device")
     measured.scatter(x="n", y="value")
     measured.only(form="cpu").marks(row="form", column="device")
-    said = ["Cells: nothing was measured."] * 3 + ["Cells, form cpu: nothing was measured."]
-    assert measured._lab.sentences == said and not measured._lab.figures
-    assert "no NPU" in measured.shown().to_string()
+    sentences = ["Cells: nothing was measured."] * 3 + ["Cells, form cpu: nothing was measured."]
+    assert measured._lab.sentences == sentences and not measured._lab.figures
+    assert "no NPU" in measured.tabulated().to_string()
     measured.marks(row="form", column="device")
     assert list(measured._lab.figures) == ["cells-marks"]
-    assert study().finding() == "Cells: nothing was measured" and len(study().shown()) == 1
+    assert study().finding() == "Cells: nothing was measured" and len(study().tabulated()) == 1
 
 
 def test_numbers_of_several_units_stand_in_one_column_each_with_its_own():
     measured = study({"form": "load", "value": 2.0, "unit": "s"}, {"form": "stored", "value": 3.0, "unit": "KiB"})
-    assert [text.rsplit(" ", 1)[1] for text in measured.shown()["median"]] == ["s", "KiB"]
+    assert [text.rsplit(" ", 1)[1] for text in measured.tabulated()["median"]] == ["s", "KiB"]
 
 
 def test_a_ratio_of_a_row_that_does_not_count_is_neither_drawn_nor_found():
