@@ -27,7 +27,7 @@ import pandas as pd
 from IPython import get_ipython
 from IPython.display import HTML, Image, Markdown, display
 
-from gnnlab import files, machine
+from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
@@ -271,9 +271,8 @@ class Lab:
         results.write(path, self._result(status, reason), self.table)
         if self._own is None:  # the runner puts it in place, when all cells have run
             return path
-        with files.locked(self.folder, "writes results to"):  # later cells may add to what is there
-            fresh = shutil.copytree(self._place, results.begin(self.folder, self.notebook), dirs_exist_ok=True)
-            return results.put(fresh, self.folder, self.notebook) / results.RESULT
+        fresh = shutil.copytree(self._place, self._place.with_suffix(".new"))  # later cells may add to what is there
+        return results.put(fresh, self.folder, self.notebook) / results.RESULT
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
         return self.begun.ended(

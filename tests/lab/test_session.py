@@ -1,7 +1,5 @@
 """A notebook's session checks its parameters, records rows, and writes one result file."""
 
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -79,19 +77,11 @@ def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_
     assert earlier.read_bytes() == before and results.paths(lab.folder) == [earlier]
 
 
-def test_papermill_alone_adds_a_run_of_its_own_and_respects_the_lock(lab, result_file):
+def test_papermill_alone_adds_a_run_of_its_own(lab, result_file):
     earlier = run_folders.put(lab.folder, result_file(), at="1")
     path = lab.finish()
     assert results.newest(lab.folder, lab.notebook) == (path, None) and earlier.exists()
     assert len(results.runs_of(lab.folder)[0][lab.notebook]) == 1
-    code = f"from pathlib import Path\nfrom gnnlab import files\nwith files.locked(Path({str(lab.folder)!r}), 'runs'):"
-    code += "\n print(1, flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
-        other.stdout.readline()
-        with pytest.raises(GnnlabError, match="another process"):
-            lab.finish()
-        other.stdin.close()
 
 
 def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):
