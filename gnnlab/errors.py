@@ -32,18 +32,18 @@ class Untestable(GnnlabError):
 
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)  # what only the disk can refuse
-SHOWN = 80  # characters of a foreign value or message that go into an error
+LONGEST = 80  # characters of a foreign value or message that go into an error
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """`repr` of a value from outside, on one line and cut to a readable length."""
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def meant(name: object, known: Iterable[str]) -> str:
     """ " (did you mean digits?)", the nearest of what is known; empty where none is near."""
-    near = difflib.get_close_matches(str(name)[:SHOWN], known, n=1)
+    near = difflib.get_close_matches(str(name)[:LONGEST], known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
@@ -57,7 +57,7 @@ def whole_numbers(least: int, /, **values: object) -> None:
     """Raises `GnnlabError` unless each of the values is an integer of `least` or more."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise GnnlabError(f"{name} must be an integer of {least} or more, got {shown(value)}")
+            raise GnnlabError(f"{name} must be an integer of {least} or more, got {quoted(value)}")
 
 
 def one_line(error: BaseException) -> str:
@@ -73,4 +73,4 @@ def one_line(error: BaseException) -> str:
     text = next((line for line in lines if not line.startswith("Exception from ")), lines[0] if lines else "")
     if not isinstance(error, GnnlabError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if len(text) <= 2 * SHOWN else f"{text[: 2 * SHOWN - 3]}..."
+    return text if len(text) <= 2 * LONGEST else f"{text[: 2 * LONGEST - 3]}..."

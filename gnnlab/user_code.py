@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gnnlab.errors import GnnlabError, meant, one_line, shown
+from gnnlab.errors import GnnlabError, meant, one_line, quoted
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def load(spec: str) -> Callable[..., Any]:
     """The function or class that `module:factory` names; within `importable`. Raises `GnnlabError` in one line."""
     module, colon, name = spec.rpartition(":")
     if not colon:
-        raise GnnlabError(f"{shown(spec)} names no function; write module:function, as in my_models:make")
+        raise GnnlabError(f"{quoted(spec)} names no function; write module:function, as in my_models:make")
     return _factory(spec, _imported(module), name)
 
 
@@ -81,7 +81,7 @@ def files_of(module: str, folder: Path) -> list[Path]:
 
 def _imported(name: str) -> Any:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise GnnlabError(f"{shown(name)} is no name of a module; write module:factory, as in my_models:make")
+        raise GnnlabError(f"{quoted(name)} is no name of a module; write module:factory, as in my_models:make")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -100,9 +100,9 @@ def _factory(spec: str, module: Any, name: str) -> Callable[..., Any]:
     if callable(factory):
         return factory
     if factory is not None:
-        raise GnnlabError(f"{spec}: {name} is no function or class but {shown(factory)}; name one that makes it")
+        raise GnnlabError(f"{spec}: {name} is no function or class but {quoted(factory)}; name one that makes it")
     public = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
     own = [key for key, value in public.items() if getattr(value, "__module__", "") == module.__name__]
     offered = sorted(own or public)
     there = ", ".join(offered[:5]) or "none"
-    raise GnnlabError(f"module {module.__name__} has no factory {shown(name)}{meant(name, offered)}; it has {there}")
+    raise GnnlabError(f"module {module.__name__} has no factory {quoted(name)}{meant(name, offered)}; it has {there}")

@@ -23,7 +23,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from gnnlab.errors import SHOWN, GnnlabError, shown
+from gnnlab.errors import LONGEST, GnnlabError, quoted
 from gnnlab.workloads.edge_networks import FEATURES, NODE_TYPES, State
 
 MOST = 1_000_000
@@ -95,7 +95,7 @@ def check(state: State | bytes) -> CheckedState:
     except msgspec.ValidationError as error:
         raise GnnlabError(_message(state, str(error))) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise GnnlabError(f"not JSON: {str(error)[:SHOWN]}") from None
+        raise GnnlabError(f"not JSON: {str(error)[:LONGEST]}") from None
     node_ids = tuple(map(_node_id, parsed.nodes))
     return CheckedState(parsed.nodes, node_ids, _topology(node_ids, parsed.links))
 
@@ -122,12 +122,12 @@ def _topology(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> 
     row_of: dict[str, int] = {}
     for row, node_id in enumerate(node_ids):
         if (first := row_of.setdefault(node_id, row)) != row:
-            raise GnnlabError(f"node {shown(node_id)}: its node_id is that of nodes {first} and {row} (from 0)")
+            raise GnnlabError(f"node {quoted(node_id)}: its node_id is that of nodes {first} and {row} (from 0)")
     pairs: dict[tuple[int, int], None] = {}
     for place, (a, b) in enumerate(links):
         ends = row_of.get(a), row_of.get(b)
         if None in ends or a == b or ends in pairs or ends[::-1] in pairs:
-            raise GnnlabError(f"link {place} (from 0), {shown([a, b])}: a link joins two different nodes, given once")
+            raise GnnlabError(f"link {place} (from 0), {quoted([a, b])}: a link joins two different nodes, given once")
         pairs[ends] = None
     ends = np.fromiter(chain.from_iterable(pairs), np.int64, 2 * len(pairs)).reshape(-1, 2).T
     return Topology(np.concatenate([ends, ends[::-1]], axis=1), len(node_ids))
@@ -136,13 +136,13 @@ def _topology(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> 
 def _message(state: Any, problem: str) -> str:
     """The problem in one line, after the id of the node that it concerns."""
     text = " ".join(problem.split())  # the name of an unknown field may hold anything
-    text = text if len(text) <= 2 * SHOWN else f"{text[: 2 * SHOWN - 3]}..."
+    text = text if len(text) <= 2 * LONGEST else f"{text[: 2 * LONGEST - 3]}..."
     place = re.search(r"\$\.nodes\[(\d+)\]", problem)
     if place is None:
         return text
     try:
         plain = msgspec.json.decode(state) if isinstance(state, bytes) else state
-        return f"node {shown(plain['nodes'][int(place[1])]['node_id'])}: {text}"
+        return f"node {quoted(plain['nodes'][int(place[1])]['node_id'])}: {text}"
     except (msgspec.DecodeError, TypeError, KeyError):  # not JSON behind the problem, or a node without an id
         return text
 

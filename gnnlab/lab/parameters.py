@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML, YAMLError
 
-from gnnlab.errors import GnnlabError, first_wrong, meant, one_line, shown
+from gnnlab.errors import GnnlabError, first_wrong, meant, one_line, quoted
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 FORM = "`name: type = literal  # meaning; range or choices`"
@@ -66,7 +66,7 @@ class Parameter:
             return self._adapter.validate_python(value)
         except ValidationError as error:
             what = first_wrong(error)[1]
-            wrong = shown(error.errors()[0]["input"])
+            wrong = quoted(error.errors()[0]["input"])
             raise GnnlabError(f"{self.name}: got {wrong}; {what[0].lower()}{what[1:]}") from None
 
 
@@ -106,7 +106,7 @@ def declared(path: Path) -> dict[str, Parameter]:
         except GnnlabError as error:
             raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
         except (AttributeError, ValueError, TypeError, SyntaxError):
-            raise GnnlabError(f"{path.name}, cell 'parameters': {shown(line)} is not of the form {FORM}") from None
+            raise GnnlabError(f"{path.name}, cell 'parameters': {quoted(line)} is not of the form {FORM}") from None
     return parameters
 
 
@@ -127,7 +127,7 @@ def check(given: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[s
 def unknown(name: Any, declared: Mapping[str, Any]) -> str:
     """The sentence that says that a parameter does not exist, with the closest that does."""
     hint = meant(name, declared) or f"; known are {', '.join(declared) or 'none'}"
-    return f"unknown parameter {shown(name)}{hint}"
+    return f"unknown parameter {quoted(name)}{hint}"
 
 
 def _from_yaml(text: str) -> Any:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations, product
 from typing import Any
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, quoted
 
 RATIOS = (0.3, 0.5, 0.7)  # parts that the first of two units which share a graph may take
 
@@ -88,9 +88,9 @@ def parse(text: str | Sequence) -> Plan:
     if isinstance(text, str):
         given = _listed(text.strip()) if text.strip().startswith("[") else _worded(text.strip())
         if given is None:
-            raise GnnlabError(f"plan {shown(text)} is not understood; write it as {_EXAMPLE}")
+            raise GnnlabError(f"plan {quoted(text)} is not understood; write it as {_EXAMPLE}")
     if not isinstance(given, (list, tuple)) or not given:
-        raise GnnlabError(f"plan {shown(text)} has no blocks; write it as {_EXAMPLE}")
+        raise GnnlabError(f"plan {quoted(text)} has no blocks; write it as {_EXAMPLE}")
     return Plan(tuple(map(_block, given)))
 
 
@@ -134,8 +134,8 @@ def _block(entry: Any) -> Block:
         right = False
     if not right:
         raise GnnlabError(
-            f'block {shown(entry)} is no [units, stages, ratios], as [["CPU","GPU"],[1,2,3],[0.5,0.5]]: names; numbers '
-            "that rise by one; and for several units a ratio each, above 0, that add up to 1"
+            f'block {quoted(entry)} is no [units, stages, ratios], as [["CPU","GPU"],[1,2,3],[0.5,0.5]]: names; '
+            "numbers that rise by one; and for several units a ratio each, above 0, that add up to 1"
         )
     return Block(tuple(units), stages[0], stages[-1], tuple(map(float, ratios)))
 

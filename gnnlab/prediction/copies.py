@@ -24,7 +24,7 @@ from sklearn.isotonic import IsotonicRegression
 from gnnlab import machine
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.campaign.cells import Cell
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, quoted
 from gnnlab.export.export import export
 from gnnlab.profiling import timing
 from gnnlab.profiling.estimates import CONFIDENCE
@@ -62,7 +62,7 @@ class CopyCurve:
     def __post_init__(self) -> None:
         _check_sweep(self.size_bytes, self.at_ms, self.low_ms, self.high_ms)
         if (np.diff(self.size_bytes) <= 0).any() or (np.diff(self.at_ms) < 0).any():
-            raise GnnlabError(f"a sweep of copies whose sizes or times fall: {shown(self.at_ms)} ms")
+            raise GnnlabError(f"a sweep of copies whose sizes or times fall: {quoted(self.at_ms)} ms")
 
     @classmethod
     def fit(cls, table: pd.DataFrame) -> CopyCurve:
@@ -115,8 +115,8 @@ def _check_sweep(*columns: Any) -> None:
     numbers = np.array(columns, dtype=float)
     if numbers.shape[1] < 2 or not (np.isfinite(numbers).all() and (numbers > 0).all()):
         raise GnnlabError(
-            f"a sweep of {numbers.shape[1]} sizes with times {shown(numbers[1].tolist())} ms; at least two sizes, each "
-            "with a time above 0, are needed"
+            f"a sweep of {numbers.shape[1]} sizes with times {quoted(numbers[1].tolist())} ms; at least two sizes, "
+            "each with a time above 0, are needed"
         )
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.errors import GnnlabError, first_wrong, shown
+from gnnlab.errors import GnnlabError, first_wrong, quoted
 from gnnlab.files import read_json, write_json
 from gnnlab.prediction.copies import CONDITIONS, HIDDEN, MeasuredTransfers
 from gnnlab.prediction.predictor import TimePredictor
@@ -217,10 +217,10 @@ def _validated(kind: Any, path: Path, remedy: str, keys: str = "") -> Any:
     data = read_json(path, remedy)
     for key in data if keys and isinstance(data, dict) else ():
         if not re.fullmatch(_KEYS[keys], key, re.ASCII):
-            raise GnnlabError(f'{path}: key {shown(key)} is not understood; write "{keys}"')
+            raise GnnlabError(f'{path}: key {quoted(key)} is not understood; write "{keys}"')
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
         where, what = first_wrong(error)
-        got = shown(error.errors()[0]["input"])
+        got = quoted(error.errors()[0]["input"])
         raise GnnlabError(f"{path}, {where or 'all of it'}: {what}, got {got}; {remedy}") from None

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch_geometric.data.data import BaseData
 
-from gnnlab.errors import GnnlabError, ParityError, one_line, shown
+from gnnlab.errors import GnnlabError, ParityError, one_line, quoted
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
@@ -113,19 +113,19 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
         raise GnnlabError(f"{path} defines no {' and no '.join(lacking)}; a claim needs {', '.join(_NEEDED)}")
     for name in ("before", "after"):
         if not callable(defined[name]):
-            raise GnnlabError(f"{path}: {name} is {shown(defined[name])}; a function or a module is needed")
+            raise GnnlabError(f"{path}: {name} is {quoted(defined[name])}; a function or a module is needed")
     if isinstance(defined["before"], nn.Module):
         inputs = models.bind(defined["before"], inputs, str(path))
     if not isinstance(inputs, Mapping | tuple):
         inputs = (inputs,)
     if not isinstance(defined["claim"], str):
-        raise GnnlabError(f'{path}: claim is {shown(defined["claim"])}; words are needed, as "1.5x"')
+        raise GnnlabError(f'{path}: claim is {quoted(defined["claim"])}; words are needed, as "1.5x"')
     read_claim(defined["claim"])
     mode, tolerance = defined.get("mode", "inference"), defined.get("tolerance", RTOL_FLOAT32)
     if mode not in ("inference", "training"):
-        raise GnnlabError(f"{path}: mode is {shown(mode)}; inference and training are understood")
+        raise GnnlabError(f"{path}: mode is {quoted(mode)}; inference and training are understood")
     if type(tolerance) not in (int, float) or not 0 <= tolerance < 1:
-        raise GnnlabError(f"{path}: tolerance is {shown(tolerance)}; a number from 0 to below 1 is needed")
+        raise GnnlabError(f"{path}: tolerance is {quoted(tolerance)}; a number from 0 to below 1 is needed")
     return ClaimFile(defined["before"], defined["after"], inputs, defined["claim"], mode, float(tolerance))
 
 
@@ -236,7 +236,7 @@ def read_claim(words: str) -> list[ClaimPart]:
     """
     parts = [part.strip() for part in re.split(r",| and ", " ".join(words.lower().split())) if part.strip()]
     if not parts:
-        raise GnnlabError(f"the claim {shown(words)} says nothing; understood are {KNOWN}")
+        raise GnnlabError(f"the claim {quoted(words)} says nothing; understood are {KNOWN}")
     return [_part(part) for part in parts]
 
 
@@ -249,7 +249,7 @@ def _part(text: str) -> ClaimPart:
     effect = _EFFECT.fullmatch(text)
     low, high = _ratios(effect) if effect else (0.0, 0.0)
     if not 1 < low <= high:
-        raise GnnlabError(f"the claim {shown(text)} is not understood; understood are {KNOWN}")
+        raise GnnlabError(f"the claim {quoted(text)} is not understood; understood are {KNOWN}")
     what, least = "memory" if effect["memory"] else "time", effect["least"] or ""
     size = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     reading = f"{what} before over {what} after is {least}{size}"

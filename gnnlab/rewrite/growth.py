@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, quoted
 from gnnlab.profiling.memory import MIB, hold, storages
 from gnnlab.profiling.scaling import generate_scaling_graphs
 from gnnlab.profiling.timing import sample, stopwatch
@@ -113,7 +113,7 @@ def _training_step(net: nn.Module) -> Callable[[Data], Tensor]:
 def _nodes_and_edges(size: str) -> tuple[int, int]:
     nodes, _, edges = size.partition("/")
     if not (nodes.isdecimal() and edges.isdecimal() and int(nodes) and int(edges)):
-        raise GnnlabError(f"size {shown(size)}: write nodes/edges, as in 20000/100000")
+        raise GnnlabError(f"size {quoted(size)}: write nodes/edges, as in 20000/100000")
     return int(nodes), int(edges)
 
 

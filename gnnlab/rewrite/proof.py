@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, one_line, shown
+from gnnlab.errors import GnnlabError, one_line, quoted
 from gnnlab.profiling.context import Conditions, ProfilingContext, call
 from gnnlab.profiling.races import ROUNDING, RTOL_FLOAT32, Reference, directions, in_float64, relative_error
 from gnnlab.profiling.tensors import tensors_in
@@ -71,7 +71,7 @@ def load(spec: str, graph: str, train: bool) -> UserModel:
     """
     if ":" not in spec:
         raise GnnlabError(
-            f"{shown(spec)} is no module:factory; write a function that makes your model, as my_models:make"
+            f"{quoted(spec)} is no module:factory; write a function that makes your model, as my_models:make"
         )
     if train:
         nn.functional.dropout = torch.dropout = _no_dropout
@@ -122,7 +122,7 @@ def _outputs(user: UserModel) -> list[Tensor]:
     leaves = [leaf for leaf in pytree.tree_leaves(call(user.model, user.batch)) if leaf is not None]
     foreign = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
     if foreign or not leaves:
-        what = f"{type(foreign[0]).__name__} {shown(foreign[0])}" if foreign else "no tensor"
+        what = f"{type(foreign[0]).__name__} {quoted(foreign[0])}" if foreign else "no tensor"
         raise GnnlabError(
             f"{user.spec}: its forward returns {what}; a tensor, or tuples, lists and dicts of tensors are needed"
         )

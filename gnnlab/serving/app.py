@@ -23,7 +23,7 @@ import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gnnlab import __version__
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, quoted
 from gnnlab.inference.states import CheckedState, NetworkState, check, check_or_error
 from gnnlab.serving.service import Refused, Service, busy
 from gnnlab.serving.settings import ServiceSettings, configure
@@ -161,7 +161,7 @@ def _options(query: bytes) -> tuple[str, bool]:
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         if value not in OPTIONS.get(name, ()):
             known = "; ".join(f"{name}: {', '.join(values)}" for name, values in OPTIONS.items())
-            raise GnnlabError(f"{shown(name)}: {shown(value)} given, known are {known}")
+            raise GnnlabError(f"{quoted(name)}: {quoted(value)} given, known are {known}")
         given[name] = value
     return given["model_type"], given["scores"] == "true"
 

@@ -16,7 +16,7 @@ from redis.connection import parse_url
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from gnnlab.errors import GnnlabError, first_wrong, shown
+from gnnlab.errors import GnnlabError, first_wrong, quoted
 
 PREFIX, NONE = "GNNLAB_SERVE_", "none"
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
@@ -81,7 +81,7 @@ def configure(**given: Any) -> ServiceSettings:
         return ServiceSettings(**given)
     except ValidationError as error:
         name, wrong = first_wrong(error)  # no name: a URL, which names itself
-        text = f"{name}: {shown(error.errors()[0]['input'])} given, " if name else ""
+        text = f"{name}: {quoted(error.errors()[0]['input'])} given, " if name else ""
         raise GnnlabError(f"{text}{wrong}; see gnnlab serve --help") from None
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import SAGEConv
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, quoted
 from gnnlab.workloads.edge_networks import NODE_TYPES, costs
 
 MODEL_TYPES = ("dqn", "ppo", "hybrid")
@@ -45,7 +45,7 @@ class EdgeAllocator(nn.Module):
     def __init__(self, model_type: str, hidden: int = 64) -> None:
         super().__init__()
         if model_type not in MODEL_TYPES:
-            raise GnnlabError(f"model_type {shown(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
+            raise GnnlabError(f"model_type {quoted(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
         self.model_type = model_type
         # divisors of the logarithms, so that usual values come out about 1
         self.register_buffer("scale", torch.tensor([5.0, 3.0, 5.0, 2.0]), persistent=False)

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, quoted
 
 State = dict[str, Any]  # {"nodes": [{"node_id": str, feature: number, ...}, ...], "links": [[node_id, node_id], ...]}
 
@@ -65,7 +65,7 @@ def edges(state: Mapping[str, Any]) -> np.ndarray:
     try:
         pairs = [(row[a], row[b]) for a, b in state.get("links", ())]
     except KeyError as error:
-        raise GnnlabError(f"a link names {shown(error.args[0])}, which is no node_id of this network") from None
+        raise GnnlabError(f"a link names {quoted(error.args[0])}, which is no node_id of this network") from None
     back = [(b, a) for a, b in pairs]
     return np.array(pairs + back, dtype=np.int64).reshape(-1, 2).T.copy()
 

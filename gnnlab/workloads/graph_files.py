@@ -21,7 +21,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 from torch_geometric.utils import from_scipy_sparse_matrix
 
-from gnnlab.errors import GnnlabError, shown
+from gnnlab.errors import GnnlabError, quoted
 
 NAMES = {"src": "source", "from": "source", "dst": "target", "to": "target"}  # of columns, beside our own
 COLUMNS = ["source", "target", "weight"]
@@ -43,11 +43,11 @@ def read_edge_list(path: Path) -> Data:
     if {"source", "target"} <= set(header):
         rows = rows.iloc[1:].set_axis(header, axis=1)
     elif len(rows) > 1 and not integers.iloc[0] and integers.iloc[1:].all():  # names above integers are no edge
-        raise GnnlabError(f"the header {shown(','.join(rows.iloc[0]))} is not understood")
+        raise GnnlabError(f"the header {quoted(','.join(rows.iloc[0]))} is not understood")
     else:
         rows = rows.set_axis(COLUMNS[: rows.shape[1]], axis=1)
     if rows.empty or not rows.columns.is_unique:
-        raise GnnlabError(f"{len(rows)} edges of the columns {shown(','.join(rows))}")
+        raise GnnlabError(f"{len(rows)} edges of the columns {quoted(','.join(rows))}")
     names = pd.concat([rows["source"], rows["target"]]).fillna("")
     if names.str.fullmatch("|-[0-9]+").any():
         raise GnnlabError("the name of a node is empty or a negative number")
@@ -117,7 +117,7 @@ def read_pt(path: Path) -> Data:
         name = re.search(r"GLOBAL (\S+)", str(error))
         raise GnnlabError(f"it holds {name[1]}" if name else "it holds no saved object") from error
     if not isinstance(data, Data):
-        raise GnnlabError(f"it holds {shown(data)}")
+        raise GnnlabError(f"it holds {quoted(data)}")
     return data
 
 

@@ -23,7 +23,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
-from gnnlab.errors import GnnlabError, shown, whole_numbers
+from gnnlab.errors import GnnlabError, quoted, whole_numbers
 
 FIELDS = {"lap": "laplacian_eigenvector_pe", "rwse": "random_walk_pe"}  # the names that PyG gives them
 PE_TYPES = ("none", *FIELDS)
@@ -65,7 +65,7 @@ class GraphTransformer(nn.Module):
         for name, (given, allowed) in choices.items():
             if given not in allowed:
                 needed = f"{name} must be one of {', '.join(allowed)}"
-                raise GnnlabError(f"graph_transformer: {needed}, got {shown(given)}")
+                raise GnnlabError(f"graph_transformer: {needed}, got {quoted(given)}")
         for name, size in sizes.items():
             setattr(self, name, size)
         self.mpnn_type, self.pe_type = mpnn_type, pe_type

@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.transforms import LocalDegreeProfile
 
-from gnnlab.errors import GnnlabError, meant, one_line, shown
+from gnnlab.errors import GnnlabError, meant, one_line, quoted
 from gnnlab.workloads import graph_files, random_graphs, symptom_gat
 from gnnlab.workloads.tables import read_file
 
@@ -64,7 +64,7 @@ def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
     else:
         known = [*BUNDLED, "random:", *(f"{family}:" for family in FAMILIES), "pyg:"]
         allowed = f"{', '.join(known)} or a path to {', '.join(graph_files.READERS)}"
-        raise GnnlabError(f"{shown(spec)} is no graph{meant(spec, [*known, *SETS])}: {allowed} are understood")
+        raise GnnlabError(f"{quoted(spec)} is no graph{meant(spec, [*known, *SETS])}: {allowed} are understood")
     data = checked(data, str(spec))
     data.name = name
     return data
@@ -92,9 +92,9 @@ def _from_pyg(spec: str, folder: Path) -> Data:
     class_name, names = FAMILIES.get(family, (rest.partition(":")[0], ()))
     name = rest if names else rest.partition(":")[2]
     if class_name not in datasets.__all__:
-        raise GnnlabError(f"PyG has no data set {shown(class_name)}{meant(class_name, datasets.__all__)}")
+        raise GnnlabError(f"PyG has no data set {quoted(class_name)}{meant(class_name, datasets.__all__)}")
     if names and name not in names:
-        raise GnnlabError(f"{class_name} has no data set {shown(name)}; it has {', '.join(names)}")
+        raise GnnlabError(f"{class_name} has no data set {quoted(name)}; it has {', '.join(names)}")
     root = folder / (f"{class_name}-{name}" if name else class_name)
     try:
         kind = getattr(datasets, class_name)
@@ -102,7 +102,7 @@ def _from_pyg(spec: str, folder: Path) -> Data:
         return kind(**options, **({"name": name} if name else {}))[int(index or 0)]
     except Exception as error:  # whatever PyG or the data set's reader raises
         raise GnnlabError(
-            f"PyG gives no {shown(spec)}: {one_line(error)}; {family}:NAME or {family}:NAME[7] is understood, the "
+            f"PyG gives no {quoted(spec)}: {one_line(error)}; {family}:NAME or {family}:NAME[7] is understood, the "
             f"first use needs a network; if an earlier download broke off, delete {root}"
         ) from error
 
@@ -117,7 +117,7 @@ def of_size(size: str, features: int) -> Data:
     """
     nodes, slash, edges = size.partition("/")
     if not slash:
-        raise GnnlabError(f"size {shown(size)}: write nodes/edges, as in 1000/10000")
+        raise GnnlabError(f"size {quoted(size)}: write nodes/edges, as in 1000/10000")
     graph = load("symptoms" if size == "58/776" else f"random:nodes={nodes},edges={edges},features=1,seed=42")
     x = torch.randn(graph.num_nodes, features, generator=torch.Generator().manual_seed(0))
     return Data(x=x, edge_index=graph.edge_index, num_nodes=graph.num_nodes, name=size)

@@ -25,7 +25,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.nn import Sequential
 
 from gnnlab import user_code
-from gnnlab.errors import GnnlabError, meant, one_line, shown, whole_numbers
+from gnnlab.errors import GnnlabError, meant, one_line, quoted, whole_numbers
 from gnnlab.workloads import graphs
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
@@ -59,7 +59,7 @@ class Workload:
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-            raise GnnlabError(f"device {shown(device)} cannot be used here: {one_line(error)}") from error
+            raise GnnlabError(f"device {quoted(device)} cannot be used here: {one_line(error)}") from error
         return replace(self, model=self.model.to(device), batch=converted(self.batch, lambda t: t.to(device)))
 
     def describe(self) -> dict[str, int | float]:
@@ -92,7 +92,7 @@ def build(
     kind = BUILT_IN.get(model_spec) if isinstance(model_spec, str) else None
     if kind is None and not callable(model_spec) and ":" not in str(model_spec):
         known = f"{', '.join(BUILT_IN)} or module:factory are understood"
-        raise GnnlabError(f"{shown(model_spec)} is no model{meant(model_spec, BUILT_IN)}: {known}")
+        raise GnnlabError(f"{quoted(model_spec)} is no model{meant(model_spec, BUILT_IN)}: {known}")
     whole_numbers(1, batch_size=batch_size)
     function = graph_spec.removeprefix(INPUTS) if str(graph_spec).startswith(INPUTS) else None
     if function is not None and kind is not None:
@@ -179,7 +179,7 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
         factory = spec if callable(spec) else user_code.load(spec)
         model = user_code.call(name, factory, *((data,) if _wants_graph(factory) else ()), **options)
         if not isinstance(model, nn.Module):
-            raise GnnlabError(f"{name} must return a torch.nn.Module, it returned {shown(model)}")
+            raise GnnlabError(f"{name} must return a torch.nn.Module, it returned {quoted(model)}")
     batch = bind(model, data, name)
     _try(name, model, batch)
     return name, model, batch
@@ -213,7 +213,7 @@ def given_inputs(spec: str, seed: int = 0) -> Any:
     if not isinstance(inputs, tuple | list | dict | torch.Tensor | BaseData):
         raise GnnlabError(
             f"{spec} must return what forward takes, as a tuple, a dict by the names of its arguments, a tensor, a "
-            f"Data or a HeteroData; it returned {shown(inputs)}"
+            f"Data or a HeteroData; it returned {quoted(inputs)}"
         )
     return tuple(inputs) if isinstance(inputs, list) else inputs
 

@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, first_wrong, shown
+from gnnlab.errors import GnnlabError, first_wrong, quoted
 
 EXPONENT = 2.5
 MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32
@@ -54,7 +54,7 @@ def generate(text: str) -> Data:
     except ValidationError as error:
         name, wrong = first_wrong(error)
         allowed = ", ".join(f"{field}=" for field in RandomSpec.model_fields)
-        at = f"{name}={shown(given.get(name, ''))}: " if name else ""
+        at = f"{name}={quoted(given.get(name, ''))}: " if name else ""
         raise GnnlabError(f"random graph: {at}{wrong}; allowed are {allowed}") from None
     rng = np.random.default_rng(spec.seed)
     power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from gnnlab.errors import GnnlabError, meant, one_line, shown
+from gnnlab.errors import GnnlabError, meant, one_line, quoted
 
 SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text, an identifier or a quantity
@@ -123,7 +123,7 @@ def load(path: str | Path, *, fields: Sequence[str], targets: Sequence[str]) -> 
     path = Path(path)
     for what, names in {"fields": fields, "targets": targets}.items():
         if isinstance(names, str) or not names:
-            raise GnnlabError(f"{path}: {what} must name one column or more, as [name, name], got {shown(names)}")
+            raise GnnlabError(f"{path}: {what} must name one column or more, as [name, name], got {quoted(names)}")
     if len({*fields, *targets}) < len(fields) + len(targets):
         raise GnnlabError(f"{path}: a column is asked for twice; name each field and target once")
     columns = read_columns(path, [*fields, *targets])
@@ -194,7 +194,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
     frame = read_file(path, READERS)
     for name in names:
         if name not in frame:
-            there = shown(", ".join(frame))
+            there = quoted(", ".join(frame))
             raise GnnlabError(f"{path}: there is no column {name!r}{meant(name, frame)}; there are {there}")
     if frame.empty:
         raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
