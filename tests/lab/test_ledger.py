@@ -195,13 +195,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
     assert cells["goal.gat"][0] == "at least 1.5×" and "2 goals: met 1, missed 1" in of_goals
     assert "notebook 02 has no result here: 1 row" in of_goals
     assert "02_x/a/result.json is not a result file of this version" in of_goals
-
-
-def test_the_json_holds_claims_goals_and_what_was_not_measured(stored):
-    data = ledger.judge(stored).to_dict()
-    assert [row["id"] for row in data["claims"]] == [row["id"] for row in CATALOGUE[:5]]
-    assert data["claims"][0]["runs"] == 2 and data["claims"][0]["low"] < 2 < data["claims"][0]["high"]
-    assert data["not_measured"] == ["other.claim"] and data["problems"] == []
+    assert ledger.judge(stored).to_dict()["not_measured"] == ["other.claim"]
 
 
 # ---- computed again
@@ -228,7 +222,7 @@ def test_a_digit_that_was_changed_is_named_with_the_verdict_that_rests_on_it(sto
         content[part][place][name] *= by
     write_json(stored / file, content)
     follows, lines = ledger.recompute(stored)
-    assert not follows and any(each.startswith(line) for each in lines), lines
+    assert not follows and any(each.startswith(line) for each in lines)
 
 
 def test_a_ledger_that_is_missing_is_one_line(stored):

@@ -1,8 +1,6 @@
 """A run is whole or not there, reads back as it was written, and is told apart from others."""
 
 import errno
-import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -41,13 +39,10 @@ def test_rows_and_samples_read_back_as_they_were_written(tmp_path, result_file):
     assert list(pd.read_parquet(path.with_name(results.SAMPLES)).columns) == ["row", "sample", "value"]
 
 
-@pytest.mark.parametrize("fields", [{"value": 3.5}, {"value": math.nan}, {"status": "failed"}, {"speed": 1}])
-def test_a_row_that_contradicts_itself_is_refused_in_a_file_too(tmp_path, result_file, fields):
+def test_a_row_that_contradicts_itself_is_refused_in_a_file_too(tmp_path, result_file):
     path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())
-    content = json.loads(path.read_text())
-    content["rows"][0] |= fields
-    path.write_text(json.dumps(content))
+    path.write_text(path.read_text().replace('"value": 2.0', '"value": 3.5'))
     with refused(r"01_a/1/result\.json is not a result file of this version: rows\.0"):
         results.read(path)
 
@@ -61,17 +56,13 @@ def test_a_damaged_or_missing_file_is_refused_in_one_line_that_says_what_to_do(t
         results.read(path)
 
 
-def damage(path):
-    path.write_bytes(path.read_bytes()[:-9])
-
-
 def of_another_result(path):
     other = Table()
     put(other, "s", {}, "PyG", [1.0, 2.0])
     other.write_samples(path)
 
 
-@pytest.mark.parametrize("change", [damage, of_another_result, Path.unlink])
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"PAR1"), of_another_result, Path.unlink])
 def test_samples_that_are_damaged_or_missing_or_of_another_result_are_refused_in_one_line(
     tmp_path, result_file, change
 ):
@@ -107,7 +98,7 @@ def test_a_run_counts_once_the_newest_first_and_those_made_from_something_else_n
 
 
 def test_a_run_that_cannot_be_read_is_a_line_and_the_others_count(folder):
-    damage(folder / "01_a/b/samples.parquet")
+    (folder / "01_a/b/samples.parquet").write_text("PAR1")
     (folder / "01_a/a/result.json").write_text("{")
     readable, problems = runs(folder)
     assert readable == ["c"] and len(problems) == 2
