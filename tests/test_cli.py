@@ -218,7 +218,7 @@ def test_a_column_in_which_nothing_stands_is_left_out():
 def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
     code, out, _ = said(capsys, "params", "01")
     assert code == 0 and "01_first" in out
-    assert "a whole number from 8 to 1,024" in out and "[/b]" in out and "[red]not markup[/red]" in out
+    assert "8..1024" in out and "[/b]" in out and "[red]not markup[/red]" in out
     code, _, err = said(capsys, "params", "07")
     assert code == 2 and "there is no notebook '07'" in err
 

@@ -55,7 +55,8 @@ def commanded(without, commands, folder):
 def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path):
     (code, listed, _), answered = commanded(without, [UNITS, INFER], tmp_path)
     assert code == 0 and answered[0] == 0, answered[2]
-    usable = {line.split()[0]: line.split()[1] for line in listed.splitlines() if ":" in line.partition(" ")[0]}
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in listed.splitlines()]
+    usable = {row[0]: row[1] for row in rows if len(row) > 1}
     assert usable["torch:CPU"] == "yes" and (missing is None or usable[missing] == "no")
     whole = commanded("none_of_these", [INFER], tmp_path)[0]
     scores = [[json.loads(line)["score"] for line in each[1].splitlines()] for each in (answered, whole)]
