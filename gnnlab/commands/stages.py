@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Export, measure and analyze, as far as the options ask for; prints a line for each step, then the report."""
-    from gnnlab.files import locked
+    from gnnlab.lab.results import only_run
     from gnnlab.units import registry
 
     steps = [name for name in ("export", "measure", "analyze") if arguments.all or getattr(arguments, name)]
@@ -62,7 +62,7 @@ def run(arguments: Namespace) -> int:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
     given, folder = _parameters(arguments)
     registry.tried(given.units)
-    with locked(folder, "runs notebooks into"):
+    with only_run(folder):
         for step in steps:
             _STEPS[step](given, folder)
     return 0

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,20 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def execute(
-    path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float, **environment: str
+    path: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    timeout_s: float,
+    bar: str | None = None,
+    **environment: str,
 ) -> tuple[str, str | None]:
     """Execute the notebook at `path` with `parameters` in the working directory, its kernel in this environment and
-    `environment`; the notebook `output` grows cell by cell.
+    `environment`; the notebook `output` grows cell by cell. `bar` is the title of a progress bar on the terminal.
 
     Returns "passed", "failed" or "timeout", and why. Only Ctrl-C (`KeyboardInterrupt`) passes through, after the worker
     has ended.
     """
-    asked = {"input_path": _literal(path), "output_path": _literal(output), "parameters": dict(parameters)}
+    asked = {"input_path": _literal(path), "output_path": _literal(output), "parameters": dict(parameters), "bar": bar}
     asked |= {"cwd": str(Path.cwd()), "environment": {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", **environment}}
     with Worker(keep_memory=False) as worker:
         answer = worker.call(f"{__name__}:in_worker", asked, timeout_s=timeout_s)
@@ -46,7 +52,7 @@ def execute(
     return "failed", short(f"could not be executed ({answer.reason}); {NOT_A_CELL}")
 
 
-def in_worker(environment: dict[str, str], **arguments: Any) -> tuple[str, str, int] | None:
+def in_worker(environment: dict[str, str], bar: str | None, **arguments: Any) -> tuple[str, str, int] | None:
     """`papermill.execute_notebook(**arguments)` with exactly this `environment`.
 
     Returns the error of a cell: its class, its text and the number of the cell; None where all cells ran.
@@ -56,9 +62,14 @@ def in_worker(environment: dict[str, str], **arguments: Any) -> tuple[str, str, 
     os.environ.clear()
     os.environ.update(environment)
     logging.disable(logging.CRITICAL)
+    progress: Any = False
+    with suppress(OSError):  # no terminal, no bar
+        if bar:
+            screen = Path("CONOUT$" if os.name == "nt" else "/dev/tty").open("w")  # noqa: SIM115  to the process' end
+            progress = {"desc": bar, "leave": False, "file": screen}
     options = {"kernel_name": "python3", "language": "python", "coalesce_streams": True, "store_widget_state": False}
     try:
-        execute_notebook(**arguments, **options, **LIMITS, progress_bar=False)
+        execute_notebook(**arguments, **options, **LIMITS, progress_bar=progress)
     except PapermillExecutionError as error:
         return error.ename, error.evalue, error.exec_count
 

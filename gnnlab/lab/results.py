@@ -2,16 +2,20 @@
 
     outputs/quick/02_optimize_gnn/20261122-101503-004217/     result.json  samples.parquet  notebook.ipynb  figures/
 
-The JSON is the truth of a run; ledger, reports and comparisons are computed from it. The newest run that passed is the
-result; earlier ones that were made from the same are pooled with it (`runs_of`). A run that failed stands beside them.
-A run is written elsewhere in the folder first, so wherever a process ends, the runs before it are there, or the new
-one, too. A rename cannot replace a folder with something in it: so each run has a name of its own.
+The JSON is the truth of a run (its schema: `docs/result-file.schema.json`); ledger, reports and comparisons are
+computed from it. The newest run that passed is the result; earlier ones that were made from the same are pooled with it
+(`runs_of`). A run that failed stands beside them. A run is written elsewhere in the folder first, so wherever a process
+ends, the runs before it are there, or the new one, too. A rename cannot replace a folder with something in it: so each
+run has a name of its own.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -20,12 +24,13 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from gnnlab.errors import GnnlabError, first_wrong
-from gnnlab.files import write_json
+from gnnlab.files import LOCK, locked, write_json
 
 from .table import Row, Strict, Table
 
 SCHEMA_VERSION = 2
 RESULT, SAMPLES, NOTEBOOK = "result.json", "samples.parquet", "notebook.ipynb"  # in the folder of a run
+MARK = ".gnnlab"  # in every outputs folder
 END = "gnnlab_end"  # in the metadata of an output: later cells were not run
 PLACE = "GNNLAB_RUN"  # in the environment of a kernel that the runner started: the folder that its run fills
 RUN = "gnnlab_run"  # in the metadata of an output of an executed notebook: the `run` of its result file
@@ -86,6 +91,26 @@ class ResultFile(Strict):
         took = datetime.now(UTC) - datetime.fromisoformat(self.started)
         known = {"status": Status(status), "reason": reason, "seconds": round(max(0.0, took.total_seconds()), 1)}
         return self.model_copy(update=known | fields)
+
+
+def claim(folder: Path) -> None:
+    """Make `folder` an outputs folder. Raises `GnnlabError` where it has files in it and is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    foreign = sorted({path.name for path in folder.iterdir()} - {LOCK})
+    if foreign and not (folder / MARK).exists():
+        raise GnnlabError(
+            f"output_dir {folder} is not empty and is no outputs folder of this gnnlab ({foreign[0]} is there); "
+            "choose a new folder or an empty one, or move this one away"
+        )
+    (folder / MARK).touch()
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which `claim` makes or refuses, for this process; another that runs into it is a `GnnlabError`."""
+    claim(folder)
+    with locked(folder, "runs notebooks into"):
+        yield
 
 
 def begin(folder: Path, notebook: str) -> Path:
@@ -175,3 +200,7 @@ def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, lis
         except GnnlabError as error:
             problems.append(str(error))
     return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(by_notebook.items()) if runs}, problems
+
+
+if __name__ == "__main__":
+    print(json.dumps(ResultFile.model_json_schema(), indent=1))

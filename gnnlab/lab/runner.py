@@ -62,7 +62,7 @@ def run(
     name are looked for in the current folder. Ctrl-C keeps what is done and passes through.
     """
     request = discovery.request(numbers, params_set, overrides)
-    with files.locked(request.folder, "runs notebooks into"):
+    with results.only_run(request.folder):
         from .report import build_site  # nbconvert, heavy
 
         job = _Job(request, console or Console())
@@ -117,7 +117,8 @@ class _Job:
         for number in range(done + 1, last + 1):
             place = f"run {number} of {last}" if last > 1 else ""
             about = ", ".join(filter(None, (place, why if number == done + 1 else "")))
-            self.say(f"{name.ljust(self.width)}  running  {about}")
+            if not self.console.is_terminal:  # there papermill's bar says it
+                self.say(f"{name.ljust(self.width)}  running  {about}")
             outcome = self.run_once(notebook)
             self.ended(outcome)
             if outcome.status is not Status.PASSED:
@@ -156,8 +157,8 @@ class _Job:
         given = {parameter: values[parameter] for parameter in {"output_dir", *self.request.given[name]}}
         place = results.begin(folder, name)
         path, limit_s = place / results.RESULT, notebook.timeout_minutes * 60
-        kernel = {results.PLACE: str(place)}
-        status, reason = execution.execute(notebook.path, place / results.NOTEBOOK, given, limit_s, **kernel)
+        kernel, bar = {results.PLACE: str(place)}, name.ljust(self.width) if self.console.is_terminal else None
+        status, reason = execution.execute(notebook.path, place / results.NOTEBOOK, given, limit_s, bar, **kernel)
         if status == Status.PASSED and path.exists():
             result = results.read(path).model_copy(update={"started": result.started})
             status, reason = result.status, result.reason

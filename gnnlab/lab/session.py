@@ -65,7 +65,7 @@ class Lab:
         self.notebook = notebook
         self.folder = base / values["output_dir"]
         self._earlier = [self.folder, base / discovery.QUICK] if self.folder == base / discovery.LAB else [self.folder]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        results.claim(self.folder)
         self.parameters = SimpleNamespace(**values)
         self.environment = provenance.collect()
         self.begun = ResultFile.begun(notebook, self.folder.name, values)

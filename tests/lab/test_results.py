@@ -1,6 +1,7 @@
 """A run is whole or not there, reads back as it was written, and is told apart from others."""
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -174,3 +175,32 @@ def test_at_each_write_and_rename_the_run_before_stands_or_the_new_one_and_the_n
         second = work(folder, result_file, "c")
         assert state(folder) == "c" and not list(folder.glob(".01_a.new")), wanted
         assert {path.name for path in second.iterdir()} == {results.RESULT, results.SAMPLES, results.NOTEBOOK}
+
+
+def test_the_published_schema_is_that_of_the_code():
+    published = Path(__file__).parents[2] / "docs" / "result-file.schema.json"
+    assert json.loads(published.read_text(encoding="utf-8")) == results.ResultFile.model_json_schema(), (
+        "write it again: python -m gnnlab.lab.results > docs/result-file.schema.json"
+    )
+
+
+def test_a_folder_with_files_of_someone_or_of_an_older_gnnlab_is_refused_in_one_line_and_left_alone(tmp_path):
+    for names in (["Documents/thesis.tex", "12_months.json"], ["runs.json", "01_a.json", "01_a.ipynb"], [".git/HEAD"]):
+        folder = tmp_path / names[0].partition("/")[0].strip(".")
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("mine")
+        before = sorted(folder.rglob("*"))
+        with refused("is no outputs folder of this gnnlab"), results.only_run(folder):
+            pytest.fail("it is not for results")
+        assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("there", ["nothing", "empty", "stages"])
+def test_a_new_folder_an_empty_one_and_one_of_ours_are_taken(tmp_path, there):
+    folder = tmp_path / "outputs/quick"
+    if there == "empty":
+        folder.mkdir(parents=True)
+    for _ in range(2):
+        with results.only_run(folder):
+            (folder / there).mkdir(exist_ok=True)
