@@ -139,7 +139,7 @@ def good(repository, name="01_first"):
 
 
 def contents(folder):
-    files_ = (path for path in folder.rglob("*") if path.is_file() and path.name != files.LOCK)
+    files_ = (path for path in folder.rglob("*") if path.is_file() and path.name not in (files.LOCK, results.MARK))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_}
 
 
