@@ -36,7 +36,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 LONG_TEXT = 48  # characters of a table's cell from which on it gets the width of a sentence
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
-_REPORTED = re.compile(r"\d\d_\w+\.ipynb")
+_MARKDOWN = "text/markdown"
+_CONCLUSION = "conclusion"  # a cell whose sentences the page opens with
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
 _OPENING = re.compile(r"^#[ \t]+(.+?)[ \t#]*$\n*((?:[^\n#|][^\n]*\n?)*)", re.MULTILINE)  # a title, a paragraph
 
@@ -84,52 +85,54 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
     def markdown(source: str, attachments: Mapping[str, Any]) -> Markup:
         return clean(MarkdownWithMath(renderer=_Renderer(headings, attachments)).render(source))
 
-    def code(source: str) -> Markup:
-        return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))
-
-    def ansi(text: str) -> Markup:
-        return Markup(ansi2html(text))
-
     exporter = HTMLExporter(
         template_name="cells",
         extra_template_basedirs=[str(TEMPLATES)],
-        filters={"clean": clean, "markdown": markdown, "code": code, "ansi": ansi},
+        filters={
+            "clean": clean,
+            "markdown": markdown,
+            "code": lambda source: Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True))),
+            "ansi": lambda text: Markup(ansi2html(text)),
+        },
         config=Config({"NbConvertBase": {"display_data_priority": _SHOWN}}),
     )
     exporter.environment.autoescape = True
     try:
-        concluding = [cell for cell in notebook.cells if "conclusion" in cell.metadata.get("tags", [])]
-        outputs = [output.get("data", {}) for cell in concluding for output in cell.get("outputs", [])]
-        conclusion = markdown("\n\n".join(data.get("text/markdown", "") for data in outputs), {})
-        question = markdown(opening(notebook)[1], {})
-        html = exporter.from_notebook_node(_prepared(notebook), resources={"figures": figures})[0]
+        prepared, conclusions = _prepared(notebook)
+        question, conclusion = markdown(opening(notebook)[1], {}), markdown("\n\n".join(conclusions), {})
+        html = exporter.from_notebook_node(prepared, resources={"figures": figures})[0]
     except Exception as error:  # whatever a filter raises where an output is not what its type says
         raise GnnlabError(f"a cell or an output of it cannot be shown: {one_line(error)}") from error
     return Cells(question, conclusion, Markup(html), [(anchor, text) for anchor, text, level in headings if level == 2])
 
 
-def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A copy without its title and question, without the cells that the page shows elsewhere and the text above them,
-    and without outputs tagged away."""
+def _prepared(notebook: nbformat.NotebookNode) -> tuple[nbformat.NotebookNode, list[str]]:
+    """A copy without what the page shows elsewhere: title and question, environment, claims, conclusions, and the text
+    above a cell of which nothing is left. Beside it the conclusions."""
     notebook = copy.deepcopy(notebook)
     notebook.metadata.pop("widgets", None)
-    cells, titled = [], False
+    cells, titled, conclusions = [], False, []
     for cell in notebook.cells:
-        tags = set(cell.metadata.get("tags", []))
+        tags, outputs = set(cell.metadata.get("tags", [])), cell.get("outputs", [])
+        ends = any(output.get("metadata", {}).get(END) for output in outputs)  # what follows was not run
         if cell.cell_type == "markdown" and not titled:
             cell.source, titled = _OPENING.subn("", cell.source, count=1)
         if tags & _DROPPED_TAGS or not cell.source.strip():
             continue
         if tags & _SHOWN_ELSEWHERE:
-            cell.outputs = [output for output in cell.get("outputs", []) if output.output_type == "error"]
-            if not cell.outputs and cells and cells[-1].cell_type == "markdown":  # it heads nothing
-                cells.pop()
-                continue
+            cell.outputs = [output for output in outputs if output.output_type == "error"]
+        elif _CONCLUSION in tags and not ends:
+            conclusions += filter(None, (output.get("data", {}).get(_MARKDOWN) for output in outputs))
+            cell.outputs = [output for output in outputs if _MARKDOWN not in output.get("data", {})]
+        emptied = tags & {*_SHOWN_ELSEWHERE, _CONCLUSION} and not cell.outputs
+        if emptied and cells and cells[-1].cell_type == "markdown":
+            cells.pop()
+            continue
         cells.append(cell)
-        if any(output.get("metadata", {}).get(END) for output in cell.get("outputs", [])):
-            break  # what follows was not run
+        if ends:
+            break
     notebook.cells = cells
-    return notebook
+    return notebook, conclusions
 
 
 class _Renderer(IPythonRenderer):
@@ -146,7 +149,7 @@ class _Renderer(IPythonRenderer):
         path, mark, anchor = url.partition("#")
         if re.match(r"[\w+.-]+:|[/#]", url):
             return super().link(text, url, title)
-        if not _REPORTED.fullmatch(path):
+        if not re.fullmatch(r"\d\d_\w+\.ipynb", path):
             return f"{text} (<code>{escape(url.removeprefix('../'))}</code>)"
         page = path.removesuffix(".ipynb") + ".html"
         return super().link(text, f"{page}{mark}{'s-' * bool(anchor)}{anchor}", title)
@@ -172,13 +175,13 @@ _TAGS = """a abbr b blockquote br caption code col colgroup dd del details div d
     h6 hr i img ins kbd li mark ol p pre q s samp small span strong sub summary sup table tbody td tfoot th thead tr ul
     var wbr"""
 # No colour: it would fight with light or dark. Nothing that fetches, and nothing that leaves its place.
-_STYLES = """border border-radius border-spacing display font-size font-style font-weight gap grid-template-columns
-    line-height margin max-width min-width opacity padding text-align vertical-align white-space width"""
+_STYLES = """border border-radius display font-size font-style font-weight gap grid-template-columns line-height margin
+    max-width opacity padding text-align vertical-align white-space width"""
 _ATTRIBUTES = {"style", "title", "alt", "colspan", "rowspan", "scope", "start", "open", "width", "height"}
 _SCHEMES = {"", "http", "https", "mailto"}
 _EMBEDDED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
 _NUMBER = re.compile(r"[<>≈~]?\s*[-+−]?\d(?!.*[A-Za-z]{4})", re.DOTALL)  # with a unit; "3 REDUCE_SUM" is a name
-_NO_NUMBER = {"", "NaN", "None", "-", "–", "inf", "failed", "unavailable", "timeout"}
+_NO_NUMBER = {"", "-", "–", "inf", "failed", "unavailable", "timeout"}
 _SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight|math")  # those of pygments, and our own of a formula
 
 

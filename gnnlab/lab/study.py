@@ -209,9 +209,15 @@ class Study:
         fig = plots.marks(worst, row=row, column=column, title=title)
         self._show(fig, "marks", f"A mark for each {text.plain(row)} and {text.plain(column)}: {counts}", key)
         lost = compared[compared["status"] != "ok"]
-        why = zip(lost[row], lost[column], lost["status"] + ": " + lost["reason"].astype(str), strict=True)
-        if lines := text.grouped_reasons(why, text.plain(column), worst[column].nunique()):
-            self._lab.say("\n".join(f"- {line}" for line in lines))
+        lines, every = [], worst[column].nunique()
+        for reason, of in lost.groupby(lost["status"] + ": " + lost["reason"].astype(str), sort=False):
+            where = []
+            for name, cells in of.groupby(row, sort=False):
+                at = cells[column].astype(str).unique()
+                where.append(f"{name} × {f'every {text.plain(column)}' if len(at) == every > 1 else ', '.join(at)}")
+            lines.append(f"- {reason} ({'; '.join(where)})")
+        if lines:
+            self._lab.say("\n".join(lines))
 
     def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:
         """Points of two numbers: two forms in the same cells, with the line of equality, or two keys or fields.

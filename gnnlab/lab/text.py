@@ -8,7 +8,6 @@ from typing import Any
 
 from gnnlab.profiling.estimates import Estimate
 
-MOST_NAMED = 2  # of several values that were selected
 Bounds = tuple[float | None, float | None]
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
@@ -51,10 +50,8 @@ def shown_as(unit: str) -> tuple[float, str]:
 def with_unit(estimate: Estimate, unit: str) -> tuple[str, str]:
     """An estimate and its interval, "" where there is none: ("1.42×", "1.40 to 1.45×")."""
     factor, suffix = _suffix(unit)
-    value, *ends = (None if end is None else end * factor for end in (estimate.value, estimate.low, estimate.high))
-    exact = ends[0] is None or ends[0] == ends[1]
-    interval = "" if exact else " to ".join(digits(end, *ends) for end in ends) + suffix
-    return digits(value, *ends) + suffix, interval
+    value, interval = _parts(estimate, factor)
+    return value + suffix, interval and interval + suffix
 
 
 def claimed_text(bounds: Bounds | None, unit: str) -> str:
@@ -76,10 +73,14 @@ def _suffix(unit: str) -> tuple[float, str]:
 
 def estimate_text(estimate: Estimate, factor: float = 1.0) -> str:
     """As "1.42 (1.40 to 1.45)", times `factor`; an exact number and one without an interval stand alone."""
+    value, interval = _parts(estimate, factor)
+    return f"{value} ({interval})" if interval else value
+
+
+def _parts(estimate: Estimate, factor: float) -> tuple[str, str]:
     value, *ends = (None if end is None else end * factor for end in (estimate.value, estimate.low, estimate.high))
-    if ends[0] is None or ends[0] == ends[1]:
-        return format_value(value)
-    return "{} ({} to {})".format(*(digits(end, *ends) for end in (value, *ends)))
+    interval = "" if ends[0] == ends[1] else " to ".join(digits(end, *ends) for end in ends)
+    return digits(value, *ends), interval
 
 
 def error_text(error: float) -> str:
@@ -139,28 +140,9 @@ def cell_name(row: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def words_of(wanted: Any) -> str:
-    """One value, or the first of several and how many more."""
-    several = wanted if isinstance(wanted, list | tuple | set) else [wanted]
-    words = [str(each) for each in several]
-    more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
-    return ", ".join(words[:MOST_NAMED]) + more
-
-
-def grouped_reasons(cells: Iterable[tuple[Any, Any, str]], column: str, columns: int) -> list[str]:
-    """A line for each reason, of (row, column, reason) `cells`, and where it holds: "why (a × every size; b × 10/20)".
-
-    `column` is what a column is called, `columns` how many there are.
-    """
-    places: dict[str, dict[str, dict[str, None]]] = {}
-    for row, at, reason in cells:
-        places.setdefault(str(reason), {}).setdefault(str(row), {})[str(at)] = None
-    lines = []
-    for reason, rows in places.items():
-        where = [
-            f"{row} × {f'every {column}' if len(at) == columns > 1 else ', '.join(at)}" for row, at in rows.items()
-        ]
-        lines.append(f"{reason} ({'; '.join(where)})")
-    return lines
+    """One value, or the first two of several and how many more."""
+    words = [str(each) for each in (wanted if isinstance(wanted, list | tuple | set) else [wanted])]
+    return ", ".join(words[:2]) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
