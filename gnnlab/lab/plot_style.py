@@ -40,7 +40,8 @@ GROUP_HATCHES = ("", "....", "xx", "--", "oo", "++", "||", "OO")  # beside the c
 MAX_SERIES = len(COLOURS)
 STAR = " ★"
 HATCHES = dict(zip(Origin, (None, None, "///", "\\\\\\", "xxxx", "||"), strict=True))
-STEPS = ((300, (1,)), (15, (1, 2, 5)), (3, (1, 1.5, 2, 3, 5, 7)), (1, (1, 1.2, 1.4, 1.6, 2, 3, 4, 5, 6, 7, 8, 9)))
+GAP = 0.6  # between the bars of two labels, of which each is 1
+WHISKERS = {"ls": "none", "ecolor": INK, "elinewidth": 1.1, "capsize": 2.5}
 SIZES_MIB = {"GiB": 2**10, "MiB": 1, "KiB": 2**-10, "B": 2**-20}
 _STYLE = {
     **{f"{part}.facecolor": SURFACE for part in ("axes", "figure", "savefig")},
@@ -156,20 +157,24 @@ def ends(frame: pd.DataFrame, column: str = "value") -> np.ndarray:
     return np.where((reach > 0).any(axis=0), reach, np.nan)
 
 
-def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> None:
-    """Linear or logarithmic scale with plain numbers on it; of `sizes` in MiB with powers of two, each with its unit.
+def is_wide(values: np.ndarray) -> bool:
+    """Are all of them positive, and the largest more than 5 times the least?"""
+    return bool(np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values))
 
-    A logarithmic axis has a tick at each power of ten: one of ratios at 1.
-    """
+
+def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> None:
+    """Linear or logarithmic scale with plain numbers; of `sizes` in MiB with powers of two, each with its unit."""
     values = values[values > 0] if log else values[~np.isnan(values)]
+    span = values.max() / values.min() if log else 0
     if log:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-        steps = next(steps for least, steps in STEPS if values.max() >= least * values.min())
-        by = {"base": 32 if steps == (1,) else 2} if sizes else {"subs": steps}
-        axis.set_major_locator(LogLocator(**by, numticks=12))
-        axis.set_minor_locator(NullLocator())
+    if span > 3:
+        steps = {"base": 32} if sizes else {"subs": (1,) if span > 300 else (1, 2, 5)}
+        axis.set_major_locator(LogLocator(**steps, numticks=12))
     else:
-        axis.set_major_locator(MaxNLocator(6, integer=bool((values % 1 == 0).all() and np.ptp(values) > 0)))
+        whole = bool((values % 1 == 0).all() and np.ptp(values) > 0)
+        axis.set_major_locator(MaxNLocator(6, integer=whole, steps=[1, 2, 5, 10]))
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if sizes else number(value)))
 
 
@@ -184,10 +189,10 @@ def wrapped(text: Any) -> str:
     return "\n".join(textwrap.fill(line, 34) for line in str(text).split("\n"))
 
 
-def categories(ax: Axes, labels: Iterable[Any], at: Sequence[float], bottom: float) -> None:
-    """Labels down the y axis at their places, from 0 on top to `bottom`."""
+def categories(ax: Axes, labels: Iterable[Any], at: Sequence[float], last: float) -> None:
+    """Labels down the y axis, on which rows are at 0 to `last`."""
     ax.set_yticks(at, [wrapped(text) for text in labels])
-    ax.set_ylim(bottom, 0)
+    ax.set_ylim(last + (1 + GAP) / 2, -(1 + GAP) / 2)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x")

@@ -39,52 +39,61 @@ def bars(
     """Horizontal bars by the labels in column `y`, first row on top, grouped by column `hue`.
 
     A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has no 0,
-    ratios (unit "x") are bars from 1 in both directions, anything else is points, and a 0 stands at the edge. With a
-    column `samples` values are points, too, before a dot for each sample.
+    ratios (unit "x") are bars from 1 in both directions, anything else is points, and a 0 stands at the edge.
     """
-    frame = frame.assign(_label=frame[y], _series=frame[hue] if hue else "", _origin=style.origins(frame))
-    labels, look_of = frame["_label"].unique(), style.looks(list(frame["_series"].unique()))
-    frame = frame.sort_values(["_label", "_series"], key=lambda column: pd.Categorical(column, column.unique()).codes)
-    of_label = frame.groupby("_label", sort=False)
-    counts, lines = of_label.size().to_numpy(), [style.wrapped(text).count("\n") + 1 for text in labels]
-    room = np.maximum(counts, 0.75 * np.array(lines)) + 0.45  # of a label; a bar has 1
-    centres = room.cumsum() - room / 2
-    frame = frame.assign(place=np.repeat(centres - (counts - 1) / 2, counts) + of_label.cumcount())
-    fig, ax = style.new_figure(title, max(2.2, 1.5 + room.sum() * (0.2 if hue else 0.27)))
-    dots, sizes = "samples" in frame, log and unit == "MiB"
-    base = float(log and unit == "x" and not dots)
-    points = dots or (log and not base)
+    sizes, base = log and unit == "MiB", float(log and unit == "x")
+    points = log and not base
+    frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame))
+    look_of = style.looks(list(frame["_series"].unique()))
+    frame = frame.iloc[np.lexsort([frame[column].factorize()[0] for column in ("_series", y)])]
+    frame = frame.assign(place=np.arange(len(frame)) + style.GAP * frame[y].factorize()[0])
+    centres = frame.groupby(y, sort=False)["place"].mean()
+    fig, ax = style.new_figure(title, max(2.2, 1.5 + (0.2 if hue else 0.27) * (frame["place"].max() + 1)))
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
     blank = frame["value"].isna() | (log & (frame["value"] == 0))
     for row in frame[blank].itertuples():
         edge = {"xycoords": ax.get_yaxis_transform(), "color": MUTED}
         style.note(ax, "no value" if pd.isna(row.value) else "0", (0, row.place), 4, **edge)
-    whiskers = {"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5}
     for (name, origin), part in frame[~blank].groupby(["_series", "_origin"], sort=False):
         (colour, marker, hatch), star = look_of[name], STAR * (origin != Origin.MEASURED)
         values, reach, places = part["value"].to_numpy(float), style.ends(part), part["place"].to_numpy()
         if points:
-            ax.errorbar(values, places, xerr=reach, ls="none", **whiskers, **style.point(colour, marker, not star))
+            ax.errorbar(values, places, xerr=reach, **style.WHISKERS, **style.point(colour, marker, not star))
         else:
             look = style.bar(colour, origin, hatch)
-            ax.barh(places, values - base, 0.92, left=base, xerr=reach, error_kw=whiskers, **look)
-        for place, taken in zip(places, part["samples"] if dots else [], strict=False):
-            beside = place + np.random.default_rng(0).uniform(-0.35, 0.35, len(taken))  # the same each time
-            ax.plot(taken, beside, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.4, zorder=1)
+            ax.barh(places, values - base, 0.92, left=base, xerr=reach, error_kw=style.WHISKERS, **look)
         for value, end, place in zip(values, values + np.nan_to_num(reach[1]), places, strict=True):
             words = style.size(value) if sizes else number(value)
             style.note(ax, words + star, (max(end, base), place), 7 if points else 4)
-    style.categories(ax, labels, centres, room.sum())
-    numbers = [
-        frame.filter(["value", "low", "high"]).to_numpy(dtype=float).ravel(),
-        *(frame["samples"] if dots else []),
-    ]
-    style.scale(ax.xaxis, log, np.concatenate(numbers), sizes)
+    style.categories(ax, centres.index, centres, frame["place"].max())
+    style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(float), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
     handles = style.series_handles(look_of, points) if hue else []
     style.legend(fig, handles + style.origin_handles(frame["_origin"], bars=not points))
+    return fig
+
+
+@styled
+def samples(
+    taken: Mapping[str, tuple[Sequence[float], Estimate]], *, title: str, label: str, unit: str, statistic: str
+) -> Figure:
+    """Every sample of each form (in `unit`) as a dot, and the `statistic` of them with its 95 % interval."""
+    fig, ax = style.new_figure(title, 1.8 + 0.4 * len(taken))
+    looks, places = style.looks([*taken]).values(), np.arange(len(taken))
+    for place, (values, of), (colour, marker, _) in zip(places, taken.values(), looks, strict=True):
+        jitter = place + np.random.default_rng(0).uniform(-0.35, 0.35, len(values))  # the same each time
+        ax.plot(values, jitter, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.4, zorder=1)
+        low, high = of.interval or (of.value, of.value)
+        reach = [[of.value - low], [high - of.value]]
+        ax.errorbar([of.value], [place], xerr=reach, **style.WHISKERS, **style.point(colour, marker))
+        style.note(ax, number(of.value), (high, place), 7)
+    every = np.concatenate([values for values, _ in taken.values()])
+    style.categories(ax, [f"{form}\nn = {len(values)}" for form, (values, _) in taken.items()], places, places[-1])
+    style.scale(ax.xaxis, style.is_wide(every), every)
+    ax.set_xlabel(axis_label(f"{label}; each sample and the {statistic}", unit))
+    ax.margins(x=0.12)
     return fig
 
 
@@ -121,9 +130,8 @@ def points(
             ax.errorbar(part[x], part[y], **reach, ls="none", **style.point(colour, marker, measured))
     for axis, column, given in ((ax.xaxis, x, None), (ax.yaxis, y, log)):
         columns = [x, y] if equal else [column]
-        values = frame[columns].to_numpy(dtype=float)
-        wide = bool(np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values))
-        ends = [frame[c].to_numpy(dtype=float) + np.nan_to_num(style.ends(frame, c)) * [[-1], [1]] for c in columns]
+        wide = style.is_wide(frame[columns].to_numpy(float))
+        ends = [frame[c].to_numpy(float) + np.nan_to_num(style.ends(frame, c)) * [[-1], [1]] for c in columns]
         style.scale(axis, wide if given is None else given, np.stack(ends))
     handles = style.series_handles(look_of, True, joined) if hue else []
     if equal:
@@ -136,20 +144,6 @@ def points(
     return fig
 
 
-def samples(
-    taken: Mapping[str, tuple[Sequence[float], Estimate]], *, title: str, label: str, unit: str, statistic: str
-) -> Figure:
-    """Every sample of each form (in `unit`) as a dot, and the `statistic` of them with its 95 % interval."""
-    lines = [
-        {"form": f"{form}\nn = {len(values)}", "value": of.value, "low": of.low, "high": of.high, "samples": values}
-        for form, (values, of) in taken.items()
-    ]
-    every = np.concatenate([values for values, _ in taken.values()])
-    log = bool(every.min() > 0 and every.max() > 5 * every.min())
-    named = f"{label}; each sample and the {statistic}"
-    return bars(pd.DataFrame(lines), y="form", label=named, unit=unit, title=title, log=log)
-
-
 @styled
 def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
     """Reached GFLOP/s over FLOPs per byte, under this machine's measured ceilings; both axes logarithmic.
@@ -157,8 +151,6 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
     `points` has the columns label, flops_per_byte, gflop_s, and where known low, high (GFLOP/s) and origin.
     """
     peak, bandwidths = ceilings.gemm_gflop_s, sorted(ceilings.named_bandwidths(), key=lambda pair: -pair[1])
-    if min(peak, bandwidths[-1][1]) <= 0:
-        raise GnnlabError("roofline needs a positive peak in GFLOP/s and positive bandwidths in GB/s")
     fig, ax = style.new_figure(title, 4.4)
     intensity, reached = points["flops_per_byte"].to_numpy(float), points["gflop_s"].to_numpy(float)
     left, right = intensity.min() / 2.5, max(intensity.max() * 4, 6 * peak / bandwidths[-1][1])
@@ -285,16 +277,15 @@ def gantt(chart: pd.DataFrame) -> Figure:
     lanes, width = list(chart["unit"].unique()), chart["end_ms"].max()
     colours = {unit: look[0] for unit, look in style.looks(sorted(lanes)).items()}
     height = 1.7 + 0.34 * len(lanes) * len(last)
+    box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
     fig, grid = style.new_figure(title, height, nrows=len(last), ncols=1, sharex=True, squeeze=False)
     for ax, (name, of_panel) in zip(grid.flat, chart.groupby("panel", sort=False), strict=True):
         for (unit, origin), part in of_panel.groupby(["unit", "origin"], sort=False):
-            place, look = lanes.index(unit) + 0.5, style.bar(colours[unit], origin)
-            ax.broken_barh(part[["start_ms", "length"]].to_numpy(), (place - 0.37, 0.74), **look)
-            box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
-            for bar in part[part["length"] > NARROW * width].itertuples():
-                middle = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
-                ax.text(bar.start_ms + bar.length / 2, place, str(bar.graph), **middle)
-        style.categories(ax, lanes, np.arange(len(lanes)) + 0.5, len(lanes))
+            lane, look = [lanes.index(unit)] * len(part), style.bar(colours[unit], origin)
+            drawn = ax.barh(lane, part["length"], 0.74, left=part["start_ms"], **look)
+            numbers = part["graph"].astype(str).where(part["length"] > NARROW * width, "")
+            ax.bar_label(drawn, numbers, label_type="center", fontsize=7, bbox=box)
+        style.categories(ax, lanes, range(len(lanes)), len(lanes) - 1)
         ax.set_xlim(0, width * 1.01)
         starred = STAR * any(of_panel["origin"] != Origin.MEASURED)
         ax.set_title(f"{name}{starred}", fontsize=8.5, loc="left")

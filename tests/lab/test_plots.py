@@ -196,12 +196,6 @@ def test_save_refuses_what_a_reader_would_miss(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_roofline_needs_ceilings() -> None:
-    point = pd.DataFrame({"label": ["a"], "flops_per_byte": [1.0], "gflop_s": [1.0]})
-    with pytest.raises(GnnlabError, match="positive bandwidth"):
-        plots.roofline(point, Ceilings([(2**20, 0.0)], 88.0, "float32", 1, "cpu"), title=TITLE)
-
-
 # ---- rows by columns
 
 AXES = {"row": "stage", "column": "size", "panel": "unit", "label": "latency (ms)", "title": TITLE}

@@ -115,7 +115,7 @@ def test_a_stream_is_charted_and_its_flow_recorded_predicted_beside_executed(tri
     assert predicted_end == pytest.approx(4 * trial.predicted([MINE])["value"][0])  # the stream that was predicted
     figure = plots.gantt(chart)
     assert [ax.get_title(loc="left")[:9] for ax in figure.axes] == ["predicted", "executed"]
-    fills = [{tuple(bars.get_facecolor()[0]) for bars in ax.collections} for ax in figure.axes]
+    fills = [{bar.get_facecolor() for bar in ax.patches} for ax in figure.axes]
     assert len(fills[0]) == 1 < len(fills[1])  # what was measured is filled in the colours of its units
     rows = Recorder().record("flow", flow_rows(chart), keys=["what"]).rows
     assert {row.keys["what"] for row in rows} >= {"from graph to graph", f"idle: {CPU}", f"idle: {GPU}"}
