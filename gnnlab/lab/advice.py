@@ -66,11 +66,11 @@ def yours(parameters: Mapping[str, Any], declared: Mapping[str, Any]) -> list[st
 
 
 def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[Use]:
-    """For each choice between forms what to use: the reader's own (`own`) first, what has no faster form last.
+    """For each choice between forms what to use: the reader's own models (`own`) first, a line for each; what has no
+    faster form last.
 
     `purposes` says of a study what its forms are alternatives for, in words that may name keys: "attention over {nodes}
-    nodes". Cells of one purpose are taken together, and so are purposes of one study that have one answer; of the
-    reader's own models each has a line. A study without a purpose is no choice.
+    nodes". Purposes of one study that have one answer are taken together. A study without a purpose is no choice.
 
     Only forms count that ran in every cell and compute the same as the baseline (`SAME`). A gain is the geometric mean
     over the cells; it is named where its whole interval is one.
@@ -78,16 +78,14 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
     uses = []
     for study, words in purposes.items():
         rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None]
-        rows = [row for row in rows if row.parity_error is None or row.parity_error <= SAME]
-        is_own = own and study == OWN_STUDY
-        if is_own and rows:
-            words = ", ".join(f"{{{key}}}" for key in rows[0].keys)
         by_purpose, by_answer = defaultdict(list), defaultdict(list)
         for row in rows:
-            by_purpose[_named(words, [row])].append(row)
-        for purpose, cells in by_purpose.items():
-            by_answer[purpose if is_own else _fastest(cells)[0]] += cells
-        for cells in by_answer.values():
+            if row.parity_error is None or row.parity_error <= SAME:
+                by_purpose[_named(words, [row])].append(row)
+        for cells in by_purpose.values():
+            by_answer[_fastest(cells)[0]] += cells
+        is_own = own and study == OWN_STUDY
+        for cells in (by_purpose if is_own else by_answer).values():
             uses.append(Use(_named(words, cells), study, *_fastest(cells), is_own))
     return sorted(uses, key=lambda use: (not use.yours, use.form is None))
 
@@ -118,9 +116,6 @@ def noise(result: ResultFile, table: Table) -> str | None:
     if off and median(off) > NOISY:
         percent = f"{100 * median(off):.0f} %"
         parts.append(f"a form timed against itself (A/A) differs by {percent}, the median of {len(off)}")
-    for row in table.select("noise_floor"):
-        if row.value is not None and row.value > 100 * NOISY:
-            parts.append(f"one in twenty comparisons of a form with itself (A/A) is off by {row.value:.0f} % or more")
     advice = "Trust ratios more than times; run it again when it is quiet."
     return f"Measured on a busy machine: {'; '.join(parts)}. {advice}" if parts else None
 

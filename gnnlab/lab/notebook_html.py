@@ -39,7 +39,9 @@ _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell
 _MARKDOWN = "text/markdown"
 _CONCLUSION = "conclusion"  # a cell whose sentences the page opens with
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
-_OPENING = re.compile(r"^#[ \t]+(.+?)[ \t#]*$\n*((?:[^\n#|][^\n]*\n?)*)", re.MULTILINE)  # a title, a paragraph
+_OPENING = re.compile(  # a title, a paragraph, and a table of what a run needs and writes
+    r"^#[ \t]+(.+?)[ \t#]*$\n*((?:[^\n#|][^\n]*\n?)*)\n*(?:\|[^\n]*\n?)*", re.MULTILINE
+)
 
 
 @dataclass
@@ -107,8 +109,8 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> tuple[nbformat.NotebookNode, list[str]]:
-    """A copy without what the page shows elsewhere: title and question, environment, claims, conclusions, and the text
-    above a cell of which nothing is left. Beside it the conclusions."""
+    """A copy without what is for who runs it, or shown elsewhere on the page (title, question, environment, claims,
+    conclusions), and without the text above a cell of which nothing is left. Beside it the conclusions."""
     notebook = copy.deepcopy(notebook)
     notebook.metadata.pop("widgets", None)
     cells, titled, conclusions = [], False, []
@@ -120,7 +122,7 @@ def _prepared(notebook: nbformat.NotebookNode) -> tuple[nbformat.NotebookNode, l
         if tags & _DROPPED_TAGS or not cell.source.strip():
             continue
         if tags & _SHOWN_ELSEWHERE:
-            cell.outputs = [output for output in outputs if output.output_type == "error"]
+            cell.outputs = []
         elif _CONCLUSION in tags and not ends:
             conclusions += filter(None, (output.get("data", {}).get(_MARKDOWN) for output in outputs))
             cell.outputs = [output for output in outputs if _MARKDOWN not in output.get("data", {})]

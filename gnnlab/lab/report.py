@@ -49,7 +49,7 @@ class NotebookEntry:
     result: ResultFile | None = None
     failure: ResultFile | None = None
     page: str | None = None  # NN_name.html, where there is one
-    failure_page: str | None = None
+    stopped: str | None = None  # the notebook of the run that failed, below the folder
     problems: list[str] = field(default_factory=list)
     uses: list[advice.Use] = field(default_factory=list)
     own: bool = False  # something of the reader's is in it
@@ -79,9 +79,8 @@ def environment_card(environment: Mapping[str, Any]) -> str:
 
 
 def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()) -> None:
-    """Write the report of a run to `path`, whole or not at all, from its result file and the notebook beside that.
-
-    `judged` are the rows of the ledger that rest on it.
+    """Write the report of a run that passed, or was skipped, to `path`, from its result file and the notebook beside
+    that. `judged` are the rows of the ledger that rest on it.
 
     Raises `GnnlabError` when one of the two cannot be read, when they are of different runs, or when writing fails.
     """
@@ -89,8 +88,7 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
 
     executed_ipynb, result = result_json.with_name(results.NOTEBOOK), results.read(result_json)
     notebook = notebook_html.read(executed_ipynb)
-    ended = result.status in (Status.PASSED, Status.SKIPPED)  # else the runner wrote both
-    if ended and notebook_html.run_of(notebook) != result.run:
+    if notebook_html.run_of(notebook) != result.run:
         raise GnnlabError(
             f"{executed_ipynb} is not the notebook of the run that wrote {result_json}: there is no page of the two; "
             f"run it again: gnnlab run {result.notebook[:2]} --force"
@@ -100,7 +98,7 @@ def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()
         figure.name: figure.model_copy(update={kind: f"{place}/{getattr(figure, kind)}" for kind in ("png", "svg")})
         for figure in result.figures
     }
-    table = Table(result.rows if ended else ())  # a run that failed is no ground for advice
+    table = Table(result.rows)
     html = _page(
         "report.html.j2",
         title=notebook_html.opening(notebook)[0] or _in_words(result.notebook),
@@ -183,43 +181,33 @@ def build_site(out_dir: Path) -> Path:
 
 
 def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
-    """What the front page says of a notebook; its reports are rendered where they are stale."""
-    entry = NotebookEntry(stem, _in_words(stem))
-    path, failed = results.newest(out_dir, stem)
-    rows = [row for row in judged.rows if row.notebook == entry.number]
-    entry.result, entry.page = _rendered(path, out_dir / f"{stem}.html", entry, rows)
-    entry.failure, entry.failure_page = _rendered(failed, out_dir / f"{stem}.failed.html", entry, [])
-    problems = [*entry.problems, *(line for line in judged.problems if stem in line)]
-    entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in problems))
-    figure = _key_figure(entry.result) if entry.result else None
-    if figure and (png := path.parent / figure.png).is_file():
-        entry.thumbnail = figure, "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode()
-    if entry.page:
-        declared = _declared(path.with_name(results.NOTEBOOK))
-        entry.own = bool(advice.yours(entry.result.parameters, declared))
-        entry.uses = advice.uses(Table(entry.result.rows), entry.result.purposes, entry.own)
-    return entry
-
-
-def _rendered(
-    path: Path | None, page: Path, entry: NotebookEntry, judged: Sequence[Judged]
-) -> tuple[ResultFile | None, str | None]:
-    """The result at `path` and the name of its page, rendered when it is older than the newest run of the notebook."""
+    """What the front page says of a notebook; its report is rendered where it is older than its newest run."""
     from . import notebook_html
 
+    entry, page = NotebookEntry(stem, _in_words(stem)), out_dir / f"{stem}.html"
+    path, failed = results.newest(out_dir, stem)
+    problems = [line for line in judged.problems if stem in line]
+    if failed:
+        entry.failure = results.read(failed)
+        entry.stopped = str(failed.with_name(results.NOTEBOOK).relative_to(out_dir))
     if path is None:
         page.unlink(missing_ok=True)
-        return None, None
-    result = results.read(path)
-    try:
-        notebook = notebook_html.read(path.with_name(results.NOTEBOOK))
-        entry.title = notebook_html.opening(notebook)[0] or entry.title
-        if not page.exists() or page.stat().st_mtime < path.parent.parent.stat().st_mtime:  # when a run was put there
-            render_notebook(path, page, judged)
-    except GnnlabError as error:
-        entry.problems.append(str(error))
-        return result, None
-    return result, page.name
+    else:
+        entry.result, executed = results.read(path), path.with_name(results.NOTEBOOK)
+        try:
+            entry.title = notebook_html.opening(notebook_html.read(executed))[0] or entry.title
+            if not page.exists() or page.stat().st_mtime < (out_dir / stem).stat().st_mtime:  # a run was put there
+                render_notebook(path, page, [row for row in judged.rows if row.notebook == entry.number])
+            entry.page = page.name
+            entry.own = bool(advice.yours(entry.result.parameters, _declared(executed)))
+            entry.uses = advice.uses(Table(entry.result.rows), entry.result.purposes, entry.own)
+        except GnnlabError as error:
+            problems.append(str(error))
+        figure = _key_figure(entry.result)
+        if figure and (png := path.parent / figure.png).is_file():
+            entry.thumbnail = figure, "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode()
+    entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in problems))
+    return entry
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------

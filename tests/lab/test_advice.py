@@ -42,7 +42,7 @@ def test_the_fastest_form_that_computes_the_same_everywhere_is_named():
 def test_the_readers_own_models_come_first_a_line_each():
     mine = [raced("your_model", "gnnlab", gain, gain - 0.1, gain + 0.1, keys={"model": str(gain)}) for gain in (2, 3)]
     table = Table([raced("layer", "fast", 9.0, 8.9, 9.1), *mine])
-    purposes = {"layer": "a layer", "your_model": "a model"}
+    purposes = {"layer": "a layer", "your_model": "{model}"}
     assert [use.purpose for use in advice.uses(table, purposes, own=True)] == ["2", "3", "a layer"]
     assert [use.yours for use in advice.uses(table, purposes)] == [False, False]
 
