@@ -37,7 +37,7 @@ LONG_TEXT = 48  # characters of a table's cell from which on it gets the width o
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
 _MARKDOWN = "text/markdown"
-_CONCLUSION = "conclusion"  # a cell whose sentences the page opens with
+_CONCLUSION = "conclusion"  # a cell with whose first sentences the page opens
 _SHOWN_ELSEWHERE = {"remove-output", "nbval-check-output"}  # environment, claims; what tests compare
 _OPENING = re.compile(  # a title, a paragraph, and a table of what a run needs and writes
     r"^#[ \t]+(.+?)[ \t#]*$\n*((?:[^\n#|][^\n]*\n?)*)\n*(?:\|[^\n]*\n?)*", re.MULTILINE
@@ -46,8 +46,8 @@ _OPENING = re.compile(  # a title, a paragraph, and a table of what a run needs 
 
 @dataclass
 class Cells:
-    """The rendered cells of a notebook, the question below its title, what the cells tagged "conclusion" say, and its
-    headings of level 2 as (id, text)."""
+    """The rendered cells of a notebook, the question below its title, what the cells tagged "conclusion" say first, and
+    its headings of level 2 as (id, text)."""
 
     question: Markup
     conclusion: Markup
@@ -124,8 +124,9 @@ def _prepared(notebook: nbformat.NotebookNode) -> tuple[nbformat.NotebookNode, l
         if tags & _SHOWN_ELSEWHERE:
             cell.outputs = []
         elif _CONCLUSION in tags and not ends:
-            conclusions += filter(None, (output.get("data", {}).get(_MARKDOWN) for output in outputs))
-            cell.outputs = [output for output in outputs if _MARKDOWN not in output.get("data", {})]
+            stated = [output for output in outputs if _MARKDOWN in output.get("data", {})][:1]
+            conclusions += [output.data[_MARKDOWN] for output in stated]
+            cell.outputs = [output for output in outputs if output not in stated]
         emptied = tags & {*_SHOWN_ELSEWHERE, _CONCLUSION} and not cell.outputs
         if emptied and cells and cells[-1].cell_type == "markdown":
             cells.pop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -41,7 +39,7 @@ MAX_SERIES = len(COLOURS)
 STAR = " ★"
 HATCHES = dict(zip(Origin, (None, None, "///", "\\\\\\", "xxxx", "||"), strict=True))
 GAP = 0.6  # between the bars of two labels, of which each is 1
-WHISKERS = {"ls": "none", "ecolor": INK, "elinewidth": 1.1, "capsize": 2.5}
+WHISKERS = {"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5}
 SIZES_MIB = {"GiB": 2**10, "MiB": 1, "KiB": 2**-10, "B": 2**-20}
 _STYLE = {
     **{f"{part}.facecolor": SURFACE for part in ("axes", "figure", "savefig")},
@@ -102,10 +100,12 @@ def looks(names: Sequence[Any]) -> dict[Any, tuple[str, str, str]]:
     return {name: (COLOURS[i], MARKERS[j], GROUP_HATCHES[j]) for name, (i, j) in zip(names, places, strict=True)}
 
 
-def point(colour: str, marker: str, measured: bool = True) -> dict[str, Any]:
-    """The look of a marker: a hollow star where nothing was measured."""
-    look = {"marker": marker, "ms": 5, "mfc": colour} if measured else {"marker": "*", "ms": 9, "mfc": SURFACE}
-    return {"color": colour, "mec": colour, **look}
+def point(colour: str, marker: str, origin: Origin = Origin.MEASURED) -> dict[str, Any]:
+    """The look of a marker with whiskers: a hollow star where nothing was measured."""
+    look = {"marker": marker, "ms": 5, "mfc": colour}
+    if origin != Origin.MEASURED:
+        look = {"marker": "*", "ms": 9, "mfc": SURFACE}
+    return {"color": colour, "mec": colour, "ls": "none", "capsize": 2.5, **look}
 
 
 def bar(colour: str, origin: Origin, hatch: str = "") -> dict[str, Any]:
@@ -114,33 +114,23 @@ def bar(colour: str, origin: Origin, hatch: str = "") -> dict[str, Any]:
     return {"facecolor": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES[origin] or hatch}
 
 
-def series_handles(looks: Mapping[Any, tuple[str, str, str]], markers: bool, joined: bool = False) -> list[Any]:
-    """Legend entries for series: `markers`, with a line where they are `joined`, or bars."""
-    if not markers:
-        return [Patch(label=str(n), fc=colour, hatch=hatch, ec=SURFACE) for n, (colour, _, hatch) in looks.items()]
-    line = {"lw": 1.3} if joined else {"ls": "none"}
-    return [Line2D([], [], label=str(n), **line, **point(*look[:2])) for n, look in looks.items()]
-
-
 def origins(frame: pd.DataFrame) -> list[Origin]:
     """The origin of each row; every row is measured when no column says otherwise. Counted is drawn as that."""
     named = [Origin(value) for value in frame.get("origin", [Origin.MEASURED] * len(frame))]
     return [Origin.MEASURED if origin is Origin.COUNTED else origin for origin in named]
 
 
-def origin_handles(origins: Iterable[Origin], *, bars: bool = False) -> list[Any]:
-    """Legend entries for the origins that occur beside measured values."""
-    others = [origin for origin in Origin if origin in set(origins) and origin is not Origin.MEASURED]
-    if bars:
-        return [Patch(label=origin.value + STAR, **bar(INK, origin)) for origin in others]
-    return [Line2D([], [], ls="none", label=origin.value, **point(INK, "*", False)) for origin in others]
+def label(series: Any, origin: Origin) -> str:
+    """What a legend calls the values of a series that have one origin: "gat, extrapolated ★"."""
+    return ", ".join(filter(None, [str(series), "" if origin == Origin.MEASURED else f"{Origin(origin).value}{STAR}"]))
 
 
-def legend(fig: Figure, handles: Sequence[Any]) -> None:
+def legend(fig: Figure) -> None:
     """A legend below the figure, in as many columns as its longest label leaves room for."""
-    if handles:
-        columns = 100 // (max(len(handle.get_label()) for handle in handles) + 8)
-        fig.legend(handles=handles, loc="outside lower left", ncols=max(1, min(len(handles), columns)))
+    handles, labels = fig.axes[0].get_legend_handles_labels()
+    if labels:
+        columns = 100 // (max(map(len, labels)) + 8)
+        fig.legend(handles, labels, loc="outside lower left", ncols=max(1, min(len(labels), columns)))
 
 
 # ---- values and axes ------------------------------------------------------------------------------------------------
@@ -169,7 +159,7 @@ def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> Non
     if log:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     if span > 3:
-        steps = {"base": 32} if sizes else {"subs": (1,) if span > 300 else (1, 2, 5)}
+        steps = {"base": 32 if span > 300 else 2} if sizes else {"subs": (1,) if span > 300 else (1, 2, 5)}
         axis.set_major_locator(LogLocator(**steps, numticks=12))
     else:
         whole = bool((values % 1 == 0).all() and np.ptp(values) > 0)

@@ -19,8 +19,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.estimates import Estimate
@@ -57,12 +55,14 @@ def bars(
         style.note(ax, "no value" if pd.isna(row.value) else "0", (0, row.place), 4, **edge)
     for (name, origin), part in frame[~blank].groupby(["_series", "_origin"], sort=False):
         (colour, marker, hatch), star = look_of[name], STAR * (origin != Origin.MEASURED)
-        values, reach, places = part["value"].to_numpy(float), style.ends(part), part["place"].to_numpy()
+        values, places = part["value"].to_numpy(float), part["place"].to_numpy()
+        reach, label_of = style.ends(part), style.label(name, origin)
         if points:
-            ax.errorbar(values, places, xerr=reach, **style.WHISKERS, **style.point(colour, marker, not star))
+            look = style.point(colour, marker, origin) | style.WHISKERS
+            ax.errorbar(values, places, xerr=reach, label=label_of, **look)
         else:
-            look = style.bar(colour, origin, hatch)
-            ax.barh(places, values - base, 0.92, left=base, xerr=reach, error_kw=style.WHISKERS, **look)
+            look = style.bar(colour, origin, hatch) | {"error_kw": style.WHISKERS}
+            ax.barh(places, values - base, 0.92, left=base, xerr=reach, label=label_of, **look)
         for value, end, place in zip(values, values + np.nan_to_num(reach[1]), places, strict=True):
             words = style.size(value) if sizes else number(value)
             style.note(ax, words + star, (max(end, base), place), 7 if points else 4)
@@ -70,8 +70,7 @@ def bars(
     style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(float), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
-    handles = style.series_handles(look_of, points) if hue else []
-    style.legend(fig, handles + style.origin_handles(frame["_origin"], bars=not points))
+    style.legend(fig)
     return fig
 
 
@@ -87,7 +86,7 @@ def samples(
         ax.plot(values, jitter, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.4, zorder=1)
         low, high = of.interval or (of.value, of.value)
         reach = [[of.value - low], [high - of.value]]
-        ax.errorbar([of.value], [place], xerr=reach, **style.WHISKERS, **style.point(colour, marker))
+        ax.errorbar([of.value], [place], xerr=reach, **style.point(colour, marker) | style.WHISKERS)
         style.note(ax, number(of.value), (high, place), 7)
     every = np.concatenate([values for values, _ in taken.values()])
     style.categories(ax, [f"{form}\nn = {len(values)}" for form, (values, _) in taken.items()], places, places[-1])
@@ -114,33 +113,29 @@ def points(
     """Points of column `y` over column `x`; columns named as `measured_low` hold the ends of their intervals.
 
     `joined` draws a line through the points of each `hue`, `equal` the line on which both are the same, on axes of one
-    scale. An axis is logarithmic where all its numbers are positive and span
-    more than a factor of 5, that of `y` by `log` where it is given.
+    scale. An axis is logarithmic where all its numbers are positive and span more than a factor of 5, that of `y` by
+    `log` where it is given.
     """
-    frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame)).sort_values(x, kind="stable")
-    look_of = style.looks(list(frame.sort_index()["_series"].unique()))
+    frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame))
+    looks = style.looks(list(frame["_series"].unique())).values()
     fig, ax = style.new_figure(title)
-    for name, (colour, marker, _) in look_of.items():
-        series = frame[frame["_series"] == name]
-        solid = (series["_origin"] == Origin.MEASURED).to_numpy()
+    for (name, series), (colour, marker, _) in zip(frame.groupby("_series", sort=False), looks, strict=True):
         if joined:
-            ax.plot(series[x], series[y], color=colour, lw=1.3)
-        for part, measured in ((series[solid], True), (series[~solid], False)):
-            reach = {"xerr": style.ends(part, x), "yerr": style.ends(part, y), "capsize": 2.5}
-            ax.errorbar(part[x], part[y], **reach, ls="none", **style.point(colour, marker, measured))
+            ax.plot(*series.sort_values(x)[[x, y]].to_numpy(float).T, color=colour, lw=1.3)
+        for origin, part in series.groupby("_origin", sort=False):
+            reach = {"xerr": style.ends(part, x), "yerr": style.ends(part, y), "label": style.label(name, origin)}
+            ax.errorbar(part[x], part[y], **reach, **style.point(colour, marker, origin))
     for axis, column, given in ((ax.xaxis, x, None), (ax.yaxis, y, log)):
         columns = [x, y] if equal else [column]
         wide = style.is_wide(frame[columns].to_numpy(float))
         ends = [frame[c].to_numpy(float) + np.nan_to_num(style.ends(frame, c)) * [[-1], [1]] for c in columns]
         style.scale(axis, wide if given is None else given, np.stack(ends))
-    handles = style.series_handles(look_of, True, joined) if hue else []
     if equal:
-        both, dashed = frame[[x, y]].to_numpy(dtype=float), {"color": MUTED, "lw": 1.1, "ls": (0, (4, 2))}
-        ax.axline((both.min(),) * 2, (both.max() * 1.001,) * 2, zorder=0, **dashed)
-        handles.append(Line2D([], [], label="both are equal", **dashed))
+        both, dashed = frame[[x, y]].to_numpy(float), {"color": MUTED, "lw": 1.1, "ls": "--", "zorder": 0}
+        ax.axline((both.min(),) * 2, (both.max() * 1.001,) * 2, label="both are equal", **dashed)
     ax.grid(axis="y" if joined else "both")
     ax.set(xlabel=x_label, ylabel=y_label)
-    style.legend(fig, handles + style.origin_handles(frame["_origin"]))
+    style.legend(fig)
     return fig
 
 
@@ -160,17 +155,15 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
         look = {"color": MUTED, "lw": 1.3, "ls": dashes, "zorder": 1}
         ax.plot(grid, np.minimum(peak, gb_s * grid), label=f"{name}: {number(gb_s)} GB/s", **look)
     style.note(ax, f"peak {number(peak)} GFLOP/s", (right, 1.12 * peak), -2, ha="right", va="bottom", color=MUTED)
-    sources, reach = style.origins(points), style.ends(points.assign(value=reached))
-    look_of = style.looks(list(points["label"]))
-    for i, (source, (colour, marker, _)) in enumerate(zip(sources, look_of.values(), strict=True)):
-        look = style.point(colour, marker, source is Origin.MEASURED)
-        ax.errorbar(intensity[i], reached[i], reach[:, [i]], capsize=2.5, zorder=3, **look)
+    reach, looks = style.ends(points.assign(value=reached)), style.looks(list(points["label"]))
+    for i, (origin, (name, (colour, marker, _))) in enumerate(zip(style.origins(points), looks.items(), strict=True)):
+        look = style.point(colour, marker, origin) | {"label": style.label(name, origin)}
+        ax.errorbar(intensity[i], reached[i], reach[:, [i]], **look)
     style.scale(ax.xaxis, True, np.array([left, right]))
     style.scale(ax.yaxis, True, np.array([bottom, top]))
     ax.set(xlim=(left, right), ylim=(bottom, top))
     ax.set(xlabel="arithmetic intensity (FLOPs per byte moved)", ylabel="throughput (GFLOP/s)")
-    ax.legend(loc="lower right", handlelength=2.6)
-    style.legend(fig, style.series_handles(look_of, True) + style.origin_handles(sources))
+    style.legend(fig)
     return fig
 
 
@@ -222,11 +215,11 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     bar = fig.colorbar(drawn, ax=axes[: len(panels)], fraction=0.03, pad=0.01, aspect=30)
     bar.outline.set_visible(False)
     style.scale(bar.ax.yaxis, True, np.array([1.0, look["norm"].vmax]))
-    handles = [Patch(color=SHADES(0.5), label=f"{label}; colour: times the least of the row")]
-    handles += style.origin_handles(origins)
-    if frame["value"].notna().sum() < len(rows) * len(columns) * len(panels):
-        handles.append(Patch(color=EMPTY, label="no value"))
-    style.legend(fig, handles)
+    others = dict.fromkeys(style.label("", origin) for origin in origins if origin is not Origin.MEASURED)
+    words = [label, "colour: times the least of the row", *others]
+    if frame["value"].count() < len(rows) * len(columns) * len(panels):
+        words.append("grey: no value")
+    fig.supxlabel("; ".join(words), x=0.012, ha="left", fontsize=8.5)
     return fig
 
 
@@ -287,8 +280,6 @@ def gantt(chart: pd.DataFrame) -> Figure:
             ax.bar_label(drawn, numbers, label_type="center", fontsize=7, bbox=box)
         style.categories(ax, lanes, range(len(lanes)), len(lanes) - 1)
         ax.set_xlim(0, width * 1.01)
-        starred = STAR * any(of_panel["origin"] != Origin.MEASURED)
-        ax.set_title(f"{name}{starred}", fontsize=8.5, loc="left")
+        ax.set_title(f"{name}{STAR * any(of_panel['origin'] != Origin.MEASURED)}", fontsize=8.5, loc="left")
     ax.set_xlabel("time (ms); a bar is a graph, by its number")
-    style.legend(fig, style.origin_handles(chart["origin"], bars=True))
     return fig
