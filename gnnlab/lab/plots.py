@@ -36,8 +36,8 @@ def bars(
 ) -> Figure:
     """Horizontal bars by the labels in column `y`, first row on top, grouped by column `hue`.
 
-    A missing value (NaN) is shown as "no value", never as a bar of length 0. On a logarithmic axis, which has no 0,
-    ratios (unit "x") are bars from 1 in both directions, anything else is points, and a 0 stands at the edge.
+    On a logarithmic axis, which has no 0, ratios (unit "x") are bars from 1 in both directions, anything else is
+    points, and a 0 stands at the edge.
     """
     sizes, base = log and unit == "MiB", float(log and unit == "x")
     points = log and not base
@@ -49,11 +49,10 @@ def bars(
     fig, ax = style.new_figure(title, max(2.2, 1.5 + (0.2 if hue else 0.27) * (frame["place"].max() + 1)))
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
-    blank = frame["value"].isna() | (log & (frame["value"] == 0))
-    for row in frame[blank].itertuples():
-        edge = {"xycoords": ax.get_yaxis_transform(), "color": MUTED}
-        style.note(ax, "no value" if pd.isna(row.value) else "0", (0, row.place), 4, **edge)
-    for (name, origin), part in frame[~blank].groupby(["_series", "_origin"], sort=False):
+    zero = log & (frame["value"] == 0)
+    for place in frame["place"][zero]:
+        style.note(ax, "0", (0, place), 4, xycoords=ax.get_yaxis_transform(), color=MUTED)
+    for (name, origin), part in frame[~zero].groupby(["_series", "_origin"], sort=False):
         (colour, marker, hatch), star = look_of[name], STAR * (origin != Origin.MEASURED)
         values, places = part["value"].to_numpy(float), part["place"].to_numpy()
         reach, label_of = style.ends(part), style.label(name, origin)
@@ -140,30 +139,28 @@ def points(
 
 
 @styled
-def roofline(points: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
+def roofline(reached: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure:
     """Reached GFLOP/s over FLOPs per byte, under this machine's measured ceilings; both axes logarithmic.
 
-    `points` has the columns label, flops_per_byte, gflop_s, and where known low, high (GFLOP/s) and origin.
+    `reached` has the columns label, flops_per_byte, gflop_s, and where known low, high (GFLOP/s) and origin.
     """
+    names = {"x_label": "arithmetic intensity (FLOPs per byte moved)", "y_label": "throughput (GFLOP/s)"}
+    frame = reached.rename(columns={"low": "gflop_s_low", "high": "gflop_s_high"})
+    fig = points(frame, x="flops_per_byte", y="gflop_s", hue="label", title=title, **names)
     peak, bandwidths = ceilings.gemm_gflop_s, sorted(ceilings.named_bandwidths(), key=lambda pair: -pair[1])
-    fig, ax = style.new_figure(title, 4.4)
-    intensity, reached = points["flops_per_byte"].to_numpy(float), points["gflop_s"].to_numpy(float)
-    left, right = intensity.min() / 2.5, max(intensity.max() * 4, 6 * peak / bandwidths[-1][1])
-    bottom, top = min(reached.min() / 3, left * bandwidths[-1][1]), max(reached.max(), peak) * 2.6
-    grid = np.geomspace(left, right, 200)
+    intensity, gflop_s, slowest = reached["flops_per_byte"], reached["gflop_s"], bandwidths[-1][1]
+    left, right = intensity.min() / 2.5, max(intensity.max() * 4, 6 * peak / slowest)
+    bottom, top = min(gflop_s.min() / 3, left * slowest), max(gflop_s.max(), peak) * 2.6
+    ax, grid = fig.axes[0], np.geomspace(left, right, 200)
+    lines = []
     for (name, gb_s), dashes in zip(bandwidths, cycle(["-", "--", "-.", ":"]), strict=False):
-        look = {"color": MUTED, "lw": 1.3, "ls": dashes, "zorder": 1}
-        ax.plot(grid, np.minimum(peak, gb_s * grid), label=f"{name}: {number(gb_s)} GB/s", **look)
+        look = {"color": MUTED, "lw": 1.3, "ls": dashes, "zorder": 1, "label": f"{name}: {number(gb_s)} GB/s"}
+        lines += ax.plot(grid, np.minimum(peak, gb_s * grid), **look)
+    ax.legend(handles=lines, loc="lower right", handlelength=2.6)
     style.note(ax, f"peak {number(peak)} GFLOP/s", (right, 1.12 * peak), -2, ha="right", va="bottom", color=MUTED)
-    reach, looks = style.ends(points.assign(value=reached)), style.looks(list(points["label"]))
-    for i, (origin, (name, (colour, marker, _))) in enumerate(zip(style.origins(points), looks.items(), strict=True)):
-        look = style.point(colour, marker, origin) | {"label": style.label(name, origin)}
-        ax.errorbar(intensity[i], reached[i], reach[:, [i]], **look)
     style.scale(ax.xaxis, True, np.array([left, right]))
     style.scale(ax.yaxis, True, np.array([bottom, top]))
     ax.set(xlim=(left, right), ylim=(bottom, top))
-    ax.set(xlabel="arithmetic intensity (FLOPs per byte moved)", ylabel="throughput (GFLOP/s)")
-    style.legend(fig)
     return fig
 
 

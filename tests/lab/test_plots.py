@@ -154,11 +154,6 @@ def test_a_figure_has_the_style_of_the_lab_and_neither_pyplot_nor_any_setting_is
     assert plt.get_fignums() == []
 
 
-def test_a_missing_value_is_named_and_not_drawn_as_zero(operators: pd.DataFrame) -> None:
-    operators.loc[1, ["value", "low", "high"]] = np.nan
-    assert {text.get_text() for text in bars(operators).axes[0].texts} == {"31.2", "no value", "9 ★", "0.4 ★"}
-
-
 def test_every_sample_is_drawn_those_far_out_too() -> None:
     dots = [line.get_xdata() for line in samples().axes[0].lines if line.get_alpha()]
     assert [len(values) for values in dots] == [62, 60] and max(map(max, dots)) == 11.0
