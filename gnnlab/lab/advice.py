@@ -108,11 +108,11 @@ def _fastest(rows: Sequence[Row]) -> tuple[str | None, str, Estimate | None]:
     return best, rows[0].baseline, faster.get(best)
 
 
-def noise(result: ResultFile, table: Table) -> str | None:
+def noise(result: ResultFile) -> str | None:
     """Why the times of a run mislead: a machine that was busy, or forms that differ from themselves."""
     states = (("at its start", result.environment), ("at its end", result.environment.get("finished") or {}))
     parts = [f"{when}, {busy}" for when, seen in states if (busy := machine.busy(seen))]
-    off = [abs(row.ratio - 1) for row in table if row.form == CONTROL and row.ratio is not None]
+    off = [abs(row.ratio - 1) for row in result.rows if row.form == CONTROL and row.ratio is not None]
     if off and median(off) > NOISY:
         percent = f"{100 * median(off):.0f} %"
         parts.append(f"a form timed against itself (A/A) differs by {percent}, the median of {len(off)}")

@@ -81,7 +81,7 @@ def publish(folder: Path, root: Path) -> Path:
     if newest.environment.get("dirty"):
         raise GnnlabError(f"{folder} was made by code with uncommitted changes; commit them and run it again")
     measured = {r.notebook[:2]: {"measured": r.started, "commit": r.environment.get("commit")} for r, _ in passed}
-    noise = [line for result, table in passed if (line := advice.noise(result, table))]
+    noise = [line for result, _ in passed if (line := advice.noise(result))]
     document = {
         "machine": phrases[0],
         "parameter_set": newest.params_set,

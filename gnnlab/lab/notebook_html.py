@@ -30,7 +30,7 @@ from traitlets.config import Config
 
 from gnnlab.errors import GnnlabError, one_line
 
-from .results import END, RUN, FigureRecord
+from .results import END, FigureRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONG_TEXT = 48  # characters of a table's cell from which on it gets the width of a sentence
@@ -72,12 +72,6 @@ def opening(notebook: nbformat.NotebookNode) -> tuple[str | None, str]:
     heads = (_OPENING.search(cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
     head = next(filter(None, heads), None)
     return (head[1], head[2].strip()) if head else (None, "")
-
-
-def run_of(notebook: nbformat.NotebookNode) -> str | None:
-    """The `run` of the session that its outputs are of: None before the cell that opened it."""
-    runs = (output.get("metadata", {}).get(RUN) for cell in notebook.cells for output in cell.get("outputs", []))
-    return next(filter(None, runs), None)
 
 
 def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord]) -> Cells:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import nbformat
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
@@ -53,6 +54,7 @@ class NotebookEntry:
     problems: list[str] = field(default_factory=list)
     uses: list[advice.Use] = field(default_factory=list)
     own: bool = False  # something of the reader's is in it
+    declared: Mapping[str, Any] = field(default_factory=dict)  # its parameters
     thumbnail: tuple[FigureRecord, str] | None = None  # the key figure and its PNG as a data address
 
     @property
@@ -78,43 +80,30 @@ def environment_card(environment: Mapping[str, Any]) -> str:
 # ---- a report -------------------------------------------------------------------------------------------------------
 
 
-def render_notebook(result_json: Path, path: Path, judged: Sequence[Judged] = ()) -> None:
-    """Write the report of a run that passed, or was skipped, to `path`, from its result file and the notebook beside
-    that. `judged` are the rows of the ledger that rest on it.
-
-    Raises `GnnlabError` when one of the two cannot be read, when they are of different runs, or when writing fails.
-    """
+def _report(place: Path, entry: NotebookEntry, notebook: nbformat.NotebookNode, judged: Sequence[Judged]) -> str:
+    """The page of the run in `place`, the folder's path from the page. `judged` are the rows that rest on it."""
     from . import notebook_html
 
-    executed_ipynb, result = result_json.with_name(results.NOTEBOOK), results.read(result_json)
-    notebook = notebook_html.read(executed_ipynb)
-    if notebook_html.run_of(notebook) != result.run:
-        raise GnnlabError(
-            f"{executed_ipynb} is not the notebook of the run that wrote {result_json}: there is no page of the two; "
-            f"run it again: gnnlab run {result.notebook[:2]} --force"
-        )
-    place, declared = result_json.parent.relative_to(path.parent), _declared(executed_ipynb)
+    result = entry.result
     figures = {  # their links lead from the page
         figure.name: figure.model_copy(update={kind: f"{place}/{getattr(figure, kind)}" for kind in ("png", "svg")})
         for figure in result.figures
     }
-    table = Table(result.rows)
-    html = _page(
+    return _page(
         "report.html.j2",
-        title=notebook_html.opening(notebook)[0] or _in_words(result.notebook),
+        title=entry.title,
         result=result,
         status=STATUSES[result.status],
         cells=notebook_html.render(notebook, figures),
         key=_key_figure(result),
         parts=advice.parts(judged),
         href=lambda row: f"#fig-{row.study}" if row.study in figures else None,
-        parameters=[(n, v, declared[n].meaning if n in declared else "") for n, v in result.parameters.items()],
+        meanings={name: declared.meaning for name, declared in entry.declared.items()},
         machine=provenance.in_a_phrase(result.environment),
-        noise=advice.noise(result, table),
-        uses=advice.uses(table, result.purposes, bool(advice.yours(result.parameters, declared))),
-        drawn=set(figures),
+        noise=advice.noise(result),
+        uses=entry.uses,
+        drawn=entry.drawn,
     )
-    files.write_atomically(path, lambda file: file.write(html))
 
 
 def _key_figure(result: ResultFile) -> FigureRecord | None:
@@ -182,9 +171,7 @@ def build_site(out_dir: Path) -> Path:
 
 def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
     """What the front page says of a notebook; its report is rendered where it is older than its newest run."""
-    from . import notebook_html
-
-    entry, page = NotebookEntry(stem, _in_words(stem)), out_dir / f"{stem}.html"
+    entry, page = NotebookEntry(stem, stem[3:].replace("_", " ").capitalize()), out_dir / f"{stem}.html"
     path, failed = results.newest(out_dir, stem)
     problems = [line for line in judged.problems if stem in line]
     if failed:
@@ -193,14 +180,9 @@ def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
     if path is None:
         page.unlink(missing_ok=True)
     else:
-        entry.result, executed = results.read(path), path.with_name(results.NOTEBOOK)
+        entry.result = results.read(path)
         try:
-            entry.title = notebook_html.opening(notebook_html.read(executed))[0] or entry.title
-            if not page.exists() or page.stat().st_mtime < (out_dir / stem).stat().st_mtime:  # a run was put there
-                render_notebook(path, page, [row for row in judged.rows if row.notebook == entry.number])
-            entry.page = page.name
-            entry.own = bool(advice.yours(entry.result.parameters, _declared(executed)))
-            entry.uses = advice.uses(Table(entry.result.rows), entry.result.purposes, entry.own)
+            _render(entry, path, page, [row for row in judged.rows if row.notebook == entry.number])
         except GnnlabError as error:
             problems.append(str(error))
         figure = _key_figure(entry.result)
@@ -210,21 +192,26 @@ def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
     return entry
 
 
+def _render(entry: NotebookEntry, path: Path, page: Path, judged: Sequence[Judged]) -> None:
+    """Fill in what the executed notebook beside the result at `path` says, and write its report where that is stale.
+
+    Raises `GnnlabError` when the notebook cannot be read, or when writing fails.
+    """
+    from . import notebook_html, parameters
+
+    executed, result = path.with_name(results.NOTEBOOK), entry.result
+    notebook = notebook_html.read(executed)
+    entry.title = notebook_html.opening(notebook)[0] or entry.title
+    entry.declared = parameters.declared(executed)
+    entry.own = bool(advice.yours(result.parameters, entry.declared))
+    entry.uses = advice.uses(Table(result.rows), result.purposes, entry.own)
+    if not page.exists() or page.stat().st_mtime < path.parent.parent.stat().st_mtime:  # when a run was put there
+        html = _report(path.parent.relative_to(page.parent), entry, notebook, judged)
+        files.write_atomically(page, lambda file: file.write(html))
+    entry.page = page.name
+
+
 # ---- pages ----------------------------------------------------------------------------------------------------------
-
-
-def _declared(notebook: Path) -> Mapping[str, Any]:
-    """The parameters that an executed notebook declares; none where it cannot be read."""
-    from . import parameters
-
-    try:
-        return parameters.declared(notebook)
-    except GnnlabError:
-        return {}
-
-
-def _in_words(stem: str) -> str:
-    return stem[3:].replace("_", " ").capitalize()
 
 
 def _page(template: str, **content: Any) -> str:

@@ -33,7 +33,6 @@ RESULT, SAMPLES, NOTEBOOK = "result.json", "samples.parquet", "notebook.ipynb"  
 MARK = ".gnnlab"  # in every outputs folder
 END = "gnnlab_end"  # in the metadata of an output: later cells were not run
 PLACE = "GNNLAB_RUN"  # in the environment of a kernel that the runner started: the folder that its run fills
-RUN = "gnnlab_run"  # in the metadata of an output of an executed notebook: the `run` of its result file
 
 
 class Status(StrEnum):

@@ -35,7 +35,7 @@ from gnnlab.progress import progress
 
 from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results
 from . import table as tables
-from .results import END, PLACE, RUN, FigureRecord, ResultFile, Status
+from .results import END, PLACE, FigureRecord, ResultFile, Status
 from .study import Study, headed
 from .table import Interval, Origin, Table
 from .text import number
@@ -75,7 +75,7 @@ class Lab:
         own = {"dir": self.folder, "prefix": ".run-", "ignore_cleanup_errors": True}
         self._own = None if PLACE in os.environ else tempfile.TemporaryDirectory(**own)
         self._place = Path(self._own.name if self._own else os.environ[PLACE])  # the folder that this run fills
-        display(HTML(report.environment_card(self.environment)), metadata={RUN: self.begun.run})
+        display(HTML(report.environment_card(self.environment)))
         if self._own and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
 

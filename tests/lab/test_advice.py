@@ -60,12 +60,12 @@ def test_purposes_of_a_study_with_one_answer_are_one_line():
 
 
 def test_a_run_on_a_busy_machine_says_so(result_file):
-    table = Table([raced("layer", advice.CONTROL, ratio, 0.5, 2.0, keys={"size": ratio}) for ratio in (0.9, 1.1, 1.2)])
+    rows = [raced("layer", advice.CONTROL, ratio, 0.5, 2.0, keys={"size": ratio}) for ratio in (0.9, 1.1, 1.2)]
     quiet = {"others_percent": 2.0, "steal_percent": 0.0}
-    assert advice.noise(result_file(environment=quiet | {"finished": quiet}), Table()) is None
-    busy = result_file(environment=quiet | {"finished": {"others_percent": 42.0}})
-    assert "at its end, 42 % of its CPU time goes to other programs" in advice.noise(busy, Table())
-    assert "(A/A) differs by 10 %, the median of 3" in advice.noise(result_file(environment=quiet), table)
+    assert advice.noise(result_file(environment=quiet | {"finished": quiet})) is None
+    busy = result_file(environment=quiet | {"finished": {"others_percent": 42.0}}, rows=rows)
+    assert "at its end, 42 % of its CPU time goes to other programs" in advice.noise(busy)
+    assert "(A/A) differs by 10 %, the median of 3" in advice.noise(busy)
 
 
 def test_claims_are_in_the_order_of_surprise_and_wrong_advice_comes_before_gains():

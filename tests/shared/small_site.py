@@ -82,7 +82,7 @@ def figure(folder: Path, name: str, *, key: bool = True) -> tuple[FigureRecord, 
 def opened() -> nbformat.NotebookNode:
     """The cell that opens a session, with the run that it is of."""
     card = v4.new_code_cell("session", metadata={"tags": ["remove-output"]})
-    card.outputs = [v4.new_output("display_data", {"text/plain": "CARD"}, metadata={results.RUN: "0" * 32})]
+    card.outputs = [v4.new_output("display_data", {"text/plain": "CARD"})]
     return card
 
 
