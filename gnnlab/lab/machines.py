@@ -45,7 +45,7 @@ class MachineLedger:
         return next(iter(self.documents.values()))["machine"]
 
     @property
-    def models(self) -> model_tables.Kept:
+    def models(self) -> model_tables.Figures:
         """The fullest tables of whole models."""
         return max((document.get("models", {}) for document in self.documents.values()), key=lambda t: len(str(t)))
 

@@ -1,7 +1,7 @@
 """Two tables of notebook 09 for README: whole models against every peer, and how they grow; from all runs of a folder.
 
-kept = figures_of(tables)        # what a machine's ledger keeps of its runs, for JSON
-lines(kept, "AMD EPYC, 2 cores") # as Markdown, nothing where nothing was measured
+figures = figures_of(tables)        # what a machine's ledger keeps of its runs, for JSON
+lines(figures, "AMD EPYC, 2 cores") # as Markdown, nothing where nothing was measured
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ GROWN_COLUMNS = {  # heading: phase, quantity, and how much of its unit is one o
     "its peak memory, GiB": ("training step", "peak memory", MIB_PER_GIB),
 }
 FIRST_CALL = "first call over a later one"
-Kept = dict[str, list[dict[str, Any]]]
+Figures = dict[str, list[dict[str, Any]]]
 
 
-def figures_of(tables: Sequence[Table]) -> Kept:
+def figures_of(tables: Sequence[Table]) -> Figures:
     """Of each whole model, graph and pass the gain over PyG and over the best peer; of each grown cell its number. Each
     is pooled over the runs, of which there is a table each."""
     return {RACED: _gains(tables), GROWN: _grown(tables)}
@@ -40,17 +40,15 @@ def figures_of(tables: Sequence[Table]) -> Kept:
 
 def _gains(tables: Sequence[Table]) -> list[dict[str, Any]]:
     goal, gains = catalogue()[GOAL], []
-    cells = [row.keys for table in tables for row in table.select(RACED)]
-    for keys in [keys for place, keys in enumerate(cells) if keys not in cells[:place]]:
-        gain = {**keys}
-        for name, over in (("over_pyg", None), ("over_best", goal.of.over)):
-            rule = goal.of.model_copy(update={"where": keys, "cells": None, "over": over})
-            claim = goal.model_copy(update={"of": rule})
-            with suppress(Untestable):  # in one of the runs
+    rows = {row.id: row for table in tables for row in table.select(RACED, goal.of.form) if row.status == "ok"}
+    for row in rows.values():
+        gain = {**row.keys}
+        with suppress(Untestable):  # in one of the runs
+            for name, over in (("over_pyg", None), ("over_best", goal.of.over)):
+                rule = goal.of.model_copy(update={"where": row.keys, "cells": None, "over": over})
+                claim = goal.model_copy(update={"of": rule})
                 gain[name] = estimates.pooled([evaluate(claim, table).estimate for table in tables], log=True).value
-        if {"over_pyg", "over_best"} <= gain.keys():
-            ran = [row for row in tables[0].select(RACED, goal.of.form, keys) if row.status == "ok"]
-            gains.append(gain | {"threads": ran[0].threads})
+            gains.append(gain | {"threads": row.threads})
     return gains
 
 
@@ -58,20 +56,19 @@ def _grown(tables: Sequence[Table]) -> list[dict[str, Any]]:
     rows = [row for table in tables for row in table.select(GROWN) if row.keys["edges"] >= LEAST_EDGES]
     if not rows:
         return []
-    frame = pd.DataFrame([{**row.keys, "form": row.form, "value": row.value} for row in rows])
+    frame = pd.DataFrame([{**row.keys, "form": row.form, "value": row.value} for row in rows]).dropna(subset="value")
     keys = [name for name in frame if name != "value"]
-    medians = frame.dropna(subset="value").groupby(keys, sort=False, as_index=False)["value"].median()
-    return medians.to_dict("records")
+    return frame.groupby(keys, sort=False, as_index=False)["value"].median().to_dict("records")
 
 
 # ---- as Markdown ----------------------------------------------------------------------------------------------------
 
 
-def lines(kept: Kept, machine: str) -> list[str]:
+def lines(figures: Figures, machine: str) -> list[str]:
     """Both tables, each under a line that says what it shows and on which machine."""
     lines = []
-    if kept.get(RACED):
-        frame = pd.DataFrame(kept[RACED])
+    if figures.get(RACED):
+        frame = pd.DataFrame(figures[RACED])
         frame["cell"] = frame["over_pyg"].map(number) + " / " + frame["over_best"].map(number)
         frame["column"] = frame["graph"] + ", " + frame["pass"]
         cells = frame.pivot(index="model", columns="column", values="cell").fillna("")
@@ -81,8 +78,8 @@ def lines(kept: Kept, machine: str) -> list[str]:
             f"CSR adjacency, sparse features, `EdgeIndex` and torch.compile ({machine}, {frame['threads'][0]} threads):"
         )
         lines += ["", title, "", *markdown(("", *cells.columns), cells.itertuples())]
-    if kept.get(GROWN):
-        frame, rows = pd.DataFrame(kept[GROWN]), []
+    if figures.get(GROWN):
+        frame, rows = pd.DataFrame(figures[GROWN]), []
         frame[["model", "form"]] = frame["form"].str.split(", ", n=1, expand=True)
         for (edges, model), cells in frame.groupby(["edges", "model"], sort=False):
             values = cells.set_index(["phase", "quantity", "form"])["value"]

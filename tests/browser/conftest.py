@@ -16,12 +16,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
 @pytest.fixture(scope="module")  # while it is open an event loop runs, beside which no other test can start its own
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        found = next(filter(None, map(shutil.which, NAMES)), playwright.chromium.executable_path)
-        if not Path(found).is_file():
+        chromium = next(filter(None, map(shutil.which, NAMES)), playwright.chromium.executable_path)
+        if not Path(chromium).is_file():
             pytest.skip("no chromium here: apt install chromium, or playwright install chromium")
         unconfined = getattr(os, "geteuid", lambda: 1)() == 0  # chromium's sandbox refuses root
         browser = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox"] * unconfined + ["--disable-dev-shm-usage"]
+            executable_path=chromium, args=["--no-sandbox"] * unconfined + ["--disable-dev-shm-usage"]
         )
         yield browser
         browser.close()

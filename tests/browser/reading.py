@@ -1,4 +1,4 @@
-"""What a reader of a page would stumble over, found by the browser itself."""
+"""What a reader of a page would stumble over, by the browser itself."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _CLIPPED_HEADINGS = """() => [...document.querySelectorAll("h1, h2, h3, .badge, 
 
 def faults(page: Page) -> list[str]:
     """A line for each: overflow of the page, something cut, a heading that leaves its box, axe's, what it asked for."""
-    found = list(page.heard)
+    lines = list(page.heard)
     if (over := page.evaluate(_OVERFLOW)) > 0:
-        found.append(f"the page is {over} pixels wider than the window")
-    found += [f"cut, with no way to the rest: {what}" for what in page.evaluate(_CUT)]
-    found += [f"heading leaves its box: {what}" for what in page.evaluate(_CLIPPED_HEADINGS)]
+        lines.append(f"the page is {over} pixels wider than the window")
+    lines += [f"cut, with no way to the rest: {what}" for what in page.evaluate(_CUT)]
+    lines += [f"heading leaves its box: {what}" for what in page.evaluate(_CLIPPED_HEADINGS)]
     for violation in Axe().run(page).response["violations"]:
         places = [node["html"][:120] for node in violation["nodes"]]
-        found.append(f"axe {violation['id']} ({violation['impact']}), {len(places)} times: {places[0]}")
-    return found
+        lines.append(f"axe {violation['id']} ({violation['impact']}), {len(places)} times: {places[0]}")
+    return lines

@@ -50,8 +50,8 @@ def test_the_keyboard_filters_and_sorts_the_ledger(site: Path, opened: Callable)
     for direction, reverse in (("ascending", False), ("descending", True)):
         page.keyboard.press("Enter")
         assert page.locator('section:has(#claims) [data-key="measured"]').get_attribute("aria-sort") == direction
-        shown = rows.locator("td.measured").evaluate_all("cells => cells.map(cell => cell.dataset.sort)")
-        numbers = [float(text) if text else float("-inf") for text in shown]
+        keys = rows.locator("td.measured").evaluate_all("cells => cells.map(cell => cell.dataset.sort)")
+        numbers = [float(text) if text else float("-inf") for text in keys]
         assert numbers == sorted(numbers, reverse=reverse) and len(set(numbers)) > 2
 
 

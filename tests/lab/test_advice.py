@@ -16,9 +16,9 @@ MS = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "media
 
 
 def raced(study, form, ratio, low, high, *, keys=None, error=1e-7, **fields):
-    told = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "baseline": "PyG", "parity_error": error}
+    compared = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "baseline": "PyG", "parity_error": error}
     measured = {"value": 1.0, "low": 0.9, "high": 1.1, "n": 9, **MS, **TORCH}
-    return tables.row(study=study, form=form, keys=keys or {"size": "a"}, **measured, **told, **fields)
+    return tables.row(study=study, form=form, keys=keys or {"size": "a"}, **measured, **compared, **fields)
 
 
 def test_the_fastest_form_that_computes_the_same_everywhere_is_named():

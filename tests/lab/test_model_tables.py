@@ -48,6 +48,6 @@ def test_without_every_peer_there_is_no_row():
 
 
 def test_growth_says_what_does_not_fit():
-    kept = model_tables.figures_of([run(), run(peak=3072.0)])
-    text = "\n".join(model_tables.lines(kept, "A chip"))
+    figures = model_tables.figures_of([run(), run(peak=3072.0)])
+    text = "\n".join(model_tables.lines(figures, "A chip"))
     assert "| 2,000,000 | GCN | 4 → 0.5 |  | does not fit → 2.5 | 2.5 |" in text

@@ -202,8 +202,8 @@ def test_links_lead_to_pages_of_the_site_and_of_what_it_does_not_hold_the_path_i
     links = ["../docs/measuring.md", "02_optimize_gnn.ipynb#a", "#here", "https://example.org/a"]
     cell = v4.new_markdown_cell(" ".join(f"[{link[-4:]}]({link})" for link in links))
     html = notebook_html.render(v4.new_notebook(cells=[cell]), {}).html
-    found = [attributes["href"] for tag, attributes in tags(html) if tag == "a"]
-    assert found == ["02_optimize_gnn.html#s-a", "#here", "https://example.org/a"]
+    targets = [attributes["href"] for tag, attributes in tags(html) if tag == "a"]
+    assert targets == ["02_optimize_gnn.html#s-a", "#here", "https://example.org/a"]
     assert "g.md (<code>docs/measuring.md</code>)" in html
 
 
@@ -219,10 +219,10 @@ def test_every_relative_link_of_the_site_leads_to_a_file(finished: Path) -> None
 def test_a_heading_over_what_the_page_shows_elsewhere_is_left_out() -> None:
     verdicts = v4.new_code_cell("lab.verdicts()", metadata={"tags": ["remove-output"]})
     contract = v4.new_code_cell("{}", metadata={"tags": ["nbval-check-output"]})
-    said = v4.new_code_cell("lab.say()", metadata={"tags": ["conclusion"]})
-    said.outputs = [v4.new_output("display_data", {"text/markdown": "It pays."})]
+    concluding = v4.new_code_cell("lab.say()", metadata={"tags": ["conclusion"]})
+    concluding.outputs = [v4.new_output("display_data", {"text/markdown": "It pays."})]
     texts = [v4.new_markdown_cell(f"## {name}") for name in ("Claims", "Contract", "So", "Next")]
-    cells = [texts[0], verdicts, texts[1], contract, texts[2], said, texts[3]]
-    shown = notebook_html.render(v4.new_notebook(cells=cells), {})
-    assert [text for _, text in shown.headings] == ["Next"]
-    assert "It pays" in shown.conclusion and "It pays" not in shown.html
+    every = [texts[0], verdicts, texts[1], contract, texts[2], concluding, texts[3]]
+    cells = notebook_html.render(v4.new_notebook(cells=every), {})
+    assert [text for _, text in cells.headings] == ["Next"]
+    assert "It pays" in cells.conclusion and "It pays" not in cells.html

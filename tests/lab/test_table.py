@@ -46,13 +46,13 @@ def test_a_row_without_ends_has_no_interval_and_says_so():
 
 
 def test_a_row_that_is_not_ok_has_a_reason_and_no_value():
-    found = row(**{**GOOD, "status": "unavailable", "reason": "no CUDA device"})
-    assert (found.value, found.low, found.n, found.interval) == (None, None, 0, "none")
+    result = row(**{**GOOD, "status": "unavailable", "reason": "no CUDA device"})
+    assert (result.value, result.low, result.n, result.interval) == (None, None, 0, "none")
 
 
 def test_a_count_is_exact():
-    found = row(**{**GOOD, "origin": "counted", "statistic": "count", "interval": "exact", "value": 6, "n": 1})
-    assert found.low == found.value == found.high == 6
+    result = row(**{**GOOD, "origin": "counted", "statistic": "count", "interval": "exact", "value": 6, "n": 1})
+    assert result.low == result.value == result.high == 6
 
 
 def test_as_many_samples_as_n():

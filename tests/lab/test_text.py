@@ -7,7 +7,7 @@ from gnnlab.profiling.estimates import Estimate
 
 
 @pytest.mark.parametrize(
-    ("estimate", "shown"),
+    ("estimate", "expected"),
     [
         ((1.4234, 1.4012, 1.4456, 30), "1.42 (1.40 to 1.45)"),
         ((8.0, None, None, 2), "8"),
@@ -20,32 +20,32 @@ from gnnlab.profiling.estimates import Estimate
         ((3.1e-7, 3.0e-7, 3.2e-7, 9), "3.1e-07 (3e-07 to 3.2e-07)"),
     ],
 )
-def test_an_estimate_has_the_digits_that_its_interval_is_worth(estimate, shown):
-    assert text.estimate_text(Estimate(*estimate)) == shown
+def test_an_estimate_has_the_digits_that_its_interval_is_worth(estimate, expected):
+    assert text.estimate_text(Estimate(*estimate)) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [(0, "0"), (0.00123, "0.00123"), (1.0, "1"), (1234.5, "1,234"), (169856, "169,856"), (5.6e9, "5.6e+09")],
 )
-def test_a_number_on_an_axis(value, shown):
-    assert text.number(value) == shown
+def test_a_number_on_an_axis(value, expected):
+    assert text.number(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("gain", "shown"),
+    ("gain", "expected"),
     [
         ((2.0, 1.9, 2.1, 9), "2.00 (1.90 to 2.10) times as fast"),
         ((1.0, 0.9, 1.1, 9), "no difference seen, 1.00 (0.90 to 1.10)"),
         ((2.0, None, None, 3), "2 times as fast, of 3 rounds, too few for an interval"),
     ],
 )
-def test_a_gain_says_when_no_difference_was_seen(gain, shown):
-    assert text.gain_text(Estimate(*gain)) == shown
+def test_a_gain_says_when_no_difference_was_seen(gain, expected):
+    assert text.gain_text(Estimate(*gain)) == expected
 
 
 @pytest.mark.parametrize(
-    ("bounds", "unit", "shown"),
+    ("bounds", "unit", "expected"),
     [
         (None, "x", "some gain"),
         ((1.41, 1.45), "x", "1.41 to 1.45×"),
@@ -54,8 +54,8 @@ def test_a_gain_says_when_no_difference_was_seen(gain, shown):
         ((120, 120), "count", "120"),
     ],
 )
-def test_a_claimed_range(bounds, unit, shown):
-    assert text.claimed_text(bounds, unit) == shown
+def test_a_claimed_range(bounds, unit, expected):
+    assert text.claimed_text(bounds, unit) == expected
 
 
 def test_a_number_has_its_unit_and_an_exact_one_no_interval():
