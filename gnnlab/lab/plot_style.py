@@ -65,7 +65,7 @@ def save(
 ) -> FigureRecord:
     """Write `figures/<name>.png` (2x) and `.svg` under `folder`, each whole or not at all.
 
-    With a `notebook` its number stands before the name, as the figures of all notebooks lie in one folder.
+    With a `notebook` its number stands before the name.
     `alt` describes the figure to who does not see it, in at least 20 characters; `title` states the finding. Both are
     written into the SVG too. `key` marks the figure that the front page shows. Raises `GnnlabError`.
     """

@@ -98,7 +98,7 @@ def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
         v4.new_output(
             "execute_result", {"text/html": table.to_html(escape=False), "text/plain": "table"}, execution_count=3
         ),
-        v4.new_output("display_data", {"text/markdown": f"**0.97** of it {HOSTILE[1]}"}),
+        v4.new_output("display_data", {"text/markdown": f"**0.97** of it {HOSTILE[1]} `{'long' * 20}`"}),
         v4.new_output("display_data", {"text/plain": HOSTILE[0]}, metadata={}),
         v4.new_output(
             "display_data", {"image/png": picture}, metadata={"image/png": {"alt": HOSTILE[1], "name": HOSTILE[1]}}
