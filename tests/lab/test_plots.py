@@ -25,28 +25,26 @@ ALT = "Horizontal bars of the share of CPU time by operator; mm leads with 31 %.
 LONG = "aten::scatter_reduce with a name that is longer than any column should be"
 
 
-@pytest.fixture
-def operators() -> pd.DataFrame:
-    frame = pd.DataFrame({"operator": ["mm", LONG, "mul", "add"], "value": [31.2, 22.1, 9.0, 0.4]})
-    origin = ["measured", "interpolated", "extrapolated", "simulated"]
-    return frame.assign(low=frame.value * 0.9, high=frame.value * 1.1, origin=origin)
+OPERATORS = pd.DataFrame({"operator": ["mm", LONG, "mul", "add"], "value": [31.2, 22.1, 9.0, 0.4]}).assign(
+    low=lambda frame: frame.value * 0.9,
+    high=lambda frame: frame.value * 1.1,
+    origin=["measured", "interpolated", "extrapolated", "simulated"],
+)
+SIZES = pd.DataFrame({"nodes": [100.0, 1000.0, 5000.0] * 2, "model": ["gat"] * 3 + ["transformer"] * 3}).assign(
+    value=lambda frame: frame.nodes**1.1 / 100,
+    low=lambda frame: frame.value * 0.9,
+    high=lambda frame: frame.value * 1.1,
+    origin=["measured"] * 5 + ["extrapolated"],
+)
 
 
-@pytest.fixture
-def scaling() -> pd.DataFrame:
-    nodes = np.tile([100.0, 1000.0, 5000.0], 2)
-    frame = pd.DataFrame({"nodes": nodes, "value": nodes**1.1 / 100, "model": ["gat"] * 3 + ["transformer"] * 3})
-    return frame.assign(low=frame.value * 0.9, high=frame.value * 1.1, origin=["measured"] * 5 + ["extrapolated"])
+def bars(frame: pd.DataFrame = OPERATORS, **changes: object) -> Figure:
+    return plots.bars(frame, **{"y": "operator", "label": "share", "unit": "%", "title": TITLE} | changes)
 
 
-def bars(frame: pd.DataFrame, **changes: object) -> Figure:
-    options = {"y": "operator", "label": "share", "unit": "%", "title": TITLE}
-    return plots.bars(frame, **options | changes)
-
-
-def lines(frame: pd.DataFrame, **changes: object) -> Figure:
-    axes = {"x": "nodes", "y": "value", "x_label": "nodes", "y_label": "forward (ms)"}
-    return plots.points(frame, **axes, hue="model", joined=True, title=TITLE, **changes)
+def lines(**changes: object) -> Figure:
+    axes = {"x": "nodes", "y": "value", "x_label": "nodes", "y_label": "forward (ms)", "hue": "model"}
+    return plots.points(SIZES, **axes, joined=True, title=TITLE, **changes)
 
 
 def roofline(count: int) -> Figure:
@@ -59,19 +57,16 @@ def roofline(count: int) -> Figure:
 
 def samples() -> Figure:
     rng = np.random.default_rng(0)
-    slow = [*rng.normal(1, 0.02, 60), 9.0, 11.0]
-    taken = {"baseline": slow, "baseline again": list(rng.normal(1, 0.02, 60))}
-    estimated = {name: (values, Estimate(1.0, 0.99, 1.01, 60)) for name, values in taken.items()}
-    return plots.samples(estimated, title=TITLE, label="time", unit="ms", statistic="median")
+    taken = {"baseline": [*rng.normal(1, 0.02, 60), 9.0, 11.0], "baseline again": rng.normal(1, 0.02, 60)}
+    taken = {name: (values, Estimate(1.0, 0.99, 1.01, 60)) for name, values in taken.items()}
+    return plots.samples(taken, title=TITLE, label="time", unit="ms", statistic="median")
 
 
-@pytest.fixture
-def figures(operators: pd.DataFrame, scaling: pd.DataFrame) -> list[Figure]:
-    grouped = pd.concat(
-        [operators.assign(model="gat"), operators.assign(model="transformer", value=5.0, low=4, high=6)]
-    )
-    drawn = [bars(operators), bars(grouped, hue="model"), lines(scaling), lines(scaling, log=False)]
-    return [*drawn, roofline(6), samples()]
+@pytest.fixture(scope="module")
+def figures() -> list[Figure]:
+    other = OPERATORS.assign(model="transformer", value=5.0, low=4, high=6)
+    grouped = pd.concat([OPERATORS.assign(model="gat"), other])
+    return [bars(), bars(grouped, hue="model"), lines(), lines(log=False), roofline(6), samples()]
 
 
 def boxes(figure: Figure) -> list[tuple[str, matplotlib.transforms.Bbox]]:
@@ -142,11 +137,9 @@ def test_an_axis_of_ratios_has_a_tick_at_1(low: float, high: float) -> None:
     assert 1 in axes.get_xticks()
 
 
-def test_a_figure_has_the_style_of_the_lab_and_neither_pyplot_nor_any_setting_is_touched(
-    operators: pd.DataFrame,
-) -> None:
+def test_a_figure_has_the_style_of_the_lab_and_neither_pyplot_nor_any_setting_is_touched() -> None:
     with matplotlib.rc_context({"axes.labelsize": 33, "figure.facecolor": "red"}):
-        assert bars(operators).get_facecolor()[:3] == to_rgb(plot_style.SURFACE)
+        assert bars().get_facecolor()[:3] == to_rgb(plot_style.SURFACE)
         assert matplotlib.rcParams["axes.labelsize"] == 33 and matplotlib.rcParams["figure.facecolor"] == "red"
     import matplotlib.pyplot as plt
 
@@ -158,12 +151,10 @@ def test_every_sample_is_drawn_those_far_out_too() -> None:
     assert [len(values) for values in dots] == [62, 60] and max(map(max, dots)) == 11.0
 
 
-def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_see(
-    operators: pd.DataFrame, tmp_path: Path
-) -> None:
-    record = plot_style.save(bars(operators), "operators", title=TITLE, alt=f"{ALT} <&>", folder=tmp_path, key=True)
+def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_see(tmp_path: Path) -> None:
+    record = plot_style.save(bars(), "operators", title=TITLE, alt=f"{ALT} <&>", folder=tmp_path, key=True)
     assert (record.png, record.svg, record.key) == ("figures/operators.png", "figures/operators.svg", True)
-    of_09 = plot_style.save(bars(operators), "operators", title=TITLE, alt=ALT, folder=tmp_path, notebook="09_mine")
+    of_09 = plot_style.save(bars(), "operators", title=TITLE, alt=ALT, folder=tmp_path, notebook="09_mine")
     assert (of_09.name, of_09.png) == ("operators", "figures/09_operators.png")
     with Image.open(tmp_path / record.png) as picture:
         assert picture.width == 1440
@@ -180,11 +171,9 @@ def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_se
         ({"name": "../a"}, "file name"),
     ],
 )
-def test_save_refuses_what_a_reader_would_miss(
-    operators: pd.DataFrame, tmp_path: Path, changes: dict[str, str], message: str
-) -> None:
+def test_save_refuses_what_a_reader_would_miss(tmp_path: Path, changes: dict[str, str], message: str) -> None:
     with pytest.raises(GnnlabError, match=message):
-        plot_style.save(bars(operators), folder=tmp_path, **{"name": "a", "title": TITLE, "alt": ALT} | changes)
+        plot_style.save(bars(), folder=tmp_path, **{"name": "a", "title": TITLE, "alt": ALT} | changes)
     assert not list(tmp_path.iterdir())
 
 
