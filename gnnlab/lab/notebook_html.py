@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import nbformat
-from bleach.css_sanitizer import CSSSanitizer
 from bleach.sanitizer import Cleaner
 from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup, escape
@@ -34,7 +33,7 @@ from .results import END, FigureRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONG_TEXT = 48  # characters of a table's cell from which on it gets the width of a sentence
-_SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "image/svg+xml", "text/latex", "text/plain"]
+_SHOWN = ["text/html", "text/markdown", "image/png", "text/plain"]
 _DROPPED_TAGS = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}
 _MARKDOWN = "text/markdown"
 _CONCLUSION = "conclusion"  # a cell with whose first sentences the page opens
@@ -78,8 +77,8 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
     """The cells as HTML. `figures` are those of the result file, by name: they get links to their PNG and SVG."""
     headings: list[tuple[str, str, int]] = []
 
-    def markdown(source: str, attachments: Mapping[str, Any]) -> Markup:
-        return clean(MarkdownWithMath(renderer=_Renderer(headings, attachments)).render(source))
+    def markdown(source: str) -> Markup:
+        return clean(MarkdownWithMath(renderer=_Renderer(headings)).render(source))
 
     exporter = HTMLExporter(
         template_name="cells",
@@ -95,7 +94,7 @@ def render(notebook: nbformat.NotebookNode, figures: Mapping[str, FigureRecord])
     exporter.environment.autoescape = True
     try:
         prepared, conclusions = _prepared(notebook)
-        question, conclusion = markdown(opening(notebook)[1], {}), markdown("\n\n".join(conclusions), {})
+        question, conclusion = markdown(opening(notebook)[1]), markdown("\n\n".join(conclusions))
         html = exporter.from_notebook_node(prepared, resources={"figures": figures})[0]
     except Exception as error:  # whatever a filter raises where an output is not what its type says
         raise GnnlabError(f"a cell or an output of it cannot be shown: {one_line(error)}") from error
@@ -133,13 +132,10 @@ def _prepared(notebook: nbformat.NotebookNode) -> tuple[nbformat.NotebookNode, l
 
 
 class _Renderer(IPythonRenderer):
-    """Markdown with headings to link to and links to pages of the site; of a link to any other file its path is shown.
+    """Markdown with headings to link to and links to pages of the site; of a link to another file its path is shown."""
 
-    Formulas stay the TeX they are: typesetting them needs a fetched script.
-    """
-
-    def __init__(self, headings: list[tuple[str, str, int]], attachments: Mapping[str, Any]) -> None:
-        super().__init__(escape=False, exclude_anchor_links=True, attachments=dict(attachments))
+    def __init__(self, headings: list[tuple[str, str, int]]) -> None:
+        super().__init__(escape=False, exclude_anchor_links=True)
         self.headings = headings
 
     def link(self, text: str, url: str, title: str | None = None) -> str:
@@ -159,27 +155,17 @@ class _Renderer(IPythonRenderer):
         self.headings.append((anchor, plain, level))
         return f'<h{level} id="{anchor}">{text}</h{level}>\n'
 
-    def inline_math(self, body: str) -> str:
-        return f'<code class="math">{escape(body)}</code>'
-
-    def block_math(self, body: str) -> str:
-        return f'<pre class="math">{escape(body.strip())}</pre>'
-
 
 # ---- HTML from outside ----------------------------------------------------------------------------------------------
 
-_TAGS = """a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5
-    h6 hr i img ins kbd li mark ol p pre q s samp small span strong sub summary sup table tbody td tfoot th thead tr ul
-    var wbr"""
-# No colour: it would fight with light or dark. Nothing that fetches, and nothing that leaves its place.
-_STYLES = """border border-radius display font-size font-style font-weight gap grid-template-columns line-height margin
-    max-width opacity padding text-align vertical-align white-space width"""
-_ATTRIBUTES = {"style", "title", "alt", "colspan", "rowspan", "scope", "start", "open", "width", "height"}
+# no style, which would fight with light or dark; nothing that fetches, and nothing that leaves its place
+_TAGS = """a abbr b blockquote br caption code dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i kbd li mark ol p pre q
+    s small span strong sub summary sup table tbody td tfoot th thead tr ul"""
+_ATTRIBUTES = {"title", "colspan", "rowspan", "scope", "start", "open"}
 _SCHEMES = {"", "http", "https", "mailto"}
-_EMBEDDED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
 _NUMBER = re.compile(r"[<>≈~]?\s*[-+−]?\d(?!.*[A-Za-z]{4})", re.DOTALL)  # with a unit; "3 REDUCE_SUM" is a name
 _NO_NUMBER = {"", "-", "–", "inf", "failed", "unavailable", "timeout"}
-_SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight|math")  # those of pygments, and our own of a formula
+_SHORT_CLASS = re.compile(r"[a-z]{1,2}[0-9]?|highlight")  # those of pygments
 
 
 def _allowed(tag: str, name: str, value: str) -> bool:
@@ -187,17 +173,11 @@ def _allowed(tag: str, name: str, value: str) -> bool:
         "class": all(_SHORT_CLASS.fullmatch(word) for word in value.split()),
         "id": tag in {"h1", "h2", "h3", "h4"} and value.startswith("s-"),
         "href": tag == "a" and urlsplit(value.strip()).scheme in _SCHEMES,
-        "src": tag == "img" and bool(_EMBEDDED.fullmatch(value)),
     }
     return allowed.get(name, name in _ATTRIBUTES)
 
 
-_CLEANER = Cleaner(
-    tags=set(_TAGS.split()),
-    attributes=_allowed,
-    protocols={"http", "https", "mailto", "data"},
-    css_sanitizer=CSSSanitizer(allowed_css_properties=_STYLES.split()),
-)
+_CLEANER = Cleaner(tags=set(_TAGS.split()), attributes=_allowed, protocols=_SCHEMES - {""})
 
 
 def _mark_cells(table: Tag) -> None:
@@ -224,9 +204,6 @@ def clean(html: str) -> Markup:
     soup = BeautifulSoup(html, "html.parser")
     for style in soup.find_all("style"):  # the rules that pandas sends with each table: nothing to show
         style.decompose()
-    for image in soup.find_all("img"):
-        if not _EMBEDDED.fullmatch(image.get("src") or ""):
-            image.replace_with(str(image))
     for table in soup.find_all("table"):
         _mark_cells(table)
     safe = _CLEANER.clean(str(soup))

@@ -87,7 +87,7 @@ def test_code_is_folded_a_figure_can_be_linked_to_and_tagged_outputs_are_left_ou
     folds = [a for tag, a in of_page if tag == "details" and a.get("class") == "code"]
     assert len(folds) == 3 and all("open" not in fold for fold in folds)
     assert "# Parameters" not in html and "CARD" not in html
-    assert '<code class="math">2 N^2 h</code>' in html and '<span class="ansi-red-fg">red</span>' in html
+    assert '<span class="ansi-red-fg">red</span>' in html
 
 
 def test_the_front_page_leads_with_what_matters_and_the_notebooks_and_counts_the_verdicts(finished: Path) -> None:
@@ -160,8 +160,6 @@ EVIL = {"os": HOSTILE[0], "versions": {HOSTILE[1]: "1"}, "extra": HOSTILE[2]}
 def test_the_environment_card_takes_whatever_is_known_and_escapes_it(environment: dict[str, object]) -> None:
     card = report.environment_card(environment)
     assert card.lstrip().startswith("<div") and not re.search("None|<style|<script|<img", card)
-    assert clean(card).count("<div") == card.count("<div")  # it passes our own sanitizer, styles and all
-    assert "opacity" in clean(card)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +182,7 @@ def test_the_environment_card_takes_whatever_is_known_and_escapes_it(environment
 def test_the_sanitizer_lets_nothing_through_that_runs_fetches_or_deceives(html: str) -> None:
     for tag, attributes in tags(clean(html)):
         assert tag in {"a", "p", "div"}
-        assert set(attributes) <= {"style"} or attributes == {"class": ""}
-        assert not re.search(r"url|position", attributes.get("style") or "")
+        assert not attributes or attributes == {"class": ""}
 
 
 def test_the_sanitizer_keeps_tables_and_sets_numbers_to_the_right_but_no_names_with_a_digit() -> None:

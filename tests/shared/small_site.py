@@ -87,7 +87,7 @@ def opened() -> nbformat.NotebookNode:
 
 
 def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
-    """An executed notebook with a figure, a table, stderr, an error, formulas and hostile strings in each of them."""
+    """An executed notebook with a figure, a table, stderr, an error and hostile strings in each of them."""
     table = pd.DataFrame({"operator": ["mm", HOSTILE[0]], "ms": [0.31, 0.22]})
     parameters = v4.new_code_cell(PARAMETERS_CELL, metadata={"tags": ["parameters"]})
     injected = v4.new_code_cell("# Parameters\nruns = 7\n", metadata={"tags": ["injected-parameters"]})
@@ -110,7 +110,7 @@ def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
     ]
     texts = [
         "# Where does the time go?\n\nOne **question**.\n\n| needs | minutes |\n|---|---|\n| nothing | 1 |",
-        f"## Operators\n\nFormula $2 N^2 h$ and a [link](https://example.org/paper). {HOSTILE[1]}",
+        f"## Operators\n\nA [link](https://example.org/paper). {HOSTILE[1]}",
         "## What to read next\n\n- ![far](https://example.org/pixel.png) and [bad](javascript:alert(4))",
     ]
     raw = v4.new_raw_cell(HOSTILE[2])
