@@ -10,7 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
+from string import Formatter
 from typing import Any
 
 from gnnlab import machine
@@ -70,7 +72,8 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
     faster form last.
 
     `purposes` says of a study what its forms are alternatives for, in words that may name keys: "attention over {nodes}
-    nodes". Purposes of one study that have one answer are taken together. A study without a purpose is no choice.
+    nodes". Purposes of one study that have one answer are taken together where no combination of their keys has
+    another. A study without a purpose is no choice.
 
     Only forms count that ran in every cell and compute the same as the baseline (`SAME`). A gain is the geometric mean
     over the cells; it is named where its whole interval is one.
@@ -83,10 +86,14 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
             if row.parity_error is None or row.parity_error <= SAME:
                 by_purpose[_named(words, [row])].append(row)
         for cells in by_purpose.values():
-            by_answer[_fastest(cells)[0]] += cells
+            by_answer[_fastest(cells)[0]].append(cells)
         is_own = own and study == OWN_STUDY
-        for cells in (by_purpose if is_own else by_answer).values():
-            uses.append(Use(_named(words, cells), study, *_fastest(cells), is_own))
+        for groups in by_answer.values():
+            together = list(chain(*groups))
+            # one name for several groups must not name what has another answer
+            one = len(groups) > 1 and not is_own and _combinations(words, together) == len(groups)
+            for cells in [together] if one else groups:
+                uses.append(Use(_named(words, cells), study, *_fastest(cells), is_own))
     return sorted(uses, key=lambda use: (not use.yours, use.form is None))
 
 
@@ -98,6 +105,12 @@ def _named(purpose: str, rows: Sequence[Row]) -> str:
         return purpose.format(**texts)
     except (KeyError, IndexError, ValueError):
         return purpose
+
+
+def _combinations(purpose: str, rows: Sequence[Row]) -> int:
+    """How many combinations there are of the values of the keys that a purpose names."""
+    names = filter(None, (name for _, name, *_ in Formatter().parse(purpose)))
+    return math.prod(len({row.keys.get(name) for row in rows}) for name in names)
 
 
 def _fastest(rows: Sequence[Row]) -> tuple[str | None, str, Estimate | None]:

@@ -59,6 +59,18 @@ def test_purposes_of_a_study_with_one_answer_are_one_line():
     ]
 
 
+def test_a_line_names_no_combination_that_has_another_answer():
+    cells = [("gcn", "forward", 3), ("gcn", "training", 3), ("gin", "forward", 1), ("gin", "training", 3)]
+    table = Table([raced("m", "fast", g, g - 0.1, g + 0.1, keys={"model": m, "pass": p}) for m, p, g in cells])
+    lines = [(use.purpose, use.form) for use in advice.uses(table, {"m": "{model}, {pass}"})]
+    assert lines == [
+        ("gcn, forward", "fast"),
+        ("gcn, training", "fast"),
+        ("gin, training", "fast"),
+        ("gin, forward", None),
+    ]
+
+
 def test_a_run_on_a_busy_machine_says_so(result_file):
     rows = [raced("layer", advice.CONTROL, ratio, 0.5, 2.0, keys={"size": ratio}) for ratio in (0.9, 1.1, 1.2)]
     quiet = {"others_percent": 2.0, "steal_percent": 0.0}
