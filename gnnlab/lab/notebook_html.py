@@ -180,6 +180,17 @@ def _allowed(tag: str, name: str, value: str) -> bool:
 _CLEANER = Cleaner(tags=set(_TAGS.split()), attributes=_allowed, protocols=_SCHEMES - {""})
 
 
+def _one_head(table: Tag) -> None:
+    """Bring the name of an index, for which pandas begins a row of its own, into the row of the other names."""
+    rows = [row.find_all(["th", "td"]) for row in table.select("thead tr")]
+    pairs = list(zip(*rows, strict=False)) if len(rows) == 2 and not table.find(colspan=True) else []
+    texts = [[cell.get_text(strip=True) for cell in pair] for pair in pairs]
+    if pairs and all("" in text for text in texts):
+        for (upper, _), text in zip(pairs, texts, strict=True):
+            upper.string = "".join(text)
+        rows[1][0].parent.decompose()
+
+
 def _mark_cells(table: Tag) -> None:
     """Mark the columns of numbers, heads included, so that they stand to the right (pandas says nothing about them),
     and cells with a sentence. A head without a word is a plain cell, else it is announced as if it headed something.
@@ -205,6 +216,7 @@ def clean(html: str) -> Markup:
     for style in soup.find_all("style"):  # the rules that pandas sends with each table: nothing to show
         style.decompose()
     for table in soup.find_all("table"):
+        _one_head(table)
         _mark_cells(table)
     safe = _CLEANER.clean(str(soup))
     safe = re.sub(r"<table\b", '<div class="wide" role="group" aria-label="Table" tabindex="0"><table', safe)
