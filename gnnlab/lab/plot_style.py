@@ -158,7 +158,7 @@ def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> Non
     span = values.max() / values.min() if log else 0
     if log:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    if span > 3:
+    if span > 5:
         steps = {"base": 32 if span > 300 else 2} if sizes else {"subs": (1,) if span > 300 else (1, 2, 5)}
         axis.set_major_locator(LogLocator(**steps, numticks=12))
     else:
