@@ -65,18 +65,3 @@ def test_the_keyboard_opens_the_code_and_only_what_scrolls_takes_the_focus(site:
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     fits = "boxes => boxes.filter(box => box.checkVisibility() && box.scrollWidth <= box.clientWidth).length"
     assert page.locator('[tabindex="0"]').evaluate_all(fits) == 0 < page.locator('[tabindex="-1"]').evaluate_all(fits)
-
-
-@pytest.mark.parametrize("name", ["index.html", "01_profile_bottlenecks.html"])
-def test_on_paper_nothing_is_cut_dark_or_folded(site: Path, opened: Callable, name: str) -> None:
-    page = opened(site / name, width=700, scheme="dark")  # A4 between its margins
-    page.emulate_media(media="print", color_scheme="dark")
-    shut = page.locator(".facts details:not([open]), details.missing:not([open])")
-    folded = shut.count()
-    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert shut.count() == 0 < folded
-    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.locator(".ledger tbody tr").first.evaluate("row => getComputedStyle(row).display") == "table-row"
-    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    assert shut.count() == folded

@@ -67,15 +67,6 @@
   }));
   all("[tabindex]").forEach((box) => watch.observe(box));
 
-  // on paper nothing can be opened
-  const folded = all(".facts details, details.missing, details.how");
-  let closed = [];
-  window.addEventListener("beforeprint", () => {
-    closed = folded.filter((part) => !part.open);
-    closed.forEach((part) => { part.open = true; });
-  });
-  window.addEventListener("afterprint", () => closed.forEach((part) => { part.open = false; }));
-
   const button = document.querySelector(".contents .switch");
   const code = all("details.code");
   if (button && code.length > 0) {
