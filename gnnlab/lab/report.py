@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-import nbformat
 
 from gnnlab import files
 from gnnlab.errors import GnnlabError
@@ -30,6 +29,9 @@ from .ledger import Badge, Judged
 from .results import FigureRecord, ResultFile, Status
 from .table import Table
 from .text import claimed_text, duration
+
+if TYPE_CHECKING:
+    import nbformat
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
