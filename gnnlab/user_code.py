@@ -72,6 +72,12 @@ def is_there(spec: str) -> bool:
             return False
 
 
+def require(spec: str) -> None:
+    """Raises `GnnlabError` where there is no module of that name, before anything heavy is imported for it."""
+    if not is_there(spec):
+        load(spec)
+
+
 def files_of(module: str, folder: Path) -> list[Path]:
     """The file of a module that lies in `folder`, or those of a package; none of a module that is installed."""
     place = folder.joinpath(*module.split("."))

@@ -87,7 +87,7 @@ def _markdown(name: str, parts: list[tuple[ClaimPart, Estimate, Verdict]], measu
     for part, ratio, judged in parts:
         text = f"{estimate_text(ratio)}x"
         if ratio.low is not None and ratio.low <= 1 <= ratio.high:
-            text += ", no difference seen"
+            text = f"no difference seen, {text}"
         verdicts.append(f"{part.text}: {judged.value}, {text}")
         rows.append(f"| {part.text} | {part.reading} | {text} | {judged.value} |")
     sees = "Such runs tell no effect: they have no interval."

@@ -43,6 +43,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Optimize what the parsed options name. Progress goes to standard error."""
+    from gnnlab.user_code import require
+
+    require(arguments.model)
     from gnnlab.rewrite import written
     from gnnlab.rewrite.optimize import optimize
 
@@ -96,12 +99,13 @@ def _table(report: Optimized) -> Table:
 
 
 def _gain_text(gain: Estimate) -> str:
-    """The gain with its interval; of one whose ends are far apart its middle says nothing."""
+    """The gain with its interval, and whether that holds 1; of one whose ends are far apart the middle says nothing."""
     from gnnlab.rewrite import written
 
-    if gain.low is not None and gain.low < 1 < gain.high and gain.high > FAR_APART * max(gain.low, 1e-12):
-        return "too noisy to tell"
-    return written.gain_text(gain)
+    text = written.gain_text(gain)
+    if gain.low is None or not gain.low <= 1 <= gain.high:
+        return text
+    return "too noisy to tell" if gain.high > FAR_APART * max(gain.low, 1e-12) else f"no difference seen, {text}"
 
 
 def sentences(report: Optimized) -> list[str]:
@@ -123,7 +127,7 @@ def sentences(report: Optimized) -> list[str]:
         f"Not applied, as it changes results: {tried.name}, {_gain_text(tried.gain)} times as fast, with errors of "
         f"{tried.error:.1e} of the largest output."
         for tried in report.tried
-        if tried.error is not None and tried.gain and tried.gain.value > 1
+        if tried.error is not None and tried.gain and tried.gain.low is not None and tried.gain.low > 1
     ]
     if late := [*(tried.name for tried in report.tried if tried.why == STOPPED), *report.late]:
         lines.append(f"The budget had no time for {', '.join(late)}; a larger --budget may.")

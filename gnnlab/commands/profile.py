@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
@@ -78,23 +77,24 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Profile what the options ask for: each section shown when it is done, or all of them as JSON at the end."""
-    from gnnlab.profiling.context import ProfilingContext
     from gnnlab.profiling.timing import stopwatch
     from gnnlab.progress import progress
-    from gnnlab.user_code import guarded
+    from gnnlab.user_code import guarded, require
 
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
     if arguments.graph.startswith("inputs:") and "scaling" in parts:
         raise GnnlabError("--profile scaling needs graphs of other sizes, which --inputs cannot give; leave it out")
     if arguments.batch_size is not None and arguments.model != "symptom_gat":
         raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
-    n, foreign = arguments.num_nodes, ":" in arguments.model
+    if foreign := ":" in arguments.model:
+        require(arguments.model)
+    from gnnlab.profiling.context import ProfilingContext
+
+    n = arguments.num_nodes
     workload = _built(arguments, f"random:nodes={n},edges={5 * n},seed=42" if n else arguments.graph)
     with ProfilingContext(workload.model):
         report = _about(workload)
         warn_if_busy()
-        if foreign:
-            report["remarks"] = _remarks(workload)
         info, threads = report["model_info"], report["hardware"]["threads"]
         if not arguments.json:
             show(
@@ -151,18 +151,6 @@ def _about(workload: Workload) -> dict[str, Any]:
             "parameter_memory_mb": sum(p.nbytes for p in parameters) / MIB,
         },
     }
-
-
-def _remarks(workload: Workload) -> list[str]:
-    """What makes the profile of a user's model doubtful; on standard error, too."""
-    from gnnlab.rewrite import proof
-
-    try:
-        proof.check(proof.UserModel(workload.name, workload.graph, workload.model, workload.batch, False))
-    except GnnlabError as error:
-        print(f"gnnlab: remark: {error}", file=sys.stderr)
-        return [str(error)]
-    return []
 
 
 # ---- the sections ----------------------------------------------------------------------------------------------------

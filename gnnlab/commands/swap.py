@@ -28,10 +28,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the report of `swap`, with `--train` also what a training step gains."""
+    from gnnlab.user_code import guarded, require
+
+    if ":" in arguments.model:
+        require(arguments.model)
     import torch
 
     from gnnlab.rewrite.swap import swap
-    from gnnlab.user_code import guarded
     from gnnlab.workloads import models
 
     workload = models.build(arguments.model, arguments.graph)

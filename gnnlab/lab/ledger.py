@@ -108,8 +108,11 @@ class Judged(Strict):
 
     @property
     def text(self) -> str:
-        """The number with its interval: "1.42× (1.40 to 1.45×)"."""
-        return f"{self.measured} ({self.interval})" if self.interval else self.measured
+        """The number with its interval, and whether that holds 1: "1.42× (1.40 to 1.45×)"."""
+        if not self.interval:
+            return self.measured
+        unseen = self.unit == "x" and not self.is_goal and self.low <= 1 <= self.high
+        return f"{self.measured} ({self.interval})" + ", no difference seen" * unseen
 
     @property
     def _texts(self) -> tuple[str, str]:

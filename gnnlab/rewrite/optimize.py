@@ -45,6 +45,7 @@ OPEN = "no gain shown: the interval reaches below 1"
 STOPPED = "stopped: budget"
 FIRST_LIMIT_S = 60  # for the first look and for the first step, if the budget is smaller
 _FIRST_SHARE_S = 20  # for the first step, of a budget that has as much
+_LOAD_S = 10.0  # of a budget: in less, only the first process comes to race, and the others do not load the model
 _GRACE_S = 5.0  # for a call that begins when its time is nearly over
 _LEAST_SHARE_S = 2.0  # for a step
 _LEAST_S, _MOST_S = 0.3, 2.0  # of sampling in a race
@@ -116,8 +117,7 @@ def optimize(
     whole_numbers(1, processes=processes)
     if not budget_s > 0:
         raise GnnlabError(f"a budget of {budget_s:g} s; some seconds are needed")
-    if not user_code.is_there(spec):
-        user_code.load(spec)  # which says why, before processes are started
+    user_code.require(spec)  # before processes are started
     with ExitStack() as held:
         pairs = [[held.enter_context(Worker(keep_memory=False)) for _ in range(processes)] for _ in range(2)]
         search = _Search((spec, graph, train), *pairs, clock(), budget_s, tell)
@@ -187,11 +187,11 @@ class _Search:
         return self.report()
 
     def examine(self, names: Sequence[str]) -> None:
-        """Look at the model in the first process, while the others load it."""
+        """Look at the model in the first process, while the others load it if they will have time to race."""
         spec, graph, _ = self.of
         self.tell(f"{spec} on {graph}: looking at it")
         try:
-            with self.loading(self.workers[1:]):
+            with self.loading(self.workers[1:] if self.ends - clock() > _LOAD_S else ()):
                 seen = self.call(self.workers[0], "examine", names=list(names))
         except _Failed as failed:
             if failed.answer.status == "timeout":

@@ -61,6 +61,7 @@ def test_what_the_budget_had_no_time_for_is_named(optimize, monkeypatch):
 def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
     assert _gain_text(Estimate(2.0, 0.0, 132_317.0, 2)) == "too noisy to tell"
     assert _gain_text(Estimate(2.0, 1.9, 2.1, 5)) == "2 (1.9 to 2.1)"
+    assert _gain_text(Estimate(1.0, 0.97, 1.12, 5)) == "no difference seen, 1 (0.97 to 1.12)"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
-"""`gnnlab profile` of a user's own model: what makes it doubtful is a remark, what fails is one line."""
+"""`gnnlab profile` of a user's own model: what fails is one line; the sizes are those of notebook 01."""
 
 import json
 from pathlib import Path
-
-import pytest
 
 from gnnlab import cli
 from gnnlab.commands import profile
@@ -16,25 +14,6 @@ def profiled(factory, capsys, part="flops"):
     code = cli.main(["profile", *given])
     printed = capsys.readouterr()
     return code, json.loads(printed.out or "null"), printed.err.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("model", "remark"),
-    [
-        ("gcn", None),
-        ("gives_nan", "its output holds NaN"),
-        ("scales_its_weight", "changes its weight lin.weight in eval mode"),
-        ("writes_to_x", "changes its argument x in eval mode"),
-        ("gives_nothing", "returns no tensor"),
-        ("always_drops", "is random in eval mode"),
-    ],
-)
-def test_what_makes_a_profile_doubtful_is_a_remark(model, remark, capsys):
-    code, report, lines = profiled(model, capsys)
-    assert code == 0 and report["model_info"]["nodes"] == 34 and report["flops"]["total_gflops"] >= 0
-    assert len(report["remarks"]) == (remark is not None)
-    if remark is not None:
-        assert remark in report["remarks"][0] and f"gnnlab: remark: {report['remarks'][0]}" in lines
 
 
 def test_the_allocator_is_the_user_s_and_what_the_environment_says_to_it_is_recorded(capsys, monkeypatch):
