@@ -94,15 +94,12 @@ def half_width(median: float, ci: tuple[float, float]) -> float:
 
 
 def wanted_samples(samples: Sequence[float], target: float) -> int:
-    """How many samples the interval needs, planned from the spread so far.
+    """How many samples the interval needs, planned from the spread of the `FIRST_SAMPLES` or more so far.
 
     Looking at the interval after every few samples and stopping when it is narrow makes it too narrow, so the number
     is planned from the interquartile range, at few looks: each look at least doubles what it looks at or ends it.
     """
-    n = len(samples)
-    if n < FIRST_SAMPLES:
-        return FIRST_SAMPLES
-    median = float(np.median(samples))
+    n, median = len(samples), float(np.median(samples))
     if half_width(median, order_interval(samples)) <= target:
         return n
     q1, q3 = np.quantile(samples, [0.25, 0.75])

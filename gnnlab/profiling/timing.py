@@ -12,8 +12,7 @@ block medians agree; sample until the interval is narrow enough or the budget is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,11 +37,19 @@ Form = Callable[[], Any]
 _WARM_SHARE = 0.3  # of the budget
 
 
-class Elapsed:
-    """Seconds since it was made, until it is stopped."""
+class stopwatch:
+    """How long something took that happens once (an export, a build, a first call): `.s` and `.ms`, within the block
+    so far, after it in all, also where it raised. What can be repeated is measured (`measure`, `race`)."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._start, self._end = clock, clock(), None
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self._clock, self._end = clock, None
+
+    def __enter__(self) -> stopwatch:
+        self._start = self._clock()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end = self._clock()
 
     @property
     def s(self) -> float:
@@ -51,20 +58,6 @@ class Elapsed:
     @property
     def ms(self) -> float:
         return 1e3 * self.s
-
-    def stop(self) -> None:
-        self._end = self._clock()
-
-
-@contextmanager
-def stopwatch(clock: Clock = time.perf_counter) -> Iterator[Elapsed]:
-    """How long something took that happens once (an export, a build, a first call): `.s` and `.ms`, within the block
-    so far, after it in all, also where it raised. What can be repeated is measured (`measure`, `race`)."""
-    elapsed = Elapsed(clock)
-    try:
-        yield elapsed
-    finally:
-        elapsed.stop()
 
 
 @dataclass(frozen=True)
@@ -123,10 +116,7 @@ def measure(
         warm_up, warm = run.warm_up(clock() + _WARM_SHARE * budget_s)
         steal = steal_s()
         started = clock()
-        samples: list[float] = []
-        while (wanted := wanted_samples(samples, target)) > len(samples) and _goes_on(samples, clock() < deadline):
-            while len(samples) < wanted and _goes_on(samples, clock() < deadline):
-                samples.append(run.sample_ms())
+        samples = _rounds([run], np.random.default_rng(0), target, deadline, clock)[:, 0].tolist()
         notes = notes_on(samples, target, budget_s, warm) + steal_note(steal, clock() - started)
     return Timing(tuple(samples), run.calls, warm_up, notes)
 
@@ -207,11 +197,6 @@ def control_differences(
     return Control(tuple(differences), tuple(len(rounds) for rounds in collected))
 
 
-def _goes_on(samples: Sequence[Any], in_time: bool, least: int = LEAST_SAMPLES) -> bool:
-    """Within the budget, and beyond it up to the fewest samples that make an interval."""
-    return in_time or len(samples) < least
-
-
 def _rounds(
     forms: Sequence[Sampler],
     order: np.random.Generator,
@@ -220,19 +205,16 @@ def _rounds(
     clock: Clock,
     least: int = LEAST_SAMPLES,
 ) -> np.ndarray:
-    """(rounds, forms) ms per call: rounds until the interval of every ratio is narrow enough or the time is over."""
+    """(rounds, forms) ms per call: rounds until the interval of every ratio (of a single form: of its times) is narrow
+    enough or the time is over, but at least the fewest that make an interval."""
     rounds: list[list[float]] = []
-    while (wanted := _wanted_rounds(rounds, target)) > len(rounds) and _goes_on(rounds, clock() < deadline, least):
-        while len(rounds) < wanted and _goes_on(rounds, clock() < deadline, least):
-            times = [0.0] * len(forms)
-            for i in order.permutation(len(forms)):
-                times[i] = forms[i].sample_ms()
-            rounds.append(times)
+    wanted = FIRST_SAMPLES
+    while len(rounds) < wanted and (clock() < deadline or len(rounds) < least):
+        times = [0.0] * len(forms)
+        for i in order.permutation(len(forms)):
+            times[i] = forms[i].sample_ms()
+        rounds.append(times)
+        if len(rounds) == wanted:
+            base, *others = np.asarray(rounds).T
+            wanted = max(wanted_samples(samples, target) for samples in ([base / other for other in others] or [base]))
     return np.asarray(rounds)
-
-
-def _wanted_rounds(rounds: Sequence[Sequence[float]], target: float) -> int:
-    if len(rounds) < FIRST_SAMPLES:
-        return FIRST_SAMPLES
-    table = np.asarray(rounds)
-    return max(wanted_samples(table[:, 0] / table[:, i], target) for i in range(1, table.shape[1]))
