@@ -23,19 +23,9 @@ MACHINES = {
 }
 
 
-def compared(machine, baseline_ms, candidate_ms, **options):
-    forms = {"baseline": machine.form(baseline_ms), "candidate": machine.form(candidate_ms)}
-    return over(timing.race(forms, clock=machine.clock, **options), "candidate")
-
-
 def over(race, form):
     """How many times as fast a form is as the first."""
     return ratio(next(iter(race.values())).samples_ms, race[form].samples_ms)
-
-
-def speedups(conditions, candidate_ms):
-    for seed in range(RUNS):
-        yield compared(Machine(seed, **conditions), 1.0, candidate_ms, seed=seed, budget_s=1.0)
 
 
 def differs(speedup):
@@ -43,19 +33,16 @@ def differs(speedup):
 
 
 @pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
-def test_a_form_against_itself_shows_no_difference_95_times_in_100(conditions):
-    assert np.mean([not differs(c) for c in speedups(conditions, 1.0)]) >= 0.95
-
-
-@pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
-def test_a_form_slowed_by_a_tenth_is_found_95_times_in_100(conditions):
-    found = [differs(c) and c.value < 1 for c in speedups(conditions, 1.1)]
-    assert np.mean(found) >= 0.95
-
-
-@pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
-def test_the_interval_of_the_ratio_holds_the_truth_95_times_in_100(conditions):
-    assert np.mean([c.low <= 1 / 1.3 <= c.high for c in speedups(conditions, 1.3)]) >= 0.95
+def test_a_race_sees_what_is_planted_95_times_in_100(conditions):
+    """No difference of a form to itself, a tenth where it is slower by that; the interval holds the truth."""
+    seen = []
+    for seed in range(RUNS):
+        machine = Machine(seed, **conditions)
+        forms = {name: machine.form(ms) for name, ms in (("base", 1), ("same", 1), ("slower", 1.1), ("third", 1.3))}
+        raced = timing.race(forms, clock=machine.clock, seed=seed, budget_s=1.0)
+        same, slower, third = (over(raced, name) for name in ("same", "slower", "third"))
+        seen.append((not differs(same), differs(slower) and slower.value < 1, third.low <= 1 / 1.3 <= third.high))
+    assert min(np.mean(seen, axis=0)) >= 0.95
 
 
 def test_the_interval_of_a_single_form_holds_its_median_95_times_in_100():
@@ -67,19 +54,18 @@ def test_the_interval_of_a_single_form_holds_its_median_95_times_in_100():
     assert np.mean(held) >= 0.95
 
 
-def test_drift_in_mid_run_is_noted_and_a_steady_machine_has_no_such_note():
-    drifting, steady = Machine(1, drift=step(0.35, 1.5)), Machine(1, spikes=0)
-    noted = timing.measure(drifting.form(1.0), clock=drifting.clock, budget_s=1.0, target=0.001)
-    silent = timing.measure(steady.form(1.0), clock=steady.clock, budget_s=1.0, target=0.001)
-    assert any("drift" in note for note in noted.notes)
-    assert not any("drift" in note for note in silent.notes)
-
-
-def test_noise_is_noted():
-    machine = Machine(2, spread=0.3)
-    timed = timing.measure(machine.form(1.0), clock=machine.clock, budget_s=0.2)
-    assert any("noisy" in note for note in timed.notes)
-    assert any("wanted" in note for note in timed.notes)
+@pytest.mark.parametrize(
+    ("machine", "budget_s", "words"),
+    [
+        ({"drift": step(0.35, 1.5)}, 1.0, ["drift", "wanted"]),
+        ({"spikes": 0}, 1.0, []),
+        ({"spread": 0.3}, 0.2, ["noisy", "wanted"]),
+    ],
+)
+def test_drift_and_noise_are_noted_and_a_steady_machine_has_no_note(machine, budget_s, words):
+    planted = Machine(1, **machine)
+    notes = timing.measure(planted.form(1.0), clock=planted.clock, budget_s=budget_s, target=0.005).notes
+    assert all(any(word in note for note in notes) for word in words) and bool(notes) is bool(words), notes
 
 
 def test_sampling_stops_when_the_interval_is_narrow_enough_and_not_before():
@@ -97,9 +83,8 @@ def test_the_budget_is_kept_and_six_samples_are_taken_however_small_it_is():
     machine = Machine(5)
     slow = timing.measure(machine.form(5000.0), clock=machine.clock, budget_s=0.1)
     assert slow.n == timing.LEAST_SAMPLES and any("6 samples" in note for note in slow.notes)
-    machine = Machine(5)
-    pairs = compared(machine, 5000.0, 4000.0, budget_s=0.1)
-    assert pairs.n == timing.LEAST_SAMPLES
+    raced = timing.race({"base": machine.form(5000.0), "mine": machine.form(4000.0)}, clock=machine.clock, budget_s=0.1)
+    assert raced["mine"].n == timing.LEAST_SAMPLES
 
 
 def test_a_warm_up_is_waited_for():
@@ -108,33 +93,23 @@ def test_a_warm_up_is_waited_for():
     assert timed.warm_up_samples > 20 and timed.median_ms < 1.2
 
 
-def test_short_forms_are_called_often_enough_for_the_clock_to_see_them():
+@pytest.mark.parametrize(
+    ("first_s", "ms", "least", "most"), [(0, 1e-3, 300, 1000), (2, 1e-3, 300, 1000), (0, 200, 1, 2)]
+)
+def test_short_forms_are_called_often_enough_for_the_clock_whatever_the_first_call_takes(first_s, ms, least, most):
     machine = Machine(7)
-    timed = timing.measure(machine.form(1e-3), clock=machine.clock, budget_s=0.02)
-    assert 300 < timed.calls_per_sample < 1000
-    assert timed.median_ms == pytest.approx(1.05e-3, rel=0.1)
-
-
-def test_a_slow_first_call_does_not_decide_how_often_the_fast_ones_after_it_are_called():
-    machine = Machine(7)
-    fast, calls = machine.form(1e-3), []
+    form, calls = machine.form(ms), []
 
     def compiles_first():
         calls.append(0)
-        machine.now += 2.0 if len(calls) == 1 else 0.0
-        fast()
+        machine.now += first_s if len(calls) == 1 else 0.0
+        form()
 
     timed = timing.measure(compiles_first, clock=machine.clock, budget_s=0.02)
-    assert machine.now > 2 and 300 < timed.calls_per_sample < 1000
-    assert timed.median_ms == pytest.approx(1.05e-3, rel=0.1)
+    assert least <= timed.calls_per_sample < most and timed.median_ms == pytest.approx(1.05 * ms, rel=0.1)
 
 
-def test_a_form_that_stays_slow_is_called_once_a_sample():
-    machine = Machine(7)
-    assert timing.measure(machine.form(200), clock=machine.clock, budget_s=2).calls_per_sample == 1
-
-
-def test_every_form_of_a_race_runs_once_in_each_round_in_varying_order():
+def test_every_form_of_a_race_runs_once_in_each_round_in_varying_order_the_control_too():
     machine, calls = Machine(8, spread=0.01), []
 
     def named(name, ms):
@@ -148,13 +123,9 @@ def test_every_form_of_a_race_runs_once_in_each_round_in_varying_order():
     assert all(sorted(r) == ["a", "b", "base"] for r in tail)
     assert len(set(tail)) == 6  # every order occurs
     assert over(race, "b").value == pytest.approx(0.5, rel=0.05)
-
-
-def test_the_control_is_the_baseline_against_itself():
-    machine = Machine(9)
-    race = timing.race({"once": machine.form(1), "twice": machine.form(2)}, control=True, clock=machine.clock)
-    assert list(race) == ["once", "A/A", "twice"]
-    assert not differs(over(race, "A/A")) and differs(over(race, "twice"))
+    raced = timing.race({"once": machine.form(1), "twice": machine.form(2)}, control=True, clock=machine.clock)
+    assert list(raced) == ["once", "A/A", "twice"]
+    assert not differs(over(raced, "A/A")) and differs(over(raced, "twice"))
 
 
 def test_garbage_collection_is_off_while_sampling_and_as_before_after_an_exception():
@@ -163,8 +134,6 @@ def test_garbage_collection_is_off_while_sampling_and_as_before_after_an_excepti
     assert seen[-1] is False and gc.isenabled()
 
     def breaks():
-        if len(seen) > 10_000_000:
-            return
         raise RuntimeError("in the form")
 
     with pytest.raises(RuntimeError):
@@ -196,12 +165,9 @@ def test_a_control_reports_a_percentage_for_each_comparison_and_more_pairs_repor
     assert 0 < np.median(many.differences) < np.median(few.differences) < 5
 
 
-def test_an_unknown_device_is_refused_in_one_line():
+def test_an_unknown_device_and_a_race_without_runners_are_refused_in_one_line():
     with pytest.raises(ValueError, match="device 'tpu'"):
         timing.measure(lambda: None, device="tpu")
-
-
-def test_a_race_without_runners_is_refused():
     with pytest.raises(ValueError, match="no candidates"):
         timing.race({"alone": lambda: None})
 
@@ -214,13 +180,10 @@ def test_cuda_work_is_waited_for():
     assert four.median_ms / one.median_ms == pytest.approx(4, rel=0.3)
 
 
-@pytest.mark.parametrize(("q", "floor"), [(90, 64), (95, 130), (99, 662)])
-def test_percentiles_need_their_samples(q, floor):
-    assert percentile(range(floor - 1), q) is None
-    assert percentile(range(floor), q) == pytest.approx(np.percentile(range(floor), q))
-
-
-def test_a_percentile_without_a_stated_floor_is_refused():
+def test_percentiles_need_their_samples_and_a_stated_floor():
+    for q, floor in ((90, 64), (95, 130), (99, 662)):
+        assert percentile(range(floor - 1), q) is None
+        assert percentile(range(floor), q) == pytest.approx(np.percentile(range(floor), q))
     with pytest.raises(ValueError, match="sample floors"):
         percentile(range(1000), 97)
 
