@@ -138,13 +138,17 @@ def test_graph_layers_and_their_training_steps_are_covered_whole(graph, name, tr
     assert counted.flops > counted.matrix_flops > 0
 
 
-def test_matrix_products_agree_with_torch_s_own_counter(graph):
+def test_matrix_products_agree_with_torch_s_own_counter_and_the_table_adds_up(graph):
     model = nn.ModuleList(models().values())
     model.forward = lambda x, edges: [layer(x, edges) for layer in model]
     with FlopCounterMode(display=False) as torch_s, torch.no_grad():
         model.train()(*graph)
     attention = 4 * N * N * FEATURES  # torch's counter does not know the CPU kernel of attention
-    assert count(model, graph).matrix_flops == torch_s.get_total_flops() + attention
+    counted = count(model, graph)
+    assert counted.matrix_flops == torch_s.get_total_flops() + attention
+    table = counted.operators
+    assert table.flops.sum() == counted.flops and table.bytes.is_monotonic_decreasing
+    assert table.bytes.sum() == counted.bytes == (table.bytes_read + table.bytes_written).sum()
 
 
 def test_attention_in_eval_mode_is_taken_apart():
@@ -156,24 +160,7 @@ def test_attention_in_eval_mode_is_taken_apart():
     assert counted.coverage_bytes == 1.0
 
 
-def test_inference_mode_counts_as_no_grad_does(graph):
+def test_inference_mode_counts_as_no_grad_does_and_a_compiled_model_in_its_eager_form(graph):
     model = GPSConv(FEATURES, SAGEConv(FEATURES, FEATURES), heads=2).eval()
-
-    def inference(*inputs):
-        with torch.inference_mode():
-            return model(*inputs)
-
-    pd.testing.assert_frame_equal(count(inference, graph).operators, count(model, graph).operators)
-
-
-def test_a_compiled_model_is_counted_in_its_eager_form(graph):
-    layer = nn.Linear(FEATURES, 4)
-    pd.testing.assert_frame_equal(count(torch.compile(layer), graph[:1]).records, count(layer, graph[:1]).records)
-
-
-def test_the_table_of_operators_adds_up(graph):
-    counted = count(models()["gat"], graph)
-    table = counted.operators
-    assert table.flops.sum() == counted.flops
-    assert table.bytes.sum() == counted.bytes == (table.bytes_read + table.bytes_written).sum()
-    assert table.bytes.is_monotonic_decreasing
+    for other in (torch.inference_mode()(lambda *inputs: model(*inputs)), torch.compile(model)):
+        pd.testing.assert_frame_equal(count(other, graph).operators, count(model, graph).operators)

@@ -20,20 +20,11 @@ def test_a_value_lies_within_its_interval(samples, statistic):
         assert found.low <= found.value <= found.high
 
 
-@pytest.mark.parametrize(("n", "has"), [(1, False), (5, False), (6, True), (50, True)])
-def test_a_median_of_fewer_than_six_samples_has_no_interval(n, has):
-    assert (estimates.summary(np.arange(1.0, n + 1)).interval is not None) is has
-
-
-def test_a_95th_percentile_needs_130_samples():
-    x = np.random.default_rng(0).exponential(size=130)
-    assert estimates.summary(x[:129], "p95").interval is None
-    assert estimates.summary(x, "p95").interval is not None
-
-
-def test_a_share_has_wilsons_interval_and_never_certainty():
-    found = estimates.summary([1.0] * 20, "share")
-    assert found.value == found.high == 1 and found.low == pytest.approx(0.839, abs=1e-3)
+@pytest.mark.parametrize(("statistic", "least"), [("median", 6), ("p95", 130), ("mean", 2)])
+def test_fewer_samples_than_a_statistic_needs_give_no_interval(statistic, least):
+    x = np.random.default_rng(0).exponential(size=least)
+    assert estimates.summary(x[:-1], statistic).interval is None
+    assert estimates.summary(x, statistic).interval is not None
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 24, 130, 2000])
@@ -77,13 +68,6 @@ def test_what_the_control_shows_beyond_1_is_in_the_interval():
     assert (widened.low, widened.high) == pytest.approx((alone.low / floor, alone.high * floor))
 
 
-def test_a_geometric_mean_is_that_of_the_cells_and_narrower_than_they_are():
-    cells = [Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, 7.2, 8.8, 20)]
-    found = estimates.geometric_mean(cells)
-    assert found.value == pytest.approx(4) and found.n == 20
-    assert found.low > 4 * 0.9 and found.high < 4 * 1.1
-
-
 def test_the_interval_of_a_geometric_mean_holds_the_planted_gains_95_times_in_100():
     gains = (1.1, 1.5, 2.4)
     truth, held = math.exp(np.mean(np.log(gains))), []
@@ -92,6 +76,9 @@ def test_the_interval_of_a_geometric_mean_holds_the_planted_gains_95_times_in_10
         low, high = estimates.geometric_mean(cells).interval
         held.append(low <= truth <= high)
     assert np.mean(held) >= 0.95
+    cells = [Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, 7.2, 8.8, 20)]
+    mean = estimates.geometric_mean(cells)
+    assert (mean.value, mean.n) == (pytest.approx(4), 20) and 0.9 < mean.low / 4 < mean.high / 4 < 1.1  # narrower
 
 
 def test_the_half_widths_of_a_quotient_add_as_squares():
@@ -105,36 +92,32 @@ def test_the_half_widths_of_a_quotient_add_as_squares():
 
 def test_a_cell_without_an_interval_leaves_what_is_made_of_it_without_one():
     known, unknown = Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, None, None, 2)
-    assert estimates.geometric_mean([known, unknown]).interval is None
-    assert estimates.quotient(known, unknown).interval is estimates.quotient(unknown, known).interval is None
+    for cells in ([known, unknown], [unknown, known]):
+        made = (estimates.geometric_mean(cells), estimates.quotient(*cells), estimates.middle(cells))
+        assert [each.interval for each in made] == [None] * 3
+    assert estimates.over_clusters([1.0, 2.0], ["a", "a"], "mean").interval is None
 
 
-def test_the_worst_cell_has_an_interval_that_holds_the_noise_of_all():
-    found = estimates.worst([Estimate(5.0, 4.0, 9.0, 9), Estimate(5.5, 3.0, 6.0, 9)])
-    assert (found.value, found.low, found.high) == (5.0, 3.0, 6.0)
+def test_the_worst_cell_and_the_middle_one_have_the_noise_of_all():
+    worst = estimates.worst([Estimate(5.0, 4.0, 9.0, 9), Estimate(5.5, 3.0, 6.0, 9)])
+    assert (worst.value, worst.low, worst.high) == (5.0, 3.0, 6.0)
+    middle = estimates.middle([Estimate(value, 0.3, 1.0, 8) for value in (0.5, 0.6, 0.7, 0.8, 0.9)])
+    assert middle == Estimate(0.7, 0.3, 1.0, 8)  # what bends each of them bends their median
 
 
-def test_what_differs_between_runs_is_in_the_pooled_interval():
-    runs = [Estimate(value, value * 0.99, value * 1.01, 50) for value in (0.96, 1.05, 1.12, 1.22, 1.0)]
-    found = estimates.pooled(runs, log=True)
-    assert found.value == pytest.approx(math.exp(np.mean(np.log([r.value for r in runs]))))
-    assert found.low < 1.0 and found.high > 1.15 and found.n == 250
-
-
-def test_runs_that_agree_have_at_least_the_noise_within_them():
-    runs = [Estimate(2.0, 1.8, 2.2, 10)] * 4
-    found = estimates.pooled(runs, log=False)
-    assert found.high - 2.0 == pytest.approx(0.2 / 2)
-
-
-def test_two_single_samples_get_an_interval_from_between_the_runs():
-    found = estimates.pooled([Estimate(2.0, None, None, 1), Estimate(2.2, None, None, 1)], log=False)
-    assert found.low < 2.0 and found.high > 2.2
-
-
-def test_one_run_is_itself():
-    run = Estimate(2.0, 1.8, 2.2, 10)
-    assert estimates.pooled([run], log=True) is run
+@pytest.mark.parametrize(
+    ("runs", "log", "value", "low", "high"),
+    [  # what differs between runs is in the interval; runs that agree have at least the noise within them
+        ([Estimate(v, v * 0.99, v * 1.01, 50) for v in (0.96, 1.05, 1.12, 1.22, 1.0)], True, 1.0661, 0.9478, 1.1993),
+        ([Estimate(2.0, 1.8, 2.2, 10)] * 4, False, 2.0, 1.9, 2.1),
+        ([Estimate(2.0, None, None, 1), Estimate(2.2, None, None, 1)], False, 2.1, 0.829, 3.371),
+        ([Estimate(2.0, 1.8, 2.2, 10)], True, 2.0, 1.8, 2.2),
+    ],
+)
+def test_runs_are_pooled_with_the_noise_within_and_between_them(runs, log, value, low, high):
+    pooled = estimates.pooled(runs, log=log)
+    assert (pooled.value, pooled.low, pooled.high) == pytest.approx((value, low, high), rel=1e-3)
+    assert pooled.n == sum(run.n for run in runs)
 
 
 def test_cells_of_one_cluster_are_no_samples_of_their_own():
@@ -148,17 +131,5 @@ def test_cells_of_one_cluster_are_no_samples_of_their_own():
 
 
 def test_all_cells_of_two_sizes_within_the_bound_are_no_certainty():
-    found = estimates.over_clusters([1.0] * 20, [0] * 10 + [1] * 10, "share", within=10)
-    assert found.value == 1 and found.low < 0.5
-
-
-def test_one_cluster_has_no_interval():
-    assert estimates.over_clusters([1.0, 2.0], ["a", "a"], "mean").interval is None
-
-
-def test_the_median_of_cells_is_no_narrower_than_the_middle_one_of_them():
-    """Many cells whose intervals reach 1 do not exclude it together: what bends each of them bends their median."""
-    cells = [Estimate(value, 0.3, 1.0, 8) for value in (0.5, 0.6, 0.7, 0.8, 0.9)]
-    found = estimates.middle(cells)
-    assert (found.value, found.low, found.high, found.n) == (0.7, 0.3, 1.0, 8)
-    assert estimates.middle([*cells, Estimate(0.5, None, None, 3)]).interval is None
+    share = estimates.over_clusters([1.0] * 20, [0] * 10 + [1] * 10, "share", within=10)
+    assert share.value == 1 and share.low < 0.5

@@ -38,15 +38,12 @@ def model():
 X = torch.ones(4, 3)
 
 
-def test_statistics_are_those_of_the_samples():
+def test_statistics_are_those_of_the_samples_and_warm_up_runs_do_not_count():
     stats = RuntimeStats((1.0, 2.0, 3.0, 10.0))
     assert (stats.mean, stats.min, stats.max, stats.num_runs, stats.median) == (4.0, 1.0, 10.0, 4, 2.5)
     assert stats.std == pytest.approx(3.5355, rel=1e-4)
     assert stats.to_dict()["unit"] == "ms" and stats.to_dict()["p90"] is None
     assert "2.5 ms" in str(stats)
-
-
-def test_warm_up_runs_do_not_count():
     calls = []
     stats = benchmark_function(lambda a, b: calls.append((a, b)), 1, b=2, num_runs=5, warmup_runs=3)
     assert stats.num_runs == 5 and calls == [(1, 2)] * 8
@@ -88,11 +85,6 @@ def test_profiling_leaves_weights_buffers_and_gradients_as_they_were(model):
     assert optimizer.state_dict()["state"] == {}
 
 
-def test_a_model_with_nothing_to_train_has_a_forward_pass_only(model):
-    model.requires_grad_(False)
-    assert list(RuntimeProfiler(model, num_runs=2, warmup_runs=0).profile_all(X)) == ["forward"]
-
-
 def test_the_encoding_gets_a_fresh_copy_of_the_data_each_run():
     from torch_geometric.data import Data
 
@@ -106,13 +98,13 @@ def test_the_encoding_gets_a_fresh_copy_of_the_data_each_run():
     assert seen == [False] * 4 and "pe" not in data
 
 
-@pytest.mark.parametrize("options", [{"num_runs": 0}, {"warmup_runs": -1}])
-def test_impossible_numbers_of_runs_are_refused(options):
-    with pytest.raises(GnnlabError, match="at least 1 run"):
-        benchmark_function(lambda: None, **options)
+def test_what_cannot_be_timed_is_refused_and_a_model_with_nothing_to_train_has_a_forward_pass_only(model):
+    for options in ({"num_runs": 0}, {"warmup_runs": -1}):
+        with pytest.raises(GnnlabError, match="at least 1 run"):
+            benchmark_function(lambda: None, **options)
+    model.requires_grad_(False)
+    assert list(RuntimeProfiler(model, num_runs=2, warmup_runs=0).profile_all(X)) == ["forward"]
 
-
-def test_a_model_without_a_tensor_output_cannot_be_trained_and_says_so():
     class Pair(nn.Linear):
         def forward(self, x):
             return (super().forward(x), 1)

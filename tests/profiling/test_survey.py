@@ -43,12 +43,6 @@ def valued(timed):
     return timed.assign(value=middle, low=middle * 0.9, high=middle * 1.2, n=6, interval="95 % confidence")
 
 
-def test_times_have_a_row_for_each_phase_of_each_workload_with_all_samples(timed):
-    assert list(timed["form"]) == ["wide"] * 3 + ["thin"] * 3
-    assert list(timed["phase"][:3]) == ["forward", "backward", "training step"]
-    assert all(len(samples) >= 6 for samples in timed["samples"])
-
-
 def test_operators_have_a_share_for_each_run_and_traces_are_written(subjects, tmp_path):
     rows = survey.operators(subjects, k=2, runs=3)
     assert (rows["low"] <= rows["value"]).all() and (rows["value"] <= rows["high"]).all()
@@ -58,10 +52,12 @@ def test_operators_have_a_share_for_each_run_and_traces_are_written(subjects, tm
     assert (tmp_path / "thin.json.gz").stat().st_size > 100
 
 
-def test_the_roofline_time_is_a_share_of_the_measured_one(subjects, timed):
+def test_times_of_each_phase_and_what_of_the_limit_they_reach(subjects, timed):
+    assert list(timed["form"]) == ["wide"] * 3 + ["thin"] * 3
+    assert list(timed["phase"][:3]) == ["forward", "backward", "training step"]
+    assert all(len(samples) >= 6 for samples in timed["samples"])
     table = survey.against_the_roof(subjects, valued(timed), CEILINGS).set_index("form")
-    wide = table.loc["wide"]
-    assert wide["gflop"] == pytest.approx((2 * 32 * 64 * 64 + 2 * 32 * 64 * 8) / 1e9, rel=0.1)
+    assert table.loc["wide"]["gflop"] == pytest.approx((2 * 32 * 64 * 64 + 2 * 32 * 64 * 8) / 1e9, rel=0.1)
     assert (table["low"] <= table["value"]).all() and (table["value"] <= table["high"]).all()
     assert (table["coverage"] == 1).all() and set(table["phase"]) == {"forward"}
 
@@ -129,12 +125,6 @@ def test_an_exponent_has_its_interval_or_a_reason_and_a_prediction_the_origin_pr
     assert row["status"] == "unavailable" and "too few or too noisy" in row["reason"] and "value" not in row
 
 
-def test_memory_on_a_cpu_is_counted(subjects):
-    held = survey.memory(subjects).set_index(["form", "part"])
-    assert held.loc[("thin", "parameters"), "value"] == pytest.approx(10 * 4 / 2**20)
-    assert set(held["origin"]) == {"counted"} and set(held["interval"]) == {"exact"}
-
-
 def test_an_encoding_is_timed_on_each_graph_once_if_it_takes_longer_than_the_budget():
     graphs = {"small": Data(num_nodes=1), "large": Data(num_nodes=2)}
     frame = survey.encodings(graphs, {"lap": lambda data: data, "rwse": lambda data: data}, budget_s=0.01)
@@ -145,6 +135,9 @@ def test_an_encoding_is_timed_on_each_graph_once_if_it_takes_longer_than_the_bud
     assert len(frame["samples"][0]) == 1 and len(calls) == 2
 
 
-def test_findings_have_their_columns_also_where_there_are_none_and_plain_layers_are_deterministic(subjects):
+def test_memory_is_counted_and_plain_layers_have_no_findings(subjects):
+    held = survey.memory(subjects).set_index(["form", "part"])
+    assert held.loc[("thin", "parameters"), "value"] == pytest.approx(10 * 4 / 2**20)
+    assert set(held["origin"]) == {"counted"} and set(held["interval"]) == {"exact"}
     assert list(survey.findings(subjects).columns) == ["workload", "kind", "where", "sentence"]
     assert survey.findings(subjects).empty and survey.deterministic_share(subjects, runs=3) == 1
