@@ -5,11 +5,12 @@ import json
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gnnlab"
@@ -71,17 +72,13 @@ def requirements(*without):
 
 
 def test_every_imported_package_is_declared():
-    declared = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", d)[0]).lower() for d in requirements("test")}
+    declared = {normal(Requirement(text).name) for text in requirements("test")}
     owners = packages_distributions()
     for path in PACKAGE.rglob("*.py"):
         for name in {n.split(".")[0] for n in imports(path)} - {"gnnlab", "__future__"} - sys.stdlib_module_names:
-            distributions = {re.sub(r"[-_.]+", "-", d).lower() for d in owners.get(name, [name])}
-            assert distributions & declared, f"{path.relative_to(ROOT)} imports {name}, which pyproject.toml lacks"
-
-
-def test_only_one_place_makes_an_openvino_core():
-    made = [p.name for p in PACKAGE.rglob("*.py") if re.search(r"\bCore\(\)", p.read_text(encoding="utf-8"))]
-    assert made == ["openvino_core.py"]
+            assert {*map(normal, owners.get(name, [name]))} & declared, (
+                f"{path.relative_to(ROOT)} imports {name}, which pyproject.toml lacks"
+            )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -118,22 +115,20 @@ def test_conda_and_pip_install_the_same():
     assert f"python{project['requires-python']}" in conda
 
 
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def pinned():
     """Version by name, of the lines of constraints.txt that are for this Python and this system, or for another one."""
-    from packaging.requirements import Requirement
-
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     pins.sort(key=lambda pin: pin.marker is None or pin.marker.evaluate())  # what is meant for here comes last
-    return {pin.name.lower().replace("_", "-"): str(pin.specifier).removeprefix("==") for pin in pins}
+    return {normal(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
 
 
 def test_every_installed_package_has_the_version_that_constraints_pin():
     """Follows the requirements of gnnlab[test] as installed here; a package missing from constraints.txt fails too."""
-    from importlib.metadata import distribution
-
-    from packaging.requirements import Requirement
-
     pins, seen, todo = pinned(), set(), [("gnnlab", "test")]
     while todo:
         name, extra = todo.pop()
@@ -141,32 +136,27 @@ def test_every_installed_package_has_the_version_that_constraints_pin():
             continue
         seen.add((name, extra))
         installed = distribution(name)
-        key = re.sub(r"[-_.]+", "-", name).lower()
-        if key not in ("gnnlab", "pip"):  # an environment comes with its own pip, which pip-audit asks for
-            assert key in {re.sub(r"[-_.]+", "-", p) for p in pins}, f"{name} is not pinned"
-            version = next(v for p, v in pins.items() if re.sub(r"[-_.]+", "-", p) == key)
-            assert installed.version.split("+")[0] == version, f"{name} {installed.version} installed, {version} pinned"
+        if (key := normal(name)) not in ("gnnlab", "pip"):  # an environment has its own pip, which pip-audit asks for
+            assert installed.version.split("+")[0] == pins.get(key), (
+                f"{name} {installed.version}, pinned {pins.get(key)}"
+            )
         for text in installed.requires or []:
             requirement = Requirement(text)
             if name == "torch" and "platform_system" in str(requirement.marker):
                 continue  # its build for CUDA names the libraries that it was made with
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 todo += [(requirement.name, ""), *((requirement.name, e) for e in requirement.extras)]
+    for requirement in map(Requirement, requirements()):
+        assert requirement.specifier.contains(pins[normal(requirement.name)]), f"{requirement}: pinned out of its range"
 
 
-def test_direct_dependencies_of_the_project_are_pinned_within_their_ranges():
-    from packaging.requirements import Requirement
-
-    pins = {re.sub(r"[-_.]+", "-", name): version for name, version in pinned().items()}
-    for text in requirements():
-        requirement = Requirement(text)
-        assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), text
-
-
-def test_no_pickle_is_ever_loaded():
+def test_no_pickle_is_ever_loaded_and_only_one_place_makes_an_openvino_core():
+    cores = []
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"pickle\.loads?\(|allow_pickle=True|weights_only=False", text), path
+        cores += [path.name] * bool(re.search(r"\bCore\(\)", text))
+    assert cores == ["openvino_core.py"]
 
 
 def test_test_files_have_names_of_their_own():

@@ -28,11 +28,8 @@ def test_a_disk_that_is_full_leaves_the_earlier_file_whole_and_no_litter(tmp_pat
     with refused(r"No space left on device; it is as it was before"):
         files.write_json(path, {"seconds": 2})
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_nan_is_never_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        files.write_json(tmp_path / "a.json", {"a": math.nan})
+        files.write_json(path, {"a": math.nan})
 
 
 # ---- one process at a time
@@ -84,22 +81,10 @@ def test_what_is_there_and_made_from_the_same_is_not_made_again(tmp_path):
     assert (place / "model.bin").read_text() == "two" and list(place.parent.iterdir()) == [place]
 
 
-DIES = """
-import os, sys
-from pathlib import Path
-from gnnlab.files import made_once
-
-def build(folder):
-    (folder / "model.bin").write_text("half")
-    os._exit(9)
-
-made_once(Path(sys.argv[1]), {}, build)
-"""
-
-
 def test_a_kill_halfway_leaves_no_folder(tmp_path):
     place = tmp_path / "a"
-    assert subprocess.run([sys.executable, "-c", DIES, str(place)], check=False).returncode == 9
+    dies = f"import os; from gnnlab.files import made_once; made_once({str(place)!r}, {{}}, lambda folder: os._exit(9))"
+    assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == 9
     assert not place.exists() and files.made_once(place, {}, write("one")) > 0
 
 
@@ -112,12 +97,13 @@ def test_a_digest_tells_values_and_contents_apart_and_not_the_order_of_keys(tmp_
         files.digest({"ms": math.nan})
 
 
-@pytest.mark.parametrize(
-    ("content", "part"), [(None, "could not read"), ("{", "is damaged"), ("[" * 10**5, "is damaged")]
-)
-def test_json_that_cannot_be_read_says_what_to_do(tmp_path, content, part):
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_text(content)
-    with refused(f"{part}.*; run it again$"):
-        files.read_json(path, "run it again")
+def test_json_that_cannot_be_read_says_what_to_do(tmp_path):
+    for name, content, part in (
+        ("a", None, "could not read"),
+        ("b", "{", "is damaged"),
+        ("c", "[" * 10**5, "is damaged"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with refused(f"{part}.*; run it again$"):
+            files.read_json(tmp_path / name, "run it again")

@@ -19,7 +19,9 @@ def work(file=None):
         step("second", done=3)
 
 
-def test_a_terminal_has_a_bar_that_goes_when_the_work_is_done():
+def test_a_terminal_has_a_bar_that_goes_when_the_work_is_done_and_a_file_has_none():
+    work(file := io.StringIO())
+    assert file.getvalue() == ""
     terminal = Terminal()
     work(terminal)
     assert "1/3" in terminal.getvalue() and "second" in terminal.getvalue()
@@ -32,9 +34,3 @@ def test_cells_run_by_hand_have_a_bar_and_papermill_has_none(monkeypatch, capsys
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     work()
     assert ("3/3" in capsys.readouterr().err) == allow_stdin
-
-
-def test_files_get_nothing():
-    file = io.StringIO()
-    work(file)
-    assert file.getvalue() == ""
