@@ -194,7 +194,7 @@ class ProfilingContext:
                     before.callback(torch.no_grad()(buffer.copy_), buffer.detach().clone())
         for module, name, rate in _dropout_rates(self.model) if self.disable_dropout else ():
             before.callback(setattr, module, name, rate)
-            setattr(module, name, type(rate)(0.0 for _ in rate) if isinstance(rate, (list, tuple)) else 0.0)
+            setattr(module, name, 0.0)
         if self.eval_mode:
             self.model.eval()
         self._before.append(before)
@@ -204,16 +204,11 @@ class ProfilingContext:
         self._before.pop().close()
 
 
-def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, Any]]:
+def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, float]]:
     """Every (module, attribute, value) that holds a dropout rate: `p` of dropout modules, numbers named `*drop*`."""
     for module in model.modules():
         drops = isinstance(module, _DropoutNd) or "drop" in type(module).__name__.lower()
         for name, value in list(vars(module).items()):
-            if (name == "p" and drops) or "drop" in name.lower():
-                many = isinstance(value, (list, tuple)) and bool(value)
-                if all(map(_is_rate, value)) if many else _is_rate(value):
-                    yield module, name, value
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+            rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+            if rate and ((name == "p" and drops) or "drop" in name.lower()):
+                yield module, name, value

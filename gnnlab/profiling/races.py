@@ -257,10 +257,10 @@ def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float 
         raise ParityError(f"{name}: output has shape {got.shape}, the baseline's has {expected.shape}")
     if expected.size == 0:
         return 0.0
-    if not np.array_equal(np.isfinite(expected), np.isfinite(got)):
-        return float("inf")
     finite = np.isfinite(expected)
-    if not np.array_equal(expected[~finite], got[~finite], equal_nan=True):
+    if not (
+        np.array_equal(finite, np.isfinite(got)) and np.array_equal(expected[~finite], got[~finite], equal_nan=True)
+    ):
         return float("inf")
     difference = np.abs(got[finite] - expected[finite]).max(initial=0.0)
     scale = max(np.abs(expected[finite]).max(initial=0.0), floor)

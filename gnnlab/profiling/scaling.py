@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -251,19 +252,14 @@ class ScalingExperiment:
         self.model_factory, self.options = model_factory, {"device": device, **options}
         self.results: dict[str, ScalingResult] = {}
 
-    def run_node_scaling(self, **options: Any) -> ScalingResult:
-        return self._run(run_node_scaling, options)
-
-    def run_layer_scaling(self, **options: Any) -> ScalingResult:
-        return self._run(run_layer_scaling, options)
-
-    def run_pe_scaling(self, **options: Any) -> ScalingResult:
-        return self._run(run_pe_scaling, options)
-
-    def _run(self, scaling: Callable[..., ScalingResult], options: Mapping[str, Any]) -> ScalingResult:
+    def _run(self, scaling: Callable[..., ScalingResult], **options: Any) -> ScalingResult:
         result = scaling(self.model_factory, **self.options | options)
         self.results[result.parameter] = result
         return result
+
+    run_node_scaling = partialmethod(_run, run_node_scaling)
+    run_layer_scaling = partialmethod(_run, run_layer_scaling)
+    run_pe_scaling = partialmethod(_run, run_pe_scaling)
 
     def print_summary(self) -> None:
         print(*self.results.values(), sep="\n")

@@ -19,7 +19,7 @@ from gnnlab.profiling.context import ProfilingContext, call, unchanged
 
 
 class Drops(nn.Module):
-    """Every kind of dropout: modules, attention, a PyG layer, a plain number, a list, and one that ignores eval."""
+    """Every kind of dropout: modules, attention, a PyG layer, a plain number, and one that ignores eval."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class Drops(nn.Module):
         self.attention = nn.MultiheadAttention(8, 2, dropout=0.4)
         self.conv = GATConv(8, 8, dropout=0.5)
         self.norm = nn.BatchNorm1d(8)
-        self.drop_rates = [0.1, 0.2]
+        self.drop_rate = 0.1
         self.always_dropout = 0.6
 
     def forward(self, x, edge_index):
         x = self.norm(self.inner(x))
         x = self.conv(x, edge_index)
         x, _ = self.attention(x, x, x)
-        x = F.dropout(x, self.drop_rates[0], self.training)
+        x = F.dropout(x, self.drop_rate, self.training)
         return F.dropout(x, self.always_dropout, training=True)
 
 
@@ -50,7 +50,7 @@ def everything(model):
     return (
         [module.training for module in model.modules()],
         (model.inner[1].p, model.inner[2].p, model.attention.dropout, model.conv.dropout),
-        (model.drop_rates, model.always_dropout),
+        (model.drop_rate, model.always_dropout),
         [tensor.tolist() for tensor in model.state_dict().values()],
         random.getstate(),
         (state[0], state[1].tolist(), *state[2:]),
