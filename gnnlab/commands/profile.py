@@ -78,7 +78,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Profile what the options ask for: each section shown when it is done, or all of them as JSON at the end."""
     from gnnlab.profiling.timing import stopwatch
-    from gnnlab.progress import progress
     from gnnlab.user_code import guarded, require
 
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
@@ -101,9 +100,8 @@ def run(arguments: Namespace) -> int:
                 f"{workload.label}: {info['nodes']:,} nodes, {info['edges']:,} edges, {info['total_parameters']:,} "
                 f"parameters ({info['parameter_memory_mb']:.2f} MiB); {threads} thread{'s' * (threads != 1)}"
             )
-        with progress("sections", len(parts)) as step, stopwatch() as spent:
+        with stopwatch() as spent:
             for number, part in enumerate(parts):
-                step(part, done=number)
                 share_s = max((arguments.budget - spent.s) / (len(parts) - number), 0.01)  # none is left out
                 with guarded(f"{arguments.model}:") if foreign else nullcontext():
                     section, title = _PARTS[part]

@@ -49,24 +49,22 @@ def run(arguments: Namespace) -> int:
 
 def _training(before: Any, after: Any, batch: Any) -> str:
     """Time and memory of a forward and backward pass, dropout at 0, and how far the gradients differ."""
-    from gnnlab.lab.text import estimate_text
-    from gnnlab.profiling import estimates
+    import numpy as np
+
+    from gnnlab.lab.text import error_text, gain_text
     from gnnlab.profiling.context import ProfilingContext
     from gnnlab.profiling.memory import profile_memory_usage
     from gnnlab.profiling.races import call_of, race_forms
 
-    with ProfilingContext(before, disable_dropout=True), ProfilingContext(after, disable_dropout=True):
-        raced = race_forms({"before": before, "after": after}, batch, mode="training", budget_s=TRAINING_S)
-        before_ms, after_ms = raced["before"].times_ms, raced["after"].times_ms
-        if after_ms is None:
-            return f"training: {raced['after'].reason}"
-        gain = estimates.ratio(before_ms, after_ms, raced[estimates.CONTROL].times_ms)
-        peaks = [
-            profile_memory_usage(call_of(form, batch, "training"), device="cpu").rise_mb for form in (before, after)
-        ]
-    times = [estimates.summary(times).value for times in (before_ms, after_ms)]
+    forms = {"before": before, "after": after}
+    with ProfilingContext(before), ProfilingContext(after):
+        raced = race_forms(forms, batch, mode="training", budget_s=TRAINING_S)
+        if (raced_after := raced["after"]).ratio is None:
+            return f"training: {raced_after.reason}"
+        held = [profile_memory_usage(call_of(form, batch, "training"), device="cpu").rise_mb for form in forms.values()]
+    before_ms, after_ms = (np.median(raced[name].times_ms) for name in forms)
     return (
-        f"forward and backward: {times[0]:.3g} ms before, {times[1]:.3g} after ({estimate_text(gain)}x); outputs and "
-        f"gradients differ by {raced['after'].parity_error:.1e}\nmemory at its peak: {peaks[0]:.1f} MiB before, "
-        f"{peaks[1]:.1f} after"
+        f"forward and backward: {before_ms:.3g} ms before, {after_ms:.3g} after, {gain_text(raced_after.ratio)}; "
+        f"outputs and gradients: {error_text(raced_after.parity_error)}\n"
+        f"memory at its peak: {held[0]:.1f} MiB before, {held[1]:.1f} after"
     )

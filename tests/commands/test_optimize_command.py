@@ -58,7 +58,7 @@ def test_what_the_budget_had_no_time_for_is_named(optimize, monkeypatch):
     assert "The budget had no time for inference mode; a larger --budget may." in out
 
 
-def test_a_gain_that_may_be_anything_is_not_given_as_a_number():
+def test_a_gain_that_may_be_anything_is_not_given_as_a_number_and_none_is_said_to_be_none():
     assert _gain_text(Estimate(2.0, 0.0, 132_317.0, 2)) == "too noisy to tell"
     assert _gain_text(Estimate(2.0, 1.9, 2.1, 5)) == "2 (1.9 to 2.1)"
     assert _gain_text(Estimate(1.0, 0.97, 1.12, 5)) == "no difference seen, 1 (0.97 to 1.12)"

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.findings import all_rows_alike, deterministic_share, inspect, leaves, same_bits
+from gnnlab.profiling.findings import all_rows_alike, deterministic_share, inspect, same_bits
 
 X = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
 EDGES = torch.randint(300, (2, 900), generator=torch.Generator().manual_seed(1))
@@ -51,6 +51,11 @@ PLANTED = {  # model, batch, what is found: kind and place
     "a value that the model refuses has an effect": (module(only_four), (X, 4), []),
     "no gradient, but an effect": (module(lambda self, x: (x > self.threshold).float(), threshold=ONES), (X,), []),
     "a gradient stopped, but an effect": (module(lambda self, x: x * self.scale.detach(), scale=ONES), (X,), []),
+    "arguments in lists, mappings and beyond those that are named": (
+        module(lambda self, a, *more: a[0]["x"] * 2),
+        ([{"x": X, "y": [2.0, None]}], 3, "text"),
+        ["unused_argument a[0]['y'][0]", "unused_argument argument 2"],
+    ),
     "fields of a graph are arguments, but targets are not": (
         module(lambda self, data: self.conv(data.x, data.edge_index), conv=GCNConv(8, 4)),
         Data(x=X, edge_index=EDGES, edge_weight=torch.rand(900), y=torch.zeros(300), train_mask=torch.ones(300) > 0),
@@ -130,19 +135,6 @@ def test_the_model_keeps_every_bit():
     assert torch.equal(x, X)
     with pytest.raises(GnnlabError, match="not about function"):
         inspect(lambda x: x, (X,))
-
-
-def test_leaves_have_names_and_are_replaced_alone():
-    def model(a, b, *more):
-        return a
-
-    batch = (1, {"x": X, "y": [2.0, None]}, 3, "text")
-    rebuilt = {name: with_value for name, _, with_value in leaves(model, batch)}
-    assert list(rebuilt) == ["a", "b['x']", "b['y'][0]", "argument 3"]
-    changed = rebuilt["b['y'][0]"](7.0)
-    assert changed[1]["y"] == [7.0, None]
-    assert (changed[0], changed[2], changed[3]) == (1, 3, "text")
-    assert batch[1]["y"] == [2.0, None]
 
 
 def test_bits_are_compared_and_not_values():

@@ -99,14 +99,11 @@ def test_the_estimator_takes_sizes_by_keyword_else_from_the_attributes_of_a_mode
     assert FLOPsEstimator(GraphTransformer(7, out_features=3)).estimate(500, 2500) == given
     given = estimate_model_flops(**WORKED | {"ffn_dim": 100})
     assert FLOPsEstimator(Sized(**SIZES), ffn_dim=100).estimate(500, 2500) == given
-
-
-def test_a_size_that_is_unknown_or_missing_is_named():
     with pytest.raises(GnnlabError, match="no size is called fnn_dim"):
         FLOPsEstimator(Sized(**SIZES), fnn_dim=100)
-    with pytest.raises(GnnlabError, match="Sized has no attribute num_heads, ffn_dim: give") as error:
+    lacks = r"Sized has no attribute num_heads, ffn_dim: give FLOPsEstimator\(model, num_heads=..., ffn_dim=...\)"
+    with pytest.raises(GnnlabError, match=lacks):
         FLOPsEstimator(Sized(hidden_dim=8, num_layers=1, mpnn_type="gat")).estimate(50, 100)
-    assert "FLOPsEstimator(model, num_heads=..., ffn_dim=...)" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_parameters_are_counted_once_and_lazy_ones_refused():

@@ -73,25 +73,6 @@ def test_what_is_counted_is_what_is_timed():
     assert found["value"] > 1e-6
 
 
-def swept(parameter, values, times_ms):
-    stats = tuple(RuntimeStats((ms,) * 24) for ms in times_ms)
-    fit = fit_power_law(values[:-1], times_ms[:-1]) if parameter == "nodes" else None
-    prediction = fit.predict(values[-1]) if fit else None
-    return {("dense", parameter): ScalingResult(parameter, tuple(values), stats, fit, prediction)}
-
-
-def test_every_sweep_of_a_plan_is_run():
-    def build(n):
-        return nn.Linear(n, n), torch.randn(8, n)
-
-    plan = {("dense", "nodes"): ([8, 16, 32], build), ("dense", "kind"): (["a", "b"], lambda _: build(8))}
-    done = survey.sweeps(plan, budget_s=0.02)
-    assert list(done) == list(plan)
-    assert list(survey.points(done, "nodes")["at"]) == [8, 16, 32]
-    assert list(survey.points(done, "kind")["at"]) == ["a", "b"]
-    assert survey.exponents(done).empty
-
-
 def test_a_growth_plan_varies_one_parameter_of_the_graph_or_the_model():
     asked = []
 
@@ -101,8 +82,8 @@ def test_a_growth_plan_varies_one_parameter_of_the_graph_or_the_model():
 
     varied = {"nodes": [40], "edges": [70], "degrees": ["powerlaw"], "layers": [3], "encoding": ["lap"]}
     plan = survey.growth_plan("mine", build, varied, nodes=20)
-    for values, at in plan.values():
-        at(values[0])
+    done = survey.sweeps(plan, budget_s=0.01)
+    assert list(survey.points(done, "nodes", "encoding")["at"]) == [40, "lap"] and survey.exponents(done).empty
     uniform = "random:seed=42,edges=100,nodes=20,degrees=uniform"
     assert list(plan) == [("mine", parameter) for parameter in varied]
     assert asked == [
@@ -112,6 +93,13 @@ def test_a_growth_plan_varies_one_parameter_of_the_graph_or_the_model():
         (uniform, {"num_layers": 3}),
         (uniform, {"pe_type": "lap"}),
     ]
+
+
+def swept(parameter, values, times_ms):
+    stats = tuple(RuntimeStats((ms,) * 24) for ms in times_ms)
+    fit = fit_power_law(values[:-1], times_ms[:-1]) if parameter == "nodes" else None
+    prediction = fit.predict(values[-1]) if fit else None
+    return {("dense", parameter): ScalingResult(parameter, tuple(values), stats, fit, prediction)}
 
 
 def test_an_exponent_has_its_interval_or_a_reason_and_a_prediction_the_origin_predicted():
