@@ -107,22 +107,15 @@ class Worker:
         """Of the process, None where there is none."""
         return self._process.popen.pid if self._process else None
 
-    def call(
-        self,
-        target: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float,
-        memory_bytes: int | None = None,
-    ) -> Answer:
+    def call(self, target: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float) -> Answer:
         """What became of `target(**arguments)` within `timeout_s` seconds, loading the target's module not counted.
 
-        A process that hangs gives the status `timeout`; one that crashes, exits or grows beyond `memory_bytes`
-        (resident; 80 % of what is free by default) `failed`, with how it ended and the last lines that it printed.
+        A process that hangs gives the status `timeout`; one that crashes, exits or grows beyond 80 % of the memory that
+        is free `failed`, with how it ended and the last lines that it printed.
         """
         if not timeout_s > 0:
             raise GnnlabError(f"timeout_s={timeout_s!r}: seconds above 0 are needed")
-        most = memory_bytes or int(psutil.virtual_memory().available * _SHARE)
+        most = int(psutil.virtual_memory().available * _SHARE)
         try:
             for _ in range(2):  # it may have died since the last task, which is not this one's fault
                 process = self._started()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -86,8 +87,10 @@ def test_a_task_that_costs_its_process_costs_no_other_task(worker, name, limit_s
     assert call(worker, "behave").status == "done"
 
 
-def test_a_task_that_eats_memory_is_ended_at_the_limit_and_a_time_limit_has_to_be_one(worker):
-    answer = worker.call("misbehaving:eat", timeout_s=60, memory_bytes=300_000_000)
+def test_a_task_that_eats_memory_is_ended_at_the_limit_and_a_time_limit_has_to_be_one(worker, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=375_000_000))
+        answer = call(worker, "eat")
     assert answer.status == "failed" and "GB of memory, allowed are 0.30 GB" in answer.reason
     with pytest.raises(GnnlabError, match="seconds above 0"):
         call(worker, "behave", 0)
