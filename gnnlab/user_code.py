@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,17 +66,29 @@ def guarded(what: str) -> Iterator[None]:
 
 def is_there(spec: str) -> bool:
     """Does `module:factory` name a module that could be imported? Nothing is imported."""
-    with importable():
-        try:
-            return importlib.util.find_spec(spec.partition(":")[0].partition(".")[0]) is not None
-        except (ImportError, ValueError):
-            return False
+    return _origin(spec.partition(":")[0].partition(".")[0]) is not None
 
 
 def require(spec: str) -> None:
-    """Raises `GnnlabError` where there is no module of that name, before anything heavy is imported for it."""
+    """Raises `GnnlabError`, in one line and without importing anything, where there is no such module, or its source
+    does not hold the name of the function."""
+    module, _, name = spec.rpartition(":")
     if not is_there(spec):
         load(spec)
+    source = Path((_origin(module) if "." not in module else None) or "")
+    text = source.read_text(encoding="utf-8", errors="replace") if source.suffix == ".py" else name
+    if not re.search(rf"\b{re.escape(name)}\b|import \*|__getattr__", text):
+        raise _no_factory(module, name, re.findall(r"^(?:def|class) ([^\W_]\w*)", text, re.MULTILINE))
+
+
+def _origin(module: str) -> str | None:
+    """Where a module would be imported from: a file, or another place; None where there is none."""
+    with importable():
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            return None
+    return spec and (spec.origin or "a folder")
 
 
 def files_of(module: str, folder: Path) -> list[Path]:
@@ -109,6 +122,10 @@ def _factory(spec: str, module: Any, name: str) -> Callable[..., Any]:
         raise GnnlabError(f"{spec}: {name} is no function or class but {quoted(factory)}; name one that makes it")
     public = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
     own = [key for key, value in public.items() if getattr(value, "__module__", "") == module.__name__]
-    offered = sorted(own or public)
+    raise _no_factory(module.__name__, name, own or public)
+
+
+def _no_factory(module: str, name: str, offered: Iterable[str]) -> GnnlabError:
+    offered = sorted(offered)
     there = ", ".join(offered[:5]) or "none"
-    raise GnnlabError(f"module {module.__name__} has no factory {quoted(name)}{meant(name, offered)}; it has {there}")
+    return GnnlabError(f"module {module} has no factory {quoted(name)}{meant(name, offered)}; it has {there}")

@@ -62,11 +62,19 @@ def asked(monkeypatch):
 # ---- the command itself
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["profile", "--help"], ["--version"], []])
-def test_help_loads_nothing_heavy(arguments):
-    code = f"import sys; from gnnlab.cli import main; code = main({arguments!r}); print(*sys.modules); sys.exit(code)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
+LIGHT = {  # a line, and the last words on standard error
+    **dict.fromkeys(("--help", "run --help", "profile --help", "--version", ""), ""),
+    **dict.fromkeys(("optimize cli_models:mke", "swap cli_models:mke"), "'mke' (did you mean make?); it has make"),
+    "optimize no_models:make": "there is no module no_models: neither installed nor as a file in ",
+}
+
+
+@pytest.mark.parametrize("line", LIGHT)
+def test_help_and_what_is_misspelt_load_nothing_heavy(line, tmp_path):
+    (tmp_path / "cli_models.py").write_text("import torch\ndef make(data): ...")
+    code = f"import sys; from gnnlab.cli import main; code = main({line.split()}); print(*sys.modules); sys.exit(code)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert ended.returncode == (2 if LIGHT[line] else 0) and LIGHT[line] in ended.stderr, ended.stderr
     assert not HEAVY & set(ended.stdout.splitlines()[-1].split())
 
 
