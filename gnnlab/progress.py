@@ -12,27 +12,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from tqdm.std import tqdm
 
-Step = Callable[..., None]  # step("what", done=3, total=8): without `done` one more than before
-
 
 @contextmanager
-def progress(what: str, total: int | None = None, *, file: TextIO | None = None) -> Iterator[Step]:
-    """Show how many of `total` pieces of `what` are done; gives what is called after each.
+def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Show how many of `total` pieces of `what` are done; gives what is called after each, with a text."""
+    watched = sys.stderr.isatty() or _front_end()
+    with tqdm(desc=what, total=total, file=sys.stderr, disable=not watched, leave=False, dynamic_ncols=True) as bar:
 
-    `file` is standard error unless given; the bar is gone when the work is done.
-    """
-    file = file or sys.stderr
-    with tqdm(
-        desc=what, total=total, file=file, disable=not (file.isatty() or _front_end()), leave=False, dynamic_ncols=True
-    ) as bar:
-
-        def step(note: str = "", done: int | None = None, total: int | None = None) -> None:
-            bar.total = total or bar.total
-            bar.update(1 if done is None else done - bar.n)
+        def step(note: str = "") -> None:
+            bar.update()
             bar.set_postfix_str(note)
 
         yield step
