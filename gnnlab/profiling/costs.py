@@ -3,8 +3,7 @@
 The rules, with N the number of elements:
 
 - matrix products, convolutions, attention: torch's own formulas (2 m k n for a product); attention adds 5 per score;
-- softmax 5 N, normalization 5 N, GELU and other activations built from exp 4 N (the assumptions of S1),
-  their backward passes 4 N, 10 N and 4 N;
+- softmax 5 N, normalization 5 N, GELU and other activations built from exp 4 N (the assumptions of S1);
 - other element-wise work and reductions 1 FLOP an element; work on integers and booleans none;
 - gathering and copying none; scattering with a sum 1 for each element added;
 - views and allocations cost nothing.
@@ -12,7 +11,8 @@ The rules, with N the number of elements:
 Bytes are the least that the operator can move: each input read once, each output written once. An expanded tensor is as
 small as its source. A gather reads no more of its source than it gathers, and a scatter in place touches no more of its
 target than it scatters. What only fills or copies does not read its target. Operators that none of the rules knows are
-of the kind `unknown`: their bytes are counted, their FLOPs are not.
+of the kind `unknown`: their bytes are counted, their FLOPs are not. The rules are for forward passes; operators of
+backward passes alone are unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from .tensors import span_bytes, tensors_in
 
@@ -65,14 +65,16 @@ def kind_of(func: torch._ops.OpOverload) -> str:
     name = base_name(func)
     if func.namespace in ("profiler", "prim") or func.is_view or name in _FREE:
         return "free"
-    if func.namespace != "aten":
+    if func.namespace != "aten" or "_backward" in name:
         return "unknown"
     if func.overloadpacket in flop_registry or name in _MATRIX:
         return "matrix"
     for kind, names in _NAMED.items():
         if name in names:
             return kind
-    if torch.Tag.pointwise in func.tags or name.startswith(("_foreach_", "_fused_adam", "_fused_sgd")):
+    if torch.Tag.nondeterministic_seeded in func.tags:  # random numbers
+        return "fill"
+    if torch.Tag.pointwise in func.tags:
         return "elementwise"
     return "reduce" if torch.Tag.reduction in func.tags else "unknown"
 
@@ -94,67 +96,48 @@ _FREE = _words(
     "_assert_tensor_metadata is_coalesced _nnz _dimI _dimV sparse_dim dense_dim crow_indices col_indices ccol_indices "
     "row_indices values indices _values _indices _coalesced set_data record_stream"
 )
-_MATRIX = _words(
-    "mv addmv dot vdot _sparse_addmm _sparse_mm_reduce_impl _scaled_dot_product_flash_attention_for_cpu "
-    "_scaled_dot_product_flash_attention_for_cpu_backward"
-)
+_MATRIX = _words("mv addmv dot vdot _sparse_addmm _sparse_mm_reduce_impl _scaled_dot_product_flash_attention_for_cpu")
 _NAMED: dict[str, frozenset[str]] = {
     "fill": _words(
         "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill zero arange linspace eye "
-        "scalar_tensor tril_indices triu_indices rand rand_like randn randn_like randint randint_like randperm normal "
-        "uniform bernoulli random exponential geometric cauchy log_normal _foreach_zero"
+        "scalar_tensor tril_indices triu_indices"
     ),
     "move": _words(
         "clone copy _to_copy _copy_from lift_fresh_copy view_copy expand_copy cat stack repeat constant_pad_nd roll "
         "flip rot90 tril triu sort topk kthvalue unique_dim _unique2 unique_consecutive nonzero masked_select "
         "repeat_interleave searchsorted bucketize diag_embed diagonal_scatter slice_scatter select_scatter "
-        "slice_backward select_backward diagonal_backward unfold_backward as_strided_scatter masked_scatter "
-        "_foreach_copy split_with_sizes_copy _to_dense _to_sparse _to_sparse_csr _to_sparse_csc _coalesce _pin_memory "
-        "sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe "
-        "_sparse_csr_tensor_unsafe _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo"
+        "as_strided_scatter masked_scatter split_with_sizes_copy _to_dense _to_sparse _to_sparse_csr _to_sparse_csc "
+        "_coalesce _pin_memory sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors "
+        "_sparse_compressed_tensor_unsafe _sparse_csr_tensor_unsafe _convert_indices_from_coo_to_csr "
+        "_convert_indices_from_csr_to_coo"
     ),
     "gather": _words("index_select index _unsafe_index gather embedding take"),
     "scatter": _words(
         "scatter scatter_add scatter_reduce index_add index_reduce index_put _unsafe_index_put _index_put_impl "
-        "index_copy index_fill put bincount embedding_dense_backward segment_reduce _segment_reduce_backward"
+        "index_copy index_fill put bincount segment_reduce"
     ),
-    "bag": _words("_embedding_bag _embedding_bag_forward_only _embedding_bag_dense_backward"),
-    "softmax": _words(
-        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax _masked_softmax"
-    ),
+    "bag": _words("_embedding_bag _embedding_bag_forward_only"),
+    "softmax": _words("_softmax _log_softmax _safe_softmax _masked_softmax"),
     "norm": _words(
         "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit cudnn_batch_norm "
         "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
-        "_fused_rms_norm native_layer_norm_backward native_batch_norm_backward native_group_norm_backward "
-        "cudnn_batch_norm_backward batch_norm_backward _fused_rms_norm_backward"
+        "_fused_rms_norm"
     ),
     "reduce": _words(
         "cumsum cumprod cummax cummin logcumsumexp argmax argmin max min norm median mode logsumexp trace isin histc "
-        "equal _foreach_norm mse_loss smooth_l1_loss huber_loss binary_cross_entropy nll_loss_forward "
-        "nll_loss2d_forward"
+        "equal"
     ),
     "elementwise": _words(
-        "native_dropout native_dropout_backward elu_backward leaky_relu_backward silu_backward mish_backward "
-        "hardswish_backward hardsigmoid_backward hardtanh_backward softplus_backward softshrink_backward "
-        "log_sigmoid_forward log_sigmoid_backward glu glu_backward _prelu_kernel _prelu_kernel_backward "
-        "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
-        "nll_loss_backward nll_loss2d_backward polar complex isinf floor_divide masked_fill"
+        "native_dropout log_sigmoid_forward glu _prelu_kernel polar complex isinf floor_divide masked_fill"
     ),
 }
 _WEIGHTS = {  # FLOPs an element
-    **dict.fromkeys(_words("_softmax_backward_data _log_softmax_backward_data smooth_l1_loss huber_loss"), 4),
-    **dict.fromkeys(_words("gelu silu elu mish softplus hardswish gelu_backward silu_backward elu_backward"), 4),
-    **dict.fromkeys(_words("mish_backward softplus_backward log_sigmoid_forward log_sigmoid_backward _fused_sgd"), 4),
-    **dict.fromkeys(_words("mse_loss addcmul addcdiv lerp _foreach_addcmul _foreach_addcdiv _foreach_lerp"), 3),
-    **dict.fromkeys(_words("native_dropout native_dropout_backward"), 2),
-    **dict.fromkeys(_words("_fused_adam _fused_adamw"), 12),
-    **{name: 10 for name in _NAMED["norm"] if name.endswith("_backward")},
+    **dict.fromkeys(_words("gelu silu elu mish softplus hardswish log_sigmoid_forward"), 4),
+    **dict.fromkeys(_words("addcmul addcdiv lerp"), 3),
+    "native_dropout": 2,
 }
 _WEIGHT_OF_KIND = {"softmax": 5, "norm": 5, "reduce": 1, "elementwise": 1}
-_ADDING_SCATTERS = _words(
-    "scatter_add scatter_reduce index_add index_reduce embedding_dense_backward bincount segment_reduce "
-    "_segment_reduce_backward"
-)
+_ADDING_SCATTERS = _words("scatter_add scatter_reduce index_add index_reduce bincount segment_reduce")
 
 
 def _flops(kind: str, name: str, bound: Mapping[str, Any], output: Any) -> int:
@@ -162,19 +145,17 @@ def _flops(kind: str, name: str, bound: Mapping[str, Any], output: Any) -> int:
     if kind in ("fill", "move", "gather"):
         return 0
     if kind == "bag":
-        table = bound["grad"] if name.endswith("backward") else bound["weight"]
         weighted = isinstance(bound.get("per_sample_weights"), torch.Tensor)
-        return bound["indices"].numel() * table.shape[-1] * (2 if weighted else 1)
+        return bound["indices"].numel() * bound["weight"].shape[-1] * (2 if weighted else 1)
     if kind == "scatter":
         adds = name in _ADDING_SCATTERS or bool(bound.get("accumulate"))
         source = _scattered(bound)
         return source[0] if adds and source and (source[1].is_floating_point or source[1].is_complex) else 0
     weight = _WEIGHTS.get(name, _WEIGHT_OF_KIND[kind])
-    first = next(iter(bound.values()), None)  # the input; a list of them for `_foreach_` and `_fused_` operators
-    if kind == "elementwise" and isinstance(output, torch.Tensor) and not isinstance(first, (list, tuple)):
+    if kind == "elementwise" and isinstance(output, torch.Tensor):
         inputs = any(t.is_floating_point() or t.is_complex() for t in tensors_in(bound))
         return weight * output.numel() * inputs
-    return weight * sum(map(_floating, tensors_in(first)))
+    return weight * sum(map(_floating, tensors_in(next(iter(bound.values()), None))))
 
 
 def _floating(tensor: torch.Tensor | None) -> int:
@@ -187,8 +168,6 @@ def _matrix_flops(func: Any, args: tuple, kwargs: dict, output: Any, sparse: boo
     name = base_name(func)
     if name == "_scaled_dot_product_flash_attention_for_cpu":
         return sdpa_flop_count(*(t.shape for t in args[:3]))
-    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
-        return sdpa_backward_flop_count(*(t.shape for t in args[:4]))
     if sparse:
         return _sparse_flops(name, args)
     if name in ("mv", "addmv"):
@@ -203,8 +182,8 @@ def _matrix_flops(func: Any, args: tuple, kwargs: dict, output: Any, sparse: boo
 def _beside_matrix(name: str, args: tuple, output: Any) -> int:
     """FLOPs of an operator beside its matrix products: the softmax of attention, the sum with a bias."""
     if "scaled_dot_product" in name:
-        query, key = args[1:3] if "backward" in name else args[:2]
-        return (4 if "backward" in name else 5) * prod(query.shape[:-1]) * key.shape[-2]
+        query, key = args[:2]
+        return 5 * prod(query.shape[:-1]) * key.shape[-2]
     return output.numel() if name in ("addmm", "baddbmm", "addmv", "_sparse_addmm") else 0
 
 
@@ -219,10 +198,6 @@ def _sparse_flops(name: str, args: tuple) -> int | None:
     return None
 
 
-_RANDOM = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_")
-_WRITES_ONLY = frozenset(("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_", *_RANDOM))
-
-
 def _traffic(kind: str, func: torch._ops.OpOverload, bound: Mapping[str, Any], output: Any) -> tuple[int, int, int]:
     """(bytes read, bytes written, bytes of memory touched) by the call of an operator of the given kind.
 
@@ -231,7 +206,7 @@ def _traffic(kind: str, func: torch._ops.OpOverload, bound: Mapping[str, Any], o
     arguments = func._schema.arguments
     targets = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.name in bound}
     outputs = {argument.name for argument in arguments if argument.is_out}
-    unread = targets if func._schema.name.split("::")[1] in _WRITES_ONLY else outputs
+    unread = targets if kind == "fill" or base_name(func) == "copy" else outputs
     read, changed, in_place, seen = 0, 0, 0, set()
     for name, value in bound.items():
         for tensor in tensors_in(value):
@@ -248,7 +223,7 @@ def _traffic(kind: str, func: torch._ops.OpOverload, bound: Mapping[str, Any], o
 
 def _scattered(bound: Mapping[str, Any]) -> tuple[int, torch.dtype] | None:
     """(elements that a scattering operator scatters, their type); None where it scatters a number."""
-    given = (bound.get(name) for name in ("src", "source", "values", "grad_output", "data", "weights", "grad"))
+    given = (bound.get(name) for name in ("src", "source", "values", "data", "weights"))
     source = next((value for value in given if isinstance(value, torch.Tensor)), None)
     if source is None:
         return None

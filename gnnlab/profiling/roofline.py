@@ -87,8 +87,8 @@ class Count:
 def count(work: nn.Module | Callable[..., Any], batch: Any = ()) -> Count:
     """Count the operators of `work`, called once with `batch` (see `context.call`).
 
-    A module is called without gradients, in the mode that it is in. A function is called as it is, so that it may run
-    a backward pass and an optimizer. Attention that torch may fuse in eval mode is counted operator by operator.
+    A module is called without gradients, in the mode that it is in, a function as it is. Attention that torch may fuse
+    in eval mode is counted operator by operator.
     """
     counter = _Counter()
     gradients = torch.no_grad() if isinstance(work, nn.Module) else nullcontext()
