@@ -106,7 +106,7 @@ class Lab:
         `budget_s` is the sampling time of one cell, `precision` what forms compute in. The rows of a form say what
         the form says of itself (`conditions.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`.
         A form that raises `Unavailable` is one, and no failure. `options`
-        are those of `profiling.races.race_forms`: tolerance, mode, control, per.
+        are those of `profiling.races.race_forms`: tolerance, mode, per.
 
         `purpose` says what the forms are alternatives for, as "attention over {nodes} nodes" with the keys of a cell: a
         line of the table with which the report opens. A race without one is no choice of a reader's.

@@ -66,21 +66,18 @@ def race_forms(
     *,
     tolerance: float | Mapping[str, float] = RTOL_FLOAT32,
     mode: str = "inference",
-    control: bool = True,
     budget_s: float = 2.0,
     device: Any = "cpu",
-    seed: int = 0,
     per: int = 1,
 ) -> dict[str, Raced]:
-    """Every form by its name, the baseline first, then with `control` the baseline a second time ("A/A").
+    """Every form by its name, the baseline first, then the baseline a second time ("A/A").
 
     Outputs must agree with the baseline's within `tolerance`, relative to its largest magnitude; a mapping gives single
     forms another bound. Where they do not and the baseline is a module, float64 decides: a form is right, too, that is
     at most `ROUNDING` times as far off as the baseline is, on these inputs or on some that differ in their last bits.
     In mode "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
     gradients of inputs and of parameters of the same name have to agree, too. In mode "plain" gradients are on unless
-    a form turns them off itself. A call works through `per` items;
-    times are those of one of them.
+    a form turns them off itself. A call works through `per` items; times are those of one of them.
 
     Raises:
         GnnlabError: no forms, an unknown mode, or a baseline that fails.
@@ -91,23 +88,19 @@ def race_forms(
     with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         usable, checked = _agreeing(calls, tolerance, cache(lambda: _exact(next(iter(forms.values())), inputs, mode)))
-        base, *others = usable
-        options = {"budget_s": budget_s, "device": device, "seed": seed, "least": LEAST_ROUNDS}
-        alone = not others and not control
-        timed = {} if alone else timing.race({name: calls[name] for name in usable}, control=control, **options)
-    samples = {name: np.asarray(each.samples_ms) / per for name, each in timed.items()}
-    result: dict[str, Raced] = {}
-    for name in [base, *([CONTROL] if CONTROL in samples else []), *(n for n in forms if n != base)]:
-        if name in checked and name not in samples:
+        each = {name: calls[name] for name in usable}
+        timed = timing.race(each, control=True, budget_s=budget_s, device=device, least=LEAST_ROUNDS)
+    samples = {name: np.asarray(times.samples_ms) / per for name, times in timed.items()}
+    base, result = usable[0], {}
+    for name in [base, CONTROL, *(name for name in forms if name != base)]:
+        if name not in samples:
             result[name] = checked[name]
             continue
-        noise = samples.get(CONTROL) if name not in (base, CONTROL) else None
+        noise = None if name == CONTROL else samples[CONTROL]
         ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
-        notes = timed[name].notes if name in timed else ()
-        error = checked[name].parity_error if name in checked and name != base else None
-        form = forms.get(name, forms[base])
-        conditions = form.conditions if isinstance(form, Under) else None
-        result[name] = Raced(samples[name], ratio, error, conditions or Conditions.now(), notes=notes)
+        form, error = forms.get(name, forms[base]), checked.get(name, Raced()).parity_error
+        conditions = (isinstance(form, Under) and form.conditions) or Conditions.now()
+        result[name] = Raced(samples[name], ratio, error, conditions, notes=timed[name].notes)
     return result
 
 

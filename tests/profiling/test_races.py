@@ -29,7 +29,6 @@ def test_every_form_that_agrees_is_timed_in_the_same_rounds():
     assert len(found["base"].times_ms) >= LEAST_ROUNDS
     assert found["base"].ratio is None and found["mine"].parity_error == 0
     assert found["mine"].ratio.value == pytest.approx(np.median(found["base"].times_ms / found["mine"].times_ms))
-    assert race({"base": lambda x: x}, control=False)["base"].times_ms is None
 
 
 def test_a_form_that_computes_something_else_is_not_timed_and_says_why():
