@@ -1,7 +1,11 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
+from gnnlab import profiling
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling import runtime
 from gnnlab.profiling.runtime import RuntimeProfiler, RuntimeStats, benchmark_function
@@ -111,3 +115,11 @@ def test_what_cannot_be_timed_is_refused_and_a_model_with_nothing_to_train_has_a
 
     with pytest.raises(ValueError, match="Pair returns tuple, not a tensor"):
         runtime.profile_backward(Pair(3, 2), X, num_runs=1)
+
+
+def test_the_names_of_the_framework_load_when_they_are_asked_for():
+    assert all(callable(getattr(profiling, name)) for name in profiling.__all__) and len(profiling.__all__) == 30
+    with pytest.raises(AttributeError, match="profile_nothing"):
+        _ = profiling.profile_nothing
+    code = "import sys, gnnlab.profiling.timing; print([m for m in ('torch', 'scipy.stats') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
