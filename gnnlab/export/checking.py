@@ -52,19 +52,16 @@ def check(artefact: Artefact, path: Path, layer: StagedLayer, runtime: str) -> A
             if not error <= RTOL_FLOAT32:
                 finite = bool(np.isfinite(error))
                 off = f"off by {error:.2g} of the largest magnitude" if finite else "not finite, or of another shape,"
-                return _outcome(artefact, WRONG, f"{off} on a graph with {name}", error if finite else None)
+                reason = f"{off} on a graph with {name}"
+                return replace(artefact, status=WRONG, reason=reason, parity_error=error if finite else None)
     except Exception as error:  # whatever a runtime raises is recorded as the model's failure
         return failed(artefact, error)
-    return _outcome(artefact, READY, None, worst)
+    return replace(artefact, status=READY, parity_error=worst)
 
 
 def failed(artefact: Artefact, error: BaseException) -> Artefact:
     """The artefact of a model that an exporter or a runtime refused."""
-    return _outcome(artefact, FAILED, reason_of(error), None)
-
-
-def _outcome(artefact: Artefact, status: str, reason: str | None, error: float | None) -> Artefact:
-    return replace(artefact, status=status, reason=reason, parity_error=error)
+    return replace(artefact, status=FAILED, reason=reason_of(error), parity_error=None)
 
 
 @lru_cache(maxsize=2)
@@ -102,9 +99,9 @@ def _error(artefact: Artefact, layer: StagedLayer, run: Run, values: Arrays) -> 
     with torch.no_grad():
         expected = [t.numpy() for t in block(*(torch.from_numpy(values[name]) for name in block.reads))]
     feed = feed_for(artefact, layer, values)
-    got = feed.outputs(run(feed.inputs(values)))
+    outputs = feed.outputs(run(feed.inputs(values)))
     try:
-        return relative_error(expected, [got[name] for name in block.writes])
+        return relative_error(expected, [outputs[name] for name in block.writes])
     except ParityError:  # another shape
         return float("inf")
 

@@ -18,7 +18,7 @@ A model that fails or computes something else is an outcome, not an error: its a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +80,7 @@ def export(
     `size` (nodes, edges) makes every dimension static; without it nodes and edges stay open. `form`: how it sums over
     targets, as in the table above. With `anew` it is exported in any case, so that its time is of this call.
 
-    Raises:
-        GnnlabError: an exporter, form, size or stages that there are not; or the disk refuses.
+    Raises `GnnlabError`: an exporter, form, size or stages that there are not; or the disk refuses.
     """
     wanted = _wanted(layer, first, last, exporter, form, size)
 
@@ -126,13 +125,7 @@ def export_all(
     return [export(layer, *block, exporter=e, folder=folder, size=size, anew=anew) for block, e, size in wanted]
 
 
-def every_combination(
-    layer: StagedLayer,
-    folder: Path,
-    *,
-    blocks: Sequence[tuple[int, int]] = (),
-    combinations: Iterable[tuple[str, str, str]] = COMBINATIONS,
-) -> pd.DataFrame:
+def every_combination(layer: StagedLayer, folder: Path, *, blocks: Sequence[tuple[int, int]] = ()) -> pd.DataFrame:
     """Each stage and block by each exporter in each runtime, on other graphs than the traced one.
 
     Rows of the lab's table: form (exporter, how it sums, runtime), stage (`3 REDUCE_SUM`), status (ok; failed: it
@@ -140,7 +133,7 @@ def every_combination(
     combination does not offer has no row.
     """
     rows = []
-    for exporter, form, runtime in combinations:
+    for exporter, form, runtime in COMBINATIONS:
         for block in dict.fromkeys([*layer.blocks(["stages"]), *blocks]):
             try:
                 model = export(layer, *block, exporter=exporter, form=form, folder=folder)
@@ -161,9 +154,9 @@ def in_words(judged: pd.DataFrame) -> list[str]:
     which stages, what cannot be converted or loaded."""
     right = [form for form, rows in judged.groupby("form", sort=False) if (rows["status"] == "ok").all()]
     sentences = [f"**Computes the same at every stage:** {'; '.join(right) or 'none'}."]
-    words = {WRONG: "Computes something else, without an error", FAILED: "Cannot be converted or loaded"}
-    for outcome, beginning in words.items():
-        rows = judged[judged["status"] == OUTCOMES[outcome]]
+    words = {"failed": "Computes something else, without an error", "unavailable": "Cannot be converted or loaded"}
+    for status, beginning in words.items():
+        rows = judged[judged["status"] == status]
         stages = rows.groupby("form", sort=False)["stage"].agg(", ".join)
         parts = "; ".join(f"{form} (stages {at})" for form, at in stages.items())
         sentences += [f"**{beginning}:** {parts}."] if parts else []
@@ -179,12 +172,12 @@ def inventory(artefacts: Sequence[Artefact]) -> tuple[pd.DataFrame, pd.DataFrame
     for exporter, dynamic in dict.fromkeys((a.exporter, a.dynamic) for a in artefacts):
         members = [a for a in artefacts if (a.exporter, a.dynamic) == (exporter, dynamic)]
         key = {"exporter": exporter, "shapes": "dynamic" if dynamic else "static"}
-        mib = sum(a.size_bytes for a in members) / 2**20
-        counts += [
-            {**key, "form": "models", "value": len(members), "unit": "models", "better": "neither"},
-            {**key, "form": "ready", "value": sum(a.ready for a in members), "unit": "models", "better": "higher"},
-            {**key, "form": "size on disk", "value": mib, "unit": "MiB", "better": "neither"},
+        numbers = [
+            ("models", len(members), "models", "neither"),
+            ("ready", sum(a.ready for a in members), "models", "higher"),
+            ("size on disk", sum(a.size_bytes for a in members) / 2**20, "MiB", "neither"),
         ]
+        counts += [key | dict(zip(("form", "value", "unit", "better"), one, strict=True)) for one in numbers]
         seconds = [a.seconds for a in members if a.fresh and a.ready]
         notes = f"a sample for each model; this run made {len(seconds)} of {len(members)} and they are right"
         row = {**key, "form": ", ".join(key.values()), "samples": seconds, "notes": notes, "status": "ok"}
@@ -221,8 +214,7 @@ def on_graph(
 
     It is exported by the first exporter that gets it right. The graph is padded before any call, results are cropped.
 
-    Raises:
-        GnnlabError: none does.
+    Raises `GnnlabError`: none does.
     """
     whole = 1, len(layer.stages)
     models = (export(layer, *whole, exporter=e, folder=folder, size=size) for e in ("openvino", THROUGH_ONNX))

@@ -40,8 +40,7 @@ INDICES = ("rowptr", "col", "order")
 def reads(layer: StagedLayer, first: int, last: int) -> tuple[str, ...]:
     """The inputs of the graph of this block, in order.
 
-    Raises:
-        GnnlabError: a block that needs no hand-built graph.
+    Raises `GnnlabError`: a block that needs no hand-built graph.
     """
     if layer.name != LAYER:
         raise GnnlabError(f"{layer.name}: hand-built graphs are of a {LAYER} layer")
@@ -56,8 +55,7 @@ def reads(layer: StagedLayer, first: int, last: int) -> tuple[str, ...]:
 def build(layer: StagedLayer, first: int, last: int) -> ov.Model:
     """The graph of the stages `first`..`last`, of dynamic shapes; its inputs are `reads(...)`.
 
-    Raises:
-        GnnlabError: as `reads`.
+    Raises `GnnlabError`: as `reads`.
     """
     names = reads(layer, first, last)
     types = {name: np.int32 if name in INDICES else np.float32 for name in names}
@@ -77,8 +75,7 @@ def build(layer: StagedLayer, first: int, last: int) -> ov.Model:
 def prepared(names: Iterable[str], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Those of `INDICES` that are among `names`, from `edge_index` (2, E) and the rows of `x` (N).
 
-    Raises:
-        GnnlabError: a graph without edges.
+    Raises `GnnlabError`: a graph without edges.
     """
     wanted = set(names) & set(INDICES)
     if not wanted:

@@ -37,8 +37,7 @@ def bucket(nodes: int, edges: int, policy: str = "powers") -> tuple[int, int]:
 
     `exact`: its own size. `powers`: the next power of two. A node is added for the ghost where edges are.
 
-    Raises:
-        GnnlabError: another policy, or a size that no graph has.
+    Raises `GnnlabError`: another policy, or a size that no graph has.
     """
     if policy not in POLICIES or nodes < 1 or edges < 1:
         raise GnnlabError(f"bucket({nodes}, {edges}, {policy!r}): 1 node, 1 edge at least and {'|'.join(POLICIES)}")
@@ -53,8 +52,7 @@ def pad(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges:
 
     Zeros are appended; in `edge_index` the number of the ghost. Values that the layer does not know are left out.
 
-    Raises:
-        GnnlabError: the graph does not fit, or there is no row left for the ghost.
+    Raises `GnnlabError`: the graph does not fit, or there is no row left for the ghost.
     """
     have_nodes, have_edges = values["x"].shape[0], values["edge_index"].shape[1]
     if have_nodes > nodes or have_edges > edges or (have_edges < edges and have_nodes == nodes):
@@ -62,9 +60,11 @@ def pad(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges:
             f"a graph of {have_nodes} nodes and {have_edges} edges does not fit into {nodes} and {edges}: as many are "
             "needed, and a node more where edges are added"
         )
-    grown = {
-        name: _grown(values[name], layer.values[name].dims, nodes, edges) for name in values if name in layer.values
-    }
+    grown = {}
+    for name in values.keys() & layer.values.keys():
+        array = values[name]
+        grown[name] = np.zeros(layer.values[name].shape(nodes, edges), array.dtype)
+        grown[name][tuple(map(slice, array.shape))] = array
     grown["edge_index"][:, have_edges:] = have_nodes
     return grown
 
@@ -76,13 +76,6 @@ def crop(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges
         name: array[tuple(keep.get(dim, slice(None)) for dim in layer.values[name].dims)]
         for name, array in values.items()
     }
-
-
-def _grown(array: np.ndarray, dims: tuple[int | str, ...], nodes: int, edges: int) -> np.ndarray:
-    shape = [{NODES: nodes, EDGES: edges}.get(dim, dim) for dim in dims]
-    grown = np.zeros(shape, array.dtype)
-    grown[tuple(slice(length) for length in array.shape)] = array
-    return grown
 
 
 class Feed:
@@ -103,8 +96,10 @@ class Feed:
             values = pad(self.layer, {n: values[n] for n in names}, self.artefact.nodes, self.artefact.edges)
         if self._prepares and self._graph is not values["edge_index"]:
             self._prepare(values)
-        values = {**values, **self._sorted}
-        return {name: self._input(name, values) for name in self.artefact.reads}
+        read = {name: (self._sorted if name in self._sorted else values)[name] for name in self.artefact.reads}
+        # of these the number of rows is all that is wanted: one column goes to the device
+        columns = {name: np.ascontiguousarray(read[name][:, :1]) for name in self.artefact.sized_by}
+        return read | columns
 
     def outputs(self, results: Sequence[np.ndarray]) -> Arrays:
         """What the block writes, by name, from the model's outputs in order."""
@@ -112,11 +107,6 @@ class Feed:
         if self._pads or self._prepares:  # hand-built models may write a ghost's row
             return crop(self.layer, named, self.nodes, self.edges)
         return named
-
-    def _input(self, name: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        if name in self.artefact.sized_by:  # its number of rows is all that is wanted: one column goes to the device
-            return np.ascontiguousarray(values[name][:, :1])
-        return values[name]
 
     def _prepare(self, values: Mapping[str, np.ndarray]) -> None:
         start = time.perf_counter()

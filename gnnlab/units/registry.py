@@ -54,8 +54,7 @@ def all_units() -> Mapping[str, Unit]:
 def find(name: str) -> Unit:
     """A unit by its name, or one of your own as `module:factory`.
 
-    Raises:
-        GnnlabError: there is no such unit.
+    Raises `GnnlabError`: there is no such unit.
     """
     if name in all_units():
         return all_units()[name]
@@ -74,8 +73,7 @@ def find(name: str) -> Unit:
 def tried(names: Iterable[str]) -> dict[str, Unit]:
     """The units of these names. One of the user's own is made in a worker first: its factory may hang or exit.
 
-    Raises:
-        GnnlabError: there is no such unit, or it hung or ended the process.
+    Raises `GnnlabError`: there is no such unit, or it hung or ended the process.
     """
     names = list(names)
     with Worker() as worker:

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnlab import machine
-from gnnlab.errors import one_line
+from gnnlab.errors import Unavailable, one_line
 from gnnlab.units.unit import Availability, Loaded, Unit, Values
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gnnlab.kernels.neighbours import Neighbours
     from gnnlab.workloads.staged import StageBlock, StagedLayer
 
 Forward = Callable[..., tuple["Tensor", ...]]
+GATHER, MESSAGE, SUM, COUNT, NORMALIZE = range(1, 6)  # stages of GraphSAGE
 _MOST_FORMS = 256  # that torch.compile keeps of one code; 28 blocks, each with N = E and without, of several widths
 _COMPILED: dict[tuple[str, int, int], Forward] = {}  # by weights and stages; compiling takes seconds
 
@@ -101,8 +103,6 @@ class FastUnit(TorchUnit):
     def load(self, layer, first, last, artefact=None, *, nodes, edges, threads, precision) -> Loaded:
         import torch
 
-        from gnnlab.units.fast_blocks import fast_block, prepare
-
         block = layer.block(first, last)
         forward = fast_block(layer, block)
         restore = _set_conditions(threads)
@@ -122,6 +122,57 @@ class FastUnit(TorchUnit):
 
         loaded = Loaded(run, self._device(), f"torch {torch.__version__}", close=restore)
         return loaded
+
+
+def prepare(edge_index: Tensor, nodes: int) -> Neighbours:
+    """The graph `edge_index` (2, E) sorted by target, with what else does not depend on the features."""
+    import torch
+
+    from gnnlab.kernels.neighbours import Neighbours
+
+    neighbours = Neighbours.prepare(edge_index, nodes)
+    neighbours.cast("mean_weight", torch.float32)
+    neighbours.cast("degree", torch.float32)
+    return neighbours
+
+
+def fast_block(layer: StagedLayer, block: StageBlock) -> Callable[[dict[str, Tensor], Neighbours], dict[str, Tensor]]:
+    """The fast form of a block: of the values that it reads, by name, and the prepared graph, those that it writes.
+
+    One bag over sorted edges takes the sums. Where the block begins with the gather, x goes straight into them and the
+    E x F messages are never in memory; where it begins behind it, the bag adds the messages that it is given.
+    Raises `Unavailable`: there is none.
+    """
+    import torch
+
+    from gnnlab.kernels import aggregation
+
+    if layer.name != "sage":
+        raise Unavailable(f"the fast forms are of GraphSAGE's stages, not of {layer.name}'s")
+    if not block.first <= SUM <= block.last:
+        raise Unavailable(f"{block.name} has no sum over neighbours in it, so there is no faster form; use torch:CPU")
+
+    def sums(known: dict[str, Tensor], neighbours: Neighbours) -> dict[str, Tensor]:
+        if block.first == GATHER and block.last >= NORMALIZE:
+            return {"means": aggregation.mean(known["x"], neighbours)}
+        if block.first == GATHER:
+            return {"sums": aggregation.weighted_sum(known["x"], neighbours)}
+        messages = known["messages" if block.first == SUM else "x_j"]  # one for each edge as it was given
+        order = neighbours.cast("order", neighbours.rowptr.dtype)
+        return {"sums": aggregation.segment_sum(messages, neighbours, order)}
+
+    def forward(values: dict[str, Tensor], neighbours: Neighbours) -> dict[str, Tensor]:
+        known = dict(values)
+        for stage in block.stages:
+            if stage.number == SUM:
+                known |= sums(known, neighbours)
+            elif stage.number == COUNT:
+                known["counts"] = neighbours.cast("degree", torch.float32)
+            elif stage.number > SUM and stage.writes not in known:
+                known[stage.writes] = stage.module(*(known[name] for name in stage.takes))
+        return {name: known[name] for name in block.writes}
+
+    return forward
 
 
 def _runner(

@@ -97,8 +97,7 @@ class Unit(ABC):
     ) -> Loaded:
         """Make the stages `first`..`last` of a layer ready for a graph of that size.
 
-        Raises:
-            Unavailable: the unit lacks this block, precision or model.
+        Raises `Unavailable`: the unit lacks this block, precision or model.
         """
 
     def computes_in(self, precision: str) -> str:

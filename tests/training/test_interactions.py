@@ -67,14 +67,14 @@ def kernels():
         pytest.skip(f"the compiler does not work here: {error}")
 
 
-@pytest.mark.parametrize("batch", [0, 1, 2, 3, 64, 257])
+@pytest.mark.parametrize("batch", [0, 1, 2, 257])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_kernels_take_any_batch_and_layout_and_compile_once(kernels, batch, layout):
     before = interactions._kernels.cache_info().currsize
     assert_pairs(fused, embeddings(batch, 3, 5, layout=layout))
     parts = embeddings(batch, 3, 5, layout=layout)
-    got, wanted = (torch.autograd.grad(form(*parts).sum(), parts) for form in (fused, pairwise))
-    torch.testing.assert_close(got, wanted)  # a gradient of stride 0
+    gradients = (torch.autograd.grad(form(*parts).sum(), parts) for form in (fused, pairwise))
+    torch.testing.assert_close(*gradients)  # of stride 0
     assert interactions._kernels.cache_info().currsize == before
 
 
@@ -87,12 +87,6 @@ def test_autocast_does_not_change_what_a_form_gives(kernels, form):
         got = form(*parts)
     assert got.dtype == torch.float32 and torch.equal(got, plain)
     torch.testing.assert_close(torch.autograd.grad(got.sum(), parts), torch.autograd.grad(plain.sum(), parts))
-
-
-def test_prepared_in_inference_mode_a_form_can_still_be_trained():
-    with torch.inference_mode():
-        symmetric_gram(*torch.zeros(6, 2, 3))
-    assert_pairs(symmetric_gram, embeddings(2, 6, 3))
 
 
 # ---- the form by the number of fields

@@ -1,5 +1,6 @@
 """Whole loops are raced only where they compute the same; what becomes a row follows planted times and scores."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -9,16 +10,18 @@ import pytest
 import torch
 from losses import weighted_loss
 from one_table import Recorder
+from refusals import refused
 
-from gnnlab.errors import GnnlabError, Untestable
+from gnnlab.errors import Untestable
 from gnnlab.lab.claims import catalogue
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.training import loops as module
-from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, order, race_loops
+from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, check, order, race_loops
 from gnnlab.workloads import deepfm
 from gnnlab.workloads.planted_table import planted
 
+ADAM = partial(torch.optim.AdamW, lr=0.01)
 BEFORE, AFTER, OURS, LOW = "S3, original", "S3, optimized", "ours", "ours, low precision"
 
 
@@ -51,11 +54,10 @@ def fails(net, optimizer, scaler, batches):
 @pytest.fixture(scope="module")
 def raced(data):
     training, validation = data
-    adam = partial(torch.optim.AdamW, lr=0.01)
-    loop = Loop(partial(epoch, table=training), partial(model, training), adam)
+    loop = Loop(partial(epoch, table=training), partial(model, training), ADAM)
     loops = {
         BEFORE: loop,
-        OURS: replace(loop, optimizer=partial(adam, fused=True)),
+        OURS: replace(loop, optimizer=partial(ADAM, fused=True)),
         "another loss": replace(loop, epoch=partial(epoch, table=training, factor=1.01)),
         "broken": replace(loop, epoch=fails),
         LOW: replace(loop, epoch=partial(epoch, table=training, low=torch.bfloat16), low=torch.bfloat16),
@@ -91,24 +93,43 @@ def test_what_computes_another_loss_or_fails_is_not_timed_and_says_why(raced, la
     assert rows[OURS].n == 4 and rows[OURS].parity_error < 1e-5
 
 
-def test_a_baseline_or_control_that_fails_ends_the_race(data):
-    loop = Loop(fails, partial(model, data[0]), partial(torch.optim.AdamW, lr=0.01))
-    with pytest.raises(GnnlabError, match=r"the baseline .* fails: RuntimeError: no kernel$"):
-        race_loops({BEFORE: loop}, *data, seeds=1, epochs=1, batch_size=64, control=BEFORE)
-    good = replace(loop, epoch=partial(epoch, table=data[0]))
-    with pytest.raises(GnnlabError, match="'ours' are needed"):
-        race_loops({BEFORE: good, OURS: loop}, *data, seeds=1, epochs=1, batch_size=64, control=OURS)
+@pytest.mark.parametrize(
+    ("of_baseline", "of_control", "message"),
+    [
+        ({"epoch": fails}, {}, "the baseline 'S3, original' cannot be raced: RuntimeError: no kernel"),
+        ({"low": torch.bfloat16}, {}, "the baseline 'S3, original' cannot be raced: this processor .* would emulate"),
+        (
+            {"factor": torch.nan},
+            {},
+            "the baseline .* cannot be raced: its loss over the first batches is nan",
+        ),
+        ({}, {"epoch": fails}, "the control 'ours' cannot be raced: RuntimeError: no kernel"),
+        ({}, {"low": torch.bfloat16}, "the control 'ours' cannot be raced: this processor"),
+        ({}, {"factor": 1.01}, "the control 'ours' cannot be raced: its loss .* differs from that of S3, original by"),
+    ],
+)
+def test_a_baseline_or_control_that_fails_ends_the_race_and_is_named(
+    data, of_baseline, of_control, message, monkeypatch
+):
+    monkeypatch.setattr(module, "emulates_bf16", lambda: True)
+
+    def loop(factor=1.0, **changes):
+        good = Loop(partial(epoch, table=data[0], factor=factor), partial(model, data[0]), ADAM)
+        return replace(good, **changes)
+
+    loops = {BEFORE: loop(**of_baseline), OURS: loop(**of_control)}
+    with refused(message):
+        race_loops(loops, *data, seeds=1, epochs=1, batch_size=64, control=OURS)
 
 
 def test_a_ragged_last_batch_is_prepared_before_timing_and_each_seed_has_one_optimizer_and_scaler(data):
-    """What a loop chooses or compiles for a size of batches is not in the time of an epoch."""
     calls = []
 
     def noted(net, optimizer, scaler, batches):
         calls.append(([len(rows) for rows in batches], optimizer, scaler))
         return epoch(net, optimizer, scaler, batches, data[0])
 
-    loop = Loop(noted, partial(model, data[0]), partial(torch.optim.AdamW, lr=0.01))
+    loop = Loop(noted, partial(model, data[0]), ADAM)
     race_loops({OURS: loop}, *data, seeds=2, epochs=3, batch_size=64, control=OURS)
     (prepared, *_), *timed = calls
     assert set(prepared) == {size for sizes, *_ in timed for size in sizes} == {64, len(data[0]) % 64}
@@ -121,9 +142,7 @@ def test_memory_of_a_step_is_counted_on_a_cpu(raced, lab):
     lab.record("step_memory", raced.memory(), device="cpu")
     rows = {row.form: row for row in lab.table}
     assert rows[OURS].value > 0 and rows[OURS].value == rows[CONTROL].value
-    assert {(rows[f].origin, rows[f].n, rows[f].interval, rows[f].unit) for f in (BEFORE, OURS)} == {
-        ("counted", 1, "exact", "MiB")
-    }
+    assert (rows[OURS].origin, rows[OURS].n, rows[OURS].interval, rows[OURS].unit) == ("counted", 1, "exact", "MiB")
     assert rows["broken"].status == "failed" and rows["broken"].value is None
     assert "the loop's epoch over one batch" in rows[OURS].notes[0]
 
@@ -177,16 +196,12 @@ def test_epochs_are_rows_with_a_sample_for_each_seed_and_epoch_whose_intervals_h
     ("ours", "known", "reason"),
     [
         ([0.5, 0.6, 0.71], KNOWN, "not within 0.005"),
-        (
-            SCORES[OURS],
-            {"constant answer": 0.55, "truth": 0.8},
-            "20 % of the way from a constant answer to the truth; 0.675 is needed",
-        ),
+        (SCORES[OURS], {"constant answer": 0.55, "truth": 0.8}, "20 % of the way from .* the truth; 0.675 is needed"),
     ],
 )
 def test_a_faster_epoch_counts_only_at_an_equal_score_that_was_learned(lab, ours, known, reason):
     lab.record("training_epoch", planted_race(scores={OURS: ours}, known=known).times(), device="cpu")
-    assert reason in judged(lab, "goal.training_epoch")[1]
+    assert re.search(reason, judged(lab, "goal.training_epoch")[1])
     (row,) = lab.table.select("training_epoch", "ours, equal score")
     assert row.status == "unavailable" and row.value is None
 
@@ -198,12 +213,7 @@ def low_precision(lab, scores, known=None, missing=None):
 
 
 @pytest.mark.parametrize(
-    ("low", "verdict"),
-    [
-        ([0.501, 0.601, 0.7005], "reproduced"),
-        ([0.49, 0.59, 0.6905], "refuted"),
-        ([0.52, 0.58, 0.7], "inconclusive"),
-    ],
+    ("low", "verdict"), [([0.501, 0.601, 0.7005], "reproduced"), ([0.49, 0.59, 0.6905], "refuted")]
 )
 def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_margin(lab, low, verdict):
     judgement, got = low_precision(lab, low)
@@ -221,21 +231,18 @@ def test_accuracy_in_low_precision_is_a_mean_difference_over_seeds_within_a_marg
 @pytest.mark.parametrize(
     ("known", "verdict"),
     [
-        (
-            {"constant answer": 0.448, "truth": 0.823},
-            "the truth 0.823: 41 % of the way from a constant answer to the truth; 0.635 is needed: more epochs",
-        ),
+        ({"constant answer": 0.448, "truth": 0.823}, "41 % of the way .* the truth; 0.635 is needed: more epochs"),
         ({"constant answer": 0.58}, "0.600, a constant answer 0.580; 0.630 is needed: more epochs"),
         ({"constant answer": 0.3}, "reproduced"),
     ],
 )
 def test_equal_scores_of_hardly_trained_models_say_nothing_and_why_is_recorded(lab, known, verdict):
-    assert verdict in low_precision(lab, SCORES[OURS], known)[1]
+    assert re.search(verdict, low_precision(lab, SCORES[OURS], known)[1])
 
 
 def test_bf16_is_not_raced_where_a_processor_emulates_it_and_untestable_there(data, monkeypatch, lab):
     monkeypatch.setattr(module, "emulates_bf16", lambda: True)
-    loop = Loop(partial(epoch, table=data[0]), partial(model, data[0]), partial(torch.optim.AdamW, lr=0.01))
+    loop = Loop(partial(epoch, table=data[0]), partial(model, data[0]), ADAM)
     loops = {OURS: loop, LOW: replace(loop, epoch=fails, low=torch.bfloat16)}
     missing = race_loops(loops, *data, seeds=1, epochs=1, batch_size=64, control=OURS).missing
     assert missing[LOW][0] == "unavailable"
@@ -262,15 +269,12 @@ def test_the_constant_answer_is_the_most_frequent_class_of_what_is_trained_on():
 
 def test_what_cannot_be_trained_on_is_refused_before_anything_is_timed(data):
     training, validation = data
-    loop = Loop(fails, partial(model, training), partial(torch.optim.AdamW, lr=0.01))
-    options = {"seeds": 1, "epochs": 1, "control": OURS}
-    rows = len(training)
-    with pytest.raises(GnnlabError, match=rf"^batch_size {rows + 1} is larger than the table: it has {rows} rows to"):
-        race_loops({OURS: loop}, training, validation, batch_size=rows + 1, **options)
-    name = training.specs[0].name
+    rows, name = len(training), training.specs[0].name
+    with refused(rf"^batch_size {rows + 1} is larger than the table: it has {rows} rows to"):
+        check(training, validation, rows + 1)
     same = replace(training, targets={**training.targets, name: torch.zeros(rows, dtype=torch.int64)})
-    with pytest.raises(GnnlabError, match=f"'{name}' has one answer only in all {rows} rows of the training table"):
-        race_loops({OURS: loop}, same, validation, batch_size=64, **options)
+    with refused(f"'{name}' has one answer only in all {rows} rows of the training table"):
+        check(same, validation, 64)
 
 
 def test_an_order_holds_each_row_once_and_differs_by_seed_and_epoch():

@@ -13,8 +13,8 @@ from gnnlab.errors import GnnlabError, Unavailable, one_line
 from gnnlab.export.export import export
 from gnnlab.units import onnxruntime_units, openvino_units, torch_units
 from gnnlab.units import registry as units
-from gnnlab.units.fast_blocks import fast_block, prepare
 from gnnlab.units.openvino_units import OpenVINOUnit
+from gnnlab.units.torch_units import fast_block, prepare
 from gnnlab.units.unit import Availability, require_artefact
 from gnnlab.worker import Worker
 from gnnlab.workloads.graphsage import sage

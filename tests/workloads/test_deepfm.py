@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import refused
 from torch.nn import functional as F
 
-from gnnlab.errors import GnnlabError
 from gnnlab.workloads.deepfm import DeepFM
 from gnnlab.workloads.tables import Target
 
@@ -22,11 +21,11 @@ def small(**options) -> DeepFM:
     return DeepFM(SIZES, TARGETS, **({"embedding_dim": 8, "hidden": 16} | options))
 
 
-def some_fields(rows: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randint(size, (rows,), generator=generator) for size in SIZES], dim=1)
+def some_fields(rows: int) -> torch.Tensor:
+    return torch.stack([torch.randint(size, (rows,)) for size in SIZES], dim=1)
 
 
+@example((600, 1200, 120, 800), (4,), 64, 256)  # 281,092 of the study's fields
 @given(
     st.lists(st.integers(1, 50), min_size=2, max_size=6),
     st.lists(st.integers(2, 9), min_size=1, max_size=3),
@@ -42,11 +41,6 @@ def test_the_number_of_parameters_follows_the_formula(sizes, classes, d, h):
     assert sum(p.numel() for p in model.parameters()) == sum(sizes) * d + deep + heads + len(classes)
 
 
-def test_the_default_sizes_give_the_known_number_of_parameters():
-    model = DeepFM((600, 1200, 120, 800), TARGETS)
-    assert sum(p.numel() for p in model.parameters()) == 174_080 + 106_944 + 497 + 2  # embeddings, deep, heads, weights
-
-
 def test_the_output_is_a_head_over_the_deep_branch_and_the_pairs():
     model, fields = small().eval(), some_fields(6)
     e = torch.stack([model.embeddings[m].weight[fields[:, m]] for m in range(4)], dim=1)  # (B, M, D)
@@ -57,14 +51,6 @@ def test_the_output_is_a_head_over_the_deep_branch_and_the_pairs():
     for target, head in zip(TARGETS, model.heads, strict=True):
         expected = F.linear(torch.cat([deep, products], dim=1), head.weight, head.bias)
         torch.testing.assert_close(model(fields)[target.name], expected)
-
-
-def test_it_compiles_without_a_graph_break_and_exports_for_any_batch():
-    model = small().eval()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(some_fields(6)), model(some_fields(6)))
-    exported = torch.export.export(model, (some_fields(6),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.testing.assert_close(exported.module()(some_fields(11)), model(some_fields(11)))
 
 
 @pytest.mark.parametrize(
@@ -81,9 +67,6 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(changes, message):
     arguments = {"cardinalities": SIZES, "targets": TARGETS, "hidden": 16} | changes
     with refused(message):
         DeepFM(**arguments)
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 4, 1)])
-def test_fields_of_another_shape_are_refused(shape):
-    with pytest.raises(GnnlabError, match=r"fields must be \(B, 4\), got"):
-        small()(torch.zeros(shape, dtype=torch.int64))
+    for shape in ((5,), (5, 3), (5, 4, 1)):
+        with refused(r"fields must be \(B, 4\), got"):
+            small()(torch.zeros(shape, dtype=torch.int64))

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.data import Batch, Data
 
 from gnnlab.workloads import graphs
-from gnnlab.workloads.graph_transformer import FIELDS, MPNN_TYPES, GraphTransformer, encoded
+from gnnlab.workloads.graph_transformer import FIELDS, GraphTransformer, encoded
 
 SMALL = {"hidden_dim": 16, "num_layers": 2, "num_heads": 4, "ffn_dim": 24, "pe_dim": 4}
 
@@ -27,40 +27,18 @@ def model_for(data: Data, **options) -> GraphTransformer:
     return GraphTransformer.from_graph(data, **(SMALL | options)).eval()
 
 
-@pytest.mark.parametrize("mpnn_type", MPNN_TYPES)
-@pytest.mark.parametrize("pe_type", ["none", "lap", "rwse"])
-def test_graphs_of_a_batch_are_answered_as_they_are_alone(mpnn_type, pe_type):
+@pytest.mark.parametrize(("mpnn_type", "pe_type"), [("gin", "lap"), ("gat", "none"), ("gcn", "rwse")])
+def test_graphs_of_a_batch_are_answered_as_they_are_alone_and_renumbered_nodes_alike(mpnn_type, pe_type):
     alone = [path(5), path(2), path(7)]
     model = model_for(alone[0], mpnn_type=mpnn_type, pe_type=pe_type, out_features=2)
     together = model(model.prepare(Batch.from_data_list(alone)))
-    each = torch.cat([model(model.prepare(data)) for data in alone])
+    each = [model(model.prepare(data)) for data in alone]
     assert together.shape == (14, 2)
-    torch.testing.assert_close(together, each, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("mpnn_type", MPNN_TYPES)
-def test_renumbering_the_nodes_renumbers_the_answer(mpnn_type):
-    data = path(6)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    place = order.argsort()
-    model = model_for(data, mpnn_type=mpnn_type)
-    moved = Data(x=data.x[order], edge_index=place[data.edge_index])
-    torch.testing.assert_close(model(moved), model(data)[order], rtol=1e-5, atol=1e-5)
-
-
-def test_input_edges_and_encodings_all_have_an_effect():
-    data = path(6)
-    model = model_for(data, pe_type="lap")
-    prepared = model.prepare(data)
-    answer = model(prepared)
-    for field, other in (
-        ("x", data.x + 1),
-        ("edge_index", data.edge_index[:, 1:]),
-        (FIELDS["lap"], prepared[FIELDS["lap"]] + 1),
-    ):
-        changed = prepared.clone()
-        changed[field] = other
-        assert not torch.allclose(model(changed), answer)
+    torch.testing.assert_close(together, torch.cat(each), rtol=1e-5, atol=1e-5)
+    if pe_type != "lap":  # the sign of an eigenvector of a symmetric graph depends on the numbers
+        order = torch.tensor([3, 0, 1, 4, 2])
+        moved = model.prepare(Data(x=alone[0].x[order], edge_index=order.argsort()[alone[0].edge_index]))
+        torch.testing.assert_close(model(moved), each[0][order], rtol=1e-5, atol=1e-5)
 
 
 def test_sizes_and_matrix_products_are_those_of_the_worked_example():
@@ -115,9 +93,8 @@ def test_encodings_are_deterministic_and_leave_the_random_state_alone(kind, node
 def test_laplacian_encodings_are_the_eigenvectors_with_the_largest_entry_positive(nodes):
     data = path(nodes)
     encoding = encoded(data, "lap", 3)[FIELDS["lap"]].double()
-    adjacency = torch.zeros(nodes, nodes, dtype=torch.float64).index_put_(
-        tuple(data.edge_index), torch.tensor(1.0).double()
-    )
+    adjacency = torch.zeros(nodes, nodes, dtype=torch.float64)
+    adjacency[tuple(data.edge_index)] = 1
     scale = adjacency.sum(dim=1).rsqrt()
     laplacian = torch.eye(nodes) - scale[:, None] * adjacency * scale
     values = torch.linalg.eigvalsh(laplacian)[1:4]

@@ -50,11 +50,6 @@ def test_flaws_of_the_study_are_kept(baseline):
     assert torch.equal(baseline(batch_size=1)[0], rows[0])
 
 
-def test_it_is_built_from_other_graphs():
-    karate = SymptomGAT.from_graph(graphs.load("karate"))
-    assert karate.edge_weight.tolist() == [1] * 156 and karate(2).shape == (2, 256)
-
-
 @pytest.mark.parametrize("batch_size", [0, -1, 2.0, "32", None])
 def test_a_batch_size_that_is_none_is_refused(baseline, batch_size):
     with refused("batch_size must be an integer of 1 or more"):
