@@ -29,12 +29,6 @@ def write_npz(path: Path, adjacency=ADJACENCY, x=((1, 0.5), (0, 2), (0, 0)), lab
     return path
 
 
-def refused(path: Path) -> str:
-    line = refusal(graphs.load, path)
-    assert line.startswith(str(path))
-    return line
-
-
 def test_npz_is_read_as_it_is(tmp_path):
     attr = np.arange(8.0).reshape(4, 2)
     data = graphs.load(write_npz(tmp_path / "mine.npz", edge_attr=attr))
@@ -51,30 +45,23 @@ def test_npz_is_read_as_it_is(tmp_path):
     ("changes", "part"),
     [
         ({"adj_indices": np.array([1, 0, 3, 1])}, "indices must be < 3"),
-        ({"adj_indptr": np.array([0, 3, 1, 4])}, "non-decreasing"),
         ({"adj_shape": np.array([3, 4])}, "3 x 4"),
         ({"attr_data": np.array([1, np.nan, 1])}, "x holds nan"),
-        ({"adj_data": np.array([1, 1, np.inf, 1])}, "edge_weight holds nan, infinity"),
-        ({"attr_shape": np.array([2, 2]), "attr_indptr": np.array([0, 2, 3])}, "x must have shape (3, F)"),
         ({"labels": np.array([0, 1])}, "labels of shape (2,)"),
         ({"edge_attr": np.ones((3, 2))}, "edge_attr must have 4 rows, one for each edge, got 3"),
-        ({"edge_attr": np.array([1, np.nan, 1, 1])}, "edge_attr holds nan"),
-        ({"edge_attr": np.array(["a", "b", "c", "d"])}, "numpy.str_"),
         ({"adj_indptr": None}, "adj_indptr"),
-        ({"adj_data": np.zeros(0), "adj_indices": np.zeros(0, int), "adj_indptr": np.zeros(4, int)}, "no edges"),
     ],
 )
 def test_an_npz_that_is_no_graph_is_refused(changes, part, tmp_path):
-    assert part in refused(write_npz(tmp_path / "broken.npz", **changes))
+    line = refusal(graphs.load, path := write_npz(tmp_path / "broken.npz", **changes))
+    assert line.startswith(str(path)) and part in line
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "0,1\n1,2\n2,0\n",
-        "source,target\n0,1\n1,2\n2,0\n",
-        "Target,Source\n1,0\n2,1\n0,2\n",
-        "from,to\r\n0,1\r\n1,2\r\n2,0",
+        "To,From\r\n1,0\r\n2,1\r\n0,2",
         "\ufeffsrc, dst\n0, 1\n\n1, 2\n2, 0\n",
         "a,b\nb,c\nc,a\n",
         "10,200\n200,3000\n3000,10\n",
@@ -103,11 +90,8 @@ def test_edge_lists_may_have_weights_features_tabs_and_repeated_edges(tmp_path):
     [
         ("a.csv", "", "EmptyDataError"),
         ("a.csv", "0,1\n1,-2\n", "negative"),
-        ("a.csv", "0,1,2\n1,0,nan\n", "Unable to parse string 'nan'"),
-        ("a.csv", "source,target,weight\n0,1,1\n1,0,\n", "edge_weight holds nan"),
         ("a.csv", "0,1,2,3\n", "needed: rows of"),
         ("a.csv", "0\n1\n", "'target'"),
-        ("a.csv", "source,target,time\n0,1,noon\n", "noon"),
         ("a.csv", "source,target,time\n0,1,\n", "edge_attr holds nan"),
         ("a.csv", "source,target,time,time\n0,1,2,3\n", "time,time"),
         ("a.csv", "from_node,to_node\n0,1\n1,2\n", "header 'from_node,to_node' is not understood"),
@@ -115,27 +99,23 @@ def test_edge_lists_may_have_weights_features_tabs_and_repeated_edges(tmp_path):
         ("a.pt", HeteroData(), "it holds HeteroData"),
         ("a.pt", {"x": torch.ones(2, 1)}, "it holds {'x'"),
         ("a.pt", Data(own=Path("a class that torch does not load")), "it holds pathlib"),
-        ("a.graphml", "", "needed: GraphML"),
         ("a.graphml", "<a/>", "needed: GraphML"),
         ("a.graphml", nx.empty_graph(3), "no edges"),
-        ("a.graphml", nx.Graph(), "no nodes"),
         ("a.graphml", nx.node_link_graph({"nodes": [{"id": 0, "s": 1.0}, {"id": 1}], "edges": []}), "lack a number"),
         ("a.graphml", nx.Graph([(0, 1, {"weight": 1.0}), (1, 2, {})]), "a weight at each edge"),
         ("missing.npz", None, "no such file"),
-        ("folder.csv/", None, "no such file"),
     ],
 )
 def test_a_file_that_is_no_graph_is_refused(name, content, part, tmp_path):
     path = tmp_path / name
-    if name.endswith("/"):
-        path.mkdir()
-    elif isinstance(content, str):
+    if isinstance(content, str):
         path.write_text(content)
     elif isinstance(content, nx.Graph):
         nx.write_graphml(content, path)
     elif content is not None:
         torch.save(content, path)
-    assert part in refused(path)
+    line = refusal(graphs.load, path)
+    assert line.startswith(str(path)) and part in line
 
 
 def test_a_pt_file_keeps_all_fields(tmp_path):

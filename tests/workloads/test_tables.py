@@ -10,10 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
+from refusals import refusal, refused
 
-from gnnlab.errors import GnnlabError
-from gnnlab.workloads.deepfm import DeepFM
 from gnnlab.workloads.tables import MISSING, FeatureTable, Target, load, read_columns, scores
 
 SPECS = (Target("outcome", "classes", 3), Target("phenotypes", "labels", 2))
@@ -36,7 +34,7 @@ def numbered(rows: int, **changes) -> FeatureTable:
 def test_a_split_has_every_row_once_with_its_own_answers(rows, share, seed):
     table = numbered(rows)
     if not 0 < round(rows * share) < rows:
-        with pytest.raises(GnnlabError, match="cannot be split"):
+        with refused("cannot be split"):
             table.split(share, seed)
         return
     parts, again = table.split(share, seed), table.split(share, seed)
@@ -65,12 +63,8 @@ def test_a_label_of_one_answer_does_not_count_and_without_any_other_there_is_no_
     assert set(only_first.best_score) == {"outcome", "phenotypes"} and only_first.best_score["outcome"] == 1
     assert set(only_first.rows(torch.tensor([0])).best_score) == {"outcome"}
     assert numbered(4).best_score is None
-
-
-def test_outputs_that_are_nan_have_no_score():
-    spoiled = {"outcome": torch.tensor([[0.1, torch.nan, 0.3]])}
-    with pytest.raises(GnnlabError, match="outcome: outputs are nan"):
-        scores(spoiled, {"outcome": torch.tensor([1])}, SPECS[:1])
+    with refused("outcome: outputs are nan"):
+        scores({"outcome": torch.tensor([[0.1, torch.nan, 0.3]])}, {"outcome": torch.tensor([1])}, SPECS[:1])
 
 
 # --- from files ------------------------------------------------------------------------------------------------------
@@ -105,8 +99,6 @@ def test_categories_and_classes_are_numbered_in_ascending_order_from_one_and_fro
     assert table.targets["signs"].tolist() == [[1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [1, 0]]
     assert table.notes == ("target signs is read as 2 labels separated by ';'",)
     assert table.best_score is None and "drug (3 categories), gene (2 categories)" in str(table)
-    outputs = DeepFM(table.cardinalities, table.specs, embedding_dim=4, hidden=8)(table.fields)
-    assert {name: tuple(out.shape) for name, out in outputs.items()} == {"outcome": (6, 2), "signs": (6, 2)}
 
 
 @settings(max_examples=30)
@@ -139,26 +131,17 @@ def test_missing_values_become_index_0_rows_without_a_target_are_left_out_and_bo
     table = load(write(tmp_path / "b.csv", outcome=outcome, signs=signs), fields=FIELDS, targets=TARGETS)
     assert len(table) == 3 and table.fields[:, 0].tolist() == [2, 1, 2]
     assert table.notes[0] == "3 of 6 rows are left out: a target is missing"
-
-
-def test_a_field_of_one_value_is_left_out_but_one_that_is_there_or_not_stays(tmp_path):
-    table = load(write(tmp_path / "a.csv", drug=["a"] * 6), fields=FIELDS, targets=TARGETS)
+    table = load(write(tmp_path / "c.csv", drug=["a"] * 6), fields=FIELDS, targets=TARGETS)
     assert table.field_names == ("gene",) and "field drug is left out: it holds one value only" in table.notes
-    there = load(write(tmp_path / "b.csv", drug=["a", None] * 3), fields=FIELDS, targets=TARGETS)
-    assert there.fields[:, 0].tolist() == [1, 0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("columns", "options", "part"),
     [
         ({"outcome": ["yes"] * 6}, {}, "target 'outcome' holds fewer than two different answers in 6 rows"),
-        ({"outcome": [None] * 6}, {}, "in 0 rows"),
-        ({"signs": ["a;b", "b;a", "a;b"] * 2}, {}, "target 'signs' holds fewer than two"),
-        ({"outcome": [f"felt {i} times worse" for i in range(6)]}, {}, "looks like text"),
         ({"outcome": [10 + 7 * i for i in range(6)]}, {}, "a quantity: 6 different classes in 6 rows"),
         ({"drug": ["a"] * 6}, {"fields": ["drug"]}, "every field holds one value only (drug)"),
         ({}, {"fields": "drug"}, "fields must name one column or more, as [name, name], got 'drug'"),
-        ({}, {"targets": ()}, "targets must name one column or more"),
         ({}, {"fields": ("drug", "outcome")}, "asked for twice"),
         ({}, {"fields": ("drug", "jene")}, "no column 'jene' (did you mean gene?)"),
     ],
@@ -173,7 +156,6 @@ def test_columns_that_cannot_be_asked_for_are_refused(tmp_path, columns, options
         ("a.csv", ""),
         ("a.csv", "drug,gene,outcome,signs\n"),
         ("a.csv", "drug,gene,outcome,signs\na,b,c,d\na,b,c,d,e\n"),
-        ("a.csv", "drug,gene\nbü,c\n".encode("latin-1")),
         ("a.parquet", "drug,gene\na,b\n"),
         ("a.xlsx", "drug,gene\n"),
         ("missing.csv", None),
