@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from refusals import refused
 from table_rows import as_rows
 
-from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, export, exporters
 from gnnlab.export.artefacts import FAILED, WRONG, Artefact, of_block
 from gnnlab.export.checking import ONNXRUNTIME, OPENVINO
@@ -59,12 +58,16 @@ def test_static_models_have_every_dimension_bounded_and_read_nothing_for_its_sha
     assert reduce.reads == ("messages", "edge_index") and reduce.size_bytes < 20_000
 
 
-def test_dynamic_models_know_their_width_and_leave_that_of_shapes_open(exported):
+def test_dynamic_models_leave_open_the_width_of_what_is_read_for_its_rows_alone_and_get_one_column_of_it(exported):
     made = model_of(exported[0], 3, "openvino")
-    model = openvino_core().read_model(made.path)
     assert made.reads == ("messages", "edge_index", "x") and made.sized_by == ("x",)
-    assert [str(port.get_partial_shape()) for port in model.inputs] == ["[?,6]", "[2,?]", "[?,?]"]
-    assert [port.get_any_name() for port in model.inputs] == list(made.reads)
+    model = openvino_core().read_model(made.path)
+    assert {p.get_any_name(): str(p.get_partial_shape()) for p in model.inputs} == {
+        "messages": "[?,6]", "edge_index": "[2,?]", "x": "[?,?]"
+    }  # fmt: skip
+    values = checking.check_graphs(LAYER)["large negative numbers only"]
+    fed = checking.feed_for(made, LAYER, values).inputs(values)
+    assert fed["x"].shape == (37, 1) and list(fed) == list(made.reads)
 
 
 def test_what_is_unchanged_is_not_exported_again_unless_anew(folder, monkeypatch):
@@ -124,21 +127,11 @@ def test_a_wrong_converter_is_caught_on_the_graph_that_shows_it(tmp_path, monkey
     assert made.status == WRONG and "large negative numbers only" in made.reason
 
 
-def test_the_ir_from_onnx_uses_the_onnx_that_is_there(folder, monkeypatch):
-    monkeypatch.setattr(exporters, "TRACING", {})
-    made = export_block(LAYER, 3, 3, exporter="openvino-onnx", folder=folder)
-    assert made.ready and made.path.suffix == ".xml"
-
-
 def test_converting_reports_nothing_over_the_network_and_leaves_the_environment_alone(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     with exporters.quiet():
         assert os.environ["CI"] == "true"
     assert "CI" not in os.environ
-    monkeypatch.setenv("CI", "0")
-    with exporters.quiet():
-        pass
-    assert os.environ["CI"] == "0"
 
 
 def test_a_gat_layer_exports_too_its_maxima_right_on_negative_scores(tmp_path):
@@ -146,8 +139,8 @@ def test_a_gat_layer_exports_too_its_maxima_right_on_negative_scores(tmp_path):
     made = export_block(layer, 4, 4, exporter="onnx", folder=tmp_path)
     assert made.ready, made.reason
     assert export_block(layer, 4, 4, exporter="openvino-onnx", folder=tmp_path, size=(9, 20)).ready
-    refused = export_block(layer, 4, 4, exporter="openvino", folder=tmp_path)
-    assert refused.ready or "scatter_reduce" in refused.reason
+    without_maxima = export_block(layer, 4, 4, exporter="openvino", folder=tmp_path)
+    assert without_maxima.ready or "scatter_reduce" in without_maxima.reason
 
 
 def test_checks_use_another_graph_than_the_traced_one_with_all_that_is_awkward():
@@ -160,36 +153,20 @@ def test_checks_use_another_graph_than_the_traced_one_with_all_that_is_awkward()
     assert static["x"].shape[0] < 20 and static["edge_index"].shape[1] < 60
 
 
-def test_inputs_that_count_for_their_rows_alone_are_one_column(exported):
-    made = model_of(exported[0], 3, "onnx")
-    values = checking.check_graphs(LAYER)["large negative numbers only"]
-    fed = checking.feed_for(made, LAYER, values).inputs(values)
-    assert fed["x"].shape == (37, 1) and list(fed) == list(made.reads)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"exporter": "tflite"}, "exporter 'tflite' is not known; one of onnx, openvino"),
         ({"exporter": "onnx", "form": "bag"}, "no form 'bag'; one of index_add, scatter_add"),
         ({"exporter": "onnx", "size": (5, 5)}, "can be static"),
-        ({"exporter": "handbuilt", "size": (5, 5)}, "can be static"),
         ({"exporter": "openvino", "size": (0, 5)}, "from 1 node, 1 edge"),
         ({"exporter": "onnx", "last": 9}, "no block of stages 3..9"),
     ],
 )
 def test_what_there_is_not_is_refused_in_one_line_before_anything_is_made(options, message, tmp_path):
-    with pytest.raises(GnnlabError, match=message) as found:
+    with refused(message):
         export_block(LAYER, 3, options.pop("last", 3), folder=tmp_path, **options)
-    assert "\n" not in str(found.value) and not list(tmp_path.iterdir())
-
-
-def test_a_block_that_hands_on_its_input_is_still_right(tmp_path):
-    with torch.no_grad():
-        values = LAYER.trace(**export.random_inputs(5, 9, 6))
-    exporters.ir_from_torch(LAYER.block(2, 2), [values["x_j"]], tmp_path)
-    (messages,) = checking.loaded(tmp_path / "model.xml", OPENVINO)({"x_j": values["x_j"].numpy()})
-    assert np.array_equal(messages, values["messages"].numpy())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_on_one_graph_gives_the_layers_result_padded_or_not(folder):
@@ -213,27 +190,23 @@ def test_every_combination_says_what_is_wrong_where_sums_are_and_what_cannot_be_
     assert set(wrong["form"]) == {f"onnx-legacy, index_add: {runtime}" for runtime in (ONNXRUNTIME, OPENVINO)}
     assert set(wrong["stage"]) == {"3 REDUCE_SUM", "4 REDUCE_COUNT", "1-5"} and (wrong["parity_error"] > 0.1).all()
     assert (judged[judged["status"] == "ok"]["value"] <= 1e-5).all()
-    refused = judged[judged["status"] == "unavailable"]
-    assert set(refused["form"]) == {"openvino, index_add: OpenVINO"} and refused["value"].isna().all()
-    assert refused["reason"].str.contains("aten.index_add").all()
+    unavailable = judged[judged["status"] == "unavailable"]
+    assert set(unavailable["form"]) == {"openvino, index_add: OpenVINO"} and unavailable["value"].isna().all()
+    assert unavailable["reason"].str.contains("aten.index_add").all()
+    stages = judged.groupby("form")["stage"].agg(list)  # what an exporter does not offer has no row
+    assert stages["handbuilt, bag: OpenVINO"] == ["3 REDUCE_SUM", "4 REDUCE_COUNT", "1-5"]
 
 
 def test_the_conclusion_names_what_is_right_what_is_wrong_and_what_is_refused(judged):
-    right, wrong, refused = export.in_words(judged)
+    right, wrong, unavailable = export.in_words(judged)
     assert right == "**Computes the same at every stage:** handbuilt, bag: OpenVINO."
     assert wrong.startswith(
         "**Computes something else, without an error:** onnx-legacy, index_add: ONNX Runtime (stages 3"
     )
-    assert refused.startswith(
+    assert unavailable.startswith(
         "**Cannot be converted or loaded:** openvino, index_add: OpenVINO (stages 3 REDUCE_SUM, 4"
     )
     assert export.in_words(judged[judged["status"] == "ok"])[1:] == []
-
-
-def test_what_an_exporter_does_not_offer_has_no_row(judged):
-    stages = judged.groupby("form")["stage"].agg(list)
-    assert stages["handbuilt, bag: OpenVINO"] == ["3 REDUCE_SUM", "4 REDUCE_COUNT", "1-5"]
-    assert len(stages["onnx-legacy, index_add: OpenVINO"]) == 8
 
 
 # ---- what was exported, as rows --------------------------------------------------------------------------------------

@@ -6,13 +6,12 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
-import openvino
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
-from gnnlab.errors import GnnlabError
 from gnnlab.export import checking, exporters, openvino_graphs, padding
 from gnnlab.export.openvino_graphs import prepared
 from gnnlab.export.padding import Feed
@@ -83,32 +82,21 @@ def test_means_of_bags_are_one_operation():
     assert {node.get_type_name() for node in model.get_ops()} == {"Parameter", "EmbeddingBagOffsets", "Result"}
 
 
-def test_bags_are_not_given_the_messages_where_the_block_gathers_itself():
-    assert openvino_graphs.reads(LAYER, 1, 5) == ("x", "rowptr", "col")
-    assert openvino_graphs.reads(LAYER, 3, 3) == ("messages", "rowptr", "order")
-    assert openvino_graphs.reads(LAYER, 4, 4) == ("rowptr",)
-
-
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
         (lambda: openvino_graphs.reads(LAYER, 5, 7), "sum over no neighbours"),
         (lambda: openvino_graphs.reads(gat(4), 1, 5), "of a sage layer"),
-        (
-            lambda: prepared(("rowptr",), {"x": np.ones((2, 4)), "edge_index": np.zeros((2, 0), np.int64)}),
-            "without edges",
-        ),
+        (lambda: prepared(["col"], {"x": np.ones((2, 4)), "edge_index": np.zeros((2, 0), int)}), "without edges"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(ask, message):
-    with pytest.raises(GnnlabError, match=message) as error:
+    with refused(message):
         ask()
-    assert "\n" not in str(error.value)
 
 
 def test_an_input_that_is_looked_at_is_not_taken_out():
     model = openvino_graphs.build(LAYER, 1, 7)
     model.reshape({"x": [6, 4], "rowptr": [7], "col": [10]})
-    with pytest.raises(GnnlabError, match="looks at the numbers"):
+    with refused("looks at the numbers"):
         exporters.without_inputs(model, ["x"])
-    assert isinstance(model, openvino.Model)

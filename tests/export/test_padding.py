@@ -1,12 +1,11 @@
 """A padded graph gives what the graph gives; buckets hold what they are for."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
-from gnnlab.errors import GnnlabError
 from gnnlab.export.padding import POLICIES, bucket, crop, pad
 from gnnlab.workloads.graphsage import gat, random_inputs, sage
 
@@ -44,30 +43,17 @@ def test_a_bucket_holds_the_graph_and_a_ghost_where_edges_are_added(nodes, edges
     wide_nodes, wide_edges = bucket(nodes, edges, policy)
     assert wide_nodes >= nodes and wide_edges >= edges
     assert wide_edges == edges or wide_nodes > nodes
-
-
-@given(counts, counts)
-def test_exact_adds_nothing_and_powers_less_than_half(nodes, edges):
-    assert bucket(nodes, edges, "exact") == (nodes, edges)
-    for side, wide in zip((nodes + 1, edges), bucket(nodes, edges, "powers"), strict=True):
+    if policy == "exact":
+        assert (wide_nodes, wide_edges) == (nodes, edges)
+    for side, wide in ((nodes + 1, wide_nodes), (edges, wide_edges)) if policy == "powers" else ():
         assert wide < 2 * side and wide & (wide - 1) == 0
 
 
-def test_sizes_in_one_bucket_share_a_model():
-    assert bucket(1797, 24_678, "powers") == (2048, 32_768) == bucket(1500, 20_000, "powers")
-    assert bucket(1024, 1024, "powers") == (1024, 1024)
-    assert bucket(1024, 1000, "powers") == (2048, 1024)  # the ghost is one node too many
-
-
-@pytest.mark.parametrize(("nodes", "edges"), [(3, 20), (9, 8), (4, 10)])
-def test_a_graph_that_does_not_fit_is_refused_in_one_line(nodes, edges):
+def test_graphs_that_do_not_fit_and_buckets_that_there_are_not_are_refused():
     graph = {name: tensor.numpy() for name, tensor in random_inputs(4, 9, 5).items()}
-    with pytest.raises(GnnlabError, match=f"does not fit into {nodes} and {edges}") as error:
-        pad(LAYERS[0], graph, nodes, edges)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("wrong", [(0, 5, "exact"), (5, 0, "powers"), (5, 5, "tens")])
-def test_a_bucket_that_there_is_not_is_refused(wrong):
-    with pytest.raises(GnnlabError, match=r"exact\|powers"):
-        bucket(*wrong)
+    for nodes, edges in ((3, 20), (9, 8), (4, 10)):
+        with refused(f"does not fit into {nodes} and {edges}"):
+            pad(LAYERS[0], graph, nodes, edges)
+    for wrong in ((0, 5, "exact"), (5, 0, "powers"), (5, 5, "tens")):
+        with refused(r"exact\|powers"):
+            bucket(*wrong)

@@ -37,9 +37,9 @@ def pna(data):
 class WithEdges(nn.Module):
     """Edge features, a norm, dropout in training, two outputs."""
 
-    def __init__(self, features):
+    def __init__(self, data):
         super().__init__()
-        self.conv = GATConv(features, 8, edge_dim=1)
+        self.conv = GATConv(data.num_features, 8, edge_dim=1)
         self.norm = nn.BatchNorm1d(8)
         self.out = nn.Linear(8, 3)
 
@@ -52,9 +52,9 @@ class WithEdges(nn.Module):
 class Bipartite(nn.Module):
     """Sources and targets each with an encoder of their own; the whole graph goes in."""
 
-    def __init__(self, features):
+    def __init__(self, data):
         super().__init__()
-        self.source, self.target = nn.Linear(features, 6), nn.Linear(features, 4)
+        self.source, self.target = nn.Linear(data.num_features, 6), nn.Linear(data.num_features, 4)
         self.conv = SAGEConv((6, 4), 3)
 
     def forward(self, data):
@@ -99,12 +99,7 @@ def gcn_with_weights(data):
     return Weighted(data.num_features)
 
 
-def with_edges(data):
-    return WithEdges(data.num_features)
-
-
-def bipartite(data):
-    return Bipartite(data.num_features)
+with_edges, bipartite = WithEdges, Bipartite
 
 
 def pooled(data):
@@ -137,10 +132,6 @@ def fails_later(data):
 def ends_the_process():
     """As a unit's factory."""
     os._exit(0)
-
-
-def generator_exit():
-    raise GeneratorExit
 
 
 def ends(data):
@@ -196,12 +187,9 @@ def gives_nan(data):
     return Altered(data.num_features, lambda model, x, y: y / 0 - y / 0)
 
 
-def wants_more(data):
-    class More(nn.Module):
-        def forward(self, x, edge_index, positions):
-            return x
-
-    return More()
+class wants_more(nn.Module):
+    def forward(self, x, edge_index, positions):
+        return x
 
 
 def wants_other_sizes(data):

@@ -38,9 +38,8 @@ def test_the_time_is_the_launch_and_the_larger_of_moving_and_computing(name, con
 
 def test_the_npu_leaves_out_the_sums():
     npu = replace(CELL, unit="simulated:NPU")
-    for number in range(1, 8):
-        status = measure(replace(npu, first=number, last=number), Settings()).status
-        assert status == ("unavailable" if number in (3, 4) else "simulated"), number
+    cells = [replace(npu, first=number, last=number) for number in range(1, 8)]
+    assert [n for n, cell in enumerate(cells, 1) if measure(cell, Settings()).status == "unavailable"] == [3, 4]
     fused = measure(replace(npu, first=1, last=5), Settings())
     assert fused.reason == "simulated:NPU does not run REDUCE_SUM, REDUCE_COUNT"
 
@@ -50,12 +49,6 @@ def test_the_npu_computes_in_float16_and_the_gpu_in_what_is_asked():
     npu, single, half = (measure(replace(CELL, unit=unit, precision=p), Settings()) for unit, p in asked)
     assert (npu.precision, single.precision, half.precision) == ("float16", "float32", "float16")
     assert half.median_ms < single.median_ms
-
-
-def test_every_constant_has_a_source():
-    for constants in (GPU, NPU):
-        for constant in (constants.launch_us, constants.bandwidth_gb_s, *constants.peak_gflop_s.values()):
-            assert constant.value > 0 and len(constant.source) > 20
 
 
 def test_what_is_simulated_computes_real_values():

@@ -1,4 +1,3 @@
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from gnnlab.campaign.cell_inputs import model_for, values_of
 from gnnlab.campaign.cells import Cell, Settings, measure
-from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.export.export import export
 from gnnlab.units import onnxruntime_units, openvino_units, torch_units
 from gnnlab.units import registry as units
@@ -50,11 +49,21 @@ def test_every_unit_of_a_cpu_measures_a_block_that_computes_the_same(models, uni
     assert outcome.parity_error <= 1e-5 and outcome.precision == "float32"
 
 
+def test_without_a_library_or_sums_a_unit_says_so(models, monkeypatch):
+    outcome = measure(cell("openvino-handbuilt:CPU", 6, 6), replace(QUICK, models=models))
+    assert outcome.status == "unavailable" and outcome.reason.startswith("TRANSFORM has no sum over neighbours")
+    text = 'Exception from core.cpp:268:\nCannot load library "/a b/plugin.so": /x/y/libOpenCL.so.1: cannot open it\n'
+    assert openvino_units._missing_library(RuntimeError(text)) == "libOpenCL.so.1: cannot open it"
+    monkeypatch.setattr(onnxruntime_units, "find_spec", lambda name: None)
+    (unit,) = onnxruntime_units.installed()
+    assert unit.probe() == Availability(False, "onnxruntime is not installed", "pip install 'gnnlab[export]'")
+
+
 def test_a_loaded_block_runs_on_graph_after_graph(models):
     """Inputs are bound where they lie: another graph of another content, and then of another size, must be seen."""
     for name in ("openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "fast:CPU", "torch:CPU"):
         unit, layer = units.find(name), sage(FEATURES)
-        for nodes, edges in ((11, 30), (9, 50), (300, 5000), (11, 30)):
+        for nodes, edges in ((11, 30), (300, 5000), (11, 30)):
             wanted = cell(name, 1, 5, nodes, edges)
             artefact = model_for(unit, wanted, models)
             loaded = unit.load(layer, 1, 5, artefact, nodes=nodes, edges=edges, **RUNS)
@@ -95,11 +104,6 @@ def test_models_of_too_small_a_size_another_width_or_wrong_ones_are_not_run(mode
     assert model_for(unit, cell(unit.name, 3, 3), f"{models}/elsewhere") is None
     with pytest.raises(Unavailable, match="exported model of stage 3 is wrong: far off"):
         require_artefact(unit, replace(good, status="wrong", reason="far off"), 3, 3)
-
-
-def test_a_handbuilt_graph_of_a_block_without_sums_is_said_not_to_be_needed(models):
-    outcome = measure(cell("openvino-handbuilt:CPU", 6, 6), replace(QUICK, models=models))
-    assert outcome.status == "unavailable" and outcome.reason.startswith("TRANSFORM has no sum over neighbours")
 
 
 @st.composite
@@ -166,13 +170,6 @@ def test_probing_tries_the_cpu_and_says_of_missing_devices_why_and_what_to_insta
         assert (tried.usable and tried.device and tried.version) or (name not in here and tried.why and tried.remedy)
 
 
-def test_without_onnxruntime_its_cpu_is_listed_and_says_so(monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(onnxruntime_units, "find_spec", lambda name: None if name == "onnxruntime" else real(name))
-    (unit,) = onnxruntime_units.installed()
-    assert unit.probe() == Availability(False, "onnxruntime is not installed", "pip install 'gnnlab[export]'")
-
-
 def test_providers_become_units_of_their_processor_and_a_service_on_the_network_does_not(monkeypatch):
     names = ["AzureExecutionProvider", "CUDAExecutionProvider", "QNNExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: names)
@@ -180,27 +177,13 @@ def test_providers_become_units_of_their_processor_and_a_service_on_the_network_
     assert processors == {"onnxruntime:CPU": "CPU", "onnxruntime:CUDA": "GPU", "onnxruntime:QNN": "NPU"}
 
 
-@pytest.mark.parametrize(
-    ("unit", "limit_s", "why"),
-    [
-        ("hangs", 0.5, "no answer within 0.5 s"),
-        ("raises", 60, "RuntimeError: the plugin says no"),
-        ("is_not_there", 60, "unit 'fake_units:is_not_there' is not known"),
-    ],
-)
-def test_a_unit_that_cannot_even_be_tried_is_not_usable_and_says_why(unit, limit_s, why):
+def test_a_unit_that_cannot_even_be_tried_is_not_usable_and_says_why():
     with Worker() as worker:
-        tried = units.probe_by(worker, f"fake_units:{unit}", limit_s)
-        assert not tried.usable and tried.why.startswith(why)
+        for unit, limit_s, why in (
+            ("raises", 60, "RuntimeError: the plugin says no"),
+            ("is_not_there", 60, "unit 'fake_units:is_not_there' is not known"),
+            ("hangs", 0.5, "no answer within 0.5 s"),
+        ):
+            tried = units.probe_by(worker, f"fake_units:{unit}", limit_s)
+            assert not tried.usable and tried.why.startswith(why)
         assert units.probe_by(worker, "fake_units:behaves").usable
-
-
-def test_a_missing_library_is_named_without_its_folder():
-    text = (
-        "Exception from core.cpp:268:\nCannot load library \"/a b/libopenvino_intel_gpu_plugin.so\": "
-        "/x/y/libOpenCL.so.1: cannot open shared object file: No such file or directory\n"
-    )  # fmt: skip
-    missing = openvino_units._missing_library(RuntimeError(text))
-    assert missing == "libOpenCL.so.1: cannot open shared object file: No such file or directory"
-    assert one_line(RuntimeError("Exception from a.cpp:1:\n  \nno device\nmore")) == "RuntimeError: no device"
-    assert one_line(RuntimeError("")) == "RuntimeError"

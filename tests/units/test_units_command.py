@@ -79,17 +79,14 @@ def test_the_installed_command_finds_a_unit_in_the_current_folder_and_keeps_the_
     [
         ("openvino:TPU", "unit 'openvino:TPU' is not known; one of openvino:CPU"),
         ("odd_unit:mke", "module odd_unit has no factory 'mke' (did you mean make?)"),
-        ("odd_unti:make", "there is no module odd_unti: neither installed nor as a file in"),
         ("odd_unit:make", "odd_unit:make cannot be called with nothing: missing a required argument: 'size'"),
-        ("broken:make", "module broken cannot be imported: ZeroDivisionError: division by zero"),
+        ("odd_unti:make", "there is no module odd_unti: neither installed nor as a file in"),
         ("own_models:ends_the_process", "unit own_models:ends_the_process: the process exited with code 0"),
-        ("own_models:generator_exit", "own_models:generator_exit raised GeneratorExit"),
     ],
 )
 def test_what_is_wrong_with_a_unit_is_one_line(capsys, tmp_path, monkeypatch, unit, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd_unit.py").write_text("def make(size):\n    return size\n")
-    (tmp_path / "broken.py").write_text("1 / 0\n")
     assert cli.main(["units", unit]) == 2
     printed = capsys.readouterr().err
     assert len(printed.splitlines()) == 1 and why in printed
