@@ -313,3 +313,52 @@ globals().update({name: make for name, (make, _) in ZOO.items()})  # as module:f
 def inputs(name: str, scale: float = 1.0) -> tuple:
     """What the forward of the model of this name takes."""
     return ZOO[name][1](scale)
+
+
+# ---- of the width of their input, for notebook 09 -------------------------------------------------------------------
+
+
+def mlp(c: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(c, 64), nn.ReLU(), nn.Linear(64, 64))
+
+
+def transformer(c: int) -> nn.Module:
+    first, second = pyg.TransformerConv(c, 8, heads=8), pyg.TransformerConv(64, 7, heads=8, concat=False)
+    goes = "x, edge_index -> x"
+    return pyg.Sequential("x, edge_index", [(first, goes), (nn.ReLU(), "x -> x"), (second, goes)])
+
+
+TWO_LAYERS: dict[str, Callable[[int], nn.Module]] = {
+    "GCN 16": lambda c: pyg.GCN(c, 16, num_layers=2, out_channels=7),
+    "GCN 64": lambda c: pyg.GCN(c, 64, num_layers=2, out_channels=7),
+    "SAGE 64": lambda c: pyg.GraphSAGE(c, 64, num_layers=2, out_channels=7),
+    "GIN 64": lambda c: pyg.GIN(c, 64, num_layers=2, out_channels=7),
+    "GAT 8x8": lambda c: pyg.GAT(c, 64, num_layers=2, out_channels=7, heads=8),
+    "GATv2 8x8": lambda c: pyg.GAT(c, 64, num_layers=2, out_channels=7, heads=8, v2=True),
+    "Transformer 8x8": transformer,
+}
+SIX = torch.tensor([0, 0, 0, 0, 0, 0, 1])  # PNA scales by the logarithm of this mean degree, 6
+LAYERS: dict[str, Callable[[int], nn.Module]] = {
+    "GCN": lambda c: pyg.GCNConv(c, 64),
+    "GIN": lambda c: pyg.GINConv(mlp(c)),
+    "GINE": lambda c: pyg.GINEConv(mlp(c), edge_dim=16),
+    "GAT": lambda c: pyg.GATConv(c, 16, heads=4),
+    "GATv2": lambda c: pyg.GATv2Conv(c, 16, heads=4),
+    "GAT, edge features": lambda c: pyg.GATConv(c, 16, heads=4, edge_dim=16, residual=True),
+    "SAGE": lambda c: pyg.SAGEConv(c, 64),
+    "SAGE, sum": lambda c: pyg.SAGEConv(c, 64, aggr="sum"),
+    "SAGE, max": lambda c: pyg.SAGEConv(c, 64, aggr="max"),
+    "GEN": lambda c: pyg.GENConv(c, 64),
+    "ResGated": lambda c: pyg.ResGatedGraphConv(c, 64),
+    "FiLM": lambda c: pyg.FiLMConv(c, 64),
+    "PNA": lambda c: pyg.PNAConv(c, 64, PNA["aggregators"], PNA["scalers"], SIX),
+    "CG": lambda c: pyg.CGConv(c, dim=16),
+    "EdgeConv": lambda c: pyg.EdgeConv(mlp(2 * c)),
+    "GraphConv": lambda c: pyg.GraphConv(c, 64),
+    "SG": lambda c: pyg.SGConv(c, 64, K=2),
+    "TAG": lambda c: pyg.TAGConv(c, 64),
+    "APPNP": lambda c: pyg.APPNP(K=5, alpha=0.1),
+    "Transformer": lambda c: pyg.TransformerConv(c, 16, heads=4),
+    "GPS": lambda c: pyg.GPSConv(c, pyg.GINEConv(mlp(c), edge_dim=16), heads=4),
+}
+WITH_EDGES = ("GINE", "GAT, edge features", "CG", "GPS")  # take 16 features of each edge
