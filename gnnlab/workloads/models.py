@@ -256,8 +256,6 @@ def bind(model: nn.Module, data: Any, spec: str) -> Any:
     if missing:
         fields = ", ".join(sorted(set(data.keys()) - {"name"}))
         raise GnnlabError(f"{spec}: forward wants {', '.join(missing)}, which the graph lacks; it has {fields}")
-    if any(p.kind is p.POSITIONAL_ONLY for p in named):
-        return tuple(held[p.name] for p in required)
     return held
 
 

@@ -19,90 +19,28 @@ from gnnlab.lab import claims, discovery, ledger, parameters, results
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+FAST = {"budget_s": 0.01}
+# torch-compiled:CPU compiles every block anew; test_units.py runs it
+UNITS = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU"]
+UNITS += ["openvino:GPU", "simulated:GPU", "simulated:NPU"]
 STAGES = {"features": 64, "sizes": ["200/500", "300/2000"]}  # of notebooks 04 to 06, which read each other's
 SMALL = {  # beside the quick parameters, by number; forms that claims name stay
-    "01": {
-        "graphs": ["symptoms"],
-        "budget_s": 0.01,
-        "scaling_nodes": [20, 40, 80, 160],
-        "scaling_edges": [200, 400, 800, 1600],
-        "scaling_layers": [1, 2, 3, 4],
-    },
-    "02": {
-        "batch_sizes": [1, 32],
-        "sizes": ["1000/1000"],
-        "features": [64],
-        "gat_sizes": ["58/776"],
-        "layers": 1,
-        "budget_s": 0.01,
-        "graph": "random:nodes=200,edges=2000,features=16",
-    },
-    "03": {
-        "rows": 2000,
-        "epochs": 1,
-        "seeds": 2,
-        "fm_batches": [64],
-        "many_batches": [64],
-        "pass_rows": 256,
-        "budget_s": 0.01,
-    },
-    "04": {**STAGES, "budget_s": 0.01},
-    "05": {
-        **STAGES,
-        "units": [  # torch-compiled:CPU compiles every block anew; test_units.py runs it
-            *("openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU"),
-            *("openvino:GPU", "simulated:GPU", "simulated:NPU"),
-        ],
-        "budget_s": 0.01,
-        "race_budget_s": 0.01,
-    },
-    "06": {
-        "grid": ["250/1000"],
-        "copies_mib": [0.1],
-        "off_grid": 1,
-        "points": 3,
-        "budget_s": 0.01,
-    },
-    "07": {
-        "sizes": ["250/1100"],
-        "calibration_sizes": ["230/900", "260/1300"],
-        "drawn": 4,
-        "stream_graphs": 2,
-        "top": 1,
-        "budget_s": 0.1,
-        "runtime_size": "250/1050",
-    },
-    "08": {
-        "sizes": [10],
-        "states": 20,
-        "nodes": [5, 20],
-        "batch_sizes": [1024],  # a goal is for it, and the contract names what is not judged
-        "callers": 4,
-        "budget_s": 0.01,
-    },
-    "09": {
-        "models": ["my_models:gcn"],
-        "graph": "karate",
-        "layers": ["GCN"],
-        "layer_graphs": ["karate"],
-        "whole_graphs": ["karate"],
-        "growth_sizes": ["100/400"],
-        "optimize_s": 2,
-        "budget_s": 0.01,
-    },
-    "10": {
-        "states": 64,
-        "sample": 2,
-        "shares": [0.3, 0.8],
-        "run_s": 0.05,
-        "rounds": 2,
-        "compared": ["guide", "lru", "gnnlab", "everything"],
-        "entries": 16,
-        "workers": 1,
-        "table_rows": 100,
-        "bulk": 2,
-        "budget_s": 0.01,
-    },
+    "01": {"graphs": ["symptoms"], "scaling_nodes": [20, 40, 80, 160], "scaling_edges": [200, 400, 800, 1600]}
+    | {"scaling_layers": [1, 2, 3, 4], **FAST},
+    "02": {"batch_sizes": [1, 32], "sizes": ["1000/1000"], "features": [64], "gat_sizes": ["58/776"], "layers": 1}
+    | {"graph": "random:nodes=200,edges=2000,features=16", **FAST},
+    "03": {"rows": 2000, "epochs": 1, "seeds": 2, "fm_batches": [64], "many_batches": [64], "pass_rows": 256, **FAST},
+    "04": STAGES | FAST,
+    "05": {"units": UNITS, "race_budget_s": 0.01, **STAGES, **FAST},
+    "06": {"grid": ["250/1000"], "copies_mib": [0.1], "off_grid": 1, "points": 3, **FAST},
+    "07": {"sizes": ["250/1100"], "calibration_sizes": ["230/900", "260/1300"], "drawn": 4, "stream_graphs": 2}
+    | {"top": 1, "budget_s": 0.1, "runtime_size": "250/1050"},
+    # a goal is for batches of 1024, and the contract names what is not judged
+    "08": {"sizes": [10], "states": 20, "nodes": [5, 20], "batch_sizes": [1024], "callers": 4, **FAST},
+    "09": {"models": ["my_models:gcn"], "graph": "karate", "layers": ["GCN"], "layer_graphs": ["karate"]}
+    | {"whole_graphs": ["karate"], "growth_sizes": ["100/400"], "optimize_s": 2, **FAST},
+    "10": {"states": 64, "sample": 2, "shares": [0.3, 0.8], "run_s": 0.05, "rounds": 2, "entries": 16, "workers": 1}
+    | {"compared": ["guide", "lru", "gnnlab", "everything"], "table_rows": 100, "bulk": 2, **FAST},
 }
 CHAIN = ("04", "05", "06", "07")  # each reads what the one before wrote; that takes longest, and is begun first
 RUN = [
@@ -213,14 +151,6 @@ def only_full(notebook, quick):
     return {str(value) for values, fewer in lists for value in values if str(value) not in map(str, fewer)}
 
 
-def test_a_rule_that_names_a_form_which_no_notebook_writes_is_noticed():
-    rule = claims.Rule(study="batches", form=["predictor, fast", "predictor, big"], over=["PyG", "origin"])
-    assert unwritten(rule, {"predictor, fast", "original", "PyG"}, {"big"}) == {"origin"}
-    assert unwritten(rule, {"predictor, fast", "origin", "PyG"}) == {"predictor, big"}
-    assert unwritten(claims.Rule(study="operator_calls", equals={"mm": 1, "mul": 2}), {"mm"}) == {"mul"}
-    assert "20" in only_full("08_optimize_inference", {"sizes": [10], "nodes": [10]})
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_keeps_an_output_to_compare_and_no_other(notebook):
     cells = [c for c in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
@@ -228,35 +158,25 @@ def test_a_notebook_keeps_an_output_to_compare_and_no_other(notebook):
     assert kept and all({"keep_output", "nbval-check-output"} <= set(c["metadata"].get("tags", [])) for c in kept)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [("no_such_parameter", 1, "no_such_parameter"), ("device", "tpu", "device"), ("budget_s", -1.0, "budget_s")],
-)
-def test_a_bad_parameter_stops_papermill_alone_in_one_line_before_anything_is_measured(name, value, message, tmp_path):
-    """Without the runner, papermill lets anything through; the notebook's first cell does not."""
+def executed(folder, **values):
+    """Notebook 01 by papermill alone, without the runner."""
+    values["output_dir"] = str(folder / "out")
     notebook = ROOT / "notebooks" / "01_profile_bottlenecks.ipynb"
-    out = tmp_path / "out.ipynb"
+    papermill.execute_notebook(notebook, folder / "out.ipynb", values, progress_bar=False, cwd=str(ROOT))
+
+
+def test_a_bad_parameter_stops_papermill_alone_in_one_line_before_anything_is_measured(tmp_path):
     with pytest.raises(papermill.PapermillExecutionError) as error:
-        papermill.execute_notebook(
-            notebook, out, {"output_dir": str(tmp_path / "out"), name: value}, progress_bar=False, cwd=str(ROOT)
-        )
-    assert error.value.ename == "GnnlabError" and message in error.value.evalue
+        executed(tmp_path, no_such_parameter=1)
+    assert error.value.ename == "GnnlabError" and "no_such_parameter" in error.value.evalue
     assert "\n" not in error.value.evalue and not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a CUDA device here")
 def test_without_its_device_the_notebook_is_skipped_with_the_reason(tmp_path):
-    notebook = ROOT / "notebooks" / "01_profile_bottlenecks.ipynb"
-    papermill.execute_notebook(
-        notebook,
-        tmp_path / "out.ipynb",
-        {"output_dir": str(tmp_path / "out"), "device": "cuda"},
-        progress_bar=False,
-        cwd=str(ROOT),
-    )
-    result = results.read(run_folders.newest(tmp_path / "out", notebook.stem))
-    assert result.status == "skipped" and "no CUDA device here" in result.reason
-    assert result.rows == []
+    executed(tmp_path, device="cuda")
+    result = results.read(run_folders.newest(tmp_path / "out", "01_profile_bottlenecks"))
+    assert (result.status, result.rows) == ("skipped", []) and "no CUDA device here" in result.reason
 
 
 def test_the_notebook_to_start_with_runs_and_names_every_other(monkeypatch, capsys):

@@ -14,27 +14,13 @@ from gnnlab.prediction import tables
 ROOT = Path(__file__).parents[2]
 NPU, STAND_IN = "openvino:NPU", "stand_in_npu:make"
 SIZES = ["200/400", "200/1600", "400/1600"]
+STAGES = {"sizes": SIZES, "features": 64, "budget_s": 0.01}
 SMALL = {
-    "04": {"sizes": SIZES, "features": 64, "budget_s": 0.01},
-    "05": {"sizes": SIZES, "features": 64, "budget_s": 0.01, "race_budget_s": 0.01},
-    "06": {
-        "grid": ["300/1000"],
-        "copies_mib": [0.1],
-        "off_grid": 1,
-        "again": 1,
-        "points": 3,
-        "budget_s": 0.01,
-    },
-    "07": {
-        "sizes": ["200/1600"],
-        "calibration_sizes": ["230/900", "260/1300"],
-        "drawn": 4,
-        "stream_graphs": 2,
-        "top": 1,
-        "others": 1,
-        "budget_s": 0.1,
-        "runtime_size": "250/1200",
-    },
+    "04": STAGES,
+    "05": STAGES | {"race_budget_s": 0.01},
+    "06": {"grid": ["300/1000"], "copies_mib": [0.1], "off_grid": 1, "again": 1, "points": 3, "budget_s": 0.01},
+    "07": {"sizes": ["200/1600"], "calibration_sizes": ["230/900", "260/1300"], "drawn": 4, "stream_graphs": 2}
+    | {"top": 1, "others": 1, "budget_s": 0.1, "runtime_size": "250/1200"},
 }
 
 
