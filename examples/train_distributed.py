@@ -15,8 +15,8 @@ import torch
 from lightning_fabric import Fabric
 from torch.nn import functional as F
 
-from gnnlab.workloads.deepfm import DeepFM
-from gnnlab.workloads.planted_table import planted
+from gnnlab.training.interactions import DeepFM
+from gnnlab.workloads.tables import planted
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--processes", type=int, default=2)

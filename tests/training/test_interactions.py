@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from gnnlab.training import interactions
-from gnnlab.training.interactions import fused, pairs, symmetric_gram
-from gnnlab.workloads.deepfm import DeepFM, pairwise
+from gnnlab.training.interactions import DeepFM, fused, pairs, pairwise, symmetric_gram
 from gnnlab.workloads.tables import Target
 
 EAGER = [pairwise, symmetric_gram]

@@ -17,9 +17,9 @@ from gnnlab.lab.claims import catalogue
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.training import loops as module
+from gnnlab.training.interactions import DeepFM
 from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, check, order, race_loops
-from gnnlab.workloads import deepfm
-from gnnlab.workloads.planted_table import planted
+from gnnlab.workloads.tables import planted
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 BEFORE, AFTER, OURS, LOW = "S3, original", "S3, optimized", "ours", "ours, low precision"
@@ -31,7 +31,7 @@ def data():
 
 
 def model(table):
-    return deepfm.DeepFM(table.cardinalities, table.specs, embedding_dim=8, hidden=16)
+    return DeepFM(table.cardinalities, table.specs, embedding_dim=8, hidden=16)
 
 
 def weighted_loss(outputs, answers, specs, log_variances):

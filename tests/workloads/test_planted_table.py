@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnlab.workloads.planted_table import TARGETS, planted
+from gnnlab.workloads.tables import TARGETS, planted
 
 SMALL = (12, 9, 8, 7)
 

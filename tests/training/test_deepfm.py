@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from torch.nn import functional as F
 
-from gnnlab.workloads.deepfm import DeepFM
+from gnnlab.training.interactions import DeepFM
 from gnnlab.workloads.tables import Target
 
 TARGETS = (Target("outcome", "classes", 4), Target("phenotypes", "labels", 3))
