@@ -235,18 +235,18 @@ class RacedLoops:
         on_cpu = self.device == "cpu"
         held = {}
         with _forked_random(self.device):
-            for form in (form for form in self._forms if form not in self.missing):
+            for form in self.epochs["form"].unique():
                 loop = self._loop(form)
                 started = loop.start(0, self.device)
                 loop.epoch(*started, [self.batch])  # what is made once: state of the optimizer
                 steps = range(1 if on_cpu else MEMORY_STEPS)
                 used = [profile_memory_usage(loop.epoch, *started, [self.batch], device=self.device) for _ in steps]
                 held[form] = np.array([stats.rise_mb for stats in used])
-        rows = [{**self._row(form, held, "MiB"), "notes": STEP} for form in self._forms]
-        counted = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1}
-        for row in (row for row in rows if on_cpu):
-            row |= counted | ({"value": float(row.pop("samples")[0])} if "samples" in row else {})
-        return pd.DataFrame(rows)
+        rows = pd.DataFrame([{**self._row(form, held, "MiB"), "notes": STEP} for form in self._forms])
+        if not on_cpu:
+            return rows
+        rows["value"] = rows.pop("samples").str[0]
+        return rows.assign(origin="counted", statistic="count", interval="exact", n=1)
 
     def scores(self) -> pd.DataFrame:
         """The validation score of each loop after each epoch, mean over the seeds, and the known ones; key: epoch."""
@@ -337,16 +337,14 @@ class RacedLoops:
 
 def _known_scores(training: FeatureTable, validation: FeatureTable) -> dict[str, float]:
     """The scores on the validation table of chance, of the training table's most frequent class, and of the truth."""
-    chance, constant = [], []
-    for spec in training.specs:
-        if spec.kind == "labels":
-            chance.append(0.5)  # the AUROC of random scores, and of one answer for all rows
-            constant.append(0.5)
-            continue
+    # of labels: the area under the curve of random scores, and of one answer for all rows
+    chance = dict.fromkeys(training.targets, 0.5)
+    constant = dict(chance)
+    for spec in (spec for spec in training.specs if spec.kind == "classes"):
         frequent = torch.bincount(training.targets[spec.name], minlength=spec.size).argmax()
-        chance.append(1 / spec.size)
-        constant.append(float((validation.targets[spec.name] == frequent).double().mean()))
-    known = {"chance": float(np.mean(chance)), "constant answer": float(np.mean(constant))}
+        chance[spec.name] = 1 / spec.size
+        constant[spec.name] = float((validation.targets[spec.name] == frequent).double().mean())
+    known = {"chance": float(np.mean([*chance.values()])), "constant answer": float(np.mean([*constant.values()]))}
     if validation.best_score is not None:
         known["truth"] = float(np.mean(list(validation.best_score.values())))
     return known

@@ -274,7 +274,7 @@ def test_the_constant_answer_is_the_most_frequent_class_of_what_is_trained_on():
     assert _known_scores(*cut) == {"chance": 1 / base.specs[0].size, "constant answer": 0.25}
 
 
-def test_what_cannot_be_trained_on_is_refused_before_anything_is_timed(data):
+def test_what_cannot_be_trained_on_is_refused(data):
     training, validation = data
     rows, name = len(training), training.specs[0].name
     with refused(rf"^batch_size {rows + 1} is larger than the table: it has {rows} rows to"):
