@@ -243,7 +243,7 @@ def test_the_total_of_as_many_models_as_the_document_is_one_sample_without_an_in
         ([replace(model, features=8) for model in STATIC], "14 dynamic and 0 static models"),
         ([*STATIC, artefact(1, seconds=0.5, nodes=99)], "14 dynamic and 106 static models"),
     ],
-    ids=["fewer", "one found", "one wrong", "another width", "more"],
+    ids=["fewer", "one there before", "one wrong", "another width", "more"],
 )
 def test_a_total_of_other_models_has_no_number_and_says_what_it_would_take(static, made):
     row = total([*DYNAMIC, *static])
@@ -253,9 +253,9 @@ def test_a_total_of_other_models_has_no_number_and_says_what_it_would_take(stati
 
 def test_the_time_of_a_model_has_a_sample_for_each_that_this_run_made_and_found_right():
     static = [*STATIC[:2], replace(STATIC[2], seconds=0.0), replace(STATIC[3], status="wrong")]
-    found = export.inventory([*DYNAMIC, *static])[1].set_index("form")
-    assert found.loc["onnx, dynamic", "samples"] == [1.0] * 7 and found.loc["openvino, static", "samples"] == [0.5] * 2
-    assert "2 of 4" in found.loc["openvino, static", "notes"]
+    times = export.inventory([*DYNAMIC, *static])[1].set_index("form")
+    assert times.loc["onnx, dynamic", "samples"] == [1.0] * 7 and times.loc["openvino, static", "samples"] == [0.5] * 2
+    assert "2 of 4" in times.loc["openvino, static", "notes"]
     (row,) = as_rows(export.inventory([replace(STATIC[0], seconds=0.0)])[1], "exporter", "shapes")
     assert row.status == "unavailable" and "anew: true" in row.reason
 
@@ -265,6 +265,6 @@ def test_models_on_disk_are_counted_exactly(tmp_path):
     counted = as_rows(
         export.inventory([*DYNAMIC, *written, replace(STATIC[3], status="wrong")])[0], "exporter", "shapes"
     )
-    found = {row.form: row.value for row in counted if row.keys == {"exporter": "openvino", "shapes": "static"}}
-    assert found == {"models": 4, "ready": 3, "size on disk": 3}
+    numbers = {row.form: row.value for row in counted if row.keys == {"exporter": "openvino", "shapes": "static"}}
+    assert numbers == {"models": 4, "ready": 3, "size on disk": 3}
     assert all((row.origin, row.interval, row.statistic) == ("counted", "exact", "count") for row in counted)

@@ -33,8 +33,8 @@ def written(known, first, last):
     names = openvino_graphs.reads(LAYER, first, last)
     given = {**known, **prepared(names, known)}
     results = compiled(first, last)({name: given[name] for name in names})
-    found = dict(zip(LAYER.block(first, last).writes, results, strict=True))
-    return padding.crop(LAYER, found, known["x"].shape[0], known["edge_index"].shape[1])
+    outputs = dict(zip(LAYER.block(first, last).writes, results, strict=True))
+    return padding.crop(LAYER, outputs, known["x"].shape[0], known["edge_index"].shape[1])
 
 
 @st.composite

@@ -19,8 +19,8 @@ def test_padded_equals_unpadded_in_every_value_of_every_stage(layer, nodes, edge
     with torch.no_grad():
         values = {k: v.numpy() for k, v in layer.trace(**random_inputs(nodes, edges, 5)).items()}
         wide = pad(layer, {k: values[k] for k in layer.inputs}, nodes + more_nodes, edges + more_edges)
-        found = layer.trace(**{k: torch.from_numpy(v) for k, v in wide.items()})
-    cropped = crop(layer, {k: v.numpy() for k, v in found.items()}, nodes, edges)
+        padded = layer.trace(**{k: torch.from_numpy(v) for k, v in wide.items()})
+    cropped = crop(layer, {k: v.numpy() for k, v in padded.items()}, nodes, edges)
     for name, value in cropped.items():
         np.testing.assert_allclose(value, values[name], rtol=1e-6, atol=1e-6, err_msg=name)
 

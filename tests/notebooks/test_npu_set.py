@@ -24,19 +24,6 @@ SMALL = {
 }
 
 
-def ran(folder, unit):
-    """Run the four notebooks of params/npu, made small, with `unit` in place of the NPU; result files by number."""
-    set_ = folder / "set"
-    set_.mkdir()
-    for path in (ROOT / "params" / "npu").glob("*.yaml"):
-        values = yaml.safe_load(path.read_text(encoding="utf-8").replace(NPU, unit))
-        values |= SMALL[path.stem[:2]] | {"output_dir": str(folder / "out")}
-        (set_ / path.name).write_text(yaml.safe_dump(values))
-    code = cli.main(["run", "--params", str(set_)])
-    found = {path.parent.parent.name[:2]: path for path in results.paths(folder / "out")}
-    return code, {number: (path, results.read(path)) for number, path in sorted(found.items())}
-
-
 @pytest.fixture
 def shared(monkeypatch):
     """The stand-in is a module of the user's own, for kernels and workers, too."""
@@ -47,10 +34,14 @@ def shared(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_with_an_npu_one_command_exports_measures_predicts_and_plans(tmp_path, shared):
-    code, found = ran(tmp_path, STAND_IN)
-    assert code == cli.OK and {number: result.status for number, (_, result) in found.items()} == dict.fromkeys(
-        ("04", "05", "06", "07"), "passed"
-    )
+    (tmp_path / "set").mkdir()
+    for path in (ROOT / "params" / "npu").glob("*.yaml"):
+        values = yaml.safe_load(path.read_text(encoding="utf-8").replace(NPU, STAND_IN))
+        values |= SMALL[path.stem[:2]] | {"output_dir": str(tmp_path / "out")}
+        (tmp_path / "set" / path.name).write_text(yaml.safe_dump(values))
+    assert cli.main(["run", "--params", str(tmp_path / "set")]) == cli.OK
+    statuses = {path.parent.parent.name[:2]: results.read(path).status for path in results.paths(tmp_path / "out")}
+    assert statuses == dict.fromkeys(("04", "05", "06", "07"), "passed")
     raw = json.loads((tmp_path / "out/stages/raw_measurements.json").read_bytes())["measurements"]
     stages = {
         key.split(",")[3] for key, row in raw.items() if STAND_IN in key and row["outcome"]["status"] == "measured"
