@@ -78,8 +78,7 @@ def run(arguments: Namespace) -> int:
         nodes, edges = size_of(graph)
     given = None if arguments.plan is None else parse(arguments.plan)
     planner = Planner(costs, graphs=GRAPHS[arguments.objective])
-    plans = given and [given, *(plan for plan in planner.candidates if len(plan.units) == 1 and plan != given)]
-    ranking = planner.rank(nodes, edges, plans=plans)
+    ranking = planner.rank(nodes, edges, also=[given] * (given is not None))
     chosen = given or ranking.chosen
     if graph is not None:
         counts = "its size and where its edges go" if arguments.execute else "its size alone"

@@ -123,10 +123,7 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
     if measured.grid.loc[measured.grid["ms"].notna(), "fused"].all():
         _say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
         return
-    transfers = copies.MeasuredTransfers.fit(measured.copies)
-    lookup = tables.entries(measured.grid, transfers)
-    rates = tables.bandwidths(lookup, transfers)
-    counts = tables.write(folder / "tables", measured.grid, measured.copies, lookup, rates)
+    counts = tables.S4Tables(measured.grid, measured.copies).write(folder / "tables")
     written = ", ".join(f"{count} {what}" for what, count in counts.items())
     _say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")
 

@@ -10,6 +10,10 @@
 All plans run on the same processes, one for each unit. A plan's time is that of a stream of `count` graphs from the
 first that enters to the last that leaves, over `count`; its prediction is that of the same stream by the expected times
 of its blocks, times what such streams took over their expected times at the sizes of the calibration.
+
+`peer_forms` are what a user of OpenVINO tries first: the whole layer as one model, placed and overlapped by the
+runtime. HETERO and AUTO have every device that OpenVINO sees here; streams are what its throughput hint makes of this
+CPU. Threads are OpenVINO's own choice, as a user would leave it: the plans beside them have all cores, too.
 """
 
 from __future__ import annotations
@@ -22,28 +26,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import openvino as ov
 import pandas as pd
 
+from gnnlab import machine
+from gnnlab.campaign.cell_inputs import model_for
 from gnnlab.campaign.cells import Cell, Settings, measure
 from gnnlab.campaign.sizes import GraphSize
+from gnnlab.export.padding import Feed
+from gnnlab.openvino_core import HINTS, openvino_core
 from gnnlab.planning.costs import Costs
-from gnnlab.planning.execution import Executor, carry_out
-from gnnlab.planning.pipeline import flow
-from gnnlab.planning.planner import CALIBRATION, Planner, Ranking, conditions
-from gnnlab.planning.plans import Plan
+from gnnlab.planning.execution import Executor, Tensors, carry_out, plain, size_of
+from gnnlab.planning.planner import Planner, conditions
+from gnnlab.planning.plans import Plan, parse
+from gnnlab.planning.steps import flow
 from gnnlab.planning.unit_processes import UnitProcesses
 from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction
 from gnnlab.profiling import timing
+from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
+from gnnlab.units import registry
 from gnnlab.workloads.graphsage import inputs_of, random_inputs
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
+    from gnnlab.workloads.staged import StagedLayer
+
 GRAPHS = 3  # different random ones of a stream, in turn
-NEAR, MOST = 1.2, 6  # plans within so many times the best expected time are worth executing, so many at most
-ONE_UNIT_WITHIN = 1.5  # and one-unit plans within so many times that of the best one-unit plan
+ONE_UNIT_WITHIN = 1.5  # one-unit plans within so many times the best of them are raced
 CALIBRATION_ROUNDS = 5  # streams of each plan of a calibration
 CALL_BUDGET_S = 0.1  # for the time of a call by itself
+PEERS = ("HETERO", "AUTO", "throughput streams")  # forms of `peer_forms`, by their names
+PEER = "openvino:CPU"  # the unit whose exported model of all stages OpenVINO's own ways run
 
 
 class Bench(AbstractContextManager):
@@ -55,7 +69,6 @@ class Bench(AbstractContextManager):
         self.models, self.count, self.seed, self.options = str(models), count, seed, {"graphs": count, **options}
         self.calibration: pd.DataFrame | None = None
         self.processes = UnitProcesses(costs.units)
-        self.processes.start()
         self.trials: dict[str, Trial] = {}
 
     def __exit__(self, *exception: object) -> None:
@@ -76,8 +89,7 @@ class Bench(AbstractContextManager):
             GnnlabError: times are missing, or a unit failed.
         """
         self.calibration = None  # expected times are those of the blocks alone
-        streams = [stream for size in sizes for stream in Trial(self, size).drawn_streams(drawn)]
-        self.calibration = pd.DataFrame(streams, columns=CALIBRATION)
+        self.calibration = pd.concat([Trial(self, size).drawn_streams(drawn) for size in sizes], ignore_index=True)
         rows = []
         for (timed, several), part in self.calibration.groupby(["timed", "several"]):
             ratios = part["ratio"].to_numpy()
@@ -100,35 +112,37 @@ class Bench(AbstractContextManager):
 
     def carry_out(self, plan: Plan, graph: Data) -> dict[str, Any]:
         """Run the layer on a graph by a plan: a row."""
-        given = inputs_of(graph, self.costs.layer.features)
-        return carry_out(plan, self.costs, given, self.processes, self.models)
+        return carry_out(plan, self.costs, inputs_of(graph, self.costs.layer.features), self.processes, self.models)
 
 
 class Trial:
     """Plans at one size, those `by_hand` among them. `by_tables`: ranked before anything was measured at this size,
-    `ranking`: with what was since. `fitted`: do the tables have this size?"""
+    `ranking`: with what was since. `candidates`: what the ranking and the reader propose; `contenders`: what is raced,
+    these and others."""
 
     def __init__(self, bench: Bench, size: GraphSize, by_hand: Sequence[Plan] = ()) -> None:
-        self.bench, self.size, self._at, self.by_hand = bench, str(size), (size.nodes, size.edges), tuple(by_hand)
-        self.graphs = [random_inputs(*self._at, bench.costs.layer.features, seed) for seed in range(GRAPHS)]
-        self.fitted = self._at in bench.tables_alone.sizes
-        self.candidates: list[Plan] = []  # what the ranking and the reader propose
-        self.contenders: list[Plan] = []  # what is raced: these and others
+        self.bench, self.size, self.nodes, self.edges = bench, str(size), size.nodes, size.edges
+        self.by_hand = tuple(by_hand)
+        self.graphs = [
+            random_inputs(size.nodes, size.edges, bench.costs.layer.features, seed) for seed in range(GRAPHS)
+        ]
+        self.candidates: list[Plan] = []
+        self.contenders: list[Plan] = []
         self._executors: dict[Plan, Executor] = {}
         tables = Planner(bench.tables_alone, calibration=bench.calibration, **bench.options)
-        self.by_tables = self.ranking = tables.rank(*self._at, also=self.by_hand)
+        self.by_tables = self.ranking = tables.rank(self.nodes, self.edges, self.by_hand)
 
-    def propose(self, near: float = NEAR, most: int = MOST, others: int = 1) -> None:
+    def propose(self, near: float = 1.2, most: int = 6, others: int = 1) -> None:
         """Set `candidates`: plans within `near` times the best expected time, `most` at most, the best of one unit, and
         those by hand. Set `contenders`, the best of one unit first: these, one-unit plans near it, and `others` drawn
         from the better half, so that the ranking is not judged by its winners alone. All their calls are timed."""
         for _ in range(2):  # with the calls of the first timed, others may be near the best
-            ranking = self.ranking
-            proposed = [*ranking.near(near, most), *ranking.one_unit_plans[:1], *self.by_hand]
-            self.candidates = list(dict.fromkeys(proposed))
+            ms = self.ranking.table["ms"]
+            best = ms.index[ms <= near * ms.iloc[0]][:most]
+            self.candidates = list(dict.fromkeys([*best, *self.ranking.one_unit_plans[:1], *self.by_hand]))
             self.time_calls(self.candidates)
         ranking, ms = self.ranking, self.ranking.table["ms"]
-        alone = [p for p in ranking.one_unit_plans if ms[p] <= ONE_UNIT_WITHIN * ms[ranking.one_unit]]
+        alone = [plan for plan in ranking.one_unit_plans if ms[plan] <= ONE_UNIT_WITHIN * ms[ranking.one_unit]]
         plans = list(dict.fromkeys([ranking.one_unit, *self.candidates, *alone]))
         half = [plan for plan in ms.index[: len(ms) // 2 + 1] if plan not in plans]
         self.contenders = plans + _drawn(half, others, np.random.default_rng(self.bench.seed))
@@ -138,9 +152,8 @@ class Trial:
         """Measure the calls of these plans by themselves in the processes that plans use, where the tables only predict
         them, and rank anew."""
         bench, costs = self.bench, self.bench.costs
-        calls = sorted({(work.unit, *call) for p in plans for work in self.ranking.works[p] for call in work.calls})
         known = dict(costs.known)
-        for call in calls:
+        for call in sorted({call for plan in plans for work in self.ranking.works[plan] for call in work.calls}):
             if costs.predict(*call).origin in (INTERPOLATED, EXTRAPOLATED):
                 unit, first, last, nodes, edges = call
                 cell = Cell(costs.layer.name, costs.layer.features, nodes, edges, first, last, unit)
@@ -151,7 +164,7 @@ class Trial:
         if known != costs.known:
             bench.costs = replace(costs, known=known)
         if self.ranking.planner.costs is not bench.costs:
-            self.ranking = bench.planner().rank(*self._at, also=self.by_hand)
+            self.ranking = bench.planner().rank(self.nodes, self.edges, self.by_hand)
 
     def executor(self, plan: Plan) -> Executor:
         """A plan ready for these graphs; what it makes of each has been held against the plain layer. The plans of
@@ -179,12 +192,13 @@ class Trial:
         anything was measured at this size (table_low, table_high), and if the tables have it (fitted)."""
         rows = self.ranking.rows({plan.words(): plan for plan in plans})
         before = self.by_tables.table.loc[list(plans), ["low", "high"]].add_prefix("table_").reset_index(drop=True)
-        return pd.concat([rows, before], axis=1).assign(size=self.size, fitted="yes" if self.fitted else "no")
+        fitted = "yes" if (self.nodes, self.edges) in self.bench.tables_alone.sizes else "no"
+        return pd.concat([rows, before], axis=1).assign(size=self.size, fitted=fitted)
 
-    def drawn_streams(self, count: int) -> list[tuple[str, bool, bool, float]]:
-        """Plans drawn at random, executed in turns (`CALIBRATION`): what they took over what the tables expect of them,
-        and over what is expected once their calls were timed."""
-        random = np.random.default_rng([self.bench.seed, *self._at])  # other plans at each size
+    def drawn_streams(self, count: int) -> pd.DataFrame:
+        """Plans drawn at random, executed in turns (`planner.CALIBRATION`): what they took over what the tables expect
+        of them, and over what is expected once their calls were timed."""
+        random = np.random.default_rng([self.bench.seed, self.nodes, self.edges])  # other plans at each size
         half = self.ranking.table.index[: len(self.ranking.table) // 2 + 1]
         plans = _drawn(self.ranking.one_unit_plans, count // 2, random)
         plans += _drawn([plan for plan in half if len(plan.units) > 1], count - len(plans), random)
@@ -193,24 +207,17 @@ class Trial:
         options = {"least": CALIBRATION_ROUNDS, "seed": self.bench.seed, "control": len(streams) < 2}
         raced = timing.race(streams, budget_s=0.0, **options)
         self.close()
-        ranked: list[tuple[Ranking, Plan]] = [(r, plan) for r in (self.by_tables, self.ranking) for plan in plans]
-        return [
-            (
-                self.size,
-                len(plan.units) > 1,
-                ranking.table.loc[plan, "origin"] == MEASURED,
-                raced[plan].median_ms / self.bench.count / ranking.table.loc[plan, "ms"],
-            )
-            for ranking, plan in ranked
-        ]
+        ms = np.array([raced[plan].median_ms for plan in plans]) / self.bench.count
+        about = pd.DataFrame({"size": self.size, "several": [len(plan.units) > 1 for plan in plans]})
+        expected = [ranking.table.loc[plans].reset_index() for ranking in (self.by_tables, self.ranking)]
+        each = [about.assign(timed=table["origin"] == MEASURED, ratio=ms / table["ms"]) for table in expected]
+        return pd.concat(each, ignore_index=True)
 
     def chart(self, plan: Plan) -> pd.DataFrame:
         """The same stream predicted and executed, for a Gantt chart: panel, unit, graph, start_ms, end_ms, origin."""
-        count = self.bench.count
-        executed = self.executor(plan).stream([place % GRAPHS for place in range(count)])
-        both = {"predicted": ("simulated", self.ranking.stream(plan)), "executed": ("measured", executed)}
-        parts = [segments.assign(panel=panel, origin=origin) for panel, (origin, segments) in both.items()]
-        return pd.concat(parts, ignore_index=True)
+        executed = self.executor(plan).stream([place % GRAPHS for place in range(self.bench.count)])
+        predicted = self.ranking.stream(plan).assign(panel="predicted", origin="simulated")
+        return pd.concat([predicted, executed.assign(panel="executed", origin="measured")], ignore_index=True)
 
 
 def flow_rows(chart: pd.DataFrame) -> pd.DataFrame:
@@ -227,3 +234,64 @@ def flow_rows(chart: pd.DataFrame) -> pd.DataFrame:
 
 def _drawn(plans: Sequence[Plan], count: int, random: np.random.Generator) -> list[Plan]:
     return [plans[i] for i in random.permutation(len(plans))[:count]]
+
+
+# ---- OpenVINO's own ways ---------------------------------------------------------------------------------------------
+
+
+def peer_forms(
+    layer: StagedLayer, graphs: Sequence[Tensors], models: Path | str, count: int
+) -> dict[str, Callable[[], np.ndarray]]:
+    """HETERO, AUTO and throughput streams as forms: `count` graphs in turn, the last result; none where the whole layer
+    was not exported. What each makes of every graph has been held against the plain layer.
+
+    Raises:
+        GnnlabError: a result differs.
+    """
+    nodes, edges = size_of(graphs[0])
+    cell = Cell(layer.name, layer.features, nodes, edges, 1, len(layer.stages), PEER)
+    artefact = model_for(registry.find(PEER), cell, str(models))
+    if artefact is None or not artefact.ready:
+        return {}
+    named = ({name: tensor.numpy() for name, tensor in graph.items()} for graph in graphs)
+    feeds = [Feed(layer, artefact, nodes, edges).inputs(values) for values in named]
+    devices = ",".join(sorted(openvino_core().available_devices, key=lambda name: name.startswith("CPU")))
+    ways = ((f"HETERO:{devices}", "LATENCY"), (f"AUTO:{devices}", "LATENCY"), ("CPU", "THROUGHPUT"))
+    forms, options = {}, {"INFERENCE_PRECISION_HINT": HINTS["float32"]}
+    for name, (device, hint) in zip(PEERS, ways, strict=True):
+        compiled = openvino_core().compile_model(artefact.path, device, options | {"PERFORMANCE_HINT": hint})
+        run = partial(_streamed if hint == "THROUGHPUT" else _in_turn, compiled, feeds)
+        for place, graph in enumerate(graphs):
+            require_equal(plain(layer, graph), run(place + 1), RTOL_FLOAT32, name)
+        forms[name] = partial(run, count)
+    return forms
+
+
+def conditions_of(form: str) -> dict[str, Any]:
+    """What a plan, by its words, or one of `PEERS` computes under, as fields of a row."""
+    if form in PEERS:
+        return {
+            "runtime": f"OpenVINO {machine.version('openvino')}",
+            "precision": "float32",
+            "threads": machine.cores(),
+        }
+    return conditions(parse(form).units)
+
+
+def _in_turn(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], count: int) -> np.ndarray:
+    """One graph after the other, as a user calls a compiled model."""
+    request = compiled.create_infer_request()
+    for place in range(count):
+        request.infer(feeds[place % len(feeds)], share_inputs=True, share_outputs=True)
+    return np.array(request.get_output_tensor().data)
+
+
+def _streamed(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], count: int) -> np.ndarray:
+    """As many requests at once as the hint asks for."""
+    last: list[np.ndarray] = []
+    queue = ov.AsyncInferQueue(compiled)
+    queue.set_callback(lambda request, keep: keep and last.append(np.array(request.get_output_tensor().data)))
+    for place in range(count):
+        queue.start_async(feeds[place % len(feeds)], place == count - 1, share_inputs=True)
+    queue.wait_all()
+    return last[0]

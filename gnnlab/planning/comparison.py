@@ -12,25 +12,21 @@ choose; what the A/A control of a race shows beyond 1 is in the intervals.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.planner import conditions
+from gnnlab.planning.bench import PEERS, Trial, conditions_of
 from gnnlab.planning.plans import Plan, parse
 from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONFIDENCE, CONTROL, Estimate
-
-if TYPE_CHECKING:
-    from gnnlab.planning.bench import Trial
+from gnnlab.profiling.estimates import CONFIDENCE, CONTROL
 
 ONE_UNIT = "over plans of one unit"
-PEERS = ("HETERO", "AUTO", "throughput streams")  # forms of the same race, by their names
 ALL_PEERS = f"{ONE_UNIT}, HETERO, AUTO and throughput streams"
 WORST = "chosen, at the worst size"
+ENDS = ["value", "low", "high"]
 _PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
 
 
@@ -98,7 +94,7 @@ class Comparison:
 
     def _by_plan(self, columns: Mapping[str, pd.Series]) -> pd.DataFrame:
         """A row of percent for each plan that ran: keys size and plan."""
-        about = pd.DataFrame([_conditions(form) for form in self.both["form"]])
+        about = pd.DataFrame([conditions_of(form) for form in self.both["form"]])
         rows = self.both[["size"]].assign(plan=self.both["form"], form="predicted", n=self.both["rounds"])
         return pd.concat([rows.assign(**_PERCENT, **columns), about], axis=1)
 
@@ -110,15 +106,12 @@ class Comparison:
         rows = []
         for size, part in self.both.groupby("size", sort=False):
             chosen, others = part[part["chosen"]].iloc[0], part[~part["chosen"]]
-            ratio, rival = self._slower(chosen, others)
-            ends = {"value": ratio.value, "low": ratio.low, "high": ratio.high}
-            percent = {name: None if end is None else 100 * max(0.0, end - 1) for name, end in ends.items()}
+            ratio, n, rival = self._slower(chosen, others)
             notes = f"{chosen['form']} against {rival}, the fastest of {len(others)} others"
-            about = {"size": size, "form": "chosen", "notes": notes, **_conditions(chosen["form"])}
-            rows.append({**about, **_PERCENT, **percent, "n": ratio.n})
+            about = {"size": size, "form": "chosen", "notes": notes, **conditions_of(chosen["form"])}
+            rows.append({**about, **_PERCENT, **(100 * (ratio - 1)).clip(lower=0), "n": n})
         # which size is the worst was seen in the same samples, so its own interval would be too narrow
-        ends = {name: [row[name] for row in rows] for name in ("value", "low", "high")}
-        worst = {name: None if None in each else max(each) for name, each in ends.items()}
+        worst = pd.DataFrame(rows)[ENDS].max(skipna=False)
         last = max(rows, key=lambda row: row["value"])
         notes = f"{last['size']}: {last['notes']}; chosen by every other round and judged by the rest"
         return pd.DataFrame([*rows, {**last, **worst, "n": rows[0]["n"], "size": "all", "form": WORST, "notes": notes}])
@@ -130,17 +123,17 @@ class Comparison:
         for size, part in self.both.groupby("size", sort=False):
             chosen, alone = part[part["chosen"]].iloc[0], part[~part["several"]]
             peers = self.peers[self.peers["size"] == size]
-            fixed = {"size": size, **_PERCENT, "unit": "x", "better": "higher", **_conditions(chosen["form"])}
-            for form, rivals, wanted in ((ONE_UNIT, alone, ()), (ALL_PEERS, pd.concat([alone, peers]), PEERS)):
-                if lacking := [peer for peer in wanted if peer not in set(peers["form"])]:
+            fixed = {"size": size, **_PERCENT, "unit": "x", "better": "higher", **conditions_of(chosen["form"])}
+            for form, rivals in ((ONE_UNIT, alone), (ALL_PEERS, pd.concat([alone, peers]))):
+                lacking = [peer for peer in PEERS if form == ALL_PEERS and peer not in set(peers["form"])]
+                if lacking:
                     needs = f"needs OpenVINO {', '.join(lacking)} in the race: export 1-7, too (blocks of notebook 04)"
                     rows.append({**fixed, "form": form, "status": "unavailable", "reason": needs})
                     continue
-                ratio, rival = self._slower(chosen, rivals)
-                ends = zip(("value", "low", "high"), (ratio.value, ratio.high, ratio.low), strict=True)
-                gain = {name: None if end is None else 1 / end for name, end in ends}
+                ratio, n, rival = self._slower(chosen, rivals)
+                gain = (1 / ratio).rename({"low": "high", "high": "low"})
                 notes = f"{chosen['form']} over {rival}, the fastest of {len(rivals)} by every other round"
-                rows.append({**fixed, "form": form, **gain, "n": ratio.n, "notes": notes})
+                rows.append({**fixed, "form": form, **gain, "n": n, "notes": notes})
         return pd.DataFrame(rows)
 
     def conclusion(self) -> str:
@@ -161,23 +154,17 @@ class Comparison:
             )
         return "\n\n".join(sentences)
 
-    def _slower(self, chosen: pd.Series, rivals: pd.DataFrame) -> tuple[Estimate, str]:
-        """The chosen plan's time over that of the best of `rivals`, and that one: picked by the even rounds, judged by
-        the odd ones."""
-        best = _fastest(rivals)
+    def _slower(self, chosen: pd.Series, rivals: pd.DataFrame) -> tuple[pd.Series, int, str]:
+        """The chosen plan's time over that of the best of `rivals` (`ENDS`), rounds, and that one: picked by the even
+        rounds, judged by the odd ones."""
+        size, best = chosen["size"], _fastest(rivals)
         ratio = estimates.ratio(chosen["samples"][1::2], best["samples"][1::2])
-        if ratio.low is None:
-            return ratio, best["form"]
-        size = chosen["size"]
+        ends = pd.Series([ratio.value, ratio.low, ratio.high], ENDS, dtype=float)
         baseline = self.executed[(self.executed["size"] == size) & self.executed["baseline"].isna()].iloc[0]
         floor = estimates.noise_floor(baseline["samples"], self.controls[size])
-        return replace(ratio, low=ratio.low / floor, high=ratio.high * floor), best["form"]
+        return ends * [1, 1 / floor, floor], ratio.n, best["form"]
 
 
 def _fastest(raced: pd.DataFrame) -> pd.Series:
     """By every other round."""
-    return raced.iloc[int(np.argmin([float(np.median(samples[::2])) for samples in raced["samples"]]))]
-
-
-def _conditions(form: str) -> dict[str, Any]:
-    return conditions(parse(form).units)
+    return raced.iloc[int(np.argmin([np.median(samples[::2]) for samples in raced["samples"]]))]

@@ -13,8 +13,10 @@ says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -22,22 +24,22 @@ import pandas as pd
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, SIMULATED, Prediction, TimePredictor
-from gnnlab.prediction.predictor import simulated_time as time_of_simulated
+from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction, TimePredictor
 from gnnlab.prediction.tables import load_tables, read_bandwidth, read_lookup
 from gnnlab.units import registry
-from gnnlab.units.simulated import SCATTERS, SimulatedUnit
+from gnnlab.units.simulated import NOISE, SCATTERS, SimulatedUnit
 from gnnlab.workloads.staged import StagedLayer
 
 Span = tuple[int, int]  # first and last stage
-Key = tuple[str, int, int, int, int]  # unit, first, last, nodes, edges
+Key = tuple[str, int, int, int, int]  # `CALL`
+CALL = ["unit", "first", "last", "nodes", "edges"]
 HOST = "host"  # where graphs come from and results go to
-READ, FITTED = "read", "read, fitted between"
+READ, FITTED, SIMULATED = "read", "read, fitted between", "simulated"
 LEAST_FIRST = (SIMULATED, EXTRAPOLATED, FITTED, READ, INTERPOLATED, MEASURED)  # origins, by what they say of here
 SIMULATED_UNITS = ("simulated:GPU", "simulated:NPU")
 SLOW_TO_LOAD = ("torch-compiled:CPU",)  # compiles each call for half a minute: only where it is named
 S4_FEATURES = 500  # of S4's GraphSAGE, which its tables are of
-NORMAL_95 = 1.96  # standard deviations
+NORMAL_95, NORMAL_90 = 1.96, 1.645  # standard deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,6 @@ class Costs:
     separate: frozenset[str] = frozenset()
     known: Mapping[Key, Prediction] = field(default_factory=dict)
     simulated: Mapping[str, SimulatedUnit] = field(default_factory=dict)
-    _seen: dict[Key, Prediction] = field(default_factory=dict, init=False, repr=False)
 
     def only(self, *names: str) -> Costs:
         """The same with these units alone."""
@@ -101,36 +102,31 @@ class Costs:
         fitted = set(self.predictor.blocks(unit)) if self.predictor else set()
         return fitted | {key[1:3] for key in self.known if key[0] == unit}
 
+    @lru_cache(maxsize=100_000)  # noqa: B019 - a ranking asks for the same call in many plans
     def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
-        """The time of a block in one call, its interval (95 % where it was measured), and its origin: measured,
-        interpolated, extrapolated, simulated, read, or "read, fitted between".
+        """The time of a block in one call, its interval (95 % where it was measured, else 90 %), and its origin:
+        measured, interpolated, extrapolated, simulated, read, or "read, fitted between".
 
         Raises:
-            GnnlabError: the tables give no time, or none that makes sense.
+            GnnlabError: the tables give no time.
         """
         key = (unit, first, last, nodes, edges)
-        if key not in self._seen:
-            self._seen[key] = self.known.get(key) or self._predict(*key)
-        return self._seen[key]
+        if key in self.known:
+            return self.known[key]
+        if unit in self.simulated:
+            device, noise = self.simulated[unit], math.exp(NORMAL_90 * NOISE)
+            ms = device.time_ms(self.layer, first, last, nodes, edges, device.computes_in("float32"))
+            return Prediction(ms, ms / noise, ms * noise, SIMULATED)
+        if self.predictor is None:
+            sizes = ", ".join(f"{n}/{e}" for n, e in self.sizes)
+            raise GnnlabError(f"no times at {nodes}/{edges} and too few sizes to fit between them; there are {sizes}")
+        predicted = self.predictor.predict(*key)
+        was_read = any(each[0] == unit and time.origin == READ for each, time in self.known.items())
+        return replace(predicted, origin=FITTED) if was_read and predicted.origin == INTERPOLATED else predicted
 
     def transfer_ms(self, source: str, target: str, size_bytes: float) -> float:
         """Handing bytes on; 0 within a unit. Times of measured devices hold their own copies in and out already."""
         return 0.0 if source == target or size_bytes <= 0 else self.copy_ms(source, target, size_bytes)
-
-    def _predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
-        if unit in self.simulated:
-            return time_of_simulated(self.simulated[unit], self.layer, first, last, nodes, edges)
-        if self.predictor is None:
-            sizes = ", ".join(f"{n}/{e}" for n, e in self.sizes)
-            raise GnnlabError(f"no times at {nodes}/{edges} and too few sizes to fit between them; there are {sizes}")
-        predicted = self.predictor.predict(unit, first, last, nodes, edges)
-        if not (np.isfinite(predicted.time_ms) and predicted.time_ms > 0):
-            raise GnnlabError(
-                f"the tables give {predicted.time_ms} ms for stages {first}-{last} on {unit} at {nodes}/{edges}; "
-                "measure them anew (notebooks 05 and 06)"
-            )
-        was_read = any(key[0] == unit and time.origin == READ for key, time in self.known.items())
-        return replace(predicted, origin=FITTED) if was_read and predicted.origin == INTERPOLATED else predicted
 
 
 # ---- the tables of notebook 06 ---------------------------------------------------------------------------------------
@@ -167,33 +163,28 @@ def read_costs(lookup: Path, bandwidth: Path) -> Costs:
     Raises:
         GnnlabError: a file is missing, in another format, or holds an invalid time or bandwidth; one line.
     """
-    layer, entries, rates = layer_of("sage", S4_FEATURES), read_lookup(lookup), read_bandwidth(bandwidth)
-    if strange := [stage for *_, stage in entries if not 1 <= stage <= len(layer.stages)]:
+    layer, table, rates = layer_of("sage", S4_FEATURES), read_lookup(lookup), read_bandwidth(bandwidth)
+    if strange := [stage for stage in table["stage"] if not 1 <= stage <= len(layer.stages)]:
         raise GnnlabError(f"{lookup}: stage {strange[0]}; S4's layer has stages 1 to {len(layer.stages)}")
-    rows = []
-    for (nodes, edges, processor, stage), entry in entries.items():
-        ms, half = entry.total_time_ms, NORMAL_95 * (entry.std_ms or 0.0)  # the time alone where it has no deviation
-        rows.append((processor, stage, stage, nodes, edges, ms, max(ms - half, ms / 2), ms + half))
-    known = {row[:5]: Prediction(*row[5:], READ) for row in rows}
-    columns = ["unit", "first", "last", "nodes", "edges", "ms", "ms_low", "ms_high"]
+    ms, half = table["total_time_ms"], NORMAL_95 * table["std_ms"].fillna(0.0)  # the time alone where it has none
+    times = table[["processor", "stage", "stage", "nodes", "edges"]].set_axis(CALL, axis=1)
+    times = times.assign(ms=ms, ms_low=np.maximum(ms - half, ms / 2), ms_high=ms + half)
+    known = {row[:5]: Prediction(*row[5:], READ) for row in times.itertuples(index=False, name=None)}
     try:
-        predictor = TimePredictor.fit(layer, pd.DataFrame(rows, columns=columns))
+        predictor = TimePredictor.fit(layer, times)
     except GnnlabError:  # too few sizes: those that are there can still be planned
         predictor = None
     processors = {key[0]: key[0] for key in known}
+    mb_s = pd.Series(rates, dtype=float).groupby(lambda key: key.partition("_")[0]).median()
 
     def copy_ms(source: str, target: str, size_bytes: float) -> float:
         """The host's memory is the CPU's."""
         ends = ["CPU" if end == HOST else end for end in (source, target)]
-        return 0.0 if ends[0] == ends[1] else size_bytes / min(_rate(rates, end) for end in ends) / 1e3
+        if ends[0] == ends[1]:
+            return 0.0
+        for end in ends:
+            if end not in mb_s:
+                raise GnnlabError(f"the bandwidth table says nothing of the {end}; add {end}_stageN, in MB/s")
+        return size_bytes / mb_s[ends].min() / 1e3
 
-    separate = frozenset(processors) - {"CPU"}
-    return Costs(layer, tuple(processors), predictor, copy_ms, processors, separate, known)
-
-
-def _rate(rates: Mapping[str, float], processor: str) -> float:
-    """MB/s, the median over stages."""
-    known = [mb_s for key, mb_s in rates.items() if key.startswith(f"{processor}_")]
-    if not known:
-        raise GnnlabError(f"the bandwidth table says nothing of the {processor}; add {processor}_stageN, in MB/s")
-    return float(np.median(known))
+    return Costs(layer, tuple(processors), predictor, copy_ms, processors, frozenset(processors) - {"CPU"}, known)

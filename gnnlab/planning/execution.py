@@ -31,10 +31,9 @@ import torch
 from gnnlab.campaign.cell_inputs import Cell, layer_of, load
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.planning.costs import Costs, Span
-from gnnlab.planning.pipeline import SEGMENTS, window
 from gnnlab.planning.planner import conditions
 from gnnlab.planning.plans import Block, Plan
-from gnnlab.planning.steps import block_of, pieces, whole_until
+from gnnlab.planning.steps import SEGMENTS, block_of, spans_of, whole_until, window
 from gnnlab.planning.unit_processes import UnitProcesses, tell, wait_for
 from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.units import registry
@@ -131,19 +130,17 @@ def _stream(key: str, numbers: Sequence[int]) -> list[tuple[float, float]]:
 
 
 class _Part:
-    """One graph as one unit of a plan sees it: `run(slot)` does the unit's work, between the graph and a slot.
-
-    `own`: the rows that it writes. `whole`: how many of its calls compute all rows; those of other nodes are dropped
-    behind them.
-    """
+    """One graph as one unit of a plan sees it: `run(slot)` does the unit's work, between the graph and a slot, in steps
+    from values to values. `own`: the rows that it writes; those of other nodes are dropped behind the calls that
+    compute all rows."""
 
     def __init__(self, task: Task, x: np.ndarray, edge_index: np.ndarray) -> None:
         self.layer = layer_of(task.layer, task.features)
         self.block = block_of(self.layer, task.block.first, task.block.last)
-        self.own, self.whole = slice(None), 0
+        self.own, whole = slice(None), 0
         if task.block.shared:
             until = whole_until(self.layer, task.block.first, task.block.last)
-            self.whole = sum(span[0] <= until for span in task.spans)
+            whole = sum(span[0] <= until for span in task.spans)
             into = np.bincount(edge_index[1], minlength=len(x)) if until else np.ones(len(x))
             rows = split(into, task.block.ratios[0])
             self.own = slice(0, rows) if task.unit == task.block.units[0] else slice(rows, len(x))
@@ -154,24 +151,22 @@ class _Part:
         self.given = {"x": x, "edge_index": edge_index}  # some units look at x for the number of nodes
         unit, self.calls = registry.find(task.unit), []
         for place, span in enumerate(task.spans):
-            nodes = len(x) if place < self.whole else len(x[self.own])
+            nodes = len(x) if place < whole else len(x[self.own])
             cell = Cell(task.layer, task.features, nodes, edge_index.shape[1], *span, task.unit)
             self.calls.append(load(unit, cell, task.models, unit.computes_in("float32")))
+        self.steps = [call.run for call in self.calls]
+        if task.block.shared:
+            self.steps.insert(whole, self._own_rows)
 
     def run(self, slot: dict[str, np.ndarray]) -> None:
         values = {name: slot[name] for name in self.block.reads if name in slot} | self.given
-        for place, call in enumerate(self.calls):
-            if place == self.whole:
-                values = self._own_rows(values)
-            values = values | call.run(values)
-        if self.whole == len(self.calls):
-            values = self._own_rows(values)
+        for step in self.steps:
+            values |= step(values)
         for name in self.block.writes:
             slot[name][self.own] = values[name]
 
     def _own_rows(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        of_nodes = {name for name in values if NODES in self.layer.values[name].dims}
-        return {name: array[self.own] if name in of_nodes else array for name, array in values.items()}
+        return {name: values[name][self.own] for name in values if NODES in self.layer.values[name].dims}
 
 
 # ---- in this process -------------------------------------------------------------------------------------------------
@@ -194,23 +189,26 @@ class Executor(AbstractContextManager):
         models: Path | str | None = None,
         places: Mapping[str, int | str] | None = None,
     ) -> None:
-        layer, sizes = costs.layer, set(map(size_of, graphs))
-        if len(sizes) != 1 or not min(min(sizes)) or any(graph["x"].shape[1] != layer.features for graph in graphs):
+        layer, size = costs.layer, size_of(graphs[0])
+        if not min(size):
+            raise GnnlabError(f"a graph of {size[0]} nodes and {size[1]} edges; at least 1 of each is needed")
+        if layer.fingerprint() != layer_of(layer.name, layer.features).fingerprint():
             raise GnnlabError(
-                f"{len(graphs)} graphs for a layer of {layer.features} features; 1 at least, of one size, with edges, "
-                "all of that width"
+                f"this layer has weights of its own; units run the lab's {layer.name} of {layer.features} features "
+                f'(layer_of("{layer.name}", {layer.features})), whose models are exported'
             )
         self.plan, self.layer, self.graphs, self.processes = plan, layer, list(graphs), processes
         self.key, self._last_slot = f"plan{next(_keys)}", 0
-        self._slots = _slots(plan, layer, sizes.pop())
-        tasks, places = {}, places or {unit: place for place, unit in enumerate(plan.units)}
+        self._slots = _slots(plan, layer, size)
+        places = places or {unit: place for place, unit in enumerate(plan.units)}
+        requests, shared = {}, [_shared(graph) for graph in graphs]
         for place, block in enumerate(plan.blocks):
             for unit in block.units:
-                spans = pieces(costs, unit, block.first, block.last, block.shared)
+                spans = spans_of(costs, unit, block.first, block.last, block.shared)
                 folder = None if models is None else str(models)
-                tasks[unit] = Task(unit, layer.name, layer.features, plan.blocks, place, spans, folder, places[unit])
-        given = [_shared(graph) for graph in graphs]
-        processes.ask({unit: (_open, self.key, task, given, self._slots) for unit, task in tasks.items()})
+                task = Task(unit, layer.name, layer.features, plan.blocks, place, spans, folder, places[unit])
+                requests[unit] = (_open, self.key, task, shared, self._slots)
+        processes.ask(requests)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -221,7 +219,7 @@ class Executor(AbstractContextManager):
         self._slots = []
 
     def stream(self, numbers: Iterable[int]) -> pd.DataFrame:
-        """The `pipeline.SEGMENTS` of graphs that are sent through, named by their places in `graphs`.
+        """The `steps.SEGMENTS` of graphs that are sent through, named by their places in `graphs`.
 
         Raises:
             GnnlabError: a unit failed, or its process died or hangs.
@@ -253,7 +251,7 @@ class Executor(AbstractContextManager):
     def _send(self, numbers: list[int]) -> dict[str, list[tuple[float, float]]]:
         """When each unit began and ended each graph."""
         self._last_slot = (len(numbers) - 1) % len(self._slots)
-        return self.processes.ask(dict.fromkeys(self.plan.units, (_stream, self.key, numbers)), len(numbers))
+        return self.processes.ask(dict.fromkeys(self.plan.units, (_stream, self.key, numbers)))
 
 
 def plain(layer: StagedLayer, graph: Tensors) -> np.ndarray:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,26 +25,27 @@ import pandas as pd
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import LEAST_FIRST, Costs
-from gnnlab.planning.pipeline import SEGMENTS, places_of, stream
 from gnnlab.planning.plans import RATIOS, Plan, Space
-from gnnlab.planning.steps import Work, runs, works_of
+from gnnlab.planning.steps import SEGMENTS, Work, places_of, stream, works_of
 from gnnlab.prediction.predictor import MEASURED
 from gnnlab.profiling.estimates import PREDICTION
 from gnnlab.units import registry
 
 PREDICTED = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate", "interval": PREDICTION}
 PERCENTILES = (50, 5, 95)  # of executed over expected: the correction and its 90 % interval
-ENDS = ("low_ms", "high_ms")  # of the times of all blocks
-CALIBRATION = ["size", "several", "timed", "ratio"]
+CALIBRATION = ["size", "several", "timed", "ratio"]  # of a stream: several units? calls timed? executed over expected
 
 
-def corrections(calibration: pd.DataFrame) -> dict[tuple[bool, bool], tuple[float, float, float, int]]:
-    """Median, 5 %, 95 % and number of executed over expected times, by (several units?, calls timed at the size?).
+def correction(calibration: pd.DataFrame, several: bool, timed: bool) -> tuple[float, float, float, int]:
+    """Median, 5 %, 95 % and number of executed over expected times, of the streams that are most like a plan: of as
+    many units (one, or several) by times of the same kind; else of as many units; else of all.
 
     `calibration`: a row for each executed stream (`CALIBRATION`).
     """
-    groups = calibration.groupby(["several", "timed"])["ratio"]
-    return {key: (*np.percentile(ratios, PERCENTILES).tolist(), len(ratios)) for key, ratios in groups}
+    alike = calibration[calibration["several"] == several]
+    most = alike[alike["timed"] == timed]
+    ratios = next(streams for streams in (most, alike, calibration) if len(streams))["ratio"]
+    return *np.percentile(ratios, PERCENTILES).tolist(), len(ratios)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +57,6 @@ class Ranking:
     """
 
     planner: Planner
-    nodes: int
-    edges: int
     table: pd.DataFrame
     works: Mapping[Plan, tuple[Work, ...]]
 
@@ -77,11 +76,6 @@ class Ranking:
             raise GnnlabError("no unit has times for the whole layer, so there is no one-unit plan to compare with")
         return self.one_unit_plans[0]
 
-    def near(self, factor: float, most: int) -> list[Plan]:
-        """The plans within so many times the expected time of the best, `most` of them at most."""
-        ms = self.table["ms"]
-        return self.table.index[ms <= factor * ms.iloc[0]].tolist()[:most]
-
     def rows(self, named: Mapping[str, Plan]) -> pd.DataFrame:
         """The expected time of some plans as rows for the one table, by the names of their forms."""
         rows = []
@@ -97,7 +91,7 @@ class Ranking:
         return self.planner.places(self.works[plan])
 
     def stream(self, plan: Plan) -> pd.DataFrame:
-        """The `pipeline.SEGMENTS` of the stream, as long as executed plans make it."""
+        """The `steps.SEGMENTS` of the stream, as long as executed plans make it."""
         segments = stream(self.works[plan], self.places(plan), self.planner.graphs)
         segments = pd.DataFrame(segments, columns=SEGMENTS)
         return segments.assign(**segments[["start_ms", "end_ms"]] * self.table.loc[plan, "factor"])
@@ -105,8 +99,8 @@ class Ranking:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Plans of the units of `costs` on a machine with so many `cores` (None: this one), where any two that are no NPU
-    may share a graph in the `ratios`. `graphs` of a stream; `max_blocks` of a plan; `calibration`: of `corrections`, by
+    """Plans of the units of `costs` on a machine with so many `cores` (this one's), where any two that are no NPU
+    may share a graph in the `ratios`. `graphs` of a stream; `max_blocks` of a plan; `calibration`: of `correction`, by
     streams of as many graphs.
     """
 
@@ -114,11 +108,8 @@ class Planner:
     graphs: int = 8
     ratios: Sequence[float] = RATIOS
     max_blocks: int = 2
-    cores: int | None = None
+    cores: int = field(default_factory=machine.cores)
     calibration: pd.DataFrame | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "cores", self.cores or machine.cores())
 
     @cached_property
     def space(self) -> Space:
@@ -129,42 +120,37 @@ class Planner:
         pairs = itertools.combinations([unit for unit in costs.units if costs.processors[unit] != "NPU"], 2)
         return Space(costs.units, stages, unable, tuple(map(frozenset, pairs)), tuple(self.ratios))
 
-    @cached_property
-    def candidates(self) -> list[Plan]:
-        """Every legal plan whose times are known, those of one unit included.
+    def rank(self, nodes: int, edges: int, also: Sequence[Plan] = ()) -> Ranking:
+        """Every legal plan whose times are known, one unit's included, and those that a reader adds, for a graph of
+        this size.
 
         Raises:
-            GnnlabError: there is none.
+            GnnlabError: there is no such plan; one of `also` breaks a rule, or a time of it is not known.
         """
-        legal = self.space.candidates(max_blocks=self.max_blocks, one_unit=True)
-        known = [plan for plan in legal if runs(plan, self.costs)]
-        if not known:
-            raise GnnlabError(
-                f"no plan of {', '.join(self.costs.units)} can be costed: cells are missing; measure them (notebook 05)"
-            )
-        return known
-
-    def rank(
-        self, nodes: int, edges: int, *, plans: Sequence[Plan] | None = None, also: Sequence[Plan] = ()
-    ) -> Ranking:
-        """All candidates, or `plans`, and `also`, for a graph of this size. `GnnlabError`: one breaks a rule."""
-        given = [self.space.check(plan) for plan in (*(plans or ()), *also)]
-        plans = list(dict.fromkeys([*(self.candidates if plans is None else ()), *given]))
-        works = {plan: works_of(plan, self.costs, nodes, edges) for plan in plans}
-        ms = np.array([self._stream_ms(each) for each in works.values()])
-        origins = [min((work.origin for work in each), key=LEAST_FIRST.index) for each in works.values()]
-        groups = [(len(plan.units) > 1, origin == MEASURED) for plan, origin in zip(plans, origins, strict=True)]
-        learnt = {} if self.calibration is None else corrections(self.calibration)
-        if learnt.keys() >= set(groups):
-            factor, low, high, n = np.array([learnt[group] for group in groups]).T
-        else:
-            by_end = ([[w._replace(ms=getattr(w, end)) for w in each] for each in works.values()] for end in ENDS)
-            low, high = (np.array([self._stream_ms(each) for each in every]) / ms for every in by_end)
-            factor, n = np.ones(len(plans)), np.ones(len(plans))
-        columns = {"ms": ms * factor, "low": ms * np.minimum(low, factor), "high": ms * np.maximum(high, factor)}
-        table = pd.DataFrame({**columns, "n": n.astype(int), "factor": factor, "origin": origins})
-        table.index = pd.Index(plans, dtype=object)
-        return Ranking(self, nodes, edges, table.sort_values("ms", kind="stable"), works)
+        works, rows, learnt, lacking = {}, [], {}, ""
+        for plan in self.space.candidates(max_blocks=self.max_blocks, one_unit=True):
+            try:
+                works[plan] = works_of(plan, self.costs, nodes, edges)
+            except GnnlabError as error:
+                lacking = lacking or str(error)
+        works |= {self.space.check(plan): works_of(plan, self.costs, nodes, edges) for plan in also}
+        if not works:
+            lacking = lacking or "cells are missing; measure them (notebook 05)"
+            raise GnnlabError(f"no plan of {', '.join(self.costs.units)} can be costed: {lacking}")
+        if self.calibration is not None:
+            kinds = itertools.product((False, True), repeat=2)
+            learnt = {kind: correction(self.calibration, *kind) for kind in kinds}
+        for plan, each in works.items():
+            ms, origin = self._stream_ms(each), min((work.origin for work in each), key=LEAST_FIRST.index)
+            if learnt:
+                factor, low, high, n = learnt[len(plan.units) > 1, origin == MEASURED]
+            else:
+                by_end = ([work._replace(ms=getattr(work, end)) for work in each] for end in ("low_ms", "high_ms"))
+                (low, high), factor, n = (self._stream_ms(works_at_end) / ms for works_at_end in by_end), 1.0, 1
+            ends = {"low": ms * min(low, factor), "high": ms * max(high, factor)}
+            rows.append({"ms": ms * factor, **ends, "n": n, "factor": factor, "origin": origin})
+        table = pd.DataFrame(rows, pd.Index(works, dtype=object)).sort_values("ms", kind="stable")
+        return Ranking(self, table, works)
 
     def places(self, works: Sequence[Work]) -> dict[str, int | str]:
         """The core that suits each unit, where all of them work at once."""

@@ -45,10 +45,6 @@ class Block:
     def shared(self) -> bool:
         return len(self.units) > 1
 
-    def notation(self) -> list:
-        head = [list(self.units), list(self.stages)]
-        return [*head, list(self.ratios)] if self.shared else head
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -61,7 +57,8 @@ class Plan:
         return tuple(unit for block in self.blocks for unit in block.units)
 
     def __str__(self) -> str:
-        return json.dumps([block.notation() for block in self.blocks], separators=(",", ":"))
+        blocks = [[b.units, list(b.stages), b.ratios][: 3 if b.shared else 2] for b in self.blocks]
+        return json.dumps(blocks, separators=(",", ":"))
 
     def words(self) -> str:
         """For a reader: "stages 1-5 on CPU and GPU (0.5, 0.5), 6-7 on NPU"."""
@@ -154,13 +151,6 @@ class Space:
     sharing: tuple[frozenset[str], ...] = (frozenset({"CPU", "GPU"}),)
     ratios: tuple[float, ...] = RATIOS
 
-    def __post_init__(self) -> None:
-        if not self.units or len(set(self.units)) != len(self.units):
-            raise GnnlabError(f"units {list(self.units)}: at least one is needed, and each once")
-        if self.stages < 1:
-            raise GnnlabError(f"stages={self.stages}: 1 or more are needed")
-        object.__setattr__(self, "unable", {u: frozenset(s) for u, s in self.unable.items()})
-
     def check(self, plan: Plan) -> Plan:
         """The plan itself; `GnnlabError` names the rule that it breaks."""
         expected = 1
@@ -181,7 +171,7 @@ class Space:
                 may = " or ".join("+".join(sorted(pair)) for pair in self.sharing) or "none"
                 raise GnnlabError(f"plan {plan}: {'+'.join(block.units)} may not share a graph; {may} may")
             for unit in block.units:
-                if barred := sorted(set(block.stages) & self.unable.get(unit, frozenset())):
+                if barred := sorted(set(block.stages).intersection(self.unable.get(unit, ()))):
                     raise GnnlabError(f"plan {plan}: {unit} cannot run stage {', '.join(map(str, barred))}")
         return plan
 
@@ -203,7 +193,7 @@ class Space:
         for cuts in combinations(range(1, self.stages), len(groups) - 1):
             spans = list(zip((1, *(cut + 1 for cut in cuts)), (*cuts, self.stages), strict=True))
             if any(
-                self.unable.get(unit, frozenset()) & set(range(first, last + 1))
+                not set(self.unable.get(unit, ())).isdisjoint(range(first, last + 1))
                 for group, (first, last) in zip(groups, spans, strict=True)
                 for unit in group
             ):

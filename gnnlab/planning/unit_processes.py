@@ -9,7 +9,6 @@ process lets another unit go on (`tell`), and waits until another lets it (`wait
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -24,15 +23,12 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.worker import describe_exit, worker_environment
 from gnnlab.worker_process import end_with_parent
 
-PARTS = 30
-TIMEOUT_S = 300.0  # models compile on a busy machine, and streams of large graphs take their time
+TIMEOUT_S = 600.0  # models compile on a busy machine, and streams of large graphs take their time
 
 
 class UnitProcesses(AbstractContextManager):
-    """A spawned process for each unit. Where one fails, dies or hangs, all end; the next request starts new ones.
-
-    `timeout_s`: of a request of up to `PARTS` parts.
-    """
+    """A spawned process for each unit. Where one fails, dies or hangs (`timeout_s` for a request), all end; the next
+    request starts new ones."""
 
     def __init__(self, units: Iterable[str], timeout_s: float = TIMEOUT_S) -> None:
         self.units, self.timeout_s = tuple(dict.fromkeys(units)), timeout_s
@@ -46,44 +42,38 @@ class UnitProcesses(AbstractContextManager):
     def running(self) -> bool:
         return bool(self._processes)
 
-    def start(self) -> None:
-        """Start them side by side, unless they run."""
-        if self._processes:
-            return
+    def _start(self) -> None:
         context, before = get_context("spawn"), dict(os.environ)
+        # they are gone from the system with the last name that this process has for them
         self._turns = {pair: context.Semaphore(0) for pair in permutations(self.units, 2)}
         os.environ.update(worker_environment(OMP_NUM_THREADS="1"))  # processes that start have it
         try:
             for unit in self.units:
                 self._requests[unit], requests = context.Pipe()
-                given = (unit, requests, self._turns)
-                process = context.Process(target=_serve, args=given, name=unit, daemon=True)
-                process.start()
-                self._processes[unit] = process
+                self._processes[unit] = context.Process(target=_serve, args=(unit, requests, self._turns), daemon=True)
+                self._processes[unit].start()
                 requests.close()  # here; the process has its own
         finally:
             os.environ.clear()
             os.environ.update(before)
 
-    def ask(self, requests: Mapping[str, tuple], parts: int = 1) -> dict[str, Any]:
+    def ask(self, requests: Mapping[str, tuple]) -> dict[str, Any]:
         """What the functions of these requests give, (function, *arguments) by unit, each in the unit's process.
-
-        They have `timeout_s`, and as much again for each further `PARTS` of their `parts`, the graphs of a stream.
 
         Raises:
             GnnlabError: a function raised, a process died, or one gave no answer in time; all processes have ended.
         """
-        answers, limit_s = {}, self.timeout_s * math.ceil(parts / PARTS)
-        until = time.monotonic() + limit_s
+        answers, until = {}, time.monotonic() + self.timeout_s
         try:
-            self.start()
+            if not self.running:
+                self._start()
             for unit, request in requests.items():
                 with suppress(ConnectionError):  # of a process that is gone: its answer says so
                     self._requests[unit].send(request)
             while waiting := {self._requests[unit]: unit for unit in requests if unit not in answers}:
                 ready = wait(waiting, max(0.0, until - time.monotonic()))
                 if not ready:
-                    raise GnnlabError(f"{' and '.join(waiting.values())} gave no answer within {limit_s:g} s")
+                    raise GnnlabError(f"{' and '.join(waiting.values())} gave no answer within {self.timeout_s:g} s")
                 for connection in ready:
                     answers[waiting[connection]] = self._answer(waiting[connection])
         except BaseException:  # after Ctrl-C nobody waits for the answers: they must not go to the next request

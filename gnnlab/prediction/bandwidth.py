@@ -1,8 +1,9 @@
 """What notebook 06 measures in addition to notebook 05, in one call: copies, and sizes that no fit has seen.
 
     measured = measure(outputs / "tables", stages=outputs / "stages", models=outputs / "exported_models", off_grid=12)
+    copy_studies(measured.copies)         # rows for `lab.record`, by study
     predictor = TimePredictor.fit(layer, measured.grid, MeasuredTransfers.fit(measured.copies))
-    compared = compare(predictor, measured.new)      # measured and predicted at sizes never fitted
+    scores(predictor, measured)           # rows, too: predicted beside measured, at sizes left out and never fitted
 
 It is a campaign like that of notebook 05, in a folder of its own: each unit in a child process, in random order, known
 cells not measured again. Copies are cells of it, too.
@@ -10,7 +11,7 @@ cells not measured again. Copies are cells of it, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +68,13 @@ def measured_cells(folder: Path) -> pd.DataFrame:
         runtime=table["runtime_version"],
         threads=table["threads"].where(table["processor"] == "CPU", 0),
     )
+
+
+def need_times(stages: Path, skip: Callable[[str], None]) -> None:
+    """Call `skip` with the reasons of the units where notebook 05 has measured no cell."""
+    cells = measured_cells(stages)
+    if campaign_table.measured(cells).empty:
+        skip(f"notebook 05 has measured nothing here: {campaign_table.reasons(cells)}")
 
 
 def measure(
@@ -143,7 +151,24 @@ def _at(measured: pd.DataFrame, sizes: Sequence[Size]) -> pd.DataFrame:
     return measured[[size in sizes for size in zip(measured["nodes"], measured["edges"], strict=True)]]
 
 
-# ---- predicted beside measured: frames, and rows for `Lab.record` ----------------------------------------------------
+# ---- rows for `Lab.record`, by study ---------------------------------------------------------------------------------
+
+
+def copy_studies(copied: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Of `Measurements.copies`, by size (mib): `copy_times`, ms with their samples, and `copies`, GB/s."""
+    return {"copy_times": time_rows(copied, copied["unit"]), "copies": copies.rates(copied)}
+
+
+def scores(predictor: TimePredictor, measured: Measurements) -> dict[str, pd.DataFrame]:
+    """How far predictions are off, by pu and stage: `held_out`, at sizes left out of the fit; and by size, too:
+    `off_grid` and `off_grid_error`, at sizes never fitted, and `repeat_error`, of a second measurement."""
+    new, repeated = compare(predictor, measured.new), repeats(measured.grid, measured.again)
+    return {
+        "held_out": held_out_rows(predictor, measured.grid),
+        "off_grid": off_grid_rows(new),
+        "off_grid_error": off_grid_error_rows(new, repeated),
+        "repeat_error": repeat_error_rows(repeated),
+    }
 
 
 def compare(predictor: TimePredictor, new: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,11 +46,7 @@ _DRIFT = 0.015  # by which two medians differ from one minute to the next, in ad
 
 @dataclass(frozen=True)
 class CopyCurve:
-    """ms of a copy by bytes, never less for more of them. `n`: samples of the size that has the fewest.
-
-    Raises:
-        GnnlabError: fewer than two sizes, an invalid time, or one that falls.
-    """
+    """ms of a copy by bytes, never less for more of them. `n`: samples of the size that has the fewest."""
 
     size_bytes: tuple[float, ...]
     at_ms: tuple[float, ...]
@@ -59,17 +54,16 @@ class CopyCurve:
     high_ms: tuple[float, ...]
     n: int
 
-    def __post_init__(self) -> None:
-        _check_sweep(self.size_bytes, self.at_ms, self.low_ms, self.high_ms)
-        if (np.diff(self.size_bytes) <= 0).any() or (np.diff(self.at_ms) < 0).any():
-            raise GnnlabError(f"a sweep of copies whose sizes or times fall: {quoted(self.at_ms)} ms")
-
     @classmethod
     def fit(cls, table: pd.DataFrame) -> CopyCurve:
-        """Of at least two sizes (size_bytes, ms, ms_low, ms_high, n), each with a time and its interval."""
+        """Of copies of at least two sizes: size_bytes, ms, ms_low, ms_high, n. `GnnlabError`: fewer, or no time above
+        0."""
         sweep = table[["size_bytes", "ms", "ms_low", "ms_high"]].astype(float).groupby("size_bytes").median()
         size, (ms, low, high) = sweep.index.to_numpy(), sweep.to_numpy().T
-        _check_sweep(size, ms, low, high)
+        if len(sweep) < 2 or not (sweep > 0).all(axis=None):
+            raise GnnlabError(
+                f"a sweep of {len(sweep)} sizes with times {quoted(ms.tolist())} ms; two with times above 0 are needed"
+            )
         rising = IsotonicRegression().fit_transform(size, ms, sample_weight=1 / ms**2)
         columns = (size, rising, rising * low / ms, rising * high / ms)  # each interval keeps its own width
         return cls(*(tuple(column.tolist()) for column in columns), int(table["n"].min()))
@@ -83,9 +77,6 @@ class CopyCurve:
         """Straight between measured sizes, as bytes cost; below them the launch, beyond them at the mean bandwidth of
         the largest."""
         return self._between(self.at_ms, size_bytes)
-
-    def interval_ms(self, size_bytes: float) -> tuple[float, float]:
-        return self._between(self.low_ms, size_bytes), self._between(self.high_ms, size_bytes)
 
     def _between(self, times: tuple[float, ...], size_bytes: float) -> float:
         last, end = self.size_bytes[-1], times[-1]
@@ -101,23 +92,13 @@ class CopyCurve:
     def gb_s(self, size_bytes: float) -> tuple[float, float, float]:
         """GB/s that a copy of that size reads and writes, low and high (95 %): by what it moves and takes beyond the
         smallest one. NaN where launch and noise leave it open."""
-        ms, (low, high) = self.ms(size_bytes), self.interval_ms(size_bytes)
+        ms, low, high = (self._between(times, size_bytes) for times in (self.at_ms, self.low_ms, self.high_ms))
         moved, beyond = 2 * (size_bytes - self.size_bytes[0]), ms - self.launch_ms
         below = np.linalg.norm([ms - low, self.high_ms[0] - self.launch_ms, _DRIFT * ms])
         above = np.linalg.norm([high - ms, self.launch_ms - self.low_ms[0], _DRIFT * ms])
         if moved <= 0 or beyond <= 0 or max(below, above) > WIDEST * beyond:
             return (np.nan,) * 3
         return tuple(float(moved / time_ms / 1e6) for time_ms in (beyond, beyond + above, beyond - below))
-
-
-def _check_sweep(*columns: Any) -> None:
-    """At least two sizes, all numbers above 0."""
-    numbers = np.array(columns, dtype=float)
-    if numbers.shape[1] < 2 or not (np.isfinite(numbers).all() and (numbers > 0).all()):
-        raise GnnlabError(
-            f"a sweep of {numbers.shape[1]} sizes with times {quoted(numbers[1].tolist())} ms; at least two sizes, "
-            "each with a time above 0, are needed"
-        )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
     predictor = TimePredictor.fit(layer, cells, transfers)    # cells: the table of a campaign
     predictor.predict("openvino:CPU", 1, 5, nodes=4000, edges=9000)      # time_ms, low_ms, high_ms, origin
+    predictor.fitted("openvino:CPU", 1, 5)      # a row a size: what the fit of this block is made from
 
 A time is a sum of the block's work, and no coefficient is negative, so that more work never takes less time. Errors
 count relative to the time. Intervals are conformal: sizes are left out, predicted and compared, and the 90 % quantile
@@ -22,13 +23,12 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.copies import CopyCurve, MeasuredTransfers
-from gnnlab.units.simulated import NOISE, SimulatedUnit
 from gnnlab.workloads import staged
 from gnnlab.workloads.staged import StagedLayer
 
 RATE = 0.9  # at which an interval holds the time that is measured
 FEWEST_SIZES = 3
-MEASURED, SIMULATED = "measured", "simulated"
+MEASURED = "measured"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
 NODES, EDGES = 0, 1  # columns of sizes
 BLOCK = ["unit", "first", "last"]
@@ -41,8 +41,8 @@ Key = tuple[str, int, int]  # unit, first, last
 
 @dataclass(frozen=True)
 class Prediction:
-    """A time in ms, its interval, and measured|interpolated|extrapolated|simulated. The interval is that of the
-    measurement at a measured size (95 %), else holds the time at 90 %."""
+    """A time in ms, its interval, and measured|interpolated|extrapolated. The interval is that of the measurement at a
+    measured size (95 %), else holds the time at 90 %."""
 
     time_ms: float
     low_ms: float
@@ -82,10 +82,9 @@ class TimePredictor:
                     "predict others, so measure more (sizes of notebook 05)"
                 )
                 continue
-            sizes, axes = np.array(part.index.tolist(), dtype=float), coordinates(layer, *key[1:])
-            relative = work(layer, *key[1:], sizes, _curve(transfers, key[0])) / part[["ms"]].to_numpy()
-            coefficients[key] = _nonnegative().fit(relative, np.ones(len(part))).coef_
-            left_out.append(_left_out(relative, sizes, axes).assign(**dict(zip(BLOCK, key, strict=True))))
+            columns = _columns(layer, key, part, transfers)
+            coefficients[key] = _nonnegative().fit(*_relative(columns)).coef_
+            left_out.append(_left_out(layer, key, columns))
         if not coefficients:
             raise GnnlabError(f"nothing to predict from: {next(iter(lacking.values()), 'there are no measured times')}")
         return cls(layer, coefficients, measured, transfers, pd.concat(left_out, ignore_index=True), lacking)
@@ -97,6 +96,13 @@ class TimePredictor:
     def blocks(self, unit: str) -> set[Span]:
         """(first, last) of what can be predicted on a unit."""
         return {key[1:] for key in self.coefficients if key[0] == unit}
+
+    def fitted(self, unit: str, first: int, last: int) -> pd.DataFrame:
+        """What the fit of a block is made from, a row a size (nodes, edges): the columns of `work`, in the end `group`,
+        sizes that are left out together, and `ms`."""
+        times = pd.DataFrame.from_dict(self.measured[unit, first, last], "index", columns=["ms", "low", "high"])
+        times.index = pd.MultiIndex.from_tuples(times.index, names=["nodes", "edges"])
+        return _columns(self.layer, (unit, first, last), times, self.transfers)
 
     def predict(self, unit: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
         """The time of a block at a size, ms.
@@ -115,7 +121,7 @@ class TimePredictor:
         if size in self.measured[key]:
             return Prediction(*self.measured[key][size], MEASURED)
         columns = work(self.layer, first, last, np.array([size], dtype=float), _curve(self.transfers, unit))
-        ms = max(float(columns[0] @ self.coefficients[key]), _LEAST)
+        ms = max(float(columns.to_numpy()[0] @ self.coefficients[key]), _LEAST)
         inside = inside_hull(list(self.measured[key]), [size], coordinates(self.layer, first, last))[0]
         errors = self.left_out[self.left_out["unit"] == unit]
         half = conformal_quantile(between(errors)["error"] if inside else errors["error"])
@@ -125,14 +131,15 @@ class TimePredictor:
 # ---- the fit ---------------------------------------------------------------------------------------------------------
 
 
-def work(layer: StagedLayer, first: int, last: int, sizes: np.ndarray, curve: CopyCurve | None) -> np.ndarray:
-    """What a block does at `sizes` (sizes, 2), as columns: one launch, bytes, FLOPs, those of N and E that it depends
-    on, and with a `curve` the ms of a copy of its bytes, which knows the caches; (sizes, 3 to 6)."""
+def work(layer: StagedLayer, first: int, last: int, sizes: np.ndarray, curve: CopyCurve | None) -> pd.DataFrame:
+    """What a block does at `sizes` (sizes, 2), a row each: one launch, bytes, FLOPs, those of nodes and edges that it
+    depends on, and with a `curve` the ms of a copy of its bytes, which knows the caches."""
     block = layer.block(first, last)
     moved = [block.bytes_moved(*size) for size in sizes.tolist()]
     flops = [sum(stage.flops(*size) for stage in block.stages) for size in sizes.tolist()]
-    copies = [[curve.moving_ms(amount) for amount in moved]] if curve else []
-    return np.column_stack([np.ones(len(sizes)), moved, flops, sizes[:, coordinates(layer, first, last)], *copies])
+    sides = {("nodes", "edges")[axis]: sizes[:, axis] for axis in coordinates(layer, first, last)}
+    copies = {"copy_ms": [curve.moving_ms(amount) for amount in moved]} if curve else {}
+    return pd.DataFrame({"launch": 1.0, "moved_bytes": moved, "flops": flops, **sides, **copies})
 
 
 def coordinates(layer: StagedLayer, first: int, last: int) -> list[int]:
@@ -163,19 +170,37 @@ def _curve(transfers: MeasuredTransfers | None, unit: str) -> CopyCurve | None:
     return transfers and transfers.through.get(unit, transfers.plain)
 
 
-def _left_out(relative: np.ndarray, sizes: np.ndarray, axes: Sequence[int]) -> pd.DataFrame:
-    """`TimePredictor.left_out` of one block, of its work over its times.
+def _columns(layer: StagedLayer, key: Key, times: pd.DataFrame, transfers: MeasuredTransfers | None) -> pd.DataFrame:
+    """`TimePredictor.fitted` of a block, of its times by nodes and edges.
 
     All sizes of one N are left out together (of one E where a block depends on that alone), so that a value in between
     is new to the fit; one size after the other where there are fewer than three values.
     """
-    groups = sizes[:, axes[0]] if len(np.unique(sizes[:, axes[0]])) > 2 else np.arange(len(sizes))
-    options = {"groups": groups, "cv": LeaveOneGroupOut()}
-    predicted = cross_val_predict(_nonnegative(), relative, np.ones(len(sizes)), **options)
-    inside = [inside_hull(sizes[groups != group], [size], axes)[0] for size, group in zip(sizes, groups, strict=True)]
-    nodes, edges = sizes.astype(int).T
+    unit, first, last = key
+    sizes = np.array(times.index.tolist(), dtype=float)
+    groups = sizes[:, coordinates(layer, first, last)[0]].astype(int)
+    groups = groups if len(np.unique(groups)) > 2 else np.arange(len(sizes))
+    columns = work(layer, first, last, sizes, _curve(transfers, unit)).set_index(times.index)
+    return columns.assign(group=groups, ms=times["ms"])
+
+
+def _relative(columns: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
+    """The work over the time, and ones, which it should make: so errors count relative to the time."""
+    return columns.drop(columns=["group", "ms"]).div(columns["ms"], axis=0), np.ones(len(columns))
+
+
+def _left_out(layer: StagedLayer, key: Key, columns: pd.DataFrame) -> pd.DataFrame:
+    """`TimePredictor.left_out` of one block."""
+    options = {"groups": columns["group"], "cv": LeaveOneGroupOut()}
+    predicted = cross_val_predict(_nonnegative(), *_relative(columns), **options)
+    left_out = columns.index.to_frame(index=False).assign(group=columns["group"].to_numpy())
+    axes = coordinates(layer, *key[1:])
+    inside = [
+        inside_hull(left_out.loc[left_out["group"] != group, ["nodes", "edges"]], [(nodes, edges)], axes)[0]
+        for nodes, edges, group in left_out.itertuples(index=False)
+    ]
     error = -np.log(np.maximum(predicted, _LEAST))
-    return pd.DataFrame({"nodes": nodes, "edges": edges, "group": groups, "error": error, "inside": inside})
+    return left_out.assign(**dict(zip(BLOCK, key, strict=True)), error=error, inside=inside)
 
 
 def inside_hull(known: Sequence[Size], sizes: Sequence[Size], axes: Sequence[int] = (NODES, EDGES)) -> np.ndarray:
@@ -197,12 +222,3 @@ def _hull(known: frozenset[Size], axes: tuple[int, ...]) -> tuple[np.ndarray, De
         return points, Delaunay(points)
     except (QhullError, ValueError):  # all on a line, or a single coordinate
         return points, None
-
-
-def simulated_time(
-    device: SimulatedUnit, layer: StagedLayer, first: int, last: int, nodes: int, edges: int
-) -> Prediction:
-    """By its constants, with 90 % of its noise."""
-    ms = device.time_ms(layer, first, last, nodes, edges, device.computes_in("float32"))
-    half = 1.645 * NOISE  # 90 % of a normal
-    return Prediction(ms, ms * float(np.exp(-half)), ms * float(np.exp(half)), SIMULATED)

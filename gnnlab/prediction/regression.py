@@ -3,8 +3,7 @@
     def s4(moved_bytes, ms):                  # latency = intercept + slope * bytes; a reader may change it
         return np.polyfit(moved_bytes, ms, deg=1)
 
-    lines = s4_lines(layer, entries, rates, s4)      # a row for every stage on the unit of each processor
-    bandwidth_rows(lines)                     # for `lab.record`
+    studies = s4_studies(tables, s4)          # rows for `lab.record`, by study
 
 S4 takes latency = compute + bytes / bandwidth, fits a line through the latencies of a stage over its bytes, and
 reads the slope as 1 / bandwidth and the intercept as the compute time. Its bytes are an estimate of what a stage reads.
@@ -22,8 +21,8 @@ import pandas as pd
 
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.copies import CONDITIONS
+from gnnlab.prediction.tables import S4Tables
 from gnnlab.profiling.estimates import CONFIDENCE, held, quotient
-from gnnlab.workloads.staged import StagedLayer
 
 S4, A_COPY = "S4", "measured copy"
 NOT_ABOVE_0 = "its slope is not above 0, so that it gives no bandwidth"
@@ -61,15 +60,24 @@ def line(size_bytes: np.ndarray, ms: np.ndarray, low_ms: np.ndarray, high_ms: np
     return {"gb_s": gb_s, "intercept_ms": (intercept, float(least_ms), float(most_ms)), "sizes": len(ms)}
 
 
-def s4_lines(layer: StagedLayer, entries: pd.DataFrame, rates: pd.DataFrame, fit: Fitted) -> pd.DataFrame:
+def s4_studies(tables: S4Tables, fit: Fitted) -> dict[str, pd.DataFrame]:
+    """Rows by study, of pu and stage: `bandwidth` by S4's line and by a copy, and how far the two agree, in bandwidth
+    (`bandwidth_ratio`) and in compute time (`intercept_ratio`)."""
+    lines = s4_lines(tables, fit)
+    ratios = {"bandwidth_ratio": bandwidth_ratio_rows(lines), "intercept_ratio": intercept_ratio_rows(lines)}
+    return {"bandwidth": bandwidth_rows(lines), **ratios}
+
+
+def s4_lines(tables: S4Tables, fit: Fitted) -> pd.DataFrame:
     """S4's line of each stage by its own count of bytes, beside a measured copy and what that leaves of the time.
 
-    `entries`, `rates`: of `tables`. Columns: pu, stage, origin, conditions; gb_s, intercept_ms (value, low, high),
-    sizes of the line and no_line (why it gives no bandwidth); copy_gb_s, copies and no_copy of a copy of as many bytes
-    as the stage moves; rest_ms and no_rest of what such a copy leaves of the time, in the median over the sizes.
+    Columns: pu, stage, origin, conditions; gb_s, intercept_ms (value, low, high), sizes of the line and no_line (why it
+    gives no bandwidth); copy_gb_s, copies and no_copy of a copy of as many bytes as the stage moves; rest_ms and
+    no_rest of what such a copy leaves of the time, in the median over the sizes.
     """
+    layer, entries = tables.layer, tables.entries
     rows = []
-    for rate in rates.to_dict("records"):
+    for rate in tables.rates.to_dict("records"):
         part = entries[(entries["unit"] == rate["unit"]) & (entries["number"] == rate["number"])]
         times = [part[name].to_numpy() for name in ("total_time_ms", "low_ms", "high_ms")]
         fitted, no_line = {"gb_s": NONE, "intercept_ms": NONE, "sizes": 0}, NO_LINE

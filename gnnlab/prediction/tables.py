@@ -5,6 +5,9 @@
     *.about.json            of each entry: the unit that it is of, origin, interval, diagnosis; and what is left out
     times.json              every time that predictions are fitted to, and every copy
 
+    tables = S4Tables(measured.grid, measured.copies)        # as `bandwidth.measure` gives them
+    tables.entries, tables.rates; tables.write(folder)
+
 A processing unit of S4 is a processor; the lab has several units on one. An entry is of the best unit of its processor;
 nothing simulated is among them.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -27,9 +30,14 @@ from gnnlab.files import read_json, write_json
 from gnnlab.prediction.copies import CONDITIONS, HIDDEN, MeasuredTransfers
 from gnnlab.prediction.predictor import TimePredictor
 
+if TYPE_CHECKING:
+    from gnnlab.workloads.staged import StagedLayer
+
 REMEDY = "run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"
 LOOKUP, BANDWIDTH, TIMES = "lookup_table.json", "bandwidth_table.json", "times.json"
 NO_COPIES = "no copies through this unit were measured, so all of its time counts as compute"
+SCHEMA_VERSION = 4  # of times.json
+_TIME = ["unit", "ms", "ms_low", "ms_high", "n"]
 _ABOUT = ["processor", "unit", "stage", "nodes", "edges", "std_ms", "origin", *CONDITIONS]
 _S4 = "give a table in S4's format"
 
@@ -38,7 +46,6 @@ _S4 = "give a table in S4's format"
 
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive, NotNegative = Annotated[_Number, Field(gt=0)], Annotated[_Number, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
 _KEYS = {"nodes,edges,PU,stage": r"\d+,\d+,(CPU|GPU|NPU),\d+", "PU_stageN": r"(CPU|GPU|NPU)_stage\d+"}
 
 
@@ -53,58 +60,62 @@ class LookupEntry(BaseModel):
     std_ms: NotNegative | None = None
 
 
-class Time(BaseModel):
-    """A measured time on a unit, with its 95 % interval and the number of samples."""
-
-    unit: str
-    ms: Positive
-    ms_low: Positive
-    ms_high: Positive
-    n: Count
-
-
-class BlockTime(Time):
-    """That of a block of stages."""
-
-    first: Count
-    last: Count
-    nodes: Count
-    edges: Count
-    origin: str
-
-
-class CopyTime(Time):
-    """That of a copy through a unit, or of a plain one."""
-
-    size_bytes: Count
-
-
-class TimesFile(BaseModel):
-    """`times.json`."""
-
-    schema_version: Literal[4] = 4
-    written: str
-    layer: str
-    features: Count
-    times: list[BlockTime]
-    copies: list[CopyTime]
-
-
 # ---- made of measured cells and copies ------------------------------------------------------------------------------
 
 
-def entries(cells: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
-    """The lookup table as rows: key, processor, unit, stage, number, nodes, edges, the four fields, low_ms, high_ms,
-    moved_bytes, flops, origin, diagnosis, conditions.
+class S4Tables:
+    """Both tables, of measured cells (`grid`) and copies. `layer`: of these cells; `transfers`: by these copies.
 
-    Of each processor the unit that has times of most single stages and sizes, and of these the one that takes least.
-    transfer: a copy, through that unit, of the bytes that the stage reads and writes, without its launch, and no more
-    than the whole; compute: what remains of the measured time.
+    `entries`, the lookup table as rows: key, processor, unit, stage, number, nodes, edges, the four fields, low_ms,
+    high_ms, moved_bytes, flops, origin, diagnosis, conditions. Of each processor the unit that has times of most single
+    stages and sizes, and of these the one that takes least. transfer: a copy, through that unit, of the bytes that the
+    stage reads and writes, without its launch, and no more than the whole; compute: what remains of the measured time.
+
+    `rates`, the bandwidth table as rows: key, processor, unit, stage, number, gb_s, gb_s_low, gb_s_high (NaN where
+    launch or noise hide it), size_bytes, n (samples), why, origin, conditions. Of a copy, through that unit, of as many
+    bytes as the stage moves, in the geometric mean over its sizes.
 
     Raises:
         GnnlabError: no stage has a time by itself.
     """
-    layer = layer_of(cells["layer"].iloc[0], int(cells["features"].iloc[0]))
+
+    def __init__(self, grid: pd.DataFrame, copies: pd.DataFrame) -> None:
+        self.grid, self.copies, self.transfers = grid, copies, MeasuredTransfers.fit(copies)
+        self.layer = layer_of(grid["layer"].iloc[0], int(grid["features"].iloc[0]))
+        self.entries = _entries(self.layer, grid, self.transfers)
+        self.rates = _rates(self.entries, self.transfers)
+
+    def write(self, folder: Path) -> dict[str, int]:
+        """Write all files, each whole or not at all; returns how many times, bandwidths and gaps the tables have.
+
+        Raises `GnnlabError`: the disk refuses.
+        """
+        grid, rates, fields = self.grid, self.rates, list(LookupEntry.model_fields)
+        timed = grid.groupby(["unit", "stage"])["ms"].transform("count") > 0  # else the unit does not run the stage
+        lacking, known = campaign_table.gaps(grid[timed]).to_dict("records"), rates[rates["gb_s"].notna()]
+        head = {"written": datetime.now(UTC).isoformat(timespec="seconds")}
+        head |= {"layer": self.layer.name, "features": self.layer.features}
+        units = dict(zip(self.entries["processor"], self.entries["unit"], strict=True))
+        write_json(folder / LOOKUP, self.entries.set_index("key")[fields].to_dict("index"))
+        write_json(folder / BANDWIDTH, dict(zip(known["key"], 1e3 * known["gb_s"], strict=True)))  # MB/s
+        for name, table in ((LOOKUP, self.entries.drop(columns=fields)), (BANDWIDTH, rates)):
+            plain = table.set_index("key").astype(object)
+            about = {
+                **head,
+                "units": units,
+                "lacking": lacking,
+                "entries": plain.where(plain.notna(), None).T.to_dict(),
+            }
+            write_json(folder / name.replace(".json", ".about.json"), about)
+        times = grid.loc[grid["ms"].notna(), [*_TIME, "first", "last", "nodes", "edges", "origin"]]
+        copies = self.copies[[*_TIME, "size_bytes"]]
+        both = {"times": times.to_dict("records"), "copies": copies.to_dict("records")}
+        write_json(folder / TIMES, {"schema_version": SCHEMA_VERSION, **head, **both})
+        gaps = {"stages without bandwidth": len(rates) - len(known), "gaps": len(lacking)}
+        return {"times": len(self.entries), "bandwidths": len(known), **gaps}
+
+
+def _entries(layer: StagedLayer, cells: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
     rows = cells[~cells["fused"] & cells["ms"].notna()]
     if rows.empty:
         raise GnnlabError("no stage was timed by itself, so there are no tables; --blocks stages measures them")
@@ -129,10 +140,7 @@ def entries(cells: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
     )
 
 
-def bandwidths(entries: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
-    """The bandwidth table as rows, of `entries`: key, processor, unit, stage, number, gb_s, gb_s_low, gb_s_high (NaN
-    where launch or noise hide it), size_bytes, n (samples), why, origin, conditions. Of a copy, through that
-    unit, of as many bytes as the stage moves, in the geometric mean over its sizes."""
+def _rates(entries: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFrame:
     rows = []
     for _, part in entries.groupby(["unit", "number"], sort=False):
         row = part.iloc[0][["processor", "unit", "stage", "number", "origin", *CONDITIONS]].to_dict()
@@ -144,63 +152,36 @@ def bandwidths(entries: pd.DataFrame, transfers: MeasuredTransfers) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-# ---- written and read -----------------------------------------------------------------------------------------------
-
-
-def write(
-    folder: Path, grid: pd.DataFrame, copies: pd.DataFrame, lookup: pd.DataFrame, rates: pd.DataFrame
-) -> dict[str, int]:
-    """Write all files, each whole or not at all; returns how many times, bandwidths and gaps the tables have.
-
-    `grid`, `copies`: as `bandwidth.measure` gives them; `lookup`, `rates`: of `entries` and `bandwidths`.
-
-    Raises `GnnlabError`: the disk refuses.
-    """
-    timed = grid.groupby(["unit", "stage"])["ms"].transform("count") > 0  # elsewhere: the unit does not run the stage
-    lacking = campaign_table.gaps(grid[timed]).to_dict("records")
-    fields, known = list(LookupEntry.model_fields), rates[rates["gb_s"].notna()]
-    head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": str(grid["layer"].iloc[0]),
-            "features": int(grid["features"].iloc[0])}  # fmt: skip
-    about = {**head, "units": dict(zip(lookup["processor"], lookup["unit"], strict=True)), "lacking": lacking}
-    write_json(folder / LOOKUP, lookup.set_index("key")[fields].to_dict("index"))
-    write_json(folder / BANDWIDTH, dict(zip(known["key"], 1e3 * known["gb_s"], strict=True)))  # MB/s
-    for name, table in ((LOOKUP, lookup.drop(columns=fields)), (BANDWIDTH, rates)):
-        plain = table.set_index("key").astype(object)
-        entries = plain.where(plain.notna(), None).to_dict("index")
-        write_json(folder / name.replace(".json", ".about.json"), about | {"entries": entries})
-    times, copied = grid.loc[grid["ms"].notna(), list(BlockTime.model_fields)], copies[list(CopyTime.model_fields)]
-    tables = {"times": times.to_dict("records"), "copies": copied.to_dict("records")}
-    write_json(folder / TIMES, TimesFile(**head, **tables).model_dump(mode="json"))
-    return {"times": len(lookup), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known),
-            "gaps": len(lacking)}  # fmt: skip
+# ---- read -----------------------------------------------------------------------------------------------------------
 
 
 def load_tables(folder: Path) -> tuple[TimePredictor, MeasuredTransfers]:
-    """What plans are made of: predicted times of blocks and measured transfers, as `write` wrote them.
+    """What plans are made of: predicted times of blocks and measured transfers, as `S4Tables` wrote them.
 
     Raises:
-        GnnlabError: the file is missing, damaged, of another version, or holds an invalid time.
+        GnnlabError: the file is missing, damaged, or of another version.
     """
-    stored = _validated(TimesFile, folder / TIMES, REMEDY)
-    times, copies = (pd.DataFrame([row.model_dump() for row in rows]) for rows in (stored.times, stored.copies))
-    if times.empty or copies.empty:
-        raise GnnlabError(f"{folder / TIMES} holds no times of stages or of copies; {REMEDY}")
-    transfers = MeasuredTransfers.fit(copies)
-    return TimePredictor.fit(layer_of(stored.layer, stored.features), times, transfers), transfers
+    stored = read_json(folder / TIMES, REMEDY)
+    if not isinstance(stored, dict) or stored.get("schema_version") != SCHEMA_VERSION:
+        raise GnnlabError(f"{folder / TIMES} is of another version of gnnlab; {REMEDY}")
+    transfers = MeasuredTransfers.fit(pd.DataFrame(stored["copies"]))
+    layer = layer_of(stored["layer"], stored["features"])
+    return TimePredictor.fit(layer, pd.DataFrame(stored["times"]), transfers), transfers
 
 
-def read_lookup(path: Path) -> dict[tuple[int, int, str, int], LookupEntry]:
-    """A lookup table in S4's format, whoever wrote it: entries by (nodes, edges, processor, stage).
+def read_lookup(path: Path) -> pd.DataFrame:
+    """A lookup table in S4's format, whoever wrote it: nodes, edges, processor, stage, and the four fields (NaN where
+    there is none).
 
     Raises:
         GnnlabError: the file is missing, in another format, empty, or holds an invalid time; one line.
     """
-    entries = _validated(dict[str, LookupEntry], path, _S4, "nodes,edges,PU,stage")
+    entries = _validated(dict[str, LookupEntry], path, "nodes,edges,PU,stage")
     if not entries:
         raise GnnlabError(f"{path} is empty; measure first (notebook 05)")
-    keys = (key.split(",") for key in entries)
-    named = [(int(nodes), int(edges), processor, int(stage)) for nodes, edges, processor, stage in keys]
-    return dict(zip(named, entries.values(), strict=True))
+    keys = pd.DataFrame([key.split(",") for key in entries], columns=["nodes", "edges", "processor", "stage"])
+    fields = pd.DataFrame([entry.model_dump() for entry in entries.values()], dtype=float)
+    return pd.concat([keys.astype({"nodes": int, "edges": int, "stage": int}), fields], axis=1)
 
 
 def read_bandwidth(path: Path) -> dict[str, float]:
@@ -209,13 +190,13 @@ def read_bandwidth(path: Path) -> dict[str, float]:
     Raises:
         GnnlabError: the file is missing, in another format, or holds an invalid bandwidth; one line.
     """
-    return _validated(dict[str, Positive], path, _S4, "PU_stageN")
+    return _validated(dict[str, Positive], path, "PU_stageN")
 
 
-def _validated(kind: Any, path: Path, remedy: str, keys: str = "") -> Any:
-    """The content of a JSON file as `kind`. `keys`: how its keys are written, one of `_KEYS`."""
-    data = read_json(path, remedy)
-    for key in data if keys and isinstance(data, dict) else ():
+def _validated(kind: Any, path: Path, keys: str) -> Any:
+    """The content of a JSON file as `kind`, its keys written as `keys`, one of `_KEYS`."""
+    data = read_json(path, _S4)
+    for key in data if isinstance(data, dict) else ():
         if not re.fullmatch(_KEYS[keys], key, re.ASCII):
             raise GnnlabError(f'{path}: key {quoted(key)} is not understood; write "{keys}"')
     try:
@@ -223,4 +204,4 @@ def _validated(kind: Any, path: Path, remedy: str, keys: str = "") -> Any:
     except ValidationError as error:
         where, what = first_wrong(error)
         got = quoted(error.errors()[0]["input"])
-        raise GnnlabError(f"{path}, {where or 'all of it'}: {what}, got {got}; {remedy}") from None
+        raise GnnlabError(f"{path}, {where or 'all of it'}: {what}, got {got}; {_S4}") from None

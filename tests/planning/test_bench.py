@@ -11,9 +11,9 @@ from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import ParityError
 from gnnlab.lab import plots
 from gnnlab.planning import execution
-from gnnlab.planning.bench import Bench, flow_rows
+from gnnlab.planning.bench import Bench, conditions_of, flow_rows
 from gnnlab.planning.comparison import Comparison
-from gnnlab.planning.planner import conditions, corrections
+from gnnlab.planning.planner import correction
 from gnnlab.planning.plans import parse
 from gnnlab.workloads import graphs
 
@@ -43,7 +43,7 @@ def lab(trial):
     """What a notebook records of one race."""
     made = Recorder()
     forms = {plan.words(): trial.stream(plan) for plan in trial.contenders}
-    about = {plan.words(): conditions(plan.units) for plan in trial.contenders}
+    about = {form: conditions_of(form) for form in forms}
     made.race("executed_plans", forms, {trial.size: ()}, key="size", budget_s=0.2, of_form=about, per=4)
     return made
 
@@ -59,15 +59,15 @@ def test_drawn_plans_of_each_size_are_executed_beside_what_was_expected(bench, c
 
 
 def test_predictions_are_those_of_the_calibration(bench, trial):
-    middle, low, high, count = corrections(bench.calibration)[True, True]
-    uncorrected = bench.planner(bench.costs).rank(60, 200, plans=[MINE]).table.loc[MINE, "ms"]
+    middle, low, high, count = correction(bench.calibration, True, True)
+    uncorrected = bench.planner(bench.costs).rank(60, 200, [MINE]).table.loc[MINE, "ms"]
     row = trial.ranking.table.loc[MINE]
     assert row[["ms", "low", "high"]].tolist() == pytest.approx([uncorrected * each for each in (middle, low, high)])
     assert row["n"] == count
 
 
 def test_calls_of_the_contenders_are_measured_where_the_tables_only_predict(bench, trial):
-    calls = {(work.unit, *c) for plan in trial.contenders for work in trial.ranking.works[plan] for c in work.calls}
+    calls = {call for plan in trial.contenders for work in trial.ranking.works[plan] for call in work.calls}
     assert not bench.tables_alone.known and calls <= set(bench.costs.known)
     assert trial.ranking.table.loc[MINE, "origin"] == "measured" != trial.by_tables.table.loc[MINE, "origin"]
 
@@ -135,7 +135,7 @@ def test_a_graph_that_comes_is_planned_at_its_size_and_carried_out(bench, trial)
     planned = ranked.rows({"planned": ranked.chosen}).assign(size="40/90")
     done = pd.DataFrame([bench.carry_out(ranked.chosen, graphs.load("karate"))])
     rows = Recorder().record("at_run_time", pd.concat([planned, done]), keys=["size"]).rows
-    streams = corrections(bench.calibration)[len(ranked.chosen.units) > 1, False][3]
+    streams = correction(bench.calibration, len(ranked.chosen.units) > 1, False)[3]
     assert [(row.origin.value, row.n, row.interval.value) for row in rows] == [
         ("predicted", streams, "90 % prediction"), ("measured", 1, "none")
     ]  # fmt: skip

@@ -8,7 +8,8 @@ import pytest
 from one_table import Recorder
 
 from gnnlab.errors import GnnlabError, Untestable
-from gnnlab.planning.comparison import PEERS, Comparison
+from gnnlab.planning.bench import PEERS
+from gnnlab.planning.comparison import Comparison
 from gnnlab.planning.plans import parse
 
 CPU, GPU, NPU = (f"plan_units:{name}" for name in ("cpu", "gpu", "npu"))

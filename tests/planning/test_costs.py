@@ -4,7 +4,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from synthetic_costs import SIZES as FORMULA_SIZES
 from synthetic_costs import Formula, costs
 
 from gnnlab import cli
@@ -39,19 +38,6 @@ def test_half_the_bandwidth_takes_twice_as_long_and_a_unit_hands_nothing_to_itse
     whole, half = costs(PLANNED, LAYER), costs(PLANNED, LAYER).with_bandwidth(0.5)
     assert half.transfer_ms(CPU, OTHER, 1e6) == 2 * whole.transfer_ms(CPU, OTHER, 1e6) > 0
     assert whole.transfer_ms(CPU, CPU, 1e6) == whole.transfer_ms(CPU, OTHER, 0) == 0
-
-
-def test_the_sizes_are_those_of_the_tables():
-    assert costs(PLANNED, LAYER).sizes == FORMULA_SIZES
-
-
-@pytest.mark.parametrize("ms", [-1.0, 0.0, float("nan"), float("inf")])
-def test_a_time_that_is_none_is_refused_in_one_line(ms):
-    made = costs(PLANNED, LAYER)
-    made.predictor.predict = lambda *key: SimpleNamespace(time_ms=ms, origin="measured")
-    with pytest.raises(GnnlabError, match="the tables give") as error:
-        made.predict(CPU, 1, 7, 20, 40)
-    assert "\n" not in str(error.value)
 
 
 def test_units_come_in_one_order_however_they_are_named(monkeypatch, tmp_path):
@@ -131,10 +117,9 @@ def test_the_plan_leaves_to_each_processor_what_it_does_best(written):
 
 def test_sizes_that_are_too_few_to_fit_are_planned_and_no_others(written):
     of = read_costs(*written(sizes=SIZES[:1]))
-    plan = Planner(of).candidates[0]
-    assert Planner(of).rank(1000, 1000, plans=[plan]).table.loc[plan, "ms"] > 0
+    assert not any(block.shared for plan in Planner(of).rank(1000, 1000).table.index for block in plan.blocks)
     with pytest.raises(GnnlabError, match=r"no times at 1500/1000 and too few sizes .* there are 1000/1000"):
-        of.predict("CPU", 1, 1, 1500, 1000)
+        Planner(of).rank(1500, 1000)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 
 from gnnlab.campaign.cell_inputs import layer_of
 from gnnlab.errors import ParityError
-from gnnlab.export.export import export_all
-from gnnlab.planning import openvino_peers
-from gnnlab.planning.comparison import PEERS
+from gnnlab.export.export import export
+from gnnlab.planning import bench
+from gnnlab.planning.bench import PEERS
 from gnnlab.planning.execution import plain
 from gnnlab.workloads.graphsage import random_inputs
 
@@ -18,13 +18,12 @@ LAYER, GRAPHS = layer_of("sage", FEATURES), [random_inputs(30, 90, FEATURES, see
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    made = export_all(LAYER, [(30, 90)], folder, blocks=[(1, 7)])
-    assert all(model.ready for model in made if model.stages == "1-7" and model.dynamic)
+    assert export(LAYER, 1, 7, exporter="openvino", folder=folder).ready
     return folder
 
 
 def test_every_way_gives_the_last_graphs_result(models):
-    forms = openvino_peers.peer_forms(LAYER, GRAPHS, models, COUNT)
+    forms = bench.peer_forms(LAYER, GRAPHS, models, COUNT)
     assert tuple(forms) == PEERS
     wanted = plain(LAYER, GRAPHS[(COUNT - 1) % len(GRAPHS)])
     for form in forms.values():
@@ -32,12 +31,11 @@ def test_every_way_gives_the_last_graphs_result(models):
 
 
 def test_a_result_that_differs_is_not_raced(models, monkeypatch):
-    in_turn = openvino_peers._in_turn
-    monkeypatch.setattr(openvino_peers, "_in_turn", lambda *given: in_turn(*given) + 0.1)
+    in_turn = bench._in_turn
+    monkeypatch.setattr(bench, "_in_turn", lambda *given: in_turn(*given) + 0.1)
     with pytest.raises(ParityError, match="HETERO"):
-        openvino_peers.peer_forms(LAYER, GRAPHS, models, COUNT)
+        bench.peer_forms(LAYER, GRAPHS, models, COUNT)
 
 
 def test_without_the_whole_layer_there_are_none(tmp_path):
-    export_all(LAYER, [(30, 90)], tmp_path, blocks=[])
-    assert openvino_peers.peer_forms(LAYER, GRAPHS, tmp_path, COUNT) == {}
+    assert bench.peer_forms(LAYER, GRAPHS, tmp_path, COUNT) == {}

@@ -23,38 +23,26 @@ def test_the_guides_example_reads_and_writes():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "options", "count"),
+    ("unable", "ratios", "options", "count"),
     [
-        ((0.5,), {}, 28),  # 28 is what an NPU without two stages leaves; S4's runs all seven: 49
-        ((0.3, 0.5, 0.7), {"one_unit": True}, 42),
-        ((0.3, 0.5, 0.7), {"one_unit": True, "max_blocks": 3}, 92),
+        (NPU, (0.5,), {}, 28),  # 28 is what an NPU without two stages leaves; S4's runs all seven
+        ({}, (0.5,), {}, 49),
+        (NPU, (0.3, 0.5, 0.7), {"one_unit": True}, 42),
+        (NPU, (0.3, 0.5, 0.7), {"one_unit": True, "max_blocks": 3}, 92),
     ],
 )
-def test_the_rules_count_as_the_guide_does(ratios, options, count):
-    space = Space(UNITS, unable=NPU, ratios=ratios)
+def test_the_rules_count_as_the_guide_does(unable, ratios, options, count):
+    space = Space(UNITS, unable=unable, ratios=ratios)
     plans = space.candidates(**options)
     assert len(plans) == len({str(p) for p in plans}) == count
     for plan in plans:
         assert space.check(parse(str(plan))) == plan
         assert parse(plan.words()) == plan
-    alone = {p.words() for p in space.candidates(max_blocks=1, one_unit=True) if len(p.units) == 1}
-    assert alone == {"stages 1-7 on CPU", "stages 1-7 on GPU"}
+    alone = {p.units[0] for p in space.candidates(max_blocks=1, one_unit=True) if len(p.units) == 1}
+    assert alone == ({"CPU", "GPU"} if unable else set(UNITS))
 
 
-def test_a_unit_that_can_run_everything_adds_its_plans():
-    without, whole = Space(UNITS, unable=NPU), Space(UNITS)
-    both = (Space(UNITS, unable=unable, ratios=(0.5,)) for unable in ({}, NPU))
-    assert [len(space.candidates()) for space in both] == [49, 28]
-    before, after = ({str(p) for p in s.candidates(max_blocks=3, one_unit=True)} for s in (without, whole))
-    assert before < after and '[[["NPU"],[1,2,3,4,5,6,7]]]' in after
-
-
-@given(
-    units=st.integers(1, 4),
-    stages=st.integers(1, 5),
-    barred=st.sets(st.integers(1, 5)),
-    blocks=st.integers(1, 4),
-)
+@given(st.integers(1, 4), st.integers(1, 5), st.sets(st.integers(1, 5)), st.integers(1, 4))
 def test_every_candidate_is_legal_and_every_legal_plan_without_sharing_is_a_candidate(units, stages, barred, blocks):
     names = tuple("ABCD"[:units])
     space = Space(names, stages, {"A": barred}, sharing=())
@@ -78,7 +66,6 @@ def test_every_candidate_is_legal_and_every_legal_plan_without_sharing_is_a_cand
         ("", "not understood"),
         ("no plan", "not understood"),
         ("[]", "no blocks"),
-        ("7", "not understood"),
         (7, "no blocks"),
         ("1-5 on CPU; 6-7 on NPU", "not understood"),
         ("1-5 on CPU and GPU (0.5.5, 0.5)", "not understood"),
@@ -89,7 +76,6 @@ def test_every_candidate_is_legal_and_every_legal_plan_without_sharing_is_a_cand
             for block in (
                 "1-5 on CPU and GPU, 6-7 on NPU",
                 "7-6 on CPU",
-                '[["CPU"]]',
                 "[7]",
                 "[[[1],[1]]]",
                 '[[["CPU"],[]]]',
@@ -124,9 +110,3 @@ def test_what_is_no_plan_is_refused_in_one_line(text, words):
 def test_a_plan_that_breaks_a_rule_is_refused_with_the_rule(text, words):
     with pytest.raises(GnnlabError, match=words):
         Space(UNITS, unable=NPU).check(parse(text))
-
-
-@pytest.mark.parametrize("make", [lambda: Space(()), lambda: Space(("CPU", "CPU")), lambda: Space(("CPU",), 0)])
-def test_a_space_without_units_or_stages_is_refused(make):
-    with pytest.raises(GnnlabError):
-        make()

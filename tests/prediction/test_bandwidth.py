@@ -73,6 +73,9 @@ def test_units_that_were_not_measured_are_refused(measure, tmp_path):
     leave(tmp_path / "stages", lambda cell: NO_DEVICE)
     with pytest.raises(GnnlabError, match="has measured no unit here"):
         measure()
+    skipped = []
+    bandwidth.need_times(tmp_path / "stages", skipped.append)
+    assert "no device" in skipped[0]
     with pytest.raises(GnnlabError, match="measure first"):
         bandwidth.measured_cells(tmp_path)
 
@@ -92,8 +95,8 @@ def test_a_unit_that_only_sums_has_no_copies(measure, tmp_path):
     leave(tmp_path / "stages", cells=[*cells(units=LOCAL), *cells(units=("fast:CPU",), blocks=[(1, 5)])])
     measured = measure()
     assert predictor_of(measured).blocks("fast:CPU") == {(1, 5)}
-    _, rates = record(copies.rates(measured.copies), keys=["mib"])
-    lab, times = record(bandwidth.time_rows(measured.copies, measured.copies["unit"]), keys=["mib"])
+    frames = bandwidth.copy_studies(measured.copies)
+    (_, rates), (lab, times) = (record(frames[name], keys=["mib"]) for name in ("copies", "copy_times"))
     assert {row.form for row in rates} == {row.form for row in times} == {"torch:CPU", PLAIN_COPY}
     plain = [row for row in times if row.form == PLAIN_COPY]
     assert plain and all(len(lab.table.samples_of(row)) == row.n for row in plain)
@@ -169,7 +172,11 @@ def test_predicted_times_are_no_measured_ones():
 
 
 def test_errors_at_sizes_left_out_are_recorded_under_the_conditions_of_their_unit(measured):
-    _, rows = record(bandwidth.held_out_rows(predictor_of(measured), measured.grid), keys=["pu", "stage"])
+    scores = bandwidth.scores(predictor_of(measured), measured)
+    assert {name: len(rows) for name, rows in scores.items() if name != "held_out"} == {
+        "off_grid": 2 * len(measured.new), "off_grid_error": len(measured.new), "repeat_error": len(measured.again)
+    }  # fmt: skip
+    _, rows = record(scores["held_out"], keys=["pu", "stage"])
     assert [row.keys["stage"] for row in rows] == [*(f"{s.number} {s.name}" for s in LAYER.stages), "1-5"]
     assert all(row.n > 1 and row.device == "CPU planted" and row.low <= row.value for row in rows)
     assert all("between the others" in row.notes[0] for row in rows)

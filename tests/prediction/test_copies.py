@@ -54,17 +54,10 @@ def test_a_wide_interval_of_one_size_leaves_the_others_as_they_are():
     table.loc[1, "ms_high"] *= 50
     fitted = CopyCurve.fit(table)
     assert np.isnan(fitted.gb_s(SIZES[1])).all()
-    assert fitted.interval_ms(SIZES[3])[1] == pytest.approx(fitted.ms(SIZES[3]))
+    assert np.isfinite(fitted.gb_s(SIZES[3])).all()
 
 
-@pytest.mark.parametrize("time", [0, -1, float("nan")])
-def test_a_sweep_with_a_time_that_is_none_is_refused(time):
-    table = pd.DataFrame({"size_bytes": [1, 2], "ms": [1, time], "ms_low": 1, "ms_high": 1, "n": 9})
-    with pytest.raises(GnnlabError, match="time above 0"):
-        CopyCurve.fit(table)
-
-
-@pytest.mark.parametrize(("size", "ms"), [((1, 2), (3, 1)), ((2, 1), (1, 3)), ((1,), (1,)), ((1, 2), (1, -1))])
-def test_a_sweep_that_falls_or_has_one_size_is_refused(size, ms):
-    with pytest.raises(GnnlabError, match="a sweep of"):
-        CopyCurve(size, ms, ms, ms, 9)
+@pytest.mark.parametrize(("size", "ms"), [((1, 2), (1, 0)), ((1, 2), (1, -1)), ((1, 2), (1, np.nan)), ((1,), (1,))])
+def test_a_sweep_of_one_size_or_with_a_time_that_is_none_is_refused(size, ms):
+    with pytest.raises(GnnlabError, match="two with times above 0 are needed"):
+        CopyCurve.fit(pd.DataFrame({"size_bytes": size, "ms": ms, "ms_low": 1, "ms_high": 1, "n": 9}))

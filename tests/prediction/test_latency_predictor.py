@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_latencies import PLANTED, latencies
+from sklearn.linear_model import LinearRegression
 
 from gnnlab.campaign import sizes
 from gnnlab.errors import GnnlabError
@@ -19,7 +20,6 @@ from gnnlab.prediction.predictor import (
     MEASURED,
     RATE,
     TimePredictor,
-    coordinates,
     inside_hull,
     work,
 )
@@ -47,9 +47,13 @@ def predictor():
 # ---- the fit ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_block_depends_on_the_sides_that_its_values_have():
-    assert coordinates(LAYER, 2, 2) == [1] and coordinates(LAYER, 6, 7) == [0]
-    assert coordinates(LAYER, 4, 4) == coordinates(LAYER, 1, 5) == [0, 1]
+def test_the_fit_is_made_from_the_work_of_a_block_by_the_sides_that_its_values_have(predictor):
+    sides = {block: [*predictor.fitted(PLANTED, block, block)][3:-2] for block in (2, 4, 6)}
+    assert sides == {2: ["edges"], 4: ["nodes", "edges"], 6: ["nodes"]}
+    columns = predictor.fitted(PLANTED, 4, 4)
+    relative = columns.drop(columns=["group", "ms"]).div(columns["ms"], axis=0)
+    fit = LinearRegression(positive=True, fit_intercept=False).fit(relative, np.ones(len(columns)))
+    assert fit.coef_ == pytest.approx(predictor.coefficients[PLANTED, 4, 4])
 
 
 def test_planted_work_is_recovered_and_predicted_at_sizes_that_were_not_fitted():
@@ -70,7 +74,7 @@ def test_a_cliff_at_a_cache_is_followed_by_the_measured_copy():
     assert errors.loc[errors["inside"], "error"].abs().max() < 0.01
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.integers(0, 10_000), st.tuples(*[st.integers(100, 50_000)] * 4))
 def test_more_work_never_takes_less_time(seed, corners):
     curve = CopyCurve.fit(sweep(Truth(), [4096, 2**20, 2**25], noise=0.3, seed=seed))
@@ -78,7 +82,7 @@ def test_more_work_never_takes_less_time(seed, corners):
     for block in ((1, 5), (6, 6)):
         (coefficients,) = fit(ms, *block, transfers=MeasuredTransfers(curve, {})).coefficients.values()
         ends = np.column_stack([np.sort(corners[:2]), np.sort(corners[2:])]).astype(float)
-        low, high = work(LAYER, *block, ends, curve) @ coefficients
+        low, high = work(LAYER, *block, ends, curve).to_numpy() @ coefficients
         assert (coefficients >= 0).all() and low <= high * (1 + 1e-9)
 
 
@@ -132,7 +136,7 @@ def test_sizes_are_drawn_inside_and_are_new_and_the_same_for_the_same_seed(grid)
 
 def test_intervals_hold_at_their_stated_rate_on_planted_truth():
     covered = []
-    for seed in range(16):
+    for seed in range(9):
         noise = (0.02, 0.1, 0.25)[seed % 3]
         fitted = TimePredictor.fit(LAYER, planted(noise=noise, seed=seed))
         for row in planted(draw(STUDY, 8, seed), noise, seed + 1000).itertuples():
@@ -181,11 +185,3 @@ def test_a_block_with_too_few_sizes_says_so_and_the_others_go_on():
         fitted.predict(PLANTED, 2, 2, 4000, 9000)
     with pytest.raises(GnnlabError, match=r"nothing to predict from: stages 1-1: times at 1 sizes"):
         TimePredictor.fit(LAYER, cells[(cells["nodes"] == 5000) & (cells["edges"] == 5000)])
-
-
-def test_missing_times_are_left_out_of_the_fit():
-    cells = planted(noise=0.0)
-    cells.loc[(cells["first"] == 1) & (cells["nodes"] == 3000), ["ms", "ms_low", "ms_high"]] = np.nan
-    truth = planted([(3000, 5000)], noise=0.0).iloc[0]["ms"]
-    predicted = TimePredictor.fit(LAYER, cells).predict(PLANTED, 1, 1, 3000, 5000)
-    assert predicted.origin == INTERPOLATED and predicted.time_ms == pytest.approx(truth, rel=1e-6)
