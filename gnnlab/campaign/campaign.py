@@ -26,9 +26,8 @@ import numpy as np
 import pandas as pd
 
 from gnnlab import machine, user_code
-from gnnlab.campaign import checkpoints, report, table
-from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
+from gnnlab.campaign import checkpoints, table
+from gnnlab.campaign.cells import Cell, CellResult, Settings, ask, layer_of
 from gnnlab.campaign.checkpoints import Record, record
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
@@ -120,7 +119,7 @@ def analyze(folder: Path) -> pd.DataFrame:
     """
     messages = checkpoints.merge(folder)
     cells = table.table(checkpoints.raw(folder))
-    text = report.report(cells, messages)
+    text = checkpoints.report(cells, messages)
     write_atomically(folder / checkpoints.REPORT, lambda file: file.write(text))
     return cells
 

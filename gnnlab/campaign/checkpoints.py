@@ -3,7 +3,7 @@
     journal.jsonl                                  a JSON line for each cell, flushed before the next is measured
     checkpoint_cpugpu.json, checkpoint_npu.json    {"campaign": ..., "measurements": {key: {"cell", "outcome", ...}}}
     raw_measurements.json                          the same for all of them: every sample of every cell
-    profiling_report.txt                           for reading; `report.report` makes it
+    profiling_report.txt                           for reading: what was measured, what could not be and why
 
 A key, as "1000,1000,openvino:CPU,1", is nodes, edges, processing unit, stage; fused stages are named by the first and
 the last, as in "1-5". The names of the files but for the journal are S4's.
@@ -18,6 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+import pandas as pd
+
+from gnnlab.campaign import table as tables
 from gnnlab.campaign.cells import Cell, CellResult
 from gnnlab.errors import GnnlabError
 from gnnlab.files import read_json, write_json
@@ -28,6 +32,11 @@ SCHEMA_VERSION = 1
 HERE = "here"  # the name of this machine
 DRIFT = 0.15  # between the reference workload before and after a phase; beyond it a message says so
 REMEDY = "measure first: gnnlab stages --measure, which goes on from the journal"
+STAR = "*"
+DEVICES = ["unit", "device", "runtime_version", "precision", "threads"]
+CELLS = ["stage", "size", "unit", "status", "ms", "ms_low", "ms_high", "n", "within"]
+GAINS = ["stage", "form", "baseline", "value", "low", "high"]
+SUMS = ["size", "block", "form", "origin", "value", "low", "high"]
 Record = dict[str, Any]  # key, cell, host, took_s, outcome, as `record` makes it
 
 
@@ -116,3 +125,34 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise GnnlabError(f"{path} is of another version of gnnlab; {REMEDY}")
     return data
+
+
+def report(cells: pd.DataFrame, messages: Sequence[str] = ()) -> str:
+    """The text of `profiling_report.txt`, as S4 has it. What was simulated is starred wherever it stands."""
+    starred = cells.assign(unit=cells["unit"] + np.where(cells["origin"] == tables.SIMULATED, STAR, ""))
+    timed = tables.timed(starred)
+    statistics = {"mean": lambda ms: np.exp(np.log(ms).mean()), "least": "min", "most": "max", "sizes": "size"}
+    latency = timed.groupby(["stage", "unit"], sort=False)["ms"].agg(**statistics).reset_index()
+    parts = {
+        "Units": timed[DEVICES].drop_duplicates(),
+        "Latency in ms, geometric mean over sizes (least to most)": latency,
+        "Every cell in ms, 95 % interval (within: 2 %)": starred.loc[starred["unit"].isin(timed["unit"]), CELLS],
+        "On the CPU, times as fast as the baseline": tables.gain_rows(cells).reindex(columns=GAINS),
+        "Stages one by one over fused": tables.sum_rows(cells).reindex(columns=SUMS),
+        "What could not be measured, and why": tables.gaps(cells),
+    }
+    counts = ", ".join(f"{count} {status}" for status, count in cells["status"].value_counts().items())
+    lines = ["GNN stage profile", "=" * 17, *messages]
+    lines.append(f"layer {_each(cells['layer'])}, {_each(cells['features'])} features")
+    lines.append(f"sizes (nodes/edges) {_each(cells['size'])}")
+    lines.append(f"{counts}; {int(timed['within'].sum())} with an interval within 2 %")
+    if (cells["origin"] == tables.SIMULATED).any():
+        lines.append(f"{STAR} simulated from published constants; no such device was measured.")
+    for title, frame in parts.items():
+        text = frame.to_string(index=False, float_format="{:.4g}".format, max_colwidth=None)
+        lines += ["", title, "-" * len(title), "none" if frame.empty else text]
+    return "\n".join(lines) + "\n"
+
+
+def _each(values: pd.Series) -> str:
+    return ", ".join(map(str, dict.fromkeys(values)))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gnnlab.campaign.cell_inputs import RANDOM
+from gnnlab.campaign.cells import RANDOM
 from gnnlab.errors import GnnlabError
 from gnnlab.files import read_json
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.campaign import sizes
-from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.estimates import (
     CONFIDENCE,

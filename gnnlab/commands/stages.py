@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _export(given: SimpleNamespace, folder: Path) -> None:
-    from gnnlab.campaign.cell_inputs import layer_of
+    from gnnlab.campaign.cells import layer_of
     from gnnlab.export.export import export_all
 
     layer = layer_of(given.layer, given.features)

@@ -30,8 +30,7 @@ import openvino as ov
 import pandas as pd
 
 from gnnlab import machine
-from gnnlab.campaign.cell_inputs import model_for
-from gnnlab.campaign.cells import Cell, Settings, measure
+from gnnlab.campaign.cells import Cell, Settings, measure, model_for
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import HINTS, openvino_core

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction, TimePredictor
 from gnnlab.prediction.tables import load_tables, read_bandwidth, read_lookup

@@ -28,7 +28,7 @@ import pandas as pd
 import psutil
 import torch
 
-from gnnlab.campaign.cell_inputs import Cell, layer_of, load
+from gnnlab.campaign.cells import Cell, layer_of, load
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.planning.costs import Costs, Span
 from gnnlab.planning.planner import conditions

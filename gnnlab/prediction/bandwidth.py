@@ -21,8 +21,7 @@ import pandas as pd
 
 from gnnlab.campaign import campaign, checkpoints
 from gnnlab.campaign import table as campaign_table
-from gnnlab.campaign.cell_inputs import RANDOM
-from gnnlab.campaign.cells import Cell, Settings
+from gnnlab.campaign.cells import RANDOM, Cell, Settings
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction import copies

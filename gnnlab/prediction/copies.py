@@ -21,8 +21,7 @@ import pandas as pd
 from sklearn.isotonic import IsotonicRegression
 
 from gnnlab import machine
-from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.campaign.cells import Cell
+from gnnlab.campaign.cells import Cell, layer_of
 from gnnlab.errors import GnnlabError, quoted
 from gnnlab.export.export import export
 from gnnlab.profiling import timing

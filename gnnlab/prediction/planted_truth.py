@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import layer_of
 from gnnlab.prediction.copies import CopyCurve
 from gnnlab.prediction.predictor import Size
 from gnnlab.prediction.regression import Fitted, data_bytes

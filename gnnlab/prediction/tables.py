@@ -24,7 +24,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gnnlab.campaign import table as campaign_table
-from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import layer_of
 from gnnlab.errors import GnnlabError, first_wrong, quoted
 from gnnlab.files import read_json, write_json
 from gnnlab.prediction.copies import CONDITIONS, HIDDEN, MeasuredTransfers

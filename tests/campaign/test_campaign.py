@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from moments import at_moment, die, killed
 
-from gnnlab.campaign import campaign, checkpoints
+from gnnlab.campaign import checkpoints
 from gnnlab.campaign.campaign import run
 from gnnlab.campaign.cells import Cell, CellResult, Settings
 from gnnlab.campaign.checkpoints import JOURNAL, read_journal, record
@@ -60,34 +60,26 @@ def comparable(folder):
 # ---- one campaign
 
 
-def test_every_cell_is_asked_once_and_ends_in_its_outcome(tmp_path):
+def test_every_cell_is_asked_once_the_npus_last_and_ends_in_its_outcome_in_the_files_of_the_study(tmp_path):
     fake = Fake()
     done = run(tmp_path, CELLS, fake)
-    assert Counter(fake.asked) == Counter(CELLS)
+    assert Counter(fake.asked) == Counter(CELLS) and fake.asked[:21] != CELLS[::2]
+    assert [c.unit for c in fake.asked] == [CPU] * 21 + [NPU] * 21
     assert done.records == [record(c, outcome(c), took_s=0.5) for c in CELLS]
     assert done.messages[-1] == "42 cells, 0 known before. All of them took 0.35 minutes."
-
-
-def test_the_npu_comes_after_cpu_and_gpu_and_the_order_within_is_random_by_the_seed(tmp_path):
-    orders = []
-    for seed in (0, 0, 1):
-        fake = Fake()
-        run(tmp_path / str(len(orders)), CELLS, fake, seed=seed)
-        orders.append(fake.asked)
-    assert [c.unit for c in orders[0]] == [CPU] * 21 + [NPU] * 21
-    assert orders[0] == orders[1] != orders[2] and orders[0][:21] != CELLS[::2]
-
-
-def test_the_files_are_those_of_the_study_with_every_sample(tmp_path):
-    run(tmp_path, CELLS, Fake())
     names = {"checkpoint_cpugpu.json", "checkpoint_npu.json", "raw_measurements.json", "journal.jsonl", ".lock"}
     assert {path.name for path in tmp_path.iterdir()} == names
-    cpugpu = json.loads((tmp_path / "checkpoint_cpugpu.json").read_bytes())["measurements"]
-    npu = json.loads((tmp_path / "checkpoint_npu.json").read_bytes())["measurements"]
-    assert comparable(tmp_path) == cpugpu | npu and len(cpugpu) == len(npu) == 21
+    halves = [json.loads(path.read_bytes())["measurements"] for path in sorted(tmp_path.glob("checkpoint_*"))]
+    assert comparable(tmp_path) == halves[0] | halves[1] and len(halves[0]) == len(halves[1]) == 21
     one = checkpoints.raw(tmp_path)["20,40,openvino:CPU,3"]
-    assert one["outcome"]["samples_ms"] == outcome(cell(20, 3)).samples_ms
-    assert one["cell"]["unit"] == CPU and one["host"] == "here"
+    assert one["outcome"]["samples_ms"] == outcome(cell(20, 3)).samples_ms and one["host"] == "here"
+
+
+def test_an_outcome_comes_back_from_its_file_as_it_went(tmp_path):
+    odd = replace(outcome(cell()), notes=("é \u2028 \n",), parity_error=1e-300, samples_ms=(0.1 + 0.2, 1e-9))
+    for known in (0, 1):
+        assert run(tmp_path, [cell()], Fake(lambda c: odd)).known == known
+        assert CellResult.from_json(checkpoints.raw(tmp_path)[cell().key]["outcome"]) == odd
 
 
 def test_a_complete_campaign_measures_nothing_when_started_again_unless_anew(tmp_path):
@@ -114,7 +106,7 @@ def test_a_cell_without_a_time_keeps_its_reason_and_is_tried_again_by_the_next_c
     assert later.asked == [bad] and comparable(tmp_path)[bad.key]["outcome"]["status"] == "measured"
 
 
-@pytest.mark.parametrize("cells", [[], [cell(), cell(threads=2)], [cell(), cell(precision="bfloat16")]])
+@pytest.mark.parametrize("cells", [[], [cell(), cell(threads=2)]])
 def test_no_cells_and_two_of_one_key_are_refused(tmp_path, cells):
     with pytest.raises(GnnlabError, match=r"no cells|asked for twice"):
         run(tmp_path, cells, Fake())
@@ -134,27 +126,14 @@ def test_other_settings_device_versions_or_code_are_measured_anew(tmp_path, part
     assert len(again.asked) == len(CELLS)
 
 
-@pytest.mark.parametrize("cut", [1, 5, 100])
-def test_a_last_line_that_was_cut_off_is_left_out_and_its_cell_measured_again(tmp_path, cut):
+def test_a_last_line_that_was_cut_off_is_left_out_and_its_cell_measured_again(tmp_path):
     run(tmp_path, CELLS, Fake())
     whole, content = comparable(tmp_path), (tmp_path / JOURNAL).read_bytes()
-    (tmp_path / JOURNAL).write_bytes(content[: -cut - 1])
+    (tmp_path / JOURNAL).write_bytes(b"[]\nnull\n{}" + content[:-6])
     again = Fake()
     run(tmp_path, CELLS, again)
     assert len(again.asked) == 1 and comparable(tmp_path) == whole
     assert len(read_journal(tmp_path / JOURNAL)) == len(CELLS)
-
-
-def test_lines_of_another_kind_are_left_out(tmp_path):
-    (tmp_path / JOURNAL).write_text('[]\n1\nnull\n{}\nno JSON\n{"kind": "reference", "ms": 1.0}\n')
-    assert read_journal(tmp_path / JOURNAL) == {} and run(tmp_path, CELLS, Fake()).known == 0
-
-
-def test_an_outcome_survives_the_journal_and_the_checkpoint(tmp_path):
-    odd = replace(outcome(cell()), notes=("é \u2028 \n",), parity_error=1e-300, samples_ms=(0.1 + 0.2, 1e-9))
-    for known in (0, 1):
-        assert run(tmp_path, [cell()], Fake(lambda c: odd)).known == known
-        assert CellResult.from_json(checkpoints.raw(tmp_path)[cell().key]["outcome"]) == odd
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills a forked process; Windows has no fork")
@@ -199,7 +178,7 @@ def test_checkpoints_of_two_campaigns_are_not_mixed(tmp_path):
     assert set(checkpoints.raw(tmp_path)) == {cell().key}
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 2}', "\x00"])
+@pytest.mark.parametrize("content", ["", '{"schema_version": 2}'])
 def test_missing_and_damaged_files_say_how_they_are_made_anew(tmp_path, content):
     for read in (checkpoints.merge, checkpoints.raw):
         with pytest.raises(GnnlabError, match="measure first"):
@@ -214,9 +193,3 @@ def test_a_machine_that_changed_on_the_way_is_told_of(tmp_path):
     assert done.messages[1] == "reference workload: 1 ms before, 1.1 ms after"
     (drift,) = checkpoints.merge(tmp_path)
     assert drift in done.messages and drift.startswith("checkpoint_npu.json: the reference workload took +50 % after")
-
-
-def test_the_reference_takes_time():
-    ticks = iter(np.arange(100) * 1e-3)
-    assert campaign.reference(lambda: next(ticks)) == pytest.approx(1.0)
-    assert campaign.reference() > 0

@@ -13,7 +13,6 @@ from gnnlab.campaign import campaign, sizes
 from gnnlab.campaign.campaign import LocalUnits
 from gnnlab.campaign.cells import Settings
 from gnnlab.commands import stages as stages_command
-from gnnlab.errors import GnnlabError
 from gnnlab.export.export import export
 from gnnlab.lab import discovery
 from gnnlab.units.unit import Availability
@@ -21,12 +20,6 @@ from gnnlab.workloads.graphsage import sage
 
 TORCH, FAST, NPU = "torch:CPU", "fast:CPU", "simulated:NPU"
 CORA = Path(__file__).parents[3] / "shared" / "data" / "cora.npz"
-
-
-def test_there_is_a_cell_for_every_size_block_and_unit():
-    found = campaign.cells_of("sage", 4, sizes.read(["5/9", "graph:karate"]), [(1, 1), (1, 5)], [TORCH, NPU, TORCH])
-    assert len(found) == 8 and {c.graph for c in found} == {"random", "karate"}
-    assert {c.key for c in found} >= {"5,9,torch:CPU,1-5", "34,156,simulated:NPU,1"}
 
 
 # ---- real units
@@ -74,11 +67,6 @@ def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
         (answer,) = local(cells)
     outcome = answer["outcome"]
     assert (outcome["status"], outcome["reason"]) == ("unavailable", "no GPU; what helps: a driver")
-
-
-def test_an_unknown_unit_stops_before_anything_runs(tmp_path):
-    with pytest.raises(GnnlabError, match="nonsense"):
-        campaign.measure(tmp_path, models=tmp_path, sizes=sizes.read(["5/9"]), names=["nonsense:CPU"])
 
 
 needs_cora = pytest.mark.skipif(not CORA.exists(), reason="no cora.npz beside the repository")
@@ -134,6 +122,26 @@ def test_measure_and_analyze_from_the_shell(params, tmp_path, capsys):
     assert list(lookup) == ["20,40,CPU,7"] and lookup["20,40,CPU,7"]["total_time_ms"] > 0
 
 
+def test_all_exports_measures_and_analyzes_what_is_asked_for(params, tmp_path, monkeypatch, capsys):
+    steps, asked = [], {}
+
+    def export_all(layer, at, folder, **options):
+        asked.update(layer=layer.name, at=at, folder=folder, **options)
+        return [SimpleNamespace(fresh=True, status="failed", name="sage/1", reason="x")]
+
+    monkeypatch.setattr("gnnlab.export.export.export_all", export_all)
+    for name in ("measure", "analyze"):
+        monkeypatch.setitem(stages_command._STEPS, name, lambda given, folder, name=name: steps.append((name, given)))
+    assert cli.main(["stages", "--all", "--params", params]) == cli.OK
+    assert [name for name, _ in steps] == ["measure", "analyze"]
+    assert (steps[0][1].units, steps[0][1].features) == ([TORCH], 8)
+    assert [block for block in asked.pop("blocks") if block[0] != block[1]] == [(1, 5), (1, 7)]
+    assert asked == {
+        "layer": "sage", "at": [(30, 90)], "static_sums": False, "folder": tmp_path / "out/exported_models"
+    }  # fmt: skip
+    assert "sage/1: failed, x" in capsys.readouterr().err
+
+
 def test_fused_blocks_alone_have_a_report_and_no_tables(params, tmp_path, capsys):
     assert cli.main(["stages", "--measure", "--analyze", "--params", params, "--blocks", "1-5"]) == cli.OK
     printed = capsys.readouterr()
@@ -154,16 +162,6 @@ def test_what_a_run_left_stays_where_sizes_units_or_blocks_are_ones_own(own, fol
     assert asked == [root / folder] * 2
 
 
-def test_all_runs_the_three_steps_in_order(params, monkeypatch):
-    steps = []
-    for name in ("export", "measure", "analyze"):
-        monkeypatch.setitem(stages_command._STEPS, name, lambda given, folder, name=name: steps.append((name, given)))
-    assert cli.main(["stages", "--all", "--params", params]) == cli.OK
-    assert [name for name, _ in steps] == ["export", "measure", "analyze"]
-    given = steps[0][1]
-    assert (given.features, given.units, given.sizes) == (8, [TORCH], [sizes.GraphSize(30, 90)])
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -181,18 +179,3 @@ def test_bad_input_is_one_line_before_anything_is_exported(params, options, word
     assert cli.main(["stages", *options, "--params", params]) == cli.BAD_INPUT
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1 and words in said[0]
-
-
-def test_export_writes_the_models_of_the_sizes_asked_for(params, tmp_path, monkeypatch, capsys):
-    asked = {}
-
-    def export_all(layer, at, folder, **options):
-        asked.update(layer=layer.name, at=at, folder=folder, **options)
-        return [SimpleNamespace(fresh=True, status="failed", name="sage/1", reason="x")]
-
-    monkeypatch.setattr("gnnlab.export.export.export_all", export_all)
-    assert cli.main(["stages", "--export", "--params", params]) == cli.OK
-    assert asked.pop("folder") == tmp_path / "out/exported_models"
-    assert [block for block in asked.pop("blocks") if block[0] != block[1]] == [(1, 5), (1, 7)]
-    assert asked == {"layer": "sage", "at": [(30, 90)], "static_sums": False}
-    assert "sage/1: failed, x" in capsys.readouterr().err

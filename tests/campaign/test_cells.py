@@ -1,18 +1,13 @@
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gnnlab.campaign import cells
-from gnnlab.campaign.cell_inputs import _values, graph_of, values_of
-from gnnlab.campaign.cells import Cell, CellResult, Settings, ask, measure
+from gnnlab.campaign.cells import Cell, CellResult, Settings, ask, measure, values_of
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.timing import Timing
 from gnnlab.worker import Worker
 from gnnlab.workloads import graphs
 
@@ -20,12 +15,8 @@ SMALL = Cell("sage", 6, 11, 30, 1, 5, "torch:CPU")
 QUICK = Settings(budget_s=0.01)
 
 
-def test_a_cell_is_known_by_nodes_edges_unit_and_stages():
-    assert replace(SMALL, first=1, last=1, unit="openvino:CPU").key == "11,30,openvino:CPU,1"
-    assert SMALL.key == "11,30,torch:CPU,1-5"
-
-
 def test_a_measured_cell_has_all_its_samples_their_interval_and_its_conditions():
+    assert SMALL.key == "11,30,torch:CPU,1-5" and replace(SMALL, first=5).key == "11,30,torch:CPU,5"
     outcome = measure(replace(SMALL, threads=2), QUICK)
     assert outcome.status == "measured" and outcome.reason is None and outcome.parity_error == 0
     assert outcome.median_ms == np.median(outcome.samples_ms) and outcome.std_ms == np.std(outcome.samples_ms)
@@ -34,23 +25,21 @@ def test_a_measured_cell_has_all_its_samples_their_interval_and_its_conditions()
     assert outcome.device and outcome.runtime_version == f"torch {torch.__version__}"
 
 
-@pytest.mark.parametrize("error", [1e-4, math.nan, math.inf])
-def test_what_computes_something_else_is_wrong_and_never_timed(monkeypatch, error):
-    def off(values):
-        return {"means": values["means"] + np.float32(error) * np.abs(values["means"]).max()}
-
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [
+        (lambda means: means + np.float32(1e-4) * np.abs(means).max(), "differs from torch's float32 block"),
+        (lambda means: means * np.float32("nan"), "differs from torch's float32 block"),
+        (lambda means: np.ones(3), "shape"),
+    ],
+)
+def test_what_computes_something_else_is_wrong_and_never_timed(monkeypatch, off, words):
     monkeypatch.setattr(cells.timing, "measure", lambda *_, **__: pytest.fail("timed"))
-    monkeypatch.setattr(cells, "load", lambda *_: cells.Loaded(off, "device", "1.0"))
+    run = cells.Loaded(lambda values: {"means": off(values["means"])}, "device", "1.0")
+    monkeypatch.setattr(cells, "load", lambda *_: run)
     outcome = measure(SMALL, QUICK)
-    assert (outcome.status, outcome.samples_ms) == ("wrong", ())
-    assert "differs from torch's float32 block" in outcome.reason
+    assert (outcome.status, outcome.samples_ms) == ("wrong", ()) and words in outcome.reason
     assert json.loads(json.dumps(outcome.to_json(), allow_nan=False))["device"] == "device"
-
-
-def test_an_output_of_another_shape_is_an_outcome_too(monkeypatch):
-    monkeypatch.setattr(cells, "load", lambda *_: cells.Loaded(lambda values: {"means": np.ones(3)}, "device", "1.0"))
-    outcome = measure(SMALL, QUICK)
-    assert outcome.status == "wrong" and "shape" in outcome.reason and outcome.parity_error is None
 
 
 @pytest.mark.parametrize(
@@ -65,11 +54,7 @@ def test_an_output_of_another_shape_is_an_outcome_too(monkeypatch):
         ({"nodes": 0}, "failed", "random graph of 0 nodes"),
         ({"layer": "gat", "unit": "fast:CPU"}, "unavailable", "the fast forms are of GraphSAGE's stages, not of gat's"),
         ({"first": 5, "last": 8}, "failed", "sage: no block of stages 5..8"),
-        (
-            {"graph": "karate"},
-            "failed",
-            "graph karate has 34 nodes and 156 edges, the cell says 11 and 30",
-        ),
+        ({"graph": "karate"}, "failed", "graph karate has 34 nodes and 156 edges, the cell says 11 and 30"),
         ({"graph": "not/there.npz"}, "failed", ""),
     ],
 )
@@ -86,8 +71,6 @@ def test_what_goes_wrong_with_a_cell_is_its_outcome(changes, status, reason):
     ("changes", "message"),
     [
         ({"unit": "openvino:TPU"}, "unit 'openvino:TPU' is not known; one of openvino:CPU"),
-        ({"unit": "json:loads"}, "is not known"),
-        ({"unit": ""}, "is not known"),
         ({"layer": "gcn"}, "layer 'gcn' is not known; one of sage, gat"),
     ],
 )
@@ -109,48 +92,6 @@ def test_a_cell_can_be_on_a_real_graph():
     values = values_of(cell)
     assert np.array_equal(values["edge_index"], karate.edge_index) and np.array_equal(values["x"], karate.x)
     assert values_of(replace(cell, features=3))["x"].shape == (34, 3)
-
-
-def test_random_graphs_repeat_targets_leave_a_node_alone_and_are_always_the_same():
-    target = values_of(SMALL)["edge_index"][1]
-    degrees = np.bincount(target, minlength=11)
-    assert degrees.max() > 1 and degrees.min() == 0
-    graph_of.cache_clear()
-    _values.cache_clear()
-    assert np.array_equal(values_of(SMALL)["edge_index"][1], target)
-
-
-def test_samples_are_taken_by_the_rules_of_the_lab(monkeypatch):
-    asked = {}
-
-    def timed(form, **options):
-        asked.update(options, gave=form())
-        return Timing((1.0, 2.0, 3.0, 2.0, 2.0, 2.0), notes=("noisy",))
-
-    monkeypatch.setattr(cells.timing, "measure", timed)
-    outcome = measure(SMALL, Settings(budget_s=3))
-    assert asked["budget_s"] == 3 and set(asked["gave"]) == {"means"}
-    assert outcome.samples_ms == (1.0, 2.0, 3.0, 2.0, 2.0, 2.0)
-    assert (outcome.median_ms, outcome.notes) == (2.0, ("noisy",))
-
-
-times = st.floats(min_value=0, max_value=1e9, allow_nan=False)
-outcomes = st.builds(
-    CellResult,
-    status=st.sampled_from(["measured", "simulated"]),
-    samples_ms=st.lists(times, min_size=1, max_size=5).map(tuple),
-    median_ms=times,
-    ci_ms=st.tuples(times, times),
-    std_ms=times,
-    parity_error=st.none() | times,
-    device=st.text(),
-    notes=st.lists(st.text(), max_size=2).map(tuple),
-) | st.builds(CellResult, status=st.sampled_from(["failed", "timeout", "unavailable", "wrong"]), reason=st.text())
-
-
-@given(outcomes)
-def test_an_outcome_comes_back_from_json_as_it_went(outcome):
-    assert CellResult.from_json(json.loads(json.dumps(outcome.to_json(), allow_nan=False))) == outcome
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 from synthetic_costs import costs
 
 from gnnlab import cli
-from gnnlab.campaign.cell_inputs import layer_of
-from gnnlab.lab import discovery
+from gnnlab.campaign.cells import layer_of
+from gnnlab.lab import runner
 from gnnlab.planning import costs as tables
 from gnnlab.planning.unit_processes import UnitProcesses
 

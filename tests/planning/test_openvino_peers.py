@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gnnlab.campaign.cell_inputs import layer_of
+from gnnlab.campaign.cells import layer_of
 from gnnlab.errors import ParityError
 from gnnlab.export.export import export
 from gnnlab.planning import bench

@@ -61,10 +61,13 @@ def test_sizes_never_fitted_are_measured_and_predicted(measured):
     assert transfers.through["torch:CPU"].gb_s(1e6)[0] == pytest.approx(10, rel=0.02) and transfers.plain.ms(1e5) > 0
 
 
-def test_what_is_known_is_not_measured_again(measure):
-    first, second = measure(), measure()
+def test_what_is_known_is_not_measured_again_and_only_what_is_random_a_second_time(measure, tmp_path):
+    real = [Cell("sage", FEATURES, 1797, 17970, *block, "torch:CPU", graph="digits") for block in BLOCKS]
+    leave(tmp_path / "stages", cells=[*cells(units=LOCAL), *real])
+    first, second = measure(again=100), measure(again=100)
     assert "0 known" in first.messages[0] and "0 cells to measure" in second.messages[0]
     pd.testing.assert_frame_equal(first.new, second.new)
+    assert (1797, 17970) in sizes_of(first.grid) and 1797 not in set(first.again["nodes"])
 
 
 def test_units_that_were_not_measured_are_refused(measure, tmp_path):
@@ -78,13 +81,6 @@ def test_units_that_were_not_measured_are_refused(measure, tmp_path):
     assert "no device" in skipped[0]
     with pytest.raises(GnnlabError, match="measure first"):
         bandwidth.measured_cells(tmp_path)
-
-
-def test_only_what_is_random_is_measured_a_second_time(measure, tmp_path):
-    real = [Cell("sage", FEATURES, 1797, 17970, *block, "torch:CPU", graph="digits") for block in BLOCKS]
-    leave(tmp_path / "stages", cells=[*cells(units=LOCAL), *real])
-    measured = measure(again=100)
-    assert (1797, 17970) in sizes_of(measured.grid) and 1797 not in set(measured.again["nodes"])
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
@@ -150,14 +146,9 @@ def test_the_goal_of_the_predictor_is_the_share_within_ten_percent():
     assert any("50 % of 10 known cells are within 10 %" in note for note in half.rows[0].notes)
     with pytest.raises(Untestable):
         judged(planted(count=0))
-
-
-def test_cells_of_one_size_are_no_samples_of_their_own():
-    """40 cells at 4 sizes say less than 40 sizes, and those of one size nothing of others."""
-    few = judged(planted(per_size=10))
-    assert few[0].estimate.n == 40 and few[0].estimate.low < 0.9 and few[1] == "open"
-    one = judged(planted(per_size=40))
-    assert one[0].estimate.interval is None and one[1] == "open"
+    few, verdict = judged(planted(per_size=10))  # 40 cells at 4 sizes say less than 40 sizes
+    assert few.estimate.n == 40 and few.estimate.low < 0.9 and verdict == "open"
+    assert judged(planted(per_size=40))[0].estimate.interval is None  # those of one size nothing of others
 
 
 def test_predicted_times_are_no_measured_ones():

@@ -102,11 +102,6 @@ def test_tables_are_loaded_as_they_were_written(written):
     assert predictor.predict("torch:CPU", 1, 5, 9, 9).origin == "extrapolated"
 
 
-def test_missing_tables_say_what_to_do(tmp_path):
-    with pytest.raises(GnnlabError, match="first: gnnlab run 04 05 06"):
-        tables.load_tables(tmp_path)
-
-
 def test_cells_without_a_time_are_listed_and_the_table_goes_on(tmp_path):
     def changes(cell):
         gone = cell.unit == "torch:CPU" and cell.first == cell.last == 3 and cell.nodes == 400
@@ -144,25 +139,24 @@ def test_a_lookup_table_of_another_hand_is_checked(tmp_path, data, message):
     assert "\n" not in str(refused.value)
 
 
-def read_rates(folder, rates):
-    (folder / tables.BANDWIDTH).write_text(json.dumps(rates))
-    return tables.read_bandwidth(folder / tables.BANDWIDTH)
-
-
-def test_a_bandwidth_table_may_be_empty_where_nothing_could_be_told(tmp_path):
-    assert read_rates(tmp_path, {}) == {}
-
-
-@pytest.mark.parametrize("value", [0, -1, float("nan"), "fast", None, True])
-def test_a_bandwidth_that_is_none_is_refused(tmp_path, value):
-    with pytest.raises(GnnlabError, match="CPU_stage1: Input should be"):
-        read_rates(tmp_path, {"CPU_stage1": value})
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        *(({"CPU_stage1": value}, "CPU_stage1: Input should be") for value in (0, float("nan"), "fast", None, True)),
+        ({"speed": 3}, "'speed' is not understood"),
+        ([3], "valid dictionary"),
+    ],
+)
+def test_a_bandwidth_table_of_another_hand_is_checked(tmp_path, rates, words):
+    (tmp_path / tables.BANDWIDTH).write_text(json.dumps(rates))
+    with pytest.raises(GnnlabError, match=words):
+        tables.read_bandwidth(tmp_path / tables.BANDWIDTH)
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda text: text[:-9], "is damaged"),
+        (lambda text: text[:-9], "is damaged; run notebooks 04, 05 and 06 first: gnnlab run 04 05 06"),
         (lambda text: text.replace('"schema_version": 4', '"schema_version": 1'), "of another version"),
         (lambda text: "[]", "of another version"),
         (lambda text: text.replace(PLAIN_COPY, "torch:CPU"), "no sweep of plain copies"),
