@@ -66,24 +66,22 @@ def run(arguments: Namespace) -> int:
     from gnnlab.workloads.graphsage import inputs_of
 
     _check(arguments)
-    folder = None if arguments.lookup else discovery.results_of(arguments.params)
-    if folder is None:
+    if arguments.lookup:
         costs = tables.read_costs(Path(arguments.lookup), Path(arguments.bandwidth))
         show(_source(costs, arguments.lookup))
     else:
+        folder = runner.output_folder(arguments.params)
         costs = tables.load_costs(folder / TABLES, arguments.units or ())
-    graph, (nodes, edges) = None, (arguments.nodes, arguments.edges)
+    nodes, edges = arguments.nodes, arguments.edges
     if arguments.graph is not None:
         graph = inputs_of(graphs.load(arguments.graph), costs.layer.features)
         nodes, edges = size_of(graph)
-    given = None if arguments.plan is None else parse(arguments.plan)
-    planner = Planner(costs, graphs=GRAPHS[arguments.objective])
-    ranking = planner.rank(nodes, edges, also=[given] * (given is not None))
-    chosen = given or ranking.chosen
-    if graph is not None:
         counts = "its size and where its edges go" if arguments.execute else "its size alone"
         named = f"the lab's own layer ({costs.layer.name}, {costs.layer.features} features)"
         show(f"Planned is {named}, not a model of yours; of the graph counts {counts}.")
+    given = [parse(arguments.plan)] if arguments.plan is not None else []
+    ranking = Planner(costs, graphs=GRAPHS[arguments.objective]).rank(nodes, edges, also=given)
+    (chosen,) = given or [ranking.chosen]
     show(f"{nodes} nodes, {edges} edges: {chosen.words()}")
     show(f"  {chosen}")
     show(_why(chosen, ranking))

@@ -128,7 +128,7 @@ class Trial:
         self.candidates: list[Plan] = []
         self.contenders: list[Plan] = []
         self._executors: dict[Plan, Executor] = {}
-        tables = Planner(bench.tables_alone, calibration=bench.calibration, **bench.options)
+        tables = replace(bench.planner(), costs=bench.tables_alone)
         self.by_tables = self.ranking = tables.rank(self.nodes, self.edges, self.by_hand)
 
     def propose(self, near: float = 1.2, most: int = 6, others: int = 1) -> None:

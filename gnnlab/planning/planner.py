@@ -127,7 +127,7 @@ class Planner:
         Raises:
             GnnlabError: there is no such plan; one of `also` breaks a rule, or a time of it is not known.
         """
-        works, rows, learnt, lacking = {}, [], {}, ""
+        works, rows, corrections, lacking = {}, [], {}, ""
         for plan in self.space.candidates(max_blocks=self.max_blocks, one_unit=True):
             try:
                 works[plan] = works_of(plan, self.costs, nodes, edges)
@@ -139,11 +139,11 @@ class Planner:
             raise GnnlabError(f"no plan of {', '.join(self.costs.units)} can be costed: {lacking}")
         if self.calibration is not None:
             kinds = itertools.product((False, True), repeat=2)
-            learnt = {kind: correction(self.calibration, *kind) for kind in kinds}
+            corrections = {kind: correction(self.calibration, *kind) for kind in kinds}
         for plan, each in works.items():
             ms, origin = self._stream_ms(each), min((work.origin for work in each), key=LEAST_FIRST.index)
-            if learnt:
-                factor, low, high, n = learnt[len(plan.units) > 1, origin == MEASURED]
+            if corrections:
+                factor, low, high, n = corrections[len(plan.units) > 1, origin == MEASURED]
             else:
                 by_end = ([work._replace(ms=getattr(work, end)) for work in each] for end in ("low_ms", "high_ms"))
                 (low, high), factor, n = (self._stream_ms(works_at_end) / ms for works_at_end in by_end), 1.0, 1

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +18,6 @@ from gnnlab.units.unit import Availability
 from gnnlab.workloads.graphsage import sage
 
 TORCH, FAST, NPU = "torch:CPU", "fast:CPU", "simulated:NPU"
-CORA = Path(__file__).parents[3] / "shared" / "data" / "cora.npz"
-
-
 # ---- real units
 
 
@@ -34,30 +30,21 @@ def make():
 """
 
 
-def test_a_unit_of_ones_own_is_measured_by_the_name_that_it_is_asked_for_by_and_anew_once_edited(tmp_path, monkeypatch):
+def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_path, monkeypatch):
+    """One's own unit by the name that it is asked for by, and measured anew once its module was edited."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_unit.py").write_text(MY_UNIT)
-    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "blocks": ["3"], "names": ["my_unit:make"]}
-    first = campaign.measure(tmp_path, **asked, features=8, budget_s=0.01)
-    assert list(first.cells["unit"]) == ["my_unit:make"] and list(first.cells["status"]) == ["measured"]
-    (tmp_path / "my_unit.py").write_text(MY_UNIT + "# edited\n")
-    assert campaign.measure(tmp_path, **asked, features=8, budget_s=0.01).known == 0
-    sys.modules.pop("my_unit", None)
-
-
-def test_real_units_in_processes_of_their_own_leave_the_files_of_the_study(tmp_path):
-    asked = {
-        "models": tmp_path / "none",
-        "sizes": sizes.read(["30/90"]),
-        "blocks": ["1", "3", "1-5"],
-        "names": [FAST, NPU],
-    }
-    measured = campaign.measure(tmp_path, **asked, features=8, budget_s=0.01)
-    found = measured.cells.set_index(["unit", "first", "last"])["status"]
-    assert list(found.loc[FAST]) == ["unavailable", "measured", "measured"]
-    assert list(found.loc[NPU]) == ["simulated", "unavailable", "unavailable"]
+    asked = {"models": tmp_path / "none", "sizes": sizes.read(["30/90"]), "features": 8, "budget_s": 0.01}
+    measured = campaign.measure(tmp_path, **asked, blocks=["1", "3", "1-5"], names=[FAST, NPU, "my_unit:make"])
+    status = measured.cells.set_index(["unit", "first", "last"])["status"]
+    assert list(status.loc[FAST]) == ["unavailable", "measured", "measured"]
+    assert list(status.loc[NPU]) == ["simulated", "unavailable", "unavailable"]
+    assert list(status.loc["my_unit:make"]) == ["measured"] * 3
     assert [line[:7] for line in measured.messages[:3:2]] == ["phase 1", "phase 2"] and measured.available[FAST].usable
     assert (tmp_path / "profiling_report.txt").read_text().startswith("GNN stage profile")
+    (tmp_path / "my_unit.py").write_text(MY_UNIT + "# edited\n")
+    assert campaign.measure(tmp_path, **asked, blocks=["1"], names=[FAST, "my_unit:make"]).known == 0
+    sys.modules.pop("my_unit", None)
 
 
 def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
@@ -69,20 +56,13 @@ def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
     assert (outcome["status"], outcome["reason"]) == ("unavailable", "no GPU; what helps: a driver")
 
 
-needs_cora = pytest.mark.skipif(not CORA.exists(), reason="no cora.npz beside the repository")
-
-
-@pytest.mark.parametrize(
-    ("graph", "features"),
-    [("digits", 64), pytest.param(str(CORA), 1433, marks=[needs_cora, pytest.mark.slow])],
-)
-def test_the_whole_chain_runs_on_a_real_graph(graph, features, tmp_path):
+def test_the_whole_chain_runs_on_a_real_graph(tmp_path):
     """Measure and analyze: every stage by torch, the fused layer by every runtime of this CPU."""
-    models = tmp_path / "models"
+    models, features = tmp_path / "models", 64
     for exporter in ("openvino", "onnx", "handbuilt"):
         assert export(sage(features), 1, 7, exporter=exporter, folder=models).status == "ready"
     runtimes = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", TORCH, FAST]
-    settings, at = Settings(models=str(models), budget_s=0.01), sizes.read([f"graph:{graph}"])
+    settings, at = Settings(models=str(models), budget_s=0.01), sizes.read(["graph:digits"])
     cells = campaign.cells_of("sage", features, at, [(n, n) for n in range(1, 8)], [TORCH])
     cells += campaign.cells_of("sage", features, at, [(1, 7)], runtimes)
     with LocalUnits(runtimes, settings, 60.0) as local:
@@ -177,5 +157,5 @@ def test_what_a_run_left_stays_where_sizes_units_or_blocks_are_ones_own(own, fol
 def test_bad_input_is_one_line_before_anything_is_exported(params, options, words, capsys, monkeypatch):
     monkeypatch.setattr("gnnlab.export.export.export_all", lambda *_, **__: pytest.fail("exported"))
     assert cli.main(["stages", *options, "--params", params]) == cli.BAD_INPUT
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and words in said[0]
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and words in lines[0]

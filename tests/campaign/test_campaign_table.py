@@ -49,9 +49,9 @@ def test_a_cell_is_a_row_with_every_sample_and_its_conditions():
 def test_a_cell_without_a_time_has_a_reason_and_no_number():
     outcomes = [missing("unavailable"), missing("timeout"), missing("wrong", parity_error=0.5), missing("failed")]
     cells = table(*(answer(TORCH, first, outcome) for first, outcome in enumerate(outcomes, 1)))
-    found = as_rows(tables.cell_rows(cells, {TORCH: HERE}), "size", "stage")
-    assert [row.status for row in found] == ["unavailable", "timeout", "failed", "failed"]
-    assert all(row.reason and row.value is None and row.n == 0 and row.device == "CPU chip" for row in found)
+    rows = as_rows(tables.cell_rows(cells, {TORCH: HERE}), "size", "stage")
+    assert [row.status for row in rows] == ["unavailable", "timeout", "failed", "failed"]
+    assert all(row.reason and row.value is None and row.n == 0 and row.device == "CPU chip" for row in rows)
     probed = {GPU: Availability(False, "no GPU", version="OpenVINO 1")}  # no chip, and no threads of a CPU
     (row,) = as_rows(tables.cell_rows(table(answer(GPU, 1, missing())), probed), "size", "stage")
     assert (row.device, row.runtime, row.threads) == ("GPU (none here)", "OpenVINO 1", 0)
@@ -74,8 +74,8 @@ def test_a_wide_interval_is_marked_once_and_a_narrow_one_never(half, notes, mark
 
 def test_the_share_of_a_bound_is_that_of_each_sample_measured_on_this_cpu_and_tells_what_its_interval_lacks():
     cells = table(answer(TORCH, 1, timed(2.0, half=0.1)), answer(NPU, 1, timed(1.0, status="simulated")))
-    found = tables.roof_rows(cells, lambda first, last, nodes, edges: first * last * nodes / edges, samples=9)
-    (row,) = as_rows(found, "size", "stage")
+    rows = tables.roof_rows(cells, lambda first, last, nodes, edges: first * last * nodes / edges, samples=9)
+    (row,) = as_rows(rows, "size", "stage")
     assert row.form == TORCH and row.unit == "share" and row.value == pytest.approx(0.5 / 2)
     assert row.low < row.value < row.high and any("best of 9 samples" in n for n in row.notes)
     assert tables.roof_rows(cells[cells["unit"] == NPU], lambda *_: 1.0, 9).empty
@@ -86,10 +86,10 @@ def test_sums_are_rows_with_their_interval_and_the_origin_of_their_cells():
         answer(unit, n, timed(2.0, status=s)) for unit, s in ((TORCH, "measured"), (NPU, "simulated")) for n in (1, 2)
     ]
     answers += [answer(TORCH, 1, timed(2.0), last=2), answer(NPU, 1, timed(1.0, status="simulated"), last=2)]
-    found = {row.form: row for row in as_rows(tables.sum_rows(table(*answers)), "size", "block")}
-    assert found[TORCH].value == pytest.approx(2) and found[TORCH].low < 2 < found[TORCH].high and found[TORCH].n == 25
-    assert (found[TORCH].origin, found[TORCH].device, found[TORCH].threads) == ("measured", "CPU chip", 2)
-    assert (found[NPU].origin, found[NPU].threads, found[NPU].notes) == ("simulated", 0, [tables.DRAWN])
+    rows = {row.form: row for row in as_rows(tables.sum_rows(table(*answers)), "size", "block")}
+    assert rows[TORCH].value == pytest.approx(2) and rows[TORCH].low < 2 < rows[TORCH].high and rows[TORCH].n == 25
+    assert (rows[TORCH].origin, rows[TORCH].device, rows[TORCH].threads) == ("measured", "CPU chip", 2)
+    assert (rows[NPU].origin, rows[NPU].threads, rows[NPU].notes) == ("simulated", 0, [tables.DRAWN])
 
 
 # ---- what a reader asks

@@ -45,13 +45,13 @@ def test_each_cell_runs_where_its_processor_is_and_a_lost_worker_costs_no_other(
             assert not measuring.done(), measuring.result()
             time.sleep(0.05)
         psutil.Process(cluster.workers["NPU"].pid).kill()
-        found = measuring.result(timeout=300)
-    assert found.cells.groupby("unit")["status"].agg(set).to_dict() == {
+        measured = measuring.result(timeout=300)
+    assert measured.cells.groupby("unit")["status"].agg(set).to_dict() == {
         CPU: {"measured"},
         NPU: {"measured"},
         "openvino:GPU": {"unavailable"},
     }
-    assert set(found.cells.query("unit == 'openvino:GPU'")["reason"]) == {
+    assert set(measured.cells.query("unit == 'openvino:GPU'")["reason"]) == {
         'no worker declares GPU=1 (dask worker --resources "GPU=1")'
     }
 

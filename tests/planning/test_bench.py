@@ -24,8 +24,8 @@ MINE = parse(f"1-2 on {GPU}, 3-7 on {CPU}")
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(costs(UNITS, LAYER), "", count=4, cores=2, ratios=(0.5,)) as made:
-        yield made
+    with Bench(costs(UNITS, LAYER), "", count=4, cores=2, ratios=(0.5,)) as recorder:
+        yield recorder
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def trial(bench, calibrated):
 @pytest.fixture(scope="module")
 def lab(trial):
     """What a notebook records of one race."""
-    made = Recorder()
+    recorder = Recorder()
     forms = {plan.words(): trial.stream(plan) for plan in trial.contenders}
     about = {form: conditions_of(form) for form in forms}
-    made.race("executed_plans", forms, {trial.size: ()}, key="size", budget_s=0.2, of_form=about, per=4)
-    return made
+    recorder.race("executed_plans", forms, {trial.size: ()}, key="size", budget_s=0.2, of_form=about, per=4)
+    return recorder
 
 
 def test_drawn_plans_of_each_size_are_executed_beside_what_was_expected(bench, calibrated):

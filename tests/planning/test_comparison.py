@@ -73,7 +73,7 @@ def recorded(*races, peers=None):
         ([race(10, 5, 4), race(10, 4, 5)], (25, 25, 25), "missed"),  # that of the worst size
         ([race(10, 4, 4, control=steady(8))], (0, 0, 25), "open"),  # what the control shows is in it
         ([race(10, 5, LUCKY)], (0, 0, 0), "met"),  # who is lucky in the rounds that pick is judged by the others
-        ([race(6, 5, LUCKY[::-1], candidates=(CHOSEN, OTHER))], (0, 0, 0), "met"),  # or is not picked
+        ([race(10, 5, LUCKY[::-1], candidates=(CHOSEN, OTHER))], (150, 150, 150), "missed"),  # or comes too late
     ],
 )
 def test_regret_is_held_against_the_best_of_the_others(races, regret, verdict):

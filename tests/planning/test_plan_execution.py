@@ -44,13 +44,13 @@ def processes():
 @pytest.mark.parametrize(("lacking", "name"), [((), "sage"), (SINGLE_STAGES, "sage"), ((), "gat")])
 def test_candidates_give_what_the_plain_layer_gives(processes, lacking, name):
     """With fused blocks and with single stages; streams of several lengths, so that slots are used again."""
-    layer, made = layer_of(name, 8), graphs()
-    expected, known = [plain(layer, graph) for graph in made], of(layer, lacking=lacking)
+    layer, inputs = layer_of(name, 8), graphs()
+    expected, known = [plain(layer, graph) for graph in inputs], of(layer, lacking=lacking)
     candidates = Planner(known, ratios=(0.3,)).rank(30, 70).table.index
     plans = sorted(candidates, key=lambda plan: -sum(block.shared for block in plan.blocks))[::7]
     assert {len(plan.units) for plan in plans} >= {2, 3} and any(block.shared for block in plans[0].blocks)
     for plan in plans:
-        with Executor(plan, known, made, processes) as executor:
+        with Executor(plan, known, inputs, processes) as executor:
             for stream in ([2], [0, 1, 2, 0, 1, 2, 0, 2]):
                 executor.stream(stream)
                 assert relative_error(expected[stream[-1]], executor.last(), str(plan)) < 1e-5, str(plan)
@@ -86,9 +86,9 @@ def test_units_are_at_work_at_once_and_graphs_in_flight_are_few(processes):
 )
 def test_a_unit_that_fails_dies_or_hangs_ends_the_stream_with_its_name(unit, timeout_s, words):
     """In its sixth call."""
-    plan, made = parse(f"1-5 on {CPU}, 6-7 on {unit}"), graphs(60, 90, count=1)
+    plan, inputs = parse(f"1-5 on {CPU}, 6-7 on {unit}"), graphs(60, 90, count=1)
     with UnitProcesses((CPU, unit)) as units:
-        executor = Executor(plan, of(units=(CPU, unit)), made, units)
+        executor = Executor(plan, of(units=(CPU, unit)), inputs, units)
         units.timeout_s = timeout_s
         with pytest.raises(GnnlabError, match=words) as error:
             executor.run(9)

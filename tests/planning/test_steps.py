@@ -1,4 +1,4 @@
-"""Steps of plans carry the bytes that really go along, and the calls that are really made; streams keep the laws of
+"""Steps of plans carry the bytes that really go along, and the calls that are really writes; streams keep the laws of
 queues."""
 
 import numpy as np
@@ -34,12 +34,12 @@ def test_moved_bytes_are_those_of_the_real_tensors(layer, after):
     values = layer.trace(**random_inputs(N, E, layer.features))
     size = {name: tensor.numel() * tensor.element_size() for name, tensor in values.items()}
     block = Block(("CPU",), 1, after)
-    made = [stage.writes for stage in layer.stages[:after]]
+    writes = [stage.writes for stage in layer.stages[:after]]
     needed = {name for stage in layer.stages[after:] for name in stage.reads}
-    travels = sum(size[name] for name in ["x", "edge_index", *made] if name in needed)
+    travels = sum(size[name] for name in ["x", "edge_index", *writes] if name in needed)
     assert moved_bytes(costs(layer=layer, separate=["NPU"]), block, "CPU", "NPU", N, E) == travels
     near = moved_bytes(costs(layer=layer), block, "CPU", "NPU", N, E)
-    assert near == sum(size[name] for name in made if name in needed)
+    assert near == sum(size[name] for name in writes if name in needed)
 
 
 def test_a_block_is_one_call_where_it_was_measured_and_a_few_else():

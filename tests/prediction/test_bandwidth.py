@@ -99,13 +99,13 @@ def test_a_unit_that_only_sums_has_no_copies(measure, tmp_path):
 
 
 def test_the_identity_is_exported_for_every_runtime_and_for_each_size_where_shapes_are_fixed(monkeypatch, tmp_path):
-    made = []
+    exported = []
     monkeypatch.setattr(
-        copies, "export", lambda layer, *stages, exporter, folder, size=None: made.append((exporter, size))
+        copies, "export", lambda layer, *stages, exporter, folder, size=None: exported.append((exporter, size))
     )
     like, names = cells()[0], ["torch:CPU", "onnxruntime:CPU", "openvino:NPU", "fast:CPU"]
     asked = copies.identity_cells(like, [1, 8], names, tmp_path)
-    assert made == [("onnx", None), ("openvino", (2, 1)), ("openvino", (2, 8))]
+    assert exported == [("onnx", None), ("openvino", (2, 1)), ("openvino", (2, 8))]
     assert [(cell.edges, cell.unit) for cell in asked] == [(edges, name) for edges in (1, 8) for name in names[:3]]
 
 
