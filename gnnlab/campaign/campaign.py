@@ -93,12 +93,11 @@ def measure(
     seed: int = 0,
     anew: bool = False,
     cluster: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Measured:
     """Measure every block at every size on the units `names` (none: all that there are), as far as it is not known.
 
     With `anew` what is known is measured again: every time is then of this call. `cluster`: address of a Dask scheduler
-    whose workers measure; none: this machine does. `say` gets each of the messages as it comes.
+    whose workers measure; none: this machine does.
 
     Raises:
         GnnlabError: something asked for is not there, or another campaign holds the folder.
@@ -107,7 +106,7 @@ def measure(
     chosen = [name for name in names if units.find(name)] or list(units.all_units())
     cells = cells_of(layer, features, sizes, spans, chosen, precision=precision, threads=threads)
     with units_at_work(chosen, Settings(models=str(models), budget_s=budget_s), timeout_s, cluster) as working:
-        done = run(folder, cells, working, seed=seed, anew=anew, say=say)
+        done = run(folder, cells, working, seed=seed, anew=anew)
     return Measured(analyze(folder), working.available, done.known, done.messages)
 
 
@@ -124,15 +123,7 @@ def analyze(folder: Path) -> pd.DataFrame:
     return cells
 
 
-def run(
-    folder: Path,
-    cells: Sequence[Cell],
-    working: Any,
-    *,
-    seed: int = 0,
-    anew: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-) -> Done:
+def run(folder: Path, cells: Sequence[Cell], working: Any, *, seed: int = 0, anew: bool = False) -> Done:
     """Measure the cells that are not known, in random order by `seed`, phase after phase.
 
     `working`: `LocalUnits`, or the like: called with cells, it gives a record for each as they come. `folder` gets the
@@ -151,10 +142,6 @@ def run(
     known_by = {cell.key: _known_by(cell, working.available[cell.unit], made_by) for cell in cells}
     random, messages = np.random.default_rng(seed), []
 
-    def note(line: str) -> None:
-        messages.append(line)
-        say(line)
-
     with locked(folder, "measures into"):
         earlier = {} if anew else checkpoints.read_journal(folder / checkpoints.JOURNAL)
         records = {key: earlier[by] for key, by in known_by.items() if by in earlier}
@@ -162,7 +149,7 @@ def run(
         for phase, words in PHASES.items():
             of_phase = [cell for cell in cells if phase_of(cell) == phase]
             todo = [cell for cell in of_phase if cell.key not in records]
-            note(f"{words}: {len(todo)} cells to measure, {len(of_phase) - len(todo)} known")
+            messages.append(f"{words}: {len(todo)} cells to measure, {len(of_phase) - len(todo)} known")
             reference_ms: tuple[float, ...] = ()
             if todo:
                 before_ms, shuffled = working.call(reference), [todo[place] for place in random.permutation(len(todo))]
@@ -172,14 +159,13 @@ def run(
                         records[each["key"]] = each
                         step(each["key"])
                 reference_ms = (before_ms, working.call(reference))
-                note("reference workload: {:.3g} ms before, {:.3g} ms after".format(*reference_ms))
+                messages.append("reference workload: {:.3g} ms before, {:.3g} ms after".format(*reference_ms))
             of_phase = [records[cell.key] for cell in of_phase]
             checkpoints.write(folder, phase, of_phase, digest(made_by), reference_ms)
-        for line in checkpoints.merge(folder):
-            note(line)
+        messages += checkpoints.merge(folder)
     done = [records[cell.key] for cell in cells]
     minutes = sum(each["took_s"] for each in done) / 60
-    note(f"{len(cells)} cells, {known} known before. All of them took {minutes:.2f} minutes.")
+    messages.append(f"{len(cells)} cells, {known} known before. All of them took {minutes:.2f} minutes.")
     return Done(done, known, messages)
 
 

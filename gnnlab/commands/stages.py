@@ -89,9 +89,9 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
     if given.cluster is None:
         warn_if_busy()
     options = {name: getattr(given, name) for name in _OPTIONS}
-    measured = campaign.measure(
-        folder / "stages", names=given.units, say=lambda line: _say(f"measure: {line}"), **options
-    )
+    measured = campaign.measure(folder / "stages", names=given.units, **options)
+    for line in measured.messages:
+        _say(f"measure: {line}")
     for gap in table.gaps(measured.cells).itertuples():
         _say(f"  {gap.status}, {gap.cells} of {gap.unit}: {gap.reason}")
 

@@ -28,6 +28,7 @@ from gnnlab.workloads.staged import StagedLayer
 
 RATE = 0.9  # at which an interval holds the time that is measured
 FEWEST_SIZES = 3
+NEEDED = f"{FEWEST_SIZES} at least are needed to predict others, so measure more (sizes of notebook 05)"
 MEASURED = "measured"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
 NODES, EDGES = 0, 1  # columns of sizes
@@ -53,15 +54,13 @@ class Prediction:
 @dataclass(frozen=True, eq=False)
 class TimePredictor:
     """Fits of blocks on units. `left_out`: unit, first, last, nodes, edges, group (what was left out together), error
-    (log(measured / predicted)), inside (did the size lie between the others?). `lacking`: why a block has no fit.
-    """
+    (log(measured / predicted)), inside (did the size lie between the others?)."""
 
     layer: StagedLayer
     coefficients: Mapping[Key, np.ndarray]  # of `work`, ms
     measured: Mapping[Key, Mapping[Size, Sequence[float]]]  # ms, low, high
     transfers: MeasuredTransfers | None
     left_out: pd.DataFrame
-    lacking: Mapping[Key, str]
 
     @classmethod
     def fit(cls, layer: StagedLayer, cells: pd.DataFrame, transfers: MeasuredTransfers | None = None) -> TimePredictor:
@@ -72,22 +71,18 @@ class TimePredictor:
         Raises:
             GnnlabError: no block of any unit has three sizes.
         """
-        coefficients, measured, left_out, lacking = {}, {}, [], {}
+        coefficients, measured, left_out = {}, {}, []
         for key, part in cells[cells["ms"].notna()].groupby(BLOCK, sort=False):
             part = part.groupby(["nodes", "edges"])[["ms", "ms_low", "ms_high"]].median()
             measured[key] = dict(zip(part.index.tolist(), part.to_numpy().tolist(), strict=True))
-            if len(part) < FEWEST_SIZES:
-                lacking[key] = (
-                    f"stages {key[1]}-{key[2]}: times at {len(part)} sizes; {FEWEST_SIZES} at least are needed to "
-                    "predict others, so measure more (sizes of notebook 05)"
-                )
-                continue
-            columns = _columns(layer, key, part, transfers)
-            coefficients[key] = _nonnegative().fit(*_relative(columns)).coef_
-            left_out.append(_left_out(layer, key, columns))
+            if len(part) >= FEWEST_SIZES:
+                columns = _columns(layer, key, part, transfers)
+                coefficients[key] = _nonnegative().fit(*_relative(columns)).coef_
+                left_out.append(_left_out(layer, key, columns))
         if not coefficients:
-            raise GnnlabError(f"nothing to predict from: {next(iter(lacking.values()), 'there are no measured times')}")
-        return cls(layer, coefficients, measured, transfers, pd.concat(left_out, ignore_index=True), lacking)
+            most = max(map(len, measured.values()), default=0)
+            raise GnnlabError(f"nothing to predict from: times at {most} sizes; {NEEDED}")
+        return cls(layer, coefficients, measured, transfers, pd.concat(left_out, ignore_index=True))
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -114,10 +109,9 @@ class TimePredictor:
             raise GnnlabError(f"a graph of {nodes} nodes and {edges} edges; at least 1 of each is needed")
         key, size = (unit, first, last), (int(nodes), int(edges))
         if key not in self.coefficients:
-            known = ", ".join(f"{a}-{b}" for a, b in sorted(self.blocks(unit)))
-            known = f"it has {known}" if known else f"units with times: {', '.join(self.units)}"
-            why = self.lacking.get(key, known)
-            raise GnnlabError(f"no times of stages {first}-{last} on {unit}: {why}")
+            count, units = len(self.measured.get(key, ())), ", ".join(self.units)
+            lacking = f"times at {count} sizes; {NEEDED}" if count else f"none was measured; units with times: {units}"
+            raise GnnlabError(f"no times of stages {first}-{last} on {unit}: {lacking}")
         if size in self.measured[key]:
             return Prediction(*self.measured[key][size], MEASURED)
         columns = work(self.layer, first, last, np.array([size], dtype=float), _curve(self.transfers, unit))
