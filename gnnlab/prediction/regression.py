@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.errors import GnnlabError
 from gnnlab.prediction.copies import CONDITIONS
 from gnnlab.prediction.tables import S4Tables
 from gnnlab.profiling.estimates import CONFIDENCE, held, quotient
@@ -37,15 +36,13 @@ Fitted = Callable[[np.ndarray, np.ndarray], Any]  # bytes (sizes,), ms (sizes,) 
 
 
 def data_bytes(stage: int, nodes: Any, edges: Any, features: int) -> Any:
-    """Bytes of a stage as S4 estimates them: x and edge_index, messages and edge_index, or x alone.
+    """Bytes of a stage, 1 to 7, as S4 estimates them: x and edge_index, messages and edge_index, or x alone.
 
-    `nodes` and `edges` are numbers or arrays. Raises `GnnlabError` for a stage that S4 does not have.
+    `nodes` and `edges` are numbers or arrays.
     """
     rows, edge_index = nodes * features, 2 * edges
     numbers = {1: rows + edge_index, 2: edges * features + edge_index, 3: edges * features + edge_index,
                4: rows + edge_index, 5: rows + nodes, 6: rows, 7: rows}  # fmt: skip
-    if stage not in numbers:
-        raise GnnlabError(f"S4 estimates no bytes for stage {stage}; it has stages 1..7")
     return NUMBER_BYTES * numbers[stage]
 
 
