@@ -70,7 +70,7 @@ def run(arguments: Namespace) -> int:
         costs = tables.read_costs(Path(arguments.lookup), Path(arguments.bandwidth))
         show(_source(costs, arguments.lookup))
     else:
-        folder = runner.output_folder(arguments.params)
+        folder = discovery.results_of(arguments.params)
         costs = tables.load_costs(folder / TABLES, arguments.units or ())
     nodes, edges = arguments.nodes, arguments.edges
     if arguments.graph is not None:

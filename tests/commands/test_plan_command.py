@@ -7,7 +7,7 @@ from synthetic_costs import costs
 
 from gnnlab import cli
 from gnnlab.campaign.cells import layer_of
-from gnnlab.lab import runner
+from gnnlab.lab import discovery
 from gnnlab.planning import costs as tables
 from gnnlab.planning.unit_processes import UnitProcesses
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.campaign.cells import Cell, Settings, measure, model_for, values_of
-from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.export.export import export
 from gnnlab.units import onnxruntime_units, openvino_units, torch_units
 from gnnlab.units import registry as units
