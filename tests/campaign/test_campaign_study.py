@@ -135,7 +135,7 @@ def test_fused_blocks_alone_have_a_report_and_no_tables(params, tmp_path, capsys
 )
 def test_what_a_run_left_stays_where_sizes_units_or_blocks_are_ones_own(own, folder, monkeypatch):
     asked = []
-    monkeypatch.setattr("gnnlab.files.locked", lambda folder, doing: contextlib.nullcontext(asked.append(folder)))
+    monkeypatch.setattr("gnnlab.lab.results.locked", lambda folder, doing: contextlib.nullcontext(asked.append(folder)))
     monkeypatch.setitem(stages_command._STEPS, "measure", lambda given, folder: asked.append(folder))
     assert cli.main(["stages", "--measure", *own]) == cli.OK
     root = discovery.root()

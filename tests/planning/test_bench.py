@@ -73,7 +73,7 @@ def test_contenders_are_what_the_ranking_proposes_plans_of_one_unit_and_some_tha
     plans, several = trial.contenders, [p for p in trial.contenders if p not in trial.candidates and len(p.units) > 1]
     assert MINE in trial.candidates and len(plans[0].units) == 1 and set(trial.candidates) < set(plans)
     assert len(plans) == len(set(plans)) and len(several) <= 2 <= len(set(plans) - set(trial.candidates))
-    assert trial.ranking.chosen in trial.candidates and len(trial.candidates) <= 2 + 1 + 1  # most, one unit, by hand
+    assert len(trial.candidates) <= 2 + 1 + 1  # most, one unit, by hand
 
 
 def test_a_race_of_plans_records_what_ran_under_what(lab, trial):
