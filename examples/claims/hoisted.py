@@ -2,7 +2,7 @@
 
 import copy
 
-from gnnlab.rewrite.around import constant_output
+from gnnlab.rewrite.steps import constant_output
 from gnnlab.workloads import graphs, models
 
 before = models.build("symptom_gat", graphs.of_size("58/776", 64)).model.eval()

@@ -5,8 +5,9 @@
     scores = head_products(query, key, neighbours)                     # Transformer: query[i] . key[j]
     out = attend(scores, values, neighbours)                           # sum of softmax(scores) * values[j]
 
-Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. No forward pass writes E x H x C
-numbers: what is needed of them goes through the cache in pieces.
+Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. Tensors come from a layer that was
+tried on other graphs, so their shapes are not looked at again. No forward pass writes E x H x C numbers: what is needed
+of them goes through the cache in pieces.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from torch.nn import functional as F
 
 from gnnlab.kernels import aggregation
 from gnnlab.kernels.aggregation import bag, edge_products, segment_max, segment_sum
-from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.sorting import index_type
+from gnnlab.kernels.neighbours import Neighbours, index_type
 
 # exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
 SAFE_SCORE = 60.0
@@ -60,12 +60,7 @@ def pair_scores(source: Tensor, target: Tensor, neighbours: Neighbours, slope: f
 
     `source` (num_sources, H) or (num_sources,), `target` (num_nodes, H) or (num_nodes,); `slope` is that of LeakyReLU
     below 0; 1 adds only.
-
-    Raises:
-        GnnlabError: they do not belong to the prepared graph.
     """
-    neighbours.require("source", source, (neighbours.num_sources, *_any_heads(source)))
-    neighbours.require("target", target, (neighbours.num_nodes, *source.shape[1:]), source.dtype)
     return _PairScores.apply(source, target, neighbours, slope)
 
 
@@ -78,14 +73,7 @@ def additive_scores(
     `source` (num_sources, H, C), `target` (num_nodes, H, C), `vector` (H, C); `edge` (E, H, C) in the order of
     `neighbours.col`, or None. All may want gradients; the backward pass computes each piece again, and holds the
     gradient of the sums, E x H x C, once.
-
-    Raises:
-        GnnlabError: they do not belong to the prepared graph.
     """
-    neighbours.require("source", source, (neighbours.num_sources, *vector.shape), vector.dtype)
-    neighbours.require("target", target, (neighbours.num_nodes, *vector.shape), vector.dtype)
-    if edge is not None:
-        neighbours.require("edge", edge, (neighbours.num_edges, *vector.shape), vector.dtype)
     return _AdditiveScores.apply(source, target, vector, edge, neighbours, slope)
 
 
@@ -98,7 +86,7 @@ def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
     Raises:
         GnnlabError: another number of edges, another device.
     """
-    neighbours.require("scores", scores, (neighbours.num_edges, *_any_heads(scores)))
+    neighbours.require("scores", scores, (neighbours.num_edges, *scores.shape[1:]))
     return _Softmax.apply(scores, neighbours)
 
 
@@ -106,14 +94,7 @@ def head_products(query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
     """query[i, h] . key[j, h] for each edge (j -> i) and head h, (E, H) in the order of `neighbours.col`.
 
     `query` (num_nodes, H, C), `key` (num_sources, H, C), or (num_sources, 1, C) where the heads share them.
-
-    Raises:
-        GnnlabError: they do not belong to the prepared graph.
     """
-    neighbours.require("query", query, (neighbours.num_nodes, -1, -1))
-    shared = isinstance(key, Tensor) and key.dim() == 3 and key.shape[1] == 1
-    heads = 1 if shared else query.shape[1]
-    neighbours.require("key", key, (neighbours.num_sources, heads, query.shape[2]), query.dtype)
     return _HeadProducts.apply(query, key, neighbours)
 
 
@@ -122,11 +103,7 @@ def head_sum(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
 
     `values` (num_sources, H, C), or (num_sources, 1, C) where the heads share them; `weight` (E, H) in the order of
     `neighbours.col`. Both may want gradients.
-
-    Raises:
-        GnnlabError: they do not belong to the prepared graph.
     """
-    _require_heads(weight, values, neighbours, "weight")
     return _HeadSum.apply(values, weight, neighbours)
 
 
@@ -135,21 +112,9 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
 
     `scores` (E, H) in the order of `neighbours.col`; `values` (num_sources, H, C), or (num_sources, 1, C) where the
     heads share them; `keep` (E, H): what the softmax is multiplied with, as dropout does. 0 for targets without edges.
-
-    Raises:
-        GnnlabError: they do not belong to the prepared graph.
     """
-    _require_heads(scores, values, neighbours, "scores")
-    if keep is not None:
-        _require_heads(keep, values, neighbours, "keep")
     weight = _Softmax.apply(scores, neighbours)
     return _HeadSum.apply(values, weight if keep is None else weight * keep, neighbours)
-
-
-def _needs_no_shift(scores: Tensor) -> bool:
-    if scores.device.type != "cpu" or scores.dtype is torch.float16:  # looking costs a wait; fp16 ends at 65,504
-        return scores.numel() == 0
-    return scores.numel() == 0 or max(map(abs, torch.stack(scores.aminmax()).tolist())) <= SAFE_SCORE
 
 
 class _PairScores(torch.autograd.Function):
@@ -207,7 +172,8 @@ class _AdditiveScores(torch.autograd.Function):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
-        if _needs_no_shift(scores):
+        small = scores.numel() == 0 or max(map(abs, torch.stack(scores.aminmax()).tolist())) <= SAFE_SCORE
+        if small and scores.dtype is not torch.float16:  # which ends at 65,504
             weights = scores.exp()
         else:
             weights = (scores - segment_max(scores, neighbours).index_select(0, neighbours.row)).exp_()
@@ -263,17 +229,6 @@ def _sent_back(grad: Tensor, weight: Tensor, values: Tensor, neighbours: Neighbo
     back = neighbours.transposed
     sent = sums_by_head(grad, back, weight.index_select(0, back.order))
     return sent if values.shape[1] == sent.shape[1] else sent.sum(1, keepdim=True)
-
-
-def _any_heads(scores: Tensor) -> tuple[int, ...]:
-    """What `Neighbours.require` takes for (E, H) behind the number of edges, and for (E,)."""
-    return (-1,) if isinstance(scores, Tensor) and scores.dim() == 2 else ()
-
-
-def _require_heads(weight: Tensor, values: Tensor, neighbours: Neighbours, name: str) -> None:
-    neighbours.require("values", values, (neighbours.num_sources, -1, -1))
-    heads = -1 if values.shape[1] == 1 else values.shape[1]  # one for all, or one each
-    neighbours.require(name, weight, (neighbours.num_edges, heads), values.dtype)
 
 
 def _pair_sums(source, target, edge: Tensor | None, neighbours: Neighbours) -> Iterator[tuple[slice, Tensor]]:

@@ -245,9 +245,18 @@ def _rectified(grad, row, edge, relu, f):
 
 
 @_inner
+def _add_extreme(here, row, edge, relu, best, part):
+    """Multiplied, so that a gradient of nan stays one, as in torch."""
+    for f in range(row.shape[0]):
+        extreme = _message(row, edge, relu, f) == best[f]
+        sent = part[f] * (row.dtype.type(1) if extreme else row.dtype.type(0))
+        here[f] += _rectified(sent, row, edge, relu, f)
+
+
+@_inner
 def _add_moments(here, row, edge, relu, i, g_total, g_squares, least, g_least, largest, g_largest):
     """Add to `here` what flows back through the message of an edge to node i."""
-    width, zero, one = row.shape[0], row.dtype.type(0), row.dtype.type(1)
+    width = row.shape[0]
     if g_total is not None:
         part = g_total[i]
         for f in range(width):
@@ -257,16 +266,10 @@ def _add_moments(here, row, edge, relu, i, g_total, g_squares, least, g_least, l
         for f in range(width):
             v = _message(row, edge, relu, f)
             here[f] += _rectified((v + v) * part[f], row, edge, relu, f)
-    if g_least is not None:  # multiplied, so that a gradient of nan stays one, as in torch
-        best, part = least[i], g_least[i]
-        for f in range(width):
-            sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
-            here[f] += _rectified(sent, row, edge, relu, f)
+    if g_least is not None:
+        _add_extreme(here, row, edge, relu, least[i], g_least[i])
     if g_largest is not None:
-        best, part = largest[i], g_largest[i]
-        for f in range(width):
-            sent = part[f] * (one if _message(row, edge, relu, f) == best[f] else zero)
-            here[f] += _rectified(sent, row, edge, relu, f)
+        _add_extreme(here, row, edge, relu, largest[i], g_largest[i])
 
 
 @_Kernel

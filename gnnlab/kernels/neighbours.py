@@ -16,13 +16,50 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from scipy.sparse import coo_array
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError
 from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.sorting import group, index_type
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
+_INT32 = 2**31 - 1
+
+
+def index_type(num_nodes: int, num_edges: int) -> torch.dtype:
+    """int32 where nodes and edges can be numbered in it: half the bytes of int64 to read."""
+    return torch.int32 if max(num_nodes, num_edges) < _INT32 else torch.int64
+
+
+def group(
+    node: Tensor, other: Tensor, num_nodes: int, values: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(rowptr (num_nodes + 1), `other`, `values`), both grouped by `node`; the first two in the type of `node`.
+
+    `node` and `other` (E,): the two ends of each edge, of one type; `values` (E,), of any. Edges of one node keep their
+    order. Numbers must be 0 or more, and those of `node` below num_nodes: that is not checked.
+
+    On a CPU this is one counting pass, scipy's conversion of a sparse matrix to compressed rows: a tenth of the time of
+    a stable sort. A pass of our own in numba was no faster on one thread (16 ns an edge against 19 at 10 million edges
+    on an AMD EPYC), 1.5 times on two, and takes 2 s to compile. On other devices torch sorts.
+    """
+    if node.device.type != "cpu":
+        return _group_by_sort(node, other, num_nodes, values)
+    data = torch.empty(node.shape, dtype=torch.int8) if values is None else values  # scipy wants some
+    shape = num_nodes, torch.iinfo(node.dtype).max
+    matrix = coo_array((data.numpy(), (node.numpy(), other.numpy())), shape=shape)
+    matrix.has_canonical_format = True  # edges that come twice stay: nothing is added
+    grouped = matrix.tocsr()
+    rowptr, other = (torch.from_numpy(part).to(node.dtype) for part in (grouped.indptr, grouped.indices))
+    return rowptr, other, None if values is None else torch.from_numpy(grouped.data)
+
+
+def _group_by_sort(
+    node: Tensor, other: Tensor, num_nodes: int, values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    kind, (node, order) = node.dtype, node.sort(stable=True)
+    rowptr = torch.searchsorted(node, torch.arange(num_nodes + 1, device=node.device, dtype=kind))
+    return rowptr.to(kind), other.index_select(0, order), None if values is None else values.index_select(0, order)
 
 
 def _derived(make: Callable[[Any], Any]) -> cached_property:
@@ -101,6 +138,11 @@ class Neighbours:
         """0 .. E - 1: what a bag over values that are sorted already reads."""
         return torch.arange(self.num_edges, dtype=self.dtype, device=self.device)
 
+    @_derived
+    def in_order(self) -> bool:
+        """Were the edges given sorted by target?"""
+        return torch.equal(self.order, self.places)
+
     @property
     def degree(self) -> Tensor:
         """Edges that end at each target, (N,)."""
@@ -121,6 +163,16 @@ class Neighbours:
     def mean_weight(self) -> Tensor:
         """1 / degree of its target for each edge, float64 (E,)."""
         return torch.repeat_interleave(1 / self.degree.double(), self.degree, output_size=self.num_edges)
+
+    @_derived
+    def of_edges(self) -> Neighbours:
+        """The graph whose sources are the edges, in the order of `col`, each with its target."""
+        return Neighbours(self.rowptr, self.places, self.places, self.num_edges)
+
+    @_derived
+    def of_given_edges(self) -> Neighbours:
+        """As `of_edges`, in the order in which they were given."""
+        return Neighbours(self.rowptr, self.order, self.order, self.num_edges)
 
     @_derived
     def loops(self) -> Tensor:

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.sorting import index_type
+from gnnlab.kernels.neighbours import Neighbours, index_type
 from gnnlab.kernels.sums import NeighbourSum
 
 # up to this share of nonzeros they are multiplied alone; measured with one AVX-512 core at 64 columns of weight: 10 to

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from gnnlab.kernels.aggregation import bag, segment_sum
 from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.one_pass import moments
 
 # graphs of up to so many nodes, and of so many pairs of nodes an edge at most, are a dense matrix; measured with one
 # AVX2 core: 1.2 times as fast as the bag at 32 to 48 nodes, 1.1 at 64, alike at 96, behind it from 128 on
@@ -72,6 +73,16 @@ class _Sum(torch.autograd.Function):
         return ctx.total.back(grad), None
 
 
+def fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> NeighbourSum:
+    """The sum with weights (E,) of the edges as given, ones where they are None; with `mean` over the number of edges
+    of each target."""
+    weight = None if weight is None else weight.index_select(0, graph.order)
+    if mean:
+        share = graph.cast("mean_weight", dtype)
+        weight = share if weight is None else weight * share
+    return NeighbourSum(graph, weight, dtype)
+
+
 def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: float | None) -> NeighbourSum:
     """D^-1/2 A D^-1/2 x, the sum of GCN (Kipf and Welling 2017), where D is the weight that each target gets.
 
@@ -99,19 +110,13 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
 
 class Largest:
     """The largest x[j] over the edges (j -> i) of each target, (num_nodes, F); 0 for targets without edges. Ties share
-    the gradient as PyG's (`one_pass.moments`).
-
-    Raises:
-        ImportError: numba is not installed.
-    """
+    the gradient as PyG's (`one_pass.moments`)."""
 
     def __init__(self, graph: Neighbours) -> None:
-        from gnnlab.kernels import one_pass  # imports numba
-
-        self.graph, self.moments = graph, one_pass.moments
+        self.graph = graph
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.moments(x, self.graph, ("max",))[0]
+        return moments(x, self.graph, ("max",))[0]
 
 
 def _dense_matrix(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Tensor:

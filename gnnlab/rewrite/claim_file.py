@@ -21,13 +21,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 from torch_geometric.data.data import BaseData
 
-from gnnlab.errors import GnnlabError, ParityError, one_line, quoted
+from gnnlab.errors import GnnlabError, ParityError, first_wrong, one_line, quoted
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
@@ -40,17 +41,16 @@ SEED = 0  # of torch when the file runs, so that each process has the same weigh
 _NEEDED = ("before", "after", "inputs", "claim")
 
 
-@dataclass(frozen=True)
-class ClaimFile:
-    """What a file defines. `before` and `after` are called with `inputs`; `claim` is in words
+class ClaimFile(BaseModel):
+    """What a file defines. `before` and `after` are called with `inputs`, a mapping or a tuple; `claim` is in words
     that `read_claim` understands."""
 
     before: Callable[..., Any]
     after: Callable[..., Any]
-    inputs: Mapping[str, Any] | tuple[Any, ...]
+    inputs: Any
     claim: str
-    mode: str = "inference"
-    tolerance: float = RTOL_FLOAT32
+    mode: Literal["inference", "training"] = "inference"
+    tolerance: float = Field(RTOL_FLOAT32, ge=0, lt=1)
 
 
 @dataclass(frozen=True)
@@ -111,22 +111,16 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
         sys.path.pop(0)
     if lacking := [name for name in _NEEDED if defined.get(name) is None]:
         raise GnnlabError(f"{path} defines no {' and no '.join(lacking)}; a claim needs {', '.join(_NEEDED)}")
-    for name in ("before", "after"):
-        if not callable(defined[name]):
-            raise GnnlabError(f"{path}: {name} is {quoted(defined[name])}; a function or a module is needed")
     if isinstance(defined["before"], nn.Module):
         inputs = models.bind(defined["before"], inputs, str(path))
-    if not isinstance(inputs, Mapping | tuple):
-        inputs = (inputs,)
-    if not isinstance(defined["claim"], str):
-        raise GnnlabError(f'{path}: claim is {quoted(defined["claim"])}; words are needed, as "1.5x"')
-    read_claim(defined["claim"])
-    mode, tolerance = defined.get("mode", "inference"), defined.get("tolerance", RTOL_FLOAT32)
-    if mode not in ("inference", "training"):
-        raise GnnlabError(f"{path}: mode is {quoted(mode)}; inference and training are understood")
-    if type(tolerance) not in (int, float) or not 0 <= tolerance < 1:
-        raise GnnlabError(f"{path}: tolerance is {quoted(tolerance)}; a number from 0 to below 1 is needed")
-    return ClaimFile(defined["before"], defined["after"], inputs, defined["claim"], mode, float(tolerance))
+    defined["inputs"] = inputs if isinstance(inputs, Mapping | tuple) else (inputs,)
+    try:
+        claim = ClaimFile.model_validate(defined)
+    except ValidationError as error:
+        name, wanted = first_wrong(error)
+        raise GnnlabError(f"{path}: {name} is {quoted(defined[name])}: {wanted}") from error
+    read_claim(claim.claim)
+    return claim
 
 
 def measure(
@@ -235,9 +229,7 @@ def read_claim(words: str) -> list[ClaimPart]:
         GnnlabError: a part is not understood.
     """
     parts = [part.strip() for part in re.split(r",| and ", " ".join(words.lower().split())) if part.strip()]
-    if not parts:
-        raise GnnlabError(f"the claim {quoted(words)} says nothing; understood are {KNOWN}")
-    return [_part(part) for part in parts]
+    return [_part(part) for part in parts or [""]]
 
 
 def _part(text: str) -> ClaimPart:
@@ -256,13 +248,12 @@ def _part(text: str) -> ClaimPart:
     return ClaimPart(text, what == "memory", (low, math.inf if least else high), reading)
 
 
-def _ratios(effect: re.Match[str]) -> tuple[float, float]:
+def _ratios(effect: re.Match[str]) -> list[float]:
     """The ratios that an amount or both ends of a range claim; 0 for a saving of all or more."""
-    if effect["low"] is None:
-        return 2.0, 2.0
-    ends = [float(effect["low"]), float(effect["high"] or effect["low"])]
+    low = float(effect["low"] or 2)  # half and twice
+    ends = [low, float(effect["high"] or low)]
     if effect["unit"] == "%" and effect["rate"]:
-        ends = [1 + end / 100 for end in ends]
-    elif effect["unit"] == "%":
-        ends = [1 / (1 - end / 100) if end < 100 else 0.0 for end in ends]
-    return ends[0], ends[1]
+        return [1 + end / 100 for end in ends]
+    if effect["unit"] == "%":
+        return [1 / (1 - end / 100) if end < 100 else 0.0 for end in ends]
+    return ends

@@ -25,7 +25,7 @@ from gnnlab.kernels import attention
 from gnnlab.kernels.aggregation import weighted_sum_sorted
 from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.kernels.sparse import features_of, times
-from gnnlab.kernels.sums import Largest, NeighbourSum, gcn_sum, is_dense
+from gnnlab.kernels.sums import Largest, NeighbourSum, fixed_sum, gcn_sum, is_dense
 
 LINEAR = (nn.Linear, pyg.Linear)
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
@@ -40,6 +40,7 @@ _IDENTITY = nn.Identity()
 class Form:
     """`run(layer, x, graph)` -> out; `prepare(layer, neighbours, values, dtype)` -> the `graph` that it takes.
 
+    `attend(layer, tensors, edges)` -> (N, H, C), where `graph` is `Edges`: what the layer makes of its neighbours.
     `linears`: attributes with linear layers whose weights `run` reads by itself. `values`: the argument of the layer's
     forward that has a value an edge, "" where there is none. `why_not(layer)`: why an option rules the form out.
     """
@@ -49,6 +50,7 @@ class Form:
     linears: tuple[str, ...]
     values: str
     why_not: Callable[[nn.Module], str]
+    attend: Callable[[nn.Module, Sequence[Tensor], Edges], Tensor] | None = None
 
     def takes(self, values: Tensor, x: Tensor, edge_index: Tensor) -> bool:
         """Can these values of edges be served? Weights that are learned change in each step: they cannot."""
@@ -106,14 +108,7 @@ def _gcn_sum(layer: pyg.GCNConv, graph: Neighbours, weight: Tensor | None, dtype
 
 
 def _fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> NeighbourSum:
-    def make() -> NeighbourSum:
-        sorted_weight = None if weight is None else weight.index_select(0, graph.order)
-        if mean:
-            share = graph.cast("mean_weight", dtype)
-            sorted_weight = share if sorted_weight is None else sorted_weight * share
-        return NeighbourSum(graph, sorted_weight, dtype)
-
-    return graph.of_weight(weight, ("sum", mean, dtype), make)
+    return graph.of_weight(weight, ("sum", mean, dtype), lambda: fixed_sum(graph, weight, dtype, mean))
 
 
 def _sum_or_mean(
@@ -251,9 +246,6 @@ def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
     return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
 
 
-Attend = Callable[[nn.Module, Sequence[Tensor], "Edges"], Tensor]  # of a layer and its tensors -> (N, H, C)
-
-
 @dataclass(frozen=True)
 class Edges:
     """A graph, and the features of its edges (E, D), if there are any, in the order of `graph.col` or `as_given`.
@@ -267,7 +259,7 @@ class Edges:
     as_given: bool = False
 
     def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
-        return ATTEND[form_of(type(layer)).run](layer, tensors, self)
+        return layer._form.attend(layer, tensors, self)
 
 
 def _with_loops(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
@@ -409,8 +401,7 @@ def _transformer_attend(layer: pyg.TransformerConv, tensors: Sequence[Tensor], e
         scores = scores * scale
         return attention.attend(scores, value, graph, _dropout_mask(layer, scores, graph))
     features, by_head = edges.features.unsqueeze(1), weight[0].view(layer.heads, layer.out_channels, -1)
-    sources = (graph.rowptr, graph.places, graph.places, graph.num_edges)
-    of_edges = graph.once("edges as sources", lambda: Neighbours(*sources))
+    of_edges = graph.of_edges
     asked = torch.einsum("nhc,hcd->nhd", query, by_head)
     scores = (scores + attention.head_products(asked, features, of_edges)) * scale
     alpha = attention.segment_softmax(scores, graph)
@@ -440,14 +431,6 @@ def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-ATTEND: dict[Callable, Attend] = {
-    _gat: _gat_attend,
-    _gatv2: _gatv2_attend,
-    _transformer: _transformer_attend,
-    _rgcn: _rgcn_attend,
-}
-
-
 def _needs(*allowed: str) -> Callable[[nn.Module], str]:
     return lambda layer: "" if layer.aggr in allowed else f"aggr={layer.aggr!r}"
 
@@ -467,20 +450,19 @@ def _attention_why_not(layer: nn.Module) -> str:
     return f"fill_value={layer.fill_value!r}" if loops and layer.fill_value != "mean" else ""
 
 
+_TRANSFORMER = ("lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge")
 FORMS: dict[type[nn.Module], Form] = {
     pyg.GCNConv: Form(_gcn, _gcn_sum, ("lin",), "edge_weight", _needs("add", "sum")),
     pyg.SAGEConv: Form(_sage, _sum_or_mean, ("lin_l", "lin_r"), "", _sage_why_not),
     pyg.GINConv: Form(_gin, _sum_or_mean, (), "", _needs("add", "sum")),
     pyg.GraphConv: Form(_graph, _sum_or_mean, ("lin_rel", "lin_root"), "edge_weight", _needs("add", "sum", "mean")),
     pyg.LEConv: Form(_le, _sum_or_mean, ("lin1", "lin2", "lin3"), "edge_weight", _needs("add", "sum")),
-    pyg.RGCNConv: Form(_rgcn, _relations, (), "edge_type", _needs("add", "sum", "mean")),
-    pyg.GATConv: Form(_gat, _with_loops, ("lin", "lin_edge"), "edge_attr", _attention_why_not),
-    pyg.GATv2Conv: Form(_gatv2, _with_loops, ("lin_l", "lin_r", "lin_edge"), "edge_attr", _attention_why_not),
+    pyg.RGCNConv: Form(_rgcn, _relations, (), "edge_type", _needs("add", "sum", "mean"), _rgcn_attend),
+    pyg.GATConv: Form(_gat, _with_loops, ("lin", "lin_edge"), "edge_attr", _attention_why_not, _gat_attend),
+    pyg.GATv2Conv: Form(
+        _gatv2, _with_loops, ("lin_l", "lin_r", "lin_edge"), "edge_attr", _attention_why_not, _gatv2_attend
+    ),
     pyg.TransformerConv: Form(
-        _transformer,
-        _with_loops,
-        ("lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge"),
-        "edge_attr",
-        _attention_why_not,
+        _transformer, _with_loops, _TRANSFORMER, "edge_attr", _attention_why_not, _transformer_attend
     ),
 }

@@ -11,123 +11,99 @@ and one on features; anything else that touches it gets the rows themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gnnlab.kernels import one_pass
 from gnnlab.kernels.neighbours import Neighbours
 
-Part = tuple[Tensor | None, Tensor | None]  # rows of targets (N, F) and of sources: an edge has the sum of its ends'
+# rows of targets (N, F), of sources, and of edges (E, F) as given: an edge has the sum of those that there are
+Block = tuple[Tensor | None, Tensor | None, Tensor | None]
+OPERATORS = "mul", "rmul", "truediv", "rtruediv", "radd", "rsub", "matmul", "pow", "neg", "getitem", "len", "gt", "lt"
 
 
 class EndRows:
-    """Rows of edges (E, F), as given: blocks of columns, each a `Part`, or rows of edges as they are. `linears`: one
-    entry for each linear layer that was computed on nodes, in a list that all rows of a call share."""
+    """Rows of edges (E, F), as given: blocks of columns. `linears`: one entry for each linear layer that was computed
+    on nodes, in a list that all rows of a call share."""
 
-    def __init__(self, graph: Neighbours, linears: list, *blocks: Part | Tensor) -> None:
+    def __init__(self, graph: Neighbours, linears: list, *blocks: Block) -> None:
         self.graph, self.linears, self.blocks = graph, linears, blocks
-        self._made: Tensor | None = None
+        self._rows: Tensor | None = None
 
-    def made(self) -> Tensor:
-        """The rows, (E, F)."""
-        if self._made is None:
+    def rows(self) -> Tensor:
+        """The rows themselves, (E, F)."""
+        if self._rows is None:
             source, target = self.graph.edge_index
-            rows = [
-                block
-                if isinstance(block, Tensor)
-                else sum(
-                    one.index_select(0, end)
-                    for one, end in zip(block, (target, source), strict=True)
-                    if one is not None
-                )
-                for block in self.blocks
-            ]
-            self._made = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]
-        return self._made
+            blocks = []
+            for at_target, at_source, at_edge in self.blocks:
+                rows = None if at_target is None else at_target.index_select(0, target)
+                rows = _plus(rows, None if at_source is None else at_source.index_select(0, source))
+                blocks.append(_plus(rows, at_edge))
+            self._rows = torch.cat(blocks, dim=1) if len(blocks) > 1 else blocks[0]
+        return self._rows
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """What a linear layer makes of the rows, (E, out); `weight` (out, F)."""
-        from gnnlab.kernels import one_pass  # imports numba
-
-        widths = [block.shape[1] if isinstance(block, Tensor) else _some(block).shape[1] for block in self.blocks]
-        ends: list[Tensor | None] = [None, None]
-        of_edges = None
-        for block, part in zip(self.blocks, weight.split(widths, dim=1), strict=True):
-            if isinstance(block, Tensor):
-                of_edges = _plus(of_edges, F.linear(block, part))
-                continue
-            ends = [
-                _plus(end, None if one is None else F.linear(one, part)) for end, one in zip(ends, block, strict=True)
-            ]
         self.linears.append(weight.shape)
-        target, source = ends
-        target = _plus(target, bias)
+        sums: Block = (None, None, None)
+        for block, part in zip(self.blocks, weight.split(list(map(_width, self.blocks)), dim=1), strict=True):
+            products = [None if one is None else F.linear(one, part) for one in block]
+            sums = tuple(map(_plus, sums, products))
+        target, source, of_edges = sums
         if source is None:
             source = weight.new_zeros(self.graph.num_sources, weight.shape[0])
-        if target is None or target.dim() == 1:
-            target = weight.new_zeros(self.graph.num_nodes, weight.shape[0]) + (0 if target is None else target)
-        rows = one_pass.pairs(source, target, self.graph, as_given=True)
-        return rows if of_edges is None else rows + of_edges
+        if target is None:
+            target = weight.new_zeros(self.graph.num_nodes, weight.shape[0])
+        return _plus(one_pass.pairs(source, _plus(target, bias), self.graph, as_given=True), of_edges)
 
-    def _joined(self, other: Any, sign: int) -> Any:
-        """Its sum or difference with other rows of ends."""
-        if not (isinstance(other, EndRows) and len(self.blocks) == len(other.blocks) == 1):
-            return NotImplemented
-        mine, others = self.blocks[0], other.blocks[0]
-        if isinstance(mine, Tensor) or isinstance(others, Tensor) or _some(mine).shape[1] != _some(others).shape[1]:
-            return NotImplemented
-        signed = [None if one is None else sign * one for one in others]
-        return EndRows(self.graph, self.linears, tuple(_plus(a, b) for a, b in zip(mine, signed, strict=True)))
+    def _joined(self, other: Any, sign: int) -> EndRows | None:
+        """Its sum or difference with other `EndRows`; None with anything else."""
+        alike = isinstance(other, EndRows) and len(self.blocks) == len(other.blocks) == 1
+        if not alike or _width(self.blocks[0]) != _width(other.blocks[0]):
+            return None
+        signed = [None if one is None else sign * one for one in other.blocks[0]]
+        return EndRows(self.graph, self.linears, tuple(map(_plus, self.blocks[0], signed)))
 
     def __add__(self, other: Any) -> Any:
         joined = self._joined(other, 1)
-        return self.made() + _rows(other) if joined is NotImplemented else joined
+        return self.rows() + _rows(other) if joined is None else joined
 
     def __sub__(self, other: Any) -> Any:
         joined = self._joined(other, -1)
-        return self.made() - _rows(other) if joined is NotImplemented else joined
+        return self.rows() - _rows(other) if joined is None else joined
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.made(), name)
+        return getattr(self.rows(), name)
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), named: dict | None = None) -> Any:
         named = named or {}
         if function is F.linear and isinstance(args[0], EndRows):
             return args[0].linear(*args[1:], **named)
-        if function is torch.cat and _last(*args[1:], **named) and all(map(_can_be_joined, args[0])):
+        if function is torch.cat and _last(*args[1:], **named) and all(one.dim() == 2 for one in args[0]):
             first = next(one for one in args[0] if isinstance(one, EndRows))
-            blocks = [block for one in args[0] for block in (one.blocks if isinstance(one, EndRows) else [one])]
-            return cls(first.graph, first.linears, *blocks)
+            blocks = (one.blocks if isinstance(one, EndRows) else [(None, None, one)] for one in args[0])
+            return cls(first.graph, first.linears, *chain.from_iterable(blocks))
         return function(*_rows(args), **{name: _rows(value) for name, value in named.items()})
+
+    def dim(self) -> int:
+        return 2
 
 
 def _operator(name: str) -> Callable:
-    return lambda self, *others: getattr(self.made(), name)(*map(_rows, others))
+    return lambda self, *others: getattr(self.rows(), name)(*map(_rows, others))
 
 
-for _name in (
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "radd",
-    "rsub",
-    "matmul",
-    "pow",
-    "neg",
-    "getitem",
-    "len",
-    "gt",
-    "lt",
-):
+for _name in OPERATORS:
     setattr(EndRows, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-def _some(part: Part) -> Tensor:
-    return part[0] if part[0] is not None else part[1]
+def _width(block: Block) -> int:
+    return next(one.shape[1] for one in block if one is not None)
 
 
 def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -138,25 +114,20 @@ def _last(dim: int = 0) -> bool:
     return dim in (-1, 1)
 
 
-def _can_be_joined(one: Any) -> bool:
-    return isinstance(one, EndRows) or (isinstance(one, Tensor) and one.dim() == 2)
-
-
 def _rows(value: Any) -> Any:
     """The same with rows in place of what stands for them."""
     if isinstance(value, EndRows):
-        return value.made()
+        return value.rows()
     return type(value)(map(_rows, value)) if type(value) in (tuple, list) else value
 
 
 def of_arguments(graph: Neighbours, names: Sequence[str], arguments: dict[str, Any]) -> dict[str, EndRows]:
     """`EndRows` for each of the arguments `names` of a message, "x_i" or "x_j", that are rows of nodes (N, F)."""
-    made: dict[str, EndRows] = {}
+    ends: dict[str, EndRows] = {}
     linears: list = []
     for name in names:
-        given = arguments.get(name[:-2])
-        at = 0 if name.endswith("_j") else 1
-        x = given[at] if isinstance(given, (tuple, list)) else given
+        given, at_target = arguments.get(name[:-2]), name.endswith("_i")
+        x = given[at_target] if isinstance(given, (tuple, list)) else given
         if name.endswith(("_i", "_j")) and isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
-            made[name] = EndRows(graph, linears, (x, None) if at else (None, x))
-    return made
+            ends[name] = EndRows(graph, linears, (x, None, None) if at_target else (None, x, None))
+    return ends

@@ -160,24 +160,24 @@ def _forward(kind: type[MessagePassing], code: Any) -> Any:
         if torch.compiler.is_compiling():
             out = _traced(self, form, x, edge_index, values)
             return kind.forward(self, x, edge_index, *more, **named) if out is None else out
-        if state.direct is None or not _usual(self, state, form, x, edge_index):
-            return code(self, x, edge_index, *more, **named)
-        tensors = (edge_index,) if values is None else (edge_index, values)
-        if values is not None and type(values) not in PLAIN:
-            return code(self, x, edge_index, *more, **named)
-        prepare = functools.partial(_prepared, self, form, x, edge_index, values)
-        if values is not None and values.requires_grad:
-            graph = prepare()
-        else:
-            graph = state.prepared.get(tensors, (x.shape[0], x.dtype), prepare)
+        graph = None
+        if state.direct is not None and _usual(self, state, form, x, edge_index, values):
+            tensors = (edge_index,) if values is None else (edge_index, values)
+            prepare = functools.partial(_prepared, self, form, x, edge_index, values)
+            if values is not None and values.requires_grad:
+                graph = prepare()
+            else:
+                graph = state.prepared.get(tensors, (x.shape[0], x.dtype), prepare)
         return code(self, x, edge_index, *more, **named) if graph is None else form.run(self, x, graph)
 
     return forward
 
 
-def _usual(layer: MessagePassing, state: State, form: direct.Form, x: Any, edge_index: Any) -> bool:
+def _usual(layer: MessagePassing, state: State, form: direct.Form, x: Any, edge_index: Any, values: Any) -> bool:
     """Are these plain tensors of one graph on the CPU, and is nothing hooked in, explained, traced or cast?"""
     if type(x) not in PLAIN or type(edge_index) not in PLAIN or x.dim() != 2 or not x.is_cpu:
+        return False
+    if values is not None and type(values) not in PLAIN:
         return False
     if any(state.hooks) or layer._explain or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
         return False

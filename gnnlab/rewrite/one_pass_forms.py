@@ -3,13 +3,12 @@
 GINE, GEN, ResGated, CG, FiLM, PNA and EdgeConv; and NNConv, whose matrix for each edge is a sum over a few channels, by
 the sums of attention. A linear layer at the start of a message, over (x_i, x_j, e), is two
 products on nodes and one on edges, added in the pass; where it is all there is, what it makes of x_i is added behind
-the aggregation. numba is imported when the first such layer is made fast; without it these layers stay PyG's.
+the aggregation.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +18,11 @@ from torch.nn import functional as F
 from torch_geometric import utils
 from torch_geometric.nn import aggr
 
+from gnnlab.kernels import one_pass
 from gnnlab.kernels.attention import head_sum
+from gnnlab.kernels.compiled_passes import Compiled
 from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.rewrite.direct import ATTEND, Edges, Form, after_first, first_of, hooked, plain_linear
+from gnnlab.rewrite.direct import Edges, Form, after_first, first_of, hooked, plain_linear
 
 MOMENTS = {  # what an aggregation is made of
     aggr.SumAggregation: ("sum",),
@@ -35,21 +36,23 @@ MOMENTS = {  # what an aggregation is made of
 
 def compilation() -> list[str]:
     """What compiling the passes has cost this process, a line for a report; no line where nothing was compiled."""
-    module = sys.modules.get("gnnlab.kernels.compiled_passes")
-    if module is None or not module.Compiled.seconds:
+    if not Compiled.seconds:
         return []
-    done = module.Compiled
-    if not done.stored:
+    if not Compiled.stored:
         where = "again in each process: no folder can be written, NUMBA_CACHE_DIR names another"
     else:
-        where = f"{done.fresh} compiled here and stored for later processes" if done.fresh else "read from disk"
-    return [f"compiled passes over edges: {done.seconds:.1f} s, {where}"]
+        where = f"{Compiled.fresh} compiled here and stored for later processes" if Compiled.fresh else "read from disk"
+    return [f"compiled passes over edges: {Compiled.seconds:.1f} s, {where}"]
 
 
 def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
     if values is not None and values.requires_grad:  # made anew in each step, and read once
         return Edges(graph, values, as_given=True)
     return Edges(graph, None if values is None else graph.sorted_weight(values))
+
+
+def _as_given(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+    return Edges(graph, values)
 
 
 def _rows_of(edges: Edges, weights: Sequence[Tensor]) -> Tensor | None:
@@ -68,8 +71,6 @@ def aggregated(
     kinds: Sequence[nn.Module], y: Tensor, graph: Neighbours, edge: Tensor | None, relu: bool, as_given: bool = False
 ) -> list[Tensor]:
     """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F)."""
-    from gnnlab.kernels import one_pass
-
     wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS.get(type(kind), ()))
     made = dict(zip(wanted, one_pass.moments(y, graph, wanted, edge, relu, as_given), strict=True)) if wanted else {}
     count = graph.once(("count", y.dtype), lambda: graph.degree.clamp(min=1).to(y.dtype).unsqueeze(1))
@@ -130,8 +131,6 @@ def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
 
 def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Tensors: of sources (N, 2, F); of targets (N, 2, F), or what goes to the gate, (N, 1, F); of edges a weight."""
-    from gnnlab.kernels import one_pass
-
     source, target, *of_edge = (one.flatten(1) for one in tensors)
     softplus, rows = isinstance(layer, pyg.CGConv), _rows_of(edges, of_edge)
     return one_pass.gated(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
@@ -173,8 +172,6 @@ def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _modulate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    from gnnlab.kernels import one_pass
-
     return one_pass.modulated(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
 
 
@@ -239,17 +236,13 @@ def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target."""
     if not isinstance(given, Edges):
         return layer._original.forward(layer, x, given.edge_index)
-    from gnnlab.kernels import one_pass
-
     first = first_of(layer.nn)
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
     second = layer.nn[1] if type(layer.nn) is nn.Sequential and len(layer.nn) > 1 else None
     relu = type(second) is nn.ReLU and not hooked(second)
     rows = one_pass.pairs(F.linear(x, other), F.linear(x, own - other, first.bias), graph, relu)
     rows = after_first(layer.nn, rows, 1 + relu)
-    sources = graph.rowptr, graph.places, graph.places, graph.num_edges
-    sorted_edges = graph.once("edges as sources", lambda: Neighbours(*sources))
-    return aggregated([layer.aggr_module], rows, sorted_edges, None, False)[0]
+    return aggregated([layer.aggr_module], rows, graph.of_edges, None, False)[0]
 
 
 def _nn_conv(layer: pyg.NNConv, x: Tensor, given: Any) -> Tensor:
@@ -276,29 +269,6 @@ def _modules_of(network: nn.Module) -> list[nn.Module]:
 def _sum_by_channel(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Tensors: x (N, 1, F); channels of edges (E, K), as they are given."""
     return head_sum(tensors[0], edges.graph, edges.graph.sorted_weight(tensors[1]))
-
-
-ATTEND.update(
-    {
-        _gine: _aggregate,
-        _gen: _aggregate,
-        _pna: _aggregate,
-        _res_gated: _gate,
-        _cg: _gate,
-        _film: _modulate,
-        _nn_conv: _sum_by_channel,
-    }
-)
-
-
-def _why_not(layer: nn.Module) -> str:
-    """Why this layer has no such form, in a few words; empty where it has one."""
-    try:
-        import gnnlab.kernels.one_pass  # noqa: F401
-    except ImportError as error:
-        return f"one pass over its edges needs numba: {error}"
-    kind = next(base for base in type(layer).__mro__ if base in FORMS)
-    return _OPTIONS[kind](layer)
 
 
 def _aggregation(layer: nn.Module, *allowed: type[nn.Module]) -> str:
@@ -344,34 +314,31 @@ def _nn_conv_why_not(layer: pyg.NNConv) -> str:
     network = layer.nn
     if not isinstance(network, nn.Module) or hooked(network) or not plain_linear(_modules_of(network)[-1]):
         return "its network ends with no linear layer"
-    return _aggregation(layer, _SUM, aggr.MeanAggregation)
+    return _aggregation(layer, aggr.SumAggregation, aggr.MeanAggregation)
 
 
-_SUM = aggr.SumAggregation
-_OPTIONS: dict[type[nn.Module], Callable[[nn.Module], str]] = {
-    pyg.GINEConv: _single,
-    pyg.GENConv: _gen_why_not,
-    pyg.PNAConv: _pna_why_not,
-    pyg.EdgeConv: _edge_conv_why_not,
-    pyg.ResGatedGraphConv: lambda layer: (
-        _aggregation(layer, _SUM) if isinstance(layer.act, nn.Sigmoid) else "another activation"
-    ),
-    pyg.CGConv: lambda layer: _aggregation(layer, _SUM),
-    pyg.FiLMConv: lambda layer: (
-        _aggregation(layer, _SUM, aggr.MeanAggregation)
-        if layer.num_relations <= 1 and isinstance(layer.act, nn.ReLU)
-        else "several relations or another activation"
-    ),
-}
+def _res_gated_why_not(layer: pyg.ResGatedGraphConv) -> str:
+    return _sum_alone(layer) if isinstance(layer.act, nn.Sigmoid) else "another activation"
+
+
+def _film_why_not(layer: pyg.FiLMConv) -> str:
+    if layer.num_relations > 1 or not isinstance(layer.act, nn.ReLU):
+        return "several relations or another activation"
+    return _aggregation(layer, aggr.SumAggregation, aggr.MeanAggregation)
+
+
+def _sum_alone(layer: nn.Module) -> str:
+    return _aggregation(layer, aggr.SumAggregation)
+
+
+_LINEARS = ("lin_key", "lin_query", "lin_value")
 FORMS: dict[type[nn.Module], Form] = {
-    pyg.GINEConv: Form(_gine, _prepare, ("lin",), "edge_attr", _why_not),
-    pyg.GENConv: Form(_gen, _prepare, ("lin_edge",), "edge_attr", _why_not),
-    pyg.PNAConv: Form(_pna, _prepare, ("edge_encoder",), "edge_attr", _why_not),
-    pyg.EdgeConv: Form(_edge_conv, _prepare, (), "", _why_not),
-    pyg.ResGatedGraphConv: Form(_res_gated, _prepare, ("lin_key", "lin_query", "lin_value"), "edge_attr", _why_not),
-    pyg.NNConv: Form(
-        _nn_conv, lambda layer, graph, values, dtype: Edges(graph, values), (), "edge_attr", _nn_conv_why_not
-    ),
-    pyg.CGConv: Form(_cg, _prepare, ("lin_f", "lin_s"), "edge_attr", _why_not),
-    pyg.FiLMConv: Form(_film, _prepare, (), "", _why_not),
+    pyg.GINEConv: Form(_gine, _prepare, ("lin",), "edge_attr", _single, _aggregate),
+    pyg.GENConv: Form(_gen, _prepare, ("lin_edge",), "edge_attr", _gen_why_not, _aggregate),
+    pyg.PNAConv: Form(_pna, _prepare, ("edge_encoder",), "edge_attr", _pna_why_not, _aggregate),
+    pyg.EdgeConv: Form(_edge_conv, _prepare, (), "", _edge_conv_why_not),
+    pyg.ResGatedGraphConv: Form(_res_gated, _prepare, _LINEARS, "edge_attr", _res_gated_why_not, _gate),
+    pyg.NNConv: Form(_nn_conv, _as_given, (), "edge_attr", _nn_conv_why_not, _sum_by_channel),
+    pyg.CGConv: Form(_cg, _prepare, ("lin_f", "lin_s"), "edge_attr", _sum_alone, _gate),
+    pyg.FiLMConv: Form(_film, _prepare, (), "", _film_why_not, _modulate),
 }

@@ -15,7 +15,6 @@ between pairs of processes, which take turns.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -38,6 +37,7 @@ from gnnlab.profiling.tensors import tensors_in
 from gnnlab.rewrite import proof, steps
 from gnnlab.rewrite.proof import UserModel
 from gnnlab.rewrite.steps import ALLOCATOR, STEPS
+from gnnlab.rewrite.trial import copied
 from gnnlab.worker import Answer, Worker
 
 YOURS = "yours"  # the user's model, as a form
@@ -218,8 +218,9 @@ class _Search:
         old, raced = self.plan, []
         new = steps.ordered([name, *(other for other in old if steps.go_together(name, other))])
         try:
-            with self.loading(self.others if name == ALLOCATOR else ()):
-                pass
+            if name == ALLOCATOR:
+                with self.loading(self.others):
+                    pass
             attempt = self.call((self.others if name == ALLOCATOR else self.workers)[0], "attempt", plan=new)
         except _Failed as failed:
             return Tried(name, str(failed))
@@ -232,7 +233,7 @@ class _Search:
                 self.tell(f"no time for process {process + 1} of {len(self.workers)}")
                 break
             try:
-                times = (self.in_turns if name == ALLOCATOR else self.race)(process, old, new)
+                times = self.race(process, old, new)
             except _Failed as failed:
                 why = str(failed)
                 self.tell(f"process {process + 1}: {why}")
@@ -246,17 +247,17 @@ class _Search:
         if not (STEPS[name].exact and _shows_gain(runs)):
             return replace(tried, why=_reason(name, tried.gain, why))
         self.plan, self.of_plan = new, attempt | {"raced": raced}
+        left = {*old} - {*new}
         self.tried = [
-            t if t.name not in {*old} - {*new} else replace(t, why=f"{name} takes its place") for t in self.tried
+            replace(t, kept=False, why=f"{name} takes its place") if t.name in left else t for t in self.tried
         ]
-        return replace(tried, why=self.applicable[name])
+        return replace(tried, why=self.applicable[name], kept=True)
 
     def race(self, process: int, old: Plan, new: Plan) -> Times:
-        plans = [plan for plan in (old, new) if plan]
-        return self.call(self.workers[process], "race", plans=plans, budget_s=self.sampling_s, seed=process)
-
-    def in_turns(self, process: int, old: Plan, new: Plan) -> Times:
-        """A race between two processes, of which one has changed its allocator; a turn of both is a round."""
+        """A race in one process; of the allocator, which is a process's own, between two: a turn of both is a round."""
+        if ALLOCATOR not in new:
+            plans = [plan for plan in (old, new) if plan]
+            return self.call(self.workers[process], "race", plans=plans, budget_s=self.sampling_s, seed=process)
         forms = {YOURS: (), CONTROL: (), name_of(old): old}
         rounds: list[list[float]] = []
         ends = min(self.step_ends, self.ends)
@@ -269,9 +270,7 @@ class _Search:
         spec, graph, train = self.of
         raced, fast = self.of_plan.get("raced", []), name_of(self.plan)
         gains = _ratios(raced, (), self.plan)
-        medians = {
-            name: float(np.median([ms for times in raced for ms in times[name]])) for name in (YOURS, fast) if raced
-        }
+        medians = [float(np.median([ms for times in raced for ms in times[name]])) for name in (YOURS, fast) if raced]
         return Optimized(
             spec=spec,
             graph=graph,
@@ -280,9 +279,9 @@ class _Search:
             gain=_pooled(gains),
             processes=len(gains),
             clear=sum(map(_above_1, gains)),
-            ms={"yours": medians[YOURS], "fast": medians[fast]} if raced else {},
+            ms=dict(zip(("yours", "fast"), medians, strict=False)),
             memory_mib={"yours": self.held_mib, "fast": self.of_plan.get("held_mib", self.held_mib)},
-            tried=tuple(replace(tried, kept=tried.name in self.plan) for tried in self.tried),
+            tried=tuple(self.tried),
             late=tuple(self.late),
             inapplicable=self.inapplicable,
             facts=self.facts,
@@ -338,7 +337,8 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
     `GnnlabError`."""
     user = _user(*of)
     proof.check(user)
-    looks = {name: steps.look(name, _copy(user), user.batch) for name in names}
+    with user_code.guarded(f"{user.spec} makes a model that cannot be copied:"):
+        looks = {name: steps.look(name, copied(user.model), user.batch) for name in names}
     facts = {
         "nodes": user.data.num_nodes,
         "edges": user.data.num_edges,
@@ -413,7 +413,7 @@ def _form(spec: str, graph: str, train: bool, plan: Plan) -> nn.Module:
 
         torch._dynamo.config.recompile_limit = 64  # several forms share one code
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-    return steps.apply(plan, _copy(user), user.batch)
+    return steps.apply(plan, copied(user.model), user.batch)
 
 
 @cache
@@ -429,13 +429,6 @@ def _timed(spec: str, graph: str, train: bool, plan: Plan) -> Callable[[], Any]:
             return run()
 
     return under_these_conditions if train else run
-
-
-def _copy(user: UserModel) -> nn.Module:
-    try:
-        return copy.deepcopy(user.model)
-    except Exception as error:  # modules may refuse in any way
-        raise GnnlabError(f"{user.spec} makes a model that cannot be copied: {one_line(error)}") from error
 
 
 def _step(model: nn.Module, user: UserModel) -> Any:

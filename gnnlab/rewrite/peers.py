@@ -7,7 +7,7 @@ forms["PyG, EdgeIndex"](x)
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from torch_geometric.utils import to_torch_csr_tensor
 from gnnlab.errors import GnnlabError
 from gnnlab.rewrite.swap import swap
 
-PEERS = ("EdgeIndex", "sparse CSR", "torch.compile")
-CACHED = ("cached", "cached CSR", "sparse x")  # of GCN and its kin, which keep the norm of a graph
+COMPILED = "torch.compile"
+PEERS = ("EdgeIndex", "sparse CSR", COMPILED)
 
 
 class OnGraph(nn.Module):
@@ -35,15 +35,10 @@ class OnGraph(nn.Module):
         self.register_buffer("edge_attr", edge_attr)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.layer is None:
+            raise GnnlabError("no layer of it can be cached")
         more = {} if self.edge_attr is None else {"edge_attr": self.edge_attr}
         return self.layer(x if self.x is None else self.x, self.edges, **more)
-
-
-class NothingCached(nn.Module):
-    """In place of a form for a model that has no layer with a cache."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise GnnlabError("no layer of it can be cached")
 
 
 def peers(
@@ -58,40 +53,42 @@ def peers(
 
     Structure is prepared here, not in the calls: `EdgeIndex` is sorted by target, and a row of the CSR adjacency holds
     the sources of a target. An adjacency has no repeated edges and no `edge_attr` (E, D); where the layer sees them,
-    results differ. Where `x` (N, F) is given, "gnnlab" is what `swap` makes with this example, and "sparse x", which
-    needs it, is called with its nonzeros as a CSR matrix. "cached CSR" and "sparse x" are cached where a layer can be.
+    results differ. Where `x` (N, F) is given, "gnnlab" is what `swap` makes with this example, and there is "sparse x",
+    which is called with its nonzeros as a CSR matrix. "cached CSR" and "sparse x" are cached where a layer can be.
 
     Raises:
         GnnlabError: `which` names another peer, or "sparse x" without x.
     """
-    known = PEERS + CACHED
-    if unknown := set(which) - set(known):
-        raise GnnlabError(f"{', '.join(sorted(unknown))}: no such peer; there are {', '.join(known)}")
-    if x is None and "sparse x" in which:
-        raise GnnlabError("sparse x: this peer needs the features x")
-    shape = (num_nodes, num_nodes)
-    forms: dict[str, nn.Module] = {"PyG": OnGraph(layer, edge_index, edge_attr)}
-    if "EdgeIndex" in which:
-        edges, order = EdgeIndex(edge_index, sparse_size=shape).sort_by("col")
-        forms["PyG, EdgeIndex"] = OnGraph(layer, edges, None if edge_attr is None else edge_attr[order])
-    if {"sparse CSR", "cached CSR", "sparse x"} & set(which):
-        adjacency = to_torch_csr_tensor(edge_index.flip(0), size=shape)
-    if "sparse CSR" in which:
-        forms["PyG, sparse CSR"] = OnGraph(layer, adjacency, edge_attr)
-    if "cached" in which:
-        cached = _cached(layer)
-        forms["PyG, cached"] = NothingCached() if cached is None else OnGraph(cached, edge_index, edge_attr)
-    if "cached CSR" in which:
-        forms["PyG, cached CSR"] = OnGraph(_cached(layer) or layer, adjacency, edge_attr)
-    if "sparse x" in which:
-        forms["PyG, sparse x"] = OnGraph(_cached(layer) or layer, adjacency, edge_attr, x.to_sparse_csr())
-    if "torch.compile" in which:
+    cached = _cached(layer)
+
+    def sorted_edges() -> nn.Module:
+        edges, order = EdgeIndex(edge_index, sparse_size=(num_nodes, num_nodes)).sort_by("col")
+        return OnGraph(layer, edges, None if edge_attr is None else edge_attr[order])
+
+    def on_adjacency(one: nn.Module, rows: Tensor | None = None) -> nn.Module:
+        adjacency = to_torch_csr_tensor(edge_index.flip(0), size=(num_nodes, num_nodes))
+        return OnGraph(one, adjacency, edge_attr, rows)
+
+    def compiled() -> nn.Module:
         # by itself: all are compiled from one code, and after eight of those torch would run the ninth uncompiled
-        compiled = torch.compile(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
-        forms["torch.compile"] = compiled
+        return torch.compile(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
+
+    known: dict[str, Callable[[], nn.Module]] = {
+        "EdgeIndex": sorted_edges,
+        "sparse CSR": lambda: on_adjacency(layer),
+        "cached": lambda: OnGraph(cached, edge_index, edge_attr),
+        "cached CSR": lambda: on_adjacency(cached or layer),
+        COMPILED: compiled,
+    }
+    if x is not None:
+        known["sparse x"] = lambda: on_adjacency(cached or layer, x.to_sparse_csr())
+    if unknown := set(which) - known.keys():
+        raise GnnlabError(f"{', '.join(sorted(unknown))}: no such peer; there are {', '.join(known)}")
+    others = {name if name == COMPILED else f"PyG, {name}": make() for name, make in known.items() if name in which}
     more = {} if edge_attr is None else {"edge_attr": edge_attr}
     fast = swap(layer, None if x is None else {"x": x, "edge_index": edge_index, **more}).model
-    return forms | {"gnnlab": OnGraph(fast if fast is not layer else copy.copy(layer), edge_index, edge_attr)}
+    own = OnGraph(fast if fast is not layer else copy.copy(layer), edge_index, edge_attr)
+    return {"PyG": OnGraph(layer, edge_index, edge_attr), **others, "gnnlab": own}
 
 
 def _cached(model: nn.Module) -> nn.Module | None:

@@ -27,11 +27,12 @@ from torch_geometric.nn import HGTConv, aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from gnnlab.kernels import one_pass
 from gnnlab.kernels.aggregation import weighted_sum_sorted
 from gnnlab.kernels.attention import attend, head_products, head_sum, segment_softmax
 from gnnlab.kernels.cache import TensorCache
 from gnnlab.kernels.neighbours import GraphCache, Moved, Neighbours
-from gnnlab.kernels.sums import Largest, NeighbourSum
+from gnnlab.kernels.sums import Largest, fixed_sum
 from gnnlab.profiling.tensors import tensors_in
 from gnnlab.rewrite import end_rows
 
@@ -40,13 +41,6 @@ HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "
          for when in ("", "pre_")]  # fmt: skip
 SOURCE, TARGET = 0, 1
 PRECISE = torch.float32, torch.float64  # of which there is a pass for maxima
-
-
-def watched(layer: MessagePassing) -> bool:
-    """Is it traced, explained, or does it have hooks within `propagate`?"""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    attributes = layer.__dict__
-    return traced or bool(attributes["_explain"]) or any(attributes[hooks] for hooks in HOOKS)
 
 
 def plain(edge_index: Any) -> bool:
@@ -63,7 +57,8 @@ def plain(edge_index: Any) -> bool:
 
 
 def covered(layer: MessagePassing, edge_index: Any) -> bool:
-    """Can this call of `propagate` be one sum?"""
+    """Can this call of `propagate` be one sum? Not where it is traced, explained, or has hooks within it."""
+    attributes = layer.__dict__
     return (
         plain(edge_index)
         and edge_index.shape[1] > 0
@@ -72,7 +67,8 @@ def covered(layer: MessagePassing, edge_index: Any) -> bool:
         and type(layer.aggr_module) in AGGREGATIONS
         and type(layer).aggregate is MessagePassing.aggregate
         and not torch.is_autocast_enabled("cpu")
-        and not watched(layer)
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        and not (attributes["_explain"] or any(attributes[hooks] for hooks in HOOKS))
     )
 
 
@@ -156,28 +152,29 @@ def _on_nodes(layer: MessagePassing, graph: Neighbours, both: tuple[int, int], a
     given = layer._collect(set(names) - rows.keys(), ends.index, list(both), arguments) | rows
     given["index"] = given["edge_index_i"] = ends.target
     out = layer.message(**layer.inspector.collect_param_data("message", given))
-    how = AGGREGATIONS[type(layer.aggr_module)]
     if not any(one.linears for one in rows.values()):
         return None
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[0] != graph.num_edges or out.dtype not in PRECISE:
         return None
-    edges = graph.once(
-        "edges as sources, given", lambda: Neighbours(graph.rowptr, graph.order, graph.order, graph.num_edges)
-    )
+    return _aggregated(out, graph.of_given_edges, AGGREGATIONS[type(layer.aggr_module)])
+
+
+def _aggregated(rows: Tensor, graph: Neighbours, how: str) -> Tensor | None:
+    """The sum, mean or maximum of the rows of the sources; None where there is no pass for it."""
     if how == "max":
-        return Largest(edges)(out)
-    return weighted_sum_sorted(out, edges, None if how == "sum" else edges.cast("mean_weight", out.dtype))
+        return Largest(graph)(rows) if rows.dim() == 2 and rows.dtype in PRECISE else None
+    weight = None if how == "sum" else graph.cast("mean_weight", rows.dtype)
+    return weighted_sum_sorted(rows.reshape(rows.shape[0], -1), graph, weight).view(-1, *rows.shape[1:])
 
 
 class Ends:
-    """The edges of a prepared graph as they were given: `index` (2, E), `target` (E,), by which `softmax` knows the
-    graph, and whether they came `in_order`, sorted by target."""
+    """The edges of a prepared graph as they were given: `index` (2, E), and `target` (E,), by which `softmax` knows the
+    graph."""
 
     def __init__(self, graph: Neighbours) -> None:
         self.index = graph.edge_index
         self.target = self.index[TARGET]
         self.target._gnnlab_graph = graph
-        self.in_order = bool(torch.equal(graph.order, graph.places))
 
     @classmethod
     def of(cls, graph: Neighbours) -> Ends:
@@ -186,7 +183,7 @@ class Ends:
 
 def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
     """Values of edges (E, ...) in the order of `graph.col`; gradients go back."""
-    return values if Ends.of(graph).in_order else Moved.apply(values, graph.order, graph.place)
+    return values if graph.in_order else Moved.apply(values, graph.order, graph.place)
 
 
 def _hgt(layer: HGTConv, graph: Neighbours, k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor) -> Tensor:
@@ -234,16 +231,14 @@ class _Call:
         if not torch.equal(state, torch.get_rng_state()):  # they are drawn at random
             torch.set_rng_state(state)
             return _CHANGING
-        if weight is None or joined or (weight is not _ONES and weight.dim() == 2 and weight.shape[1] > 1):
-            return None if weight is None else _CHANGING
-        weight = None if weight is _ONES else weight.reshape(-1)
+        if weight is None:
+            return None
+        if joined or (weight is not _ONES and weight.dim() == 2 and weight.shape[1] > 1):
+            return _CHANGING
+        weight = None if weight is _ONES else weight.detach().reshape(-1)
         if self.how == "max":
             return Largest(self.graph) if weight is None and self.x.dtype in PRECISE else None
-        weight = None if weight is None else weight.detach().index_select(0, self.graph.order)
-        if self.how == "mean":
-            share = self.graph.cast("mean_weight", self.x.dtype)
-            weight = share if weight is None else weight * share
-        return NeighbourSum(self.graph, weight, self.x.dtype)
+        return fixed_sum(self.graph, weight, self.x.dtype, mean=self.how == "mean")
 
     def weights(self) -> tuple[bool, Any]:
         """(are heads joined, the weight of each edge (E,) or (E, H) in the order given; None: the message has none).
@@ -282,22 +277,17 @@ class _Call:
     def weighted(self, rows: Tensor, weight: Tensor | None) -> Tensor | None:
         """The sum, mean or maximum of the rows of the sources, weighted in the order given."""
         graph = self.graph
-        if self.how == "max":
-            whole = weight is None and rows.dim() == 2 and rows.dtype in PRECISE
-            return Largest(graph)(rows) if whole else None
-        flat = rows.reshape(rows.shape[0], -1)
         if weight is None:
-            out = weighted_sum_sorted(flat, graph, None if self.how == "sum" else graph.cast("mean_weight", rows.dtype))
-            return out.view(-1, *rows.shape[1:])
+            return _aggregated(rows, graph, self.how)
+        if self.how == "max":
+            return None
         if weight.dim() == 2 and rows.dim() == 2:
-            from gnnlab.kernels import one_pass  # imports numba
-
             out = one_pass.scaled(rows, weight, graph)
         elif weight.dim() == 2:
             out = head_sum(rows, graph, sorted_values(weight, graph))
         else:
             weight = sorted_values(weight, graph).reshape(-1)
-            out = weighted_sum_sorted(flat, graph, weight).view(-1, *rows.shape[1:])
+            out = weighted_sum_sorted(rows.reshape(rows.shape[0], -1), graph, weight).view(-1, *rows.shape[1:])
         if self.how == "sum":
             return out
         count = graph.once(("count", out.dtype), lambda: graph.degree.clamp(min=1).to(out.dtype))
@@ -341,7 +331,7 @@ def softmax(
     if graph is None or dim != 0 or src.dim() not in (1, 2) or torch.compiler.is_compiling():
         return utils.softmax(src, index, ptr, num_nodes, dim)
     shares = segment_softmax(sorted_values(src, graph), graph)
-    return shares if Ends.of(graph).in_order else Moved.apply(shares, graph.place, graph.order)
+    return shares if graph.in_order else Moved.apply(shares, graph.place, graph.order)
 
 
 _REMEMBERED = TensorCache(64)

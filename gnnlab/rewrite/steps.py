@@ -2,9 +2,13 @@
 
     applies, why = look("fast layers", model, batch)
     model = fast_layers(model, batch)                    # a new model, or the same one changed
+    model = threads(model, batch, 1)                     # one thread of torch in each call
 
-A function of a step is called with a model that may be changed, and with what the model is called with. A step that is
-not `exact` changes results beyond float32's rounding: it is measured and shown, and never applied.
+A function of a step is called with a model that may be changed, and with what the model is called with. Most wrap its
+`forward`: its class becomes a subclass of its own, so that parameters keep their names and checkpoints load as before;
+`torch.save` takes its state_dict, not the model itself. Constant output and inference hold in eval mode alone; in
+training such a model runs as it was. A step that is not `exact` changes results beyond float32's rounding: it is
+measured and shown, and never applied.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,15 +28,14 @@ from torch_geometric.data import Data
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, one_line
-from gnnlab.profiling.context import call
+from gnnlab.kernels.cache import Watch
+from gnnlab.profiling.context import Conditions, call
 from gnnlab.profiling.tensors import tensors_in
-from gnnlab.rewrite.around import bfloat16, compiled, constant_output, inference, threads
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
 FAST_LAYERS, ALLOCATOR = "fast layers", "mallopt"
 _KEEPING = {-4: 0, -1: 2**31 - 1, -8: 1}  # of mallopt: M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
-Apply = Callable[[nn.Module, Any], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class RewriteStep:
     name: str
     kind: str  # constant|layers|engine|mode|threads|precision
     why: Callable[[nn.Module, Any], str]
-    apply: Apply
+    apply: Callable[[nn.Module, Any], nn.Module]
     apart: frozenset[str] = frozenset()
     training: bool = True
     exact: bool = True
@@ -74,6 +78,83 @@ def mallopt(model: nn.Module, batch: Any) -> nn.Module:
     for parameter, value in _KEEPING.items():
         ctypes.CDLL(None).mallopt(parameter, value)
     return model
+
+
+def around(model: nn.Module, run: Callable[..., Any], *, training: bool = False) -> nn.Module:
+    """`model`, whose forward is `run(model, forward, *arguments, **named)` in eval; with `training` always. The
+    `forward` that it gets is the one before."""
+    kind = type(model)
+    before = kind.forward
+
+    @functools.wraps(before)
+    def forward(self, *arguments, **named):
+        inner = functools.partial(before, self)
+        if self.training and not training:
+            return inner(*arguments, **named)
+        return run(self, inner, *arguments, **named)
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return model
+
+
+def inference(model: nn.Module, batch: Any) -> nn.Module:
+    """`model` in eval mode, where it records nothing for gradients."""
+
+    def run(model, forward, /, *arguments, **named):
+        with torch.no_grad():
+            return forward(*arguments, **named)
+
+    return around(model.eval(), run)
+
+
+def threads(model: nn.Module, batch: Any, count: int) -> nn.Module:
+    """`model`, which runs on `count` threads of torch in each call; those around it are as before. In training torch
+    keeps them after a call, for the backward pass that follows."""
+
+    def run(model, forward, /, *arguments, **named):
+        if model.training:
+            torch.set_num_threads(count)
+            return forward(*arguments, **named)
+        with Conditions(count, torch.get_float32_matmul_precision()).applied():
+            return forward(*arguments, **named)
+
+    return around(model, run, training=True)
+
+
+def bfloat16(model: nn.Module, batch: Any) -> nn.Module:
+    """`model`, whose products and sums run in bfloat16 where torch's autocast puts them."""
+
+    def run(model, forward, /, *arguments, **named):
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(*arguments, **named)
+
+    return around(model, run, training=True)
+
+
+def compiled(model: nn.Module, batch: Any, backend: str | Callable[..., Any] = "inductor") -> nn.Module:
+    """`model`, whose forward goes through `torch.compile(backend=...)`, in training, too."""
+    fast = torch.compile(type(model).forward, backend=backend)
+    return around(model, lambda model, forward, /, *more, **named: fast(model, *more, **named), training=True)
+
+
+def constant_output(model: nn.Module, batch: Any) -> nn.Module:
+    """`model` in eval mode, which is called without tensors, so that its output follows from its weights: computed once
+    for each argument, and again when `Watch` sees a change. The output must not be written to."""
+    cached: WeakKeyDictionary[nn.Module, tuple[Watch, dict[Any, Any]]] = WeakKeyDictionary()  # a copy has its own
+
+    def run(model, forward, /, *arguments, **named):
+        watch, outputs = cached.get(model, (None, None))
+        if watch is None or not watch.unchanged():
+            watch, outputs = cached[model] = Watch(model), {}
+        key = arguments, *named.items()
+        if key not in outputs:
+            if not watch.reliable or any(True for _ in tensors_in(key)):
+                return forward(*arguments, **named)
+            with torch.inference_mode(False), torch.no_grad():
+                outputs[key] = forward(*arguments, **named)
+        return outputs[key]
+
+    return around(model.eval(), run)
 
 
 # ---- why a step applies ---------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnlab.errors import GnnlabError, one_line
@@ -53,6 +54,8 @@ class TiledAttention(nn.MultiheadAttention):
     by nodes in memory, and with a mask, also one that masks nothing, adds to it. What it does in training,
     `scaled_dot_product_attention` in tiles, is several times as fast.
     """
+
+    _original = nn.MultiheadAttention
 
     def forward(
         self,
@@ -277,7 +280,7 @@ def _reverted(fast: nn.Module, inputs: dict[str, tuple[tuple, dict]]) -> Iterato
 
 def _slower(layer: nn.Module, args: tuple, named: dict) -> str:
     """Why the clock keeps the layer as it was; empty where its fast form gains."""
-    args, named = _detached((args, named))
+    args, named = pytree.tree_map_only(Tensor, _leaf, (args, named))
     forward, seconds = _ratio(layer, lambda: layer(*args, **named), torch.no_grad)
     wanted = [t for t in tensors_in((args, named)) if t.requires_grad]
     wanted += [p for p in layer.parameters() if p.requires_grad]
@@ -325,13 +328,9 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _detached(value: Any) -> Any:
-    """The same arguments with tensors that are leaves; tensors that are no results stay the same objects."""
-    if isinstance(value, Tensor):
-        return value if value.is_leaf else value.detach().requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        return {name: _detached(one) for name, one in value.items()}
-    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
+def _leaf(tensor: Tensor) -> Tensor:
+    """One whose gradient flows no further; tensors that are no results stay the same objects."""
+    return tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _mechanism(layer: nn.Module) -> str | None:
@@ -348,4 +347,4 @@ def _why(layer: nn.Module) -> str:
 
 
 def _class(layer: nn.Module) -> str:
-    return "MultiheadAttention" if type(layer) is TiledAttention else original_class(layer).__name__
+    return original_class(layer).__name__

@@ -14,10 +14,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels import sparse
@@ -54,34 +56,25 @@ class Arguments:
         nodes, others, edges = graph
         new = {"edges": edges, "sources": nodes, "targets": nodes if self.square else others}
 
-        def one(name: str, value: Any) -> Any:
-            if isinstance(value, (tuple, list)):
-                return type(value)(one(name, v) for v in value)
-            if name == "edge_index" and isinstance(value, Tensor):
+        def one(name: str, value: Tensor) -> Tensor:
+            if name == "edge_index":
                 return edges_of(new, self.square, generator).to(value.dtype)
-            if name == "size" and isinstance(value, int):
-                return value
-            return self._tensor(name, value, new, fixed, generator) if isinstance(value, Tensor) else value
+            return self._tensor(name, value, new, fixed, generator)
 
-        made = {name: one(name, value) for name, value in self.given.items()}
+        drawn = {name: pytree.tree_map_only(Tensor, partial(one, name), value) for name, value in self.given.items()}
         if self.given.get("size") is not None:
-            made["size"] = (new["sources"], new["targets"])
-        return made
+            drawn["size"] = (new["sources"], new["targets"])
+        return drawn
 
     def kinds(self) -> tuple:
         """What is drawn, but for the numbers: equal where a trial with either says the same."""
 
         def one(name: str, value: Any) -> Any:
-            if isinstance(value, (tuple, list)):
-                return tuple(one(name, v) for v in value)
-            if not isinstance(value, Tensor):
-                return _plain(value)
-            kind = self._kind(name, value)
-            return (kind, value.dtype, value.dim(), value.shape[1:]) if kind else _plain(value)
+            kind = self._kind(name, value) if isinstance(value, Tensor) else None
+            return (name, kind, value.dtype, value.dim(), value.shape[1:]) if kind else (name, _plain(value))
 
-        return self.square, tuple(
-            (name, one(name, value)) for name, value in self.given.items() if name != "edge_index"
-        )
+        values = ((name, value) for name, value in self.given.items() if name != "edge_index")
+        return self.square, tuple(one(name, leaf) for name, value in values for leaf in pytree.tree_leaves(value))
 
     def _kind(self, name: str, value: Tensor) -> str | None:
         kinds = ("sources", "targets") if name in self.nodes_first else ("edges", "sources", "targets")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import MessagePassing
+from zoo_cases import CLOSE, EDGE, IN, assert_same, results
 
 from gnnlab.rewrite.fast_layer import LINEAR, NONE
 from gnnlab.rewrite.swap import swap
 
-IN, EDGE, OUT, NODES, EDGES = 6, 3, 5, 13, 60
-CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+OUT, NODES, EDGES = 5, 13, 60
 
 
 class Own(MessagePassing):
@@ -59,20 +59,6 @@ def inputs(dtype=torch.float64, pair=False):
     return made, (tuple(made[:2]) if pair else made[0], edge_index, made[-1])
 
 
-def results(layer, given):
-    made, called = given
-    out = layer(*called)
-    wave = torch.arange(1, out.numel() + 1, dtype=out.dtype).sin().view_as(out)
-    return [out.detach(), *torch.autograd.grad((out * wave).sum(), [*made, *layer.parameters()], allow_unused=True)]
-
-
-def assert_same(ours, expected, **close):
-    for one, other in zip(ours, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            torch.testing.assert_close(one, other, **close)
-
-
 @pytest.mark.parametrize("pair", [False, True], ids=["one kind of nodes", "two kinds"])
 @pytest.mark.parametrize("aggr", ["add", "mean", "max"])
 @pytest.mark.parametrize("name", SERVED)
@@ -81,7 +67,7 @@ def test_a_linear_layer_over_rows_of_both_ends_is_computed_on_nodes(name, aggr, 
     reference = Own(*SERVED[name], aggr).double()
     layer = swap(reference).model
     for _ in range(2):
-        assert_same(results(layer, inputs(pair=pair)), results(reference, inputs(pair=pair)), **CLOSE)
+        assert_same(results(layer, *inputs(pair=pair)), results(reference, *inputs(pair=pair)))
     if (name, aggr) != (
         "features of edges",
         "max",
@@ -105,5 +91,5 @@ def test_in_float32_it_is_equal_within_rounding():
     reference = Own(*SERVED["features of edges"], "mean")
     layer = swap(reference).model
     given = inputs(torch.float32)
-    assert_same(results(layer, given), results(reference, given), rtol=1e-4, atol=1e-5)
+    assert_same(results(layer, *given), results(reference, *given), rtol=1e-4, atol=1e-5)
     assert layer._fast.mechanism == LINEAR

@@ -1,5 +1,8 @@
 """Each cell of the growth of a model is measured apart, and what does not fit or computes something else says so."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
 from gnnlab.errors import GnnlabError
@@ -7,25 +10,19 @@ from gnnlab.rewrite import growth
 from gnnlab.worker import Answer
 
 
-class Planted:
-    """A worker that answers from a function of what it is asked, without a process."""
+@pytest.fixture
+def measure(monkeypatch):
+    """Measures cells whose worker answers from a function of what it is asked, without a process."""
 
-    def __init__(self, answer):
-        self.answer = answer
+    def run(model, answer):
+        def worker(keep_memory):
+            assert not keep_memory  # else PyG would be faster than a user sees it
+            return nullcontext(SimpleNamespace(call=lambda target, arguments, timeout_s: answer(**arguments)))
 
-    def __call__(self, keep_memory):
-        assert not keep_memory  # else PyG would be faster than a user sees it
-        return self
+        monkeypatch.setattr(growth, "Worker", worker)
+        return growth.measure([model], ["20/100"])
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-    def call(self, target, arguments, timeout_s):
-        assert target == "gnnlab.rewrite.growth:cell" and timeout_s > 0
-        return self.answer(**arguments)
+    return run
 
 
 def value(norm=1.0):
@@ -35,16 +32,15 @@ def value(norm=1.0):
 @pytest.mark.parametrize("phase", growth.PHASES)
 @pytest.mark.parametrize("model", growth.MODELS)
 def test_a_cell_computes_the_same_with_fast_layers_and_knows_what_it_holds(model, phase):
-    one = {"model": model, "nodes": 300, "edges": 1200, "phase": phase, "threads": 1, "seconds": 0.0}
-    plain, fast = (growth.cell(form=form, **one) for form in growth.FORMS)
+    cell = {"model": model, "nodes": 300, "edges": 1200, "phase": phase, "threads": 1, "seconds": 0.0}
+    plain, fast = (growth.cell(form=form, **cell) for form in growth.FORMS)
     assert fast["norm"] == pytest.approx(plain["norm"], rel=1e-5)
     least = 4 * 300 * (growth.FEATURES + growth.HIDDEN) / 2**20  # what goes in and what comes out
-    assert all(found["peak"] > least and len(found["samples"]) == growth.FEWEST for found in (plain, fast))
+    assert all(one["peak"] > least and len(one["samples"]) == growth.FEWEST for one in (plain, fast))
 
 
-def test_a_cell_has_its_time_its_memory_and_its_first_call(monkeypatch):
-    monkeypatch.setattr(growth, "Worker", Planted(lambda **asked: value()))
-    frame = growth.measure(["GCN"], ["20/100"])
+def test_a_cell_has_its_time_its_memory_and_its_first_call(measure):
+    frame = measure("GCN", lambda **asked: value())
     assert list(frame["form"].unique()) == ["GCN, PyG", "GCN, gnnlab"] and len(frame) == 2 * 2 * 3
     one = frame[(frame["form"] == "GCN, gnnlab") & (frame["phase"] == "forward")].set_index("quantity")
     assert one.loc["time", "samples"] == [2.0, 1.0, 4.0] and one.loc["peak memory", "value"] == 10.0
@@ -52,18 +48,16 @@ def test_a_cell_has_its_time_its_memory_and_its_first_call(monkeypatch):
     assert set(growth.KEYS) <= set(frame.columns) and set(frame["edges"]) == {100}
 
 
-def test_what_does_not_fit_is_left_out_and_says_so(monkeypatch):
+def test_what_does_not_fit_is_left_out_and_says_so(measure):
     full = Answer("failed", reason="used 9.00 GB of memory, allowed are 8.00 GB")
-    monkeypatch.setattr(growth, "Worker", Planted(lambda form, **asked: full if form == "PyG" else value()))
-    frame = growth.measure(["GAT"], ["20/100"])
+    frame = measure("GAT", lambda form, **asked: full if form == "PyG" else value())
     lost = frame[frame["form"] == "GAT, PyG"]
     assert set(lost["status"]) == {"failed"} and set(lost["reason"]) == {full.reason} and len(lost) == 2
     assert frame[frame["form"] == "GAT, gnnlab"]["status"].isna().all()
 
 
-def test_a_fast_form_that_gives_something_else_is_not_timed(monkeypatch):
-    monkeypatch.setattr(growth, "Worker", Planted(lambda form, **asked: value(1.0 if form == "PyG" else 1.01)))
-    frame = growth.measure(["SAGE"], ["20/100"])
+def test_a_fast_form_that_gives_something_else_is_not_timed(measure):
+    frame = measure("SAGE", lambda form, **asked: value(1.0 if form == "PyG" else 1.01))
     (why,) = set(frame[frame["form"] == "SAGE, gnnlab"]["reason"])
     assert why == "differs from PyG by 1.0e-02, relative"
 

@@ -16,8 +16,10 @@ LAYERS, MODE, COMPILE, ALLOCATOR = "fast layers", "inference mode", "torch.compi
 def search(monkeypatch):
     """Runs the search over steps with planted times."""
 
-    def run(names, factor, found=None, **options):
-        planted = Planted(factor, found, options.pop("start_s", 0.0), options.pop("seconds", lambda target, plan: 0.0))
+    def run(names, factor, answers=None, **options):
+        planted = Planted(
+            factor, answers, options.pop("start_s", 0.0), options.pop("seconds", lambda target, plan: 0.0)
+        )
         monkeypatch.setattr(steps, "tried", lambda train: names)
         monkeypatch.setattr(optimize, "Worker", planted)
         monkeypatch.setattr(optimize, "clock", planted.clock)
@@ -94,9 +96,9 @@ def test_the_allocator_is_changed_in_processes_of_its_own_and_raced_in_turns_wit
 
 
 def test_what_is_wrong_or_lost_or_does_not_apply_says_why_and_is_never_timed(search):
-    found = {LAYERS: {"why": "not equal: output 0 is off by 1.0e-01 on your graph"}}
-    found |= {MODE: Answer("failed", reason="the process died of SIGSEGV"), COMPILE: "it is not installed"}
-    report, tried, planted = search([LAYERS, MODE, COMPILE], product(fast_layers=0.5), found)
+    answers = {LAYERS: {"why": "not equal: output 0 is off by 1.0e-01 on your graph"}}
+    answers |= {MODE: Answer("failed", reason="the process died of SIGSEGV"), COMPILE: "it is not installed"}
+    report, tried, planted = search([LAYERS, MODE, COMPILE], product(fast_layers=0.5), answers)
     assert tried[LAYERS].why == "not equal: output 0 is off by 1.0e-01 on your graph"
     assert tried[MODE].why == "the process died of SIGSEGV"
     assert report.inapplicable == {COMPILE: "it is not installed"} and COMPILE not in tried
@@ -110,8 +112,8 @@ def test_a_step_that_costs_its_process_in_the_race_says_so(search):
 
 
 def test_what_changes_results_is_measured_and_not_applied(search):
-    found = {"bfloat16": {"error": 5e-3}}
-    report, tried, _ = search([LAYERS, "bfloat16"], product(fast_layers=0.9, bfloat16=0.2), found)
+    answers = {"bfloat16": {"error": 5e-3}}
+    report, tried, _ = search([LAYERS, "bfloat16"], product(fast_layers=0.9, bfloat16=0.2), answers)
     assert report.plan == (LAYERS,) and tried["bfloat16"].gain.value == pytest.approx(5, rel=0.02)
     assert "yours to decide" in tried["bfloat16"].why and tried["bfloat16"].error == 5e-3
 
@@ -145,15 +147,11 @@ def test_the_budget_holds_whatever_the_steps_take(search, budget_s):
         assert report.processes >= 1 or not report.plan
 
 
-def test_progress_says_what_is_done_and_how_much_time_is_left(search):
-    lines = []
-    search([LAYERS, MODE], product(fast_layers=0.5, inference_mode=0.9), start_s=4.0, budget_s=60, tell=lines.append)
-    assert "[1/2] fast layers (48 s left)" in lines and any(line.startswith("[2/2] inference mode") for line in lines)
-
-
-def test_steps_are_applied_in_one_order_whatever_is_faster(search):
-    report, _, _ = search([MODE, LAYERS], product(inference_mode=0.3, fast_layers=0.9))
+def test_steps_are_applied_in_one_order_and_progress_says_how_much_time_is_left(search):
+    lines, factor = [], product(inference_mode=0.3, fast_layers=0.9)
+    report, _, _ = search([MODE, LAYERS], factor, start_s=4.0, budget_s=60, tell=lines.append)
     assert report.plan == (LAYERS, MODE)
+    assert "[1/2] inference mode (48 s left)" in lines and any(line.startswith("[2/2] fast layers") for line in lines)
 
 
 def test_less_than_one_process_or_no_budget_is_refused(search):
@@ -166,14 +164,8 @@ def test_less_than_one_process_or_no_budget_is_refused(search):
 def test_code_that_exits_or_hangs_costs_one_line(monkeypatch, factory, words):
     monkeypatch.setattr(optimize, "FIRST_LIMIT_S", 3)
     with pytest.raises(GnnlabError, match=words) as caught:
-        optimize.optimize(f"own_models:{factory}", "karate", budget_s=1)
+        optimize.optimize(f"own_models:{factory}", "karate", budget_s=1, processes=1)
     assert str(caught.value).startswith(f"own_models:{factory}: ") and "\n" not in str(caught.value)
-
-
-def test_a_bad_model_is_refused_in_one_line(here):
-    for factory, words in (("always_drops", "random in eval"), ("fails", "no such file"), ("gives_a_number", "float")):
-        with pytest.raises(GnnlabError, match=words):
-            here(factory)
 
 
 @pytest.mark.parametrize(("spec", "words"), [("no_module:make", "there is no module"), ("gcn", "names no function")])
@@ -194,7 +186,7 @@ def test_a_step_that_sets_threads_leaves_those_of_the_next_step_as_they_were(her
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("factory", ["gcn", "gin", "gat", "gatv2", "sage", "with_edges", "bipartite"])
+@pytest.mark.parametrize("factory", ["gcn", "gat", "with_edges", "bipartite"])
 def test_gradients_are_proven_where_a_model_is_to_be_trained(here, factory):
     report = here(factory, (LAYERS,), graph="symptoms" if factory == "with_edges" else "karate", train=True)
     assert report.plan == (LAYERS,) and len(report.proof["held"]) >= 4 and not report.proof["wrong"]

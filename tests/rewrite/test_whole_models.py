@@ -38,11 +38,11 @@ def results(model, given):
 def assert_same(model, reference, given):
     for training in (False, True):
         both = [results(one.train(training), given) for one in (model, reference)]
-        for at, (found, expected) in enumerate(zip(*both, strict=True)):
-            if found is None or expected is None:  # no gradient, or one of zeros
-                assert found is expected or not (found if expected is None else expected).any(), f"tensor {at}"
+        for at, (ours, expected) in enumerate(zip(*both, strict=True)):
+            if ours is None or expected is None:  # no gradient, or one of zeros
+                assert ours is expected or not (ours if expected is None else expected).any(), f"tensor {at}"
             else:
-                torch.testing.assert_close(found, expected, **CLOSE, msg=lambda text, at=at: f"tensor {at}: {text}")
+                torch.testing.assert_close(ours, expected, **CLOSE, msg=lambda text, at=at: f"tensor {at}: {text}")
 
 
 @pytest.fixture

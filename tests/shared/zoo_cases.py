@@ -11,6 +11,9 @@ from torch_geometric import nn as pyg
 
 IN, OUT, EDGE = 6, 8, 3
 DEGREES = torch.tensor([2, 3, 4, 1])
+EVERY = ["mean", "min", "max", "std", "sum", "var"]
+SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def network(width=IN):
@@ -84,7 +87,29 @@ CASES = {
     "Transformer mean": (lambda: pyg.TransformerConv(IN, 4, heads=2, concat=False, root_weight=False), ""),
     "WL": (lambda: pyg.WLConvContinuous(), "weight"),
     "GPS": (lambda: pyg.GPSConv(IN, pyg.GINConv(nn.Linear(IN, IN)), heads=2, norm="layer"), ""),
+    "CG": (lambda: pyg.CGConv(IN), ""),
+    "CG with edges": (lambda: pyg.CGConv(IN, EDGE, batch_norm=True), "attr"),
     "DirGNN": (lambda: pyg.DirGNNConv(pyg.GCNConv(IN, OUT)), ""),
+    "EdgeConv": (lambda: pyg.EdgeConv(network(2 * IN)), ""),
+    "EdgeConv of PyG's MLP": (lambda: pyg.EdgeConv(pyg.MLP([2 * IN, 8, 8], norm=None, plain_last=False)), ""),
+    "EdgeConv mean": (lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * IN, 8)), aggr="mean"), ""),
+    "FiLM": (lambda: pyg.FiLMConv(IN, OUT), ""),
+    "GEN with edges": (
+        lambda: pyg.GENConv(IN, OUT, edge_dim=EDGE, t=0.5, learn_t=True, msg_norm=True, norm="layer"),
+        "attr",
+    ),
+    "GEN, half a gradient": (lambda: pyg.GENConv(IN, IN, aggr="softmax_sg", t=0.1, edge_dim=IN, norm="layer"), "wide"),
+    "GEN max": (lambda: pyg.GENConv(IN, OUT, aggr="max", edge_dim=EDGE, norm="layer"), "attr"),
+    "GEN sum": (lambda: pyg.GENConv(IN, OUT, aggr="add", edge_dim=EDGE, norm="layer"), "attr"),
+    "GINE max": (lambda: pyg.GINEConv(network(), aggr="max"), "wide"),
+    "NNConv": (lambda: pyg.NNConv(IN, 4, nn.Sequential(nn.Linear(EDGE, 5), nn.ReLU(), nn.Linear(5, IN * 4))), "attr"),
+    "NNConv mean": (lambda: pyg.NNConv(IN, 4, nn.Linear(EDGE, IN * 4, bias=False), "mean", root_weight=False), "attr"),
+    "PNA with towers": (lambda: pyg.PNAConv(IN, OUT, EVERY, SCALERS, DEGREES, edge_dim=EDGE, towers=2), "attr"),
+    "PNA, towers apart": (
+        lambda: pyg.PNAConv(IN, OUT, EVERY[1:], SCALERS, DEGREES, towers=2, divide_input=True, post_layers=2),
+        "",
+    ),
+    "ResGated plain": (lambda: pyg.ResGatedGraphConv(IN, OUT, root_weight=False), ""),
     "AntiSymmetric": (lambda: pyg.AntiSymmetricConv(IN, pyg.GCNConv(IN, IN)), ""),
 }
 # name: (nodes, edges): drawn among fewer nodes, so that some are isolated; edges repeat, and some are self-loops
@@ -116,10 +141,12 @@ def arguments(name, edge_index, nodes, seed=0):
     weight = (0.1 + torch.rand(edge_index.shape[1], **kind)).requires_grad_()
     attr = torch.randn(edge_index.shape[1], EDGE, **kind, requires_grad=True)
     types = torch.randint(3, (edge_index.shape[1],), generator=generator)
+    wide = torch.randn(edge_index.shape[1], IN, **kind, requires_grad=True)
     return {
         "": ([x], (x, edge_index)),
         "weight": ([x, weight], (x, edge_index, weight)),
         "attr": ([x, attr], (x, edge_index, attr)),
+        "wide": ([x, wide], (x, edge_index, wide)),
         "types": ([x], (x, edge_index, types)),
         "x_0": ([x, other], (x, other, edge_index)),
         "bipartite": ([x, other], ((x, other), edge_index)),
@@ -131,19 +158,27 @@ def results(layer, inputs, called):
     """The output, and the gradient of each input and parameter (None where none flows)."""
     out = layer(*called)
     wave = torch.arange(1, out.numel() + 1, dtype=out.dtype).sin().view_as(out)
-    wanted = [*inputs, *layer.parameters()]
+    wanted = [*inputs, *(p for p in layer.parameters() if p.requires_grad)]
     return [out.detach(), *torch.autograd.grad((out * wave).sum(), wanted, allow_unused=True)]
 
 
+def assert_same(ours, expected, **close):
+    """Equal tensors, and none where there is none."""
+    for at, (one, other) in enumerate(zip(ours, expected, strict=True)):
+        assert (one is None) == (other is None), f"tensor {at} gets a gradient in one of them only"
+        if one is not None:
+            torch.testing.assert_close(one, other, **CLOSE | close, msg=lambda text, at=at: f"tensor {at}: {text}")
+
+
 def everything():
-    found = {}
+    values = {}
     for name in CASES:
         for graph, (nodes, _) in GRAPHS.items():
             inputs, called = arguments(name, edges_of(graph), nodes)
             for at, value in enumerate(results(build(name), inputs, called)):
                 if value is not None:
-                    found[f"{name}/{graph}/{at}"] = value.contiguous()
-    return found
+                    values[f"{name}/{graph}/{at}"] = value.contiguous()
+    return values
 
 
 if __name__ == "__main__":

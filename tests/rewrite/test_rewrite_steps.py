@@ -8,7 +8,7 @@ import torch
 from own_models import Pooled
 from torch import nn
 
-from gnnlab.rewrite import around
+from gnnlab.rewrite import steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile, between graphs
 X, EDGES = torch.randn(5, 4), torch.tensor([[0, 1, 2, 2], [1, 2, 3, 3]])
@@ -21,10 +21,10 @@ def model():
 
 
 WAYS = {
-    "inference": lambda m: around.inference(m, None),
-    "threads": lambda m: around.threads(m, None, 1),
-    "constant": lambda m: around.constant_output(m, None),
-    "compiled": lambda m: around.compiled(m, None, "eager"),
+    "inference": lambda m: steps.inference(m, None),
+    "threads": lambda m: steps.threads(m, None, 1),
+    "constant": lambda m: steps.constant_output(m, None),
+    "compiled": lambda m: steps.compiled(m, None, "eager"),
 }
 
 
@@ -48,7 +48,7 @@ def test_a_copy_has_weights_of_its_own(way):
 
 
 def test_inference_records_nothing_in_eval_and_trains_as_before():
-    fast = around.inference(model(), None)
+    fast = steps.inference(model(), None)
     assert not fast(X, EDGES, BATCH).requires_grad
     assert fast.train()(X, EDGES, BATCH).requires_grad
 
@@ -59,7 +59,7 @@ def test_threads_are_those_of_the_call_alone():
             return torch.tensor(torch.get_num_threads())
 
     before = torch.get_num_threads()
-    assert around.threads(Counting().eval(), None, before + 1)() == before + 1
+    assert steps.threads(Counting().eval(), None, before + 1)() == before + 1
     assert torch.get_num_threads() == before
 
 
@@ -69,7 +69,7 @@ def test_in_training_the_threads_stay_for_the_backward_pass():
             return torch.ones(1, requires_grad=True) * 1
 
     before, seen = torch.get_num_threads(), []
-    out = around.threads(Counting().train(), None, before + 1)()
+    out = steps.threads(Counting().train(), None, before + 1)()
     try:
         out.register_hook(lambda grad: seen.append(torch.get_num_threads()))
         out.backward()
@@ -88,7 +88,7 @@ def test_a_constant_is_computed_once_and_again_after_a_change():
             self.calls += 1
             return self.weight.expand(rows, -1) * 2
 
-    fast = around.constant_output(Constant(), ())
+    fast = steps.constant_output(Constant(), ())
     assert fast(2).tolist() == fast(2).tolist() == [[2, 2, 2]] * 2 and fast.calls == 1
     assert fast(1).shape == (1, 3) and fast.calls == 2
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_a_constant_is_computed_once_and_again_after_a_change():
 
 
 def test_a_constant_does_not_keep_what_a_tensor_goes_into():
-    fast = around.constant_output(model(), None)
+    fast = steps.constant_output(model(), None)
     assert not torch.allclose(fast(X, EDGES, BATCH), fast(X + 1, EDGES, BATCH))
 
 
@@ -105,4 +105,4 @@ def test_bfloat16_is_that_of_autocast():
     before = model().eval()
     with torch.autocast("cpu", torch.bfloat16):
         expected = before(X, EDGES, BATCH)
-    assert torch.equal(around.bfloat16(copy.deepcopy(before), None)(X, EDGES, BATCH), expected)
+    assert torch.equal(steps.bfloat16(copy.deepcopy(before), None)(X, EDGES, BATCH), expected)

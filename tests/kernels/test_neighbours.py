@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels import sorting
+from gnnlab.kernels import neighbours as module
 from gnnlab.kernels.neighbours import GraphCache, Neighbours
 
 
@@ -16,14 +16,14 @@ def test_edges_are_grouped_as_a_stable_sort_groups_them(nodes, pairs, narrow):
     source, target = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
     source, target = source.to(kind), target.to(kind)
     values = torch.rand(len(pairs))
-    rowptr, col, grouped = sorting.group(target, source, nodes, values)
+    rowptr, col, grouped = module.group(target, source, nodes, values)
     expected = target.argsort(stable=True)
     assert rowptr.dtype is col.dtype is kind
     assert torch.equal(col, source[expected]) and torch.equal(grouped, values[expected])
     assert torch.equal(rowptr.diff().long(), torch.bincount(target, minlength=nodes))
-    for ours, plain in zip((rowptr, col, grouped), sorting._group_by_sort(target, source, nodes, values), strict=True):
+    for ours, plain in zip((rowptr, col, grouped), module._group_by_sort(target, source, nodes, values), strict=True):
         assert torch.equal(ours, plain)
-    assert sorting.group(target, source, nodes)[2] is None
+    assert module.group(target, source, nodes)[2] is None
 
 
 @pytest.mark.parametrize("strided", [False, True])
