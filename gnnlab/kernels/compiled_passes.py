@@ -22,6 +22,8 @@ from numba import prange
 from numba.extending import overload
 from torch import Tensor
 
+from gnnlab.kernels.one_pass import Compiled
+
 try:  # the symbols of OpenMP are torch's, loaded before: one pool of threads, which waits for no other
     from numba.np.ufunc import omppool as _  # noqa: F401
 
@@ -32,14 +34,6 @@ except ImportError:  # no libgomp: numba's own pool, which ends a process in whi
 FLAGGED = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy"}  # no branch for a division by zero
 SMALL = 1 << 17  # numbers that one thread passes over in some 50 us
 _PROCESS = os.getpid()  # a pool of threads does not survive a fork, and GNU's ends the process that asks for it
-
-
-class Compiled:
-    """What compiling cost in this process: seconds, also of reading code from disk, and whether code is stored."""
-
-    seconds = 0.0
-    fresh = 0  # compiled here
-    stored = True
 
 
 class _Kernel:

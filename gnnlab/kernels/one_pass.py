@@ -20,9 +20,28 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnlab.kernels import compiled_passes as loops
 from gnnlab.kernels.aggregation import bag
 from gnnlab.kernels.neighbours import Neighbours
+
+
+class Compiled:
+    """What compiling cost in this process: seconds, also of reading code from disk, and whether code is stored."""
+
+    seconds = 0.0
+    fresh = 0  # compiled here
+    stored = True
+
+
+class _Loops:
+    """`compiled_passes`, loaded with the first pass: where there is no numba, only passes fail."""
+
+    def __getattr__(self, name: str) -> Callable:
+        from gnnlab.kernels import compiled_passes
+
+        return getattr(compiled_passes, name)
+
+
+loops = _Loops()
 
 
 def _by_target(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,8 +20,8 @@ from torch_geometric.nn import aggr
 
 from gnnlab.kernels import one_pass
 from gnnlab.kernels.attention import head_sum
-from gnnlab.kernels.compiled_passes import Compiled
 from gnnlab.kernels.neighbours import Neighbours
+from gnnlab.kernels.one_pass import Compiled
 from gnnlab.rewrite.direct import Edges, Form, after_first, first_of, hooked, plain_linear
 
 MOMENTS = {  # what an aggregation is made of

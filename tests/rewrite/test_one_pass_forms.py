@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -24,6 +26,14 @@ from gnnlab.rewrite.swap import swap
 )
 def test_options_that_no_pass_serves_are_said(make, why):
     assert why in swap(make()).model._fast.why[DIRECT]
+
+
+def test_without_numba_these_layers_stay_those_of_pyg(monkeypatch):
+    monkeypatch.delitem(sys.modules, "gnnlab.kernels.compiled_passes", raising=False)
+    monkeypatch.delattr("gnnlab.kernels.compiled_passes", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    report = swap(pyg.ResGatedGraphConv(IN, 8), (torch.randn(13, IN), edges_of("many edges")))
+    assert not report.replaced and "import of numba" in str(report)
 
 
 @pytest.mark.parametrize("name", ["GINE", "PNA", "ResGated", "EdgeConv"])
