@@ -1,4 +1,5 @@
-"""Two tables of notebook 09 for README: whole models against every peer, and how they grow; from all runs of a folder.
+"""What README shows of notebook 09, from all runs of a folder: whole models against every peer, layers on graphs that
+are new in each call, and how models grow.
 
 figures = figures_of(tables)        # what a machine's ledger keeps of its runs, for JSON
 lines(figures, "AMD EPYC, 2 cores") # as Markdown, nothing where nothing was measured
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import pandas as pd
+from scipy.stats import gmean
 
 from gnnlab.errors import Untestable
 from gnnlab.profiling import estimates
@@ -19,7 +21,7 @@ from .claims import catalogue, evaluate
 from .table import Table
 from .text import markdown, number
 
-RACED, GROWN = "whole_models", "growth"
+RACED, GROWN, NEW = "whole_models", "growth", "new_graph"
 GOAL = "goal.whole_model_forward"  # whose rule names the peers
 LEAST_EDGES = 1_000_000  # of the table of growth
 MIB_PER_GIB = 1024
@@ -33,9 +35,10 @@ Figures = dict[str, list[dict[str, Any]]]
 
 
 def figures_of(tables: Sequence[Table]) -> Figures:
-    """Of each whole model, graph and pass the gain over PyG and over the best peer; of each grown cell its number. Each
-    is pooled over the runs, of which there is a table each."""
-    return {RACED: _gains(tables), GROWN: _grown(tables)}
+    """Of each whole model, graph and pass the gain over PyG and over the best peer; of each layer on graphs that are
+    new in each call the gain over PyG; of each grown cell its number. Each is pooled over the runs, of which there is a
+    table each."""
+    return {RACED: _gains(tables), GROWN: _grown(tables), NEW: _of_new_graphs(tables)}
 
 
 def _gains(tables: Sequence[Table]) -> list[dict[str, Any]]:
@@ -52,6 +55,12 @@ def _gains(tables: Sequence[Table]) -> list[dict[str, Any]]:
     return gains
 
 
+def _of_new_graphs(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    rows = [row for table in tables for row in table.select(NEW, "gnnlab") if row.ratio is not None]
+    frame = pd.DataFrame([{**row.keys, "over_pyg": row.ratio} for row in rows])
+    return frame.groupby(["layer", "graph"], sort=False, as_index=False).median().to_dict("records") if rows else []
+
+
 def _grown(tables: Sequence[Table]) -> list[dict[str, Any]]:
     rows = [row for table in tables for row in table.select(GROWN) if row.keys["edges"] >= LEAST_EDGES]
     if not rows:
@@ -65,7 +74,7 @@ def _grown(tables: Sequence[Table]) -> list[dict[str, Any]]:
 
 
 def lines(figures: Figures, machine: str) -> list[str]:
-    """Both tables, each under a line that says what it shows and on which machine."""
+    """Each that was measured, with a line that says what it shows and on which machine."""
     lines = []
     if figures.get(RACED):
         frame = pd.DataFrame(figures[RACED])
@@ -78,6 +87,13 @@ def lines(figures: Figures, machine: str) -> list[str]:
             f"CSR adjacency, sparse features, `EdgeIndex` and torch.compile ({machine}, {frame['threads'][0]} threads):"
         )
         lines += ["", title, "", *markdown(("", *cells.columns), cells.itertuples())]
+    if figures.get(NEW):
+        gains = pd.DataFrame(figures[NEW])["over_pyg"]
+        span = f"{number(gains.min())} to {number(gains.max())}, geometric mean {number(gmean(gains))}"
+        lines += [
+            "",
+            f"Layers on a graph that is new in each call, as sampled batches are, forward: {span} ({machine}).",
+        ]
     if figures.get(GROWN):
         frame, rows = pd.DataFrame(figures[GROWN]), []
         frame[["model", "form"]] = frame["form"].str.split(", ", n=1, expand=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -66,16 +67,17 @@ def run(
         from .report import build_site  # nbconvert, heavy
 
         job = _Job(request, console or Console())
-        page = None
-        try:
-            for notebook in request.chosen:
-                job.settle(notebook, runs, force)
-                if job.outcomes[notebook.name].ran:
-                    page = build_site(request.folder)  # what is done can be read while the others run
-        except KeyboardInterrupt:
-            job.say(f"stopped; {len(job.outcomes)} of {len(request.chosen)} notebooks are done; run again to go on")
-            raise
-        page = page or build_site(request.folder)
+        with ThreadPoolExecutor(1) as rendering:
+            pages = []
+            try:
+                for notebook in request.chosen:
+                    job.settle(notebook, runs, force)
+                    if job.outcomes[notebook.name].ran:  # it can be read while the next one starts
+                        pages.append(rendering.submit(build_site, request.folder))
+            except KeyboardInterrupt:
+                job.say(f"stopped; {len(job.outcomes)} of {len(request.chosen)} notebooks are done; run again to go on")
+                raise
+            page = [page.result() for page in pages][-1] if pages else build_site(request.folder)
         job.say(f"report: {page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page}")
     return list(job.outcomes.values())
 

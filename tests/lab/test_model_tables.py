@@ -19,6 +19,9 @@ def run(gnnlab=1.0, leave_out=(), peak=2048.0):
     for form, ms in (PEERS | {"gnnlab": gnnlab}).items():
         if form not in leave_out:
             put(table, model_tables.RACED, KEYS, form, ms * noise, ("PyG", 8 * noise))
+    for layer, ms in (("GCN", 2.0), ("GAT", 4.0)):
+        put(table, model_tables.NEW, {"layer": layer, "graph": "digits"}, "PyG", 8 * noise)
+        put(table, model_tables.NEW, {"layer": layer, "graph": "digits"}, "gnnlab", ms * noise, ("PyG", 8 * noise))
     cell = {"nodes": 100, "edges": 2_000_000}
     single = {**TORCH, "study": model_tables.GROWN, "n": 1, "better": "lower", "statistic": "single"}
     for phase, quantity, unit, values in (
@@ -39,6 +42,7 @@ def test_the_best_peer_and_pyg_of_all_runs():
         2 / 1.1, rel=0.01
     )
     text = "\n".join(model_tables.lines(model_tables.figures_of([run()]), "A chip"))
+    assert "forward: 2 to 4, geometric mean 2.83 (A chip)" in text
     assert "A chip, 2 threads" in text and "| GCN 16 | 8 / 2 |" in text
 
 
