@@ -75,6 +75,8 @@ def test_where_the_baseline_itself_rounds_float64_decides():
     raced = race_forms(forms, {"x": torch.linspace(0, 1, 50)}, budget_s=0.02)
     assert raced["exact"].ratio is not None and raced["exact"].parity_error < 1e-7
     assert raced["off"].ratio is None and "differs" in raced["off"].reason
+    own = {"tolerance": {"exact": 1e-7}}  # stands, whatever the baseline rounds
+    assert race_forms(forms, {"x": torch.linspace(0, 1, 50)}, budget_s=0.02, **own)["exact"].ratio is None
     raced = race_forms({"function": lambda x: (x + 1e4) - 1e4, **forms}, {"x": torch.linspace(0, 1, 50)}, budget_s=0.02)
     assert raced["exact"].ratio is None  # no module: it has no float64
 
