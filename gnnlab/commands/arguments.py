@@ -52,7 +52,7 @@ def add_params(parser: argparse.ArgumentParser) -> None:
         "--params",
         metavar="SET",
         default="quick",
-        help="parameter set: quick, full, gpu, npu, or a folder of YAML files named as the notebooks (default: quick)",
+        help="quick, models, full, gpu, npu, or a folder of YAML files named as the notebooks (default: quick)",
     )
 
 
