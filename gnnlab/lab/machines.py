@@ -202,7 +202,7 @@ def page(document: dict[str, Any]) -> str:
 def blocks(root: Path) -> dict[Path, str]:
     """What belongs between the marks of each file: in README.md the findings that matter, elsewhere every claim."""
     machines = read(root)
-    models = [line for one in machines for line in model_tables.lines(one.models, one.phrase)]
+    models = model_tables.lines({one.name: one.models for one in machines})
     pages = f"{'; '.join(one.linked(f'{FOLDER}/') for one in machines)}; [every row]({FOLDER}/README.md)."
     title = "Advice of the guides, times as fast with the 95 % interval:"
     front = [*models, "", title, "", *_findings(machines), "", pages]

@@ -41,17 +41,17 @@ def test_the_best_peer_and_pyg_of_all_runs():
     assert gain["over_pyg"] == pytest.approx(8 / 1.1, rel=0.01) and gain["over_best"] == pytest.approx(
         2 / 1.1, rel=0.01
     )
-    text = "\n".join(model_tables.lines(model_tables.figures_of([run()]), "A chip"))
-    assert "forward: 2 to 4, geometric mean 2.83 (A chip)" in text
-    assert "A chip, 2 threads" in text and "| GCN 16 | 8 / 2 |" in text
+    text = "\n".join(model_tables.lines({"a-chip": model_tables.figures_of([run()])}))
+    assert "forward: 2 to 4, geometric mean 2.83 (a-chip)" in text
+    assert "2 threads" in text and "dense features, forward, a-chip" in text and "| GCN 16 | 8 / 2 |" in text
 
 
 def test_without_every_peer_there_is_no_row():
     assert model_tables.figures_of([run(leave_out=["torch.compile"])])[model_tables.RACED] == []
-    assert model_tables.lines({}, "A chip") == []
+    assert model_tables.lines({}) == []
 
 
 def test_growth_says_what_does_not_fit():
     figures = model_tables.figures_of([run(), run(peak=3072.0)])
-    text = "\n".join(model_tables.lines(figures, "A chip"))
-    assert "| 2,000,000 | GCN | 4 → 0.5 |  | does not fit → 2.5 | 2.5 |" in text
+    text = "\n".join(model_tables.lines({"a-chip": figures}))
+    assert "On 2,000,000 edges" in text and "| GCN | a-chip | 4 → 0.5 |  | does not fit → 2.5 | 2.5 |" in text
