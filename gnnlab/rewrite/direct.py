@@ -128,7 +128,7 @@ def _gcn(layer: pyg.GCNConv, x: Tensor, total: NeighbourSum) -> Tensor:
 
 def _sage(layer: pyg.SAGEConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
     root = layer.lin_r.weight if layer.root_weight else None
-    if isinstance(total, Largest):  # not linear: the maximum comes first
+    if layer.aggr == "max":  # not linear: the maximum comes first
         out = F.linear(total(x), layer.lin_l.weight, layer.lin_l.bias)
         out = out if root is None else torch.addmm(out, x, root.t())
     else:
@@ -167,11 +167,11 @@ def _neighbours_and_node(
     return summed if root is None else torch.addmm(summed, x, root.t())
 
 
-def _gin(layer: pyg.GINConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
+def _gin(layer: pyg.GINConv, x: Tensor, total: NeighbourSum) -> Tensor:
     """nn(A x + (1 + eps) x); where `nn` begins with a linear layer that makes rows shorter, that comes first."""
     mlp = layer.nn
     first = first_of(mlp)
-    if first is None or not plain_linear(first) or isinstance(total, Largest):
+    if first is None or not plain_linear(first):
         return mlp(_with_own(total(x), x, layer.eps))
     if first.weight.shape[0] >= first.weight.shape[1] and features_of(x) is None:
         return mlp(_with_own(total(x), x, layer.eps))

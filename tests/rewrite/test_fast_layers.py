@@ -304,6 +304,12 @@ def test_layers_that_are_alike_are_tried_once(monkeypatch):
     assert calls == [model[0], model[2], model[3]] and all(layer._fast.mechanism == DIRECT for layer in model)
 
 
+def test_a_maximum_comes_before_a_product_that_makes_rows_shorter():
+    layer = swapped(pyg.SAGEConv(8, 3, aggr="max"))
+    layer(torch.randn(13, 8), edges_of("many edges"))
+    assert layer._fast.mechanism == DIRECT, layer._fast.why
+
+
 @pytest.mark.parametrize("name", ["GCN plain", "SAGE mean", "GIN", "GAT", "GATv2", "Transformer with edges"])
 def test_a_call_that_does_not_fit_fails_and_is_not_computed(name):
     layer, reference = swapped(build(name)), build(name)
