@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels import sparse
+from gnnlab.workloads.models import guarded_sequential
 
 NOT_COMPARED = {"_fast", "_number", "_parameters", "_buffers", "_modules", "inspector"}  # of two layers
 NUMBERS = 64  # in a tensor, up to which they are compared
@@ -139,7 +140,8 @@ def _plain(value: Any) -> Any:
 def copied(module: nn.Module) -> nn.Module:
     """A deep copy; torch makes none of results that want a gradient, which some layers keep when they were trained."""
     held = [value for one in module.modules() for value in vars(one).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(module, {id(value): value.detach().clone() for value in held if not value.is_leaf})
+    with guarded_sequential():
+        return copy.deepcopy(module, {id(value): value.detach().clone() for value in held if not value.is_leaf})
 
 
 def difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Arguments) -> tuple[float, str]:

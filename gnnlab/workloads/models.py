@@ -175,7 +175,7 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
     Raises `GnnlabError`, in one line, for whatever goes wrong on the way.
     """
     name = getattr(spec, "__name__", "factory") if callable(spec) else spec
-    with user_code.importable(), _one_sequential():
+    with user_code.importable(), guarded_sequential():
         factory = spec if callable(spec) else user_code.load(spec)
         model = user_code.call(name, factory, *((data,) if _wants_graph(factory) else ()), **options)
         if not isinstance(model, nn.Module):
@@ -186,7 +186,7 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
 
 
 @contextmanager
-def _one_sequential() -> Iterator[None]:
+def guarded_sequential() -> Iterator[None]:
     """After it, PyG's Sequential is as it was, and knows no model that was made within.
 
     It names the module of a model's forward by `random`, so that two models drawn with one seed would share the first

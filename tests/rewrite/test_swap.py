@@ -1,4 +1,5 @@
 import copy
+import random
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gnnlab.profiling.races import relative_error
 from gnnlab.rewrite import swap as swap_module
 from gnnlab.rewrite.fast_layer import DIRECT, SUM, TILES
 from gnnlab.rewrite.swap import UNDECIDED, TiledAttention, swap
+from gnnlab.rewrite.trial import copied
 
 
 class Mine(GCNConv):
@@ -297,3 +299,17 @@ def test_no_matrix_of_nodes_by_nodes_is_made_in_inference():
     assert sum(event.self_cpu_memory_usage > 4 * 3000 * 3000 for event in profile.events()) == 0
     own = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     assert_same(swap(own).model(x[:, :5], x[:, :5], x[:, :5]), own(x[:, :5], x[:, :5], x[:, :5]))  # and its weights
+
+
+def test_copies_of_two_models_of_pygs_sequential_under_one_seed_have_a_forward_each(monkeypatch):
+    monkeypatch.setattr(pyg.Sequential, "forward", pyg.Sequential.forward)  # into which each model writes its own
+    layer = [(pyg.GCNConv(4, 4), "x, edge_index -> x")]
+    models, (x, edge_index) = (
+        [pyg.Sequential("x, edge_index", layer * n) for n in (1, 2)],
+        (torch.eye(4), torch.tensor([[0, 1, 2], [1, 2, 3]])),
+    )
+    before = pyg.Sequential.forward
+    for model in models:
+        random.seed(42)
+        torch.testing.assert_close(copied(model)(x, edge_index), model(x, edge_index))
+    assert pyg.Sequential.forward is before

@@ -1,5 +1,7 @@
 """Whole models as people write them: with fast layers they give what they gave, and which layers are fast is known."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -59,8 +61,9 @@ FORWARD = Sequential.forward
 @pytest.fixture
 def own_forward(monkeypatch):
     """PyG's Sequential writes a model's forward into its class, where the models of a file in a folder find it: of them
-    it can write none."""
+    it can write none. It names forwards by `random`, so that equal seeds share one."""
     monkeypatch.setattr(Sequential, "forward", FORWARD)
+    random.seed()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
