@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -192,14 +193,19 @@ def guarded_sequential() -> Iterator[None]:
     It names the module of a model's forward by `random`, so that two models drawn with one seed would share the first
     one's; and it writes that forward into its class, where other models find it.
     """
-    forward, loaded = Sequential.forward, set(sys.modules)
+    forward, before = Sequential.forward, _forwards()
     try:
         yield
     finally:
         Sequential.forward = forward
-        for name in set(sys.modules) - loaded:
-            if name.startswith(f"{Sequential.__module__}_"):
-                del sys.modules[name]
+        _forwards()
+        sys.modules.update(before)
+
+
+def _forwards() -> dict[str, ModuleType]:
+    """The modules of PyG's Sequential with the forward of one model each, taken out of `sys.modules`."""
+    names = [name for name in list(sys.modules) if name.startswith(f"{Sequential.__module__}_")]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def given_inputs(spec: str, seed: int = 0) -> Any:

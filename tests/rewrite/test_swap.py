@@ -303,13 +303,14 @@ def test_no_matrix_of_nodes_by_nodes_is_made_in_inference():
 
 def test_copies_of_two_models_of_pygs_sequential_under_one_seed_have_a_forward_each(monkeypatch):
     monkeypatch.setattr(pyg.Sequential, "forward", pyg.Sequential.forward)  # into which each model writes its own
-    layer = [(pyg.GCNConv(4, 4), "x, edge_index -> x")]
-    models, (x, edge_index) = (
-        [pyg.Sequential("x, edge_index", layer * n) for n in (1, 2)],
-        (torch.eye(4), torch.tensor([[0, 1, 2], [1, 2, 3]])),
-    )
+    layer, x, edge_index = [(pyg.GCNConv(4, 4), "x, edge_index -> x")], torch.eye(4), torch.tensor([[0, 1], [1, 2]])
+    models = []
+    for seed in (None, None, 42):  # the last one has the name that copies would have
+        random.seed(seed)
+        models.append(pyg.Sequential("x, edge_index", layer * (1 + len(models))))
     before = pyg.Sequential.forward
     for model in models:
         random.seed(42)
         torch.testing.assert_close(copied(model)(x, edge_index), model(x, edge_index))
     assert pyg.Sequential.forward is before
+    random.seed()
