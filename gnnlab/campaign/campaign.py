@@ -12,7 +12,6 @@ So a campaign that was killed goes on where it was, and what failed is tried aga
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,31 +31,33 @@ from gnnlab.campaign.checkpoints import Record, record
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
 from gnnlab.files import digest, locked, write_atomically
-from gnnlab.profiling.sampling import Clock
-from gnnlab.profiling.timing import stopwatch
+from gnnlab.profiling import timing
 from gnnlab.progress import progress
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 from gnnlab.worker import Worker
 
 PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
-_WARM_UP, _RUNS = 2, 41  # some 50 ms: with 9 runs the reference workload itself scattered by 20 % on a shared machine
+_REFERENCE_S = 0.1  # of sampling: with 9 runs the reference workload itself scattered by 20 % on a shared machine
 
 
 class Done(NamedTuple):
-    """A record for every cell that was asked for, how many of them were known before, and what a reader should know."""
+    """A record for every cell that was asked for, how many of them were known before, what the reference workload took
+    before and after each phase (rows of phase, form, samples in ms), and what a reader should know."""
 
     records: list[Record]
     known: int
+    reference: pd.DataFrame
     messages: list[str]
 
 
 class Measured(NamedTuple):
-    """A campaign at its end: its cells as a table, which units it could use; `known` and `messages` as in `Done`."""
+    """A campaign at its end: its cells as a table, which units it could use; the rest as in `Done`."""
 
     cells: pd.DataFrame
     available: Mapping[str, Availability]
     known: int
+    reference: pd.DataFrame
     messages: list[str]
 
 
@@ -107,7 +108,7 @@ def measure(
     cells = cells_of(layer, features, sizes, spans, chosen, precision=precision, threads=threads)
     with units_at_work(chosen, Settings(models=str(models), budget_s=budget_s), timeout_s, cluster) as working:
         done = run(folder, cells, working, seed=seed, anew=anew)
-    return Measured(analyze(folder), working.available, done.known, done.messages)
+    return Measured(analyze(folder), working.available, done.known, done.reference, done.messages)
 
 
 def analyze(folder: Path) -> pd.DataFrame:
@@ -140,7 +141,7 @@ def run(folder: Path, cells: Sequence[Cell], working: Any, *, seed: int = 0, ane
     settings = {**asdict(working.settings), "models": None}  # wherever that folder lies
     made_by = {"settings": settings, "code": package_digest(), "versions": machine.versions()}
     known_by = {cell.key: _known_by(cell, working.available[cell.unit], made_by) for cell in cells}
-    random, messages = np.random.default_rng(seed), []
+    random, messages, taken = np.random.default_rng(seed), [], []
 
     with locked(folder, "measures into"):
         earlier = {} if anew else checkpoints.read_journal(folder / checkpoints.JOURNAL)
@@ -150,7 +151,7 @@ def run(folder: Path, cells: Sequence[Cell], working: Any, *, seed: int = 0, ane
             of_phase = [cell for cell in cells if phase_of(cell) == phase]
             todo = [cell for cell in of_phase if cell.key not in records]
             messages.append(f"{words}: {len(todo)} cells to measure, {len(of_phase) - len(todo)} known")
-            reference_ms: tuple[float, ...] = ()
+            reference_ms: list[list[float]] = []
             if todo:
                 before_ms, shuffled = working.call(reference), [todo[place] for place in random.permutation(len(todo))]
                 with progress("cells", len(todo)) as step, checkpoints.open_journal(folder) as journal:
@@ -158,15 +159,17 @@ def run(folder: Path, cells: Sequence[Cell], working: Any, *, seed: int = 0, ane
                         checkpoints.append(journal, {"known_by": known_by[each["key"]], **each})
                         records[each["key"]] = each
                         step(each["key"])
-                reference_ms = (before_ms, working.call(reference))
-                messages.append("reference workload: {:.3g} ms before, {:.3g} ms after".format(*reference_ms))
+                reference_ms = [before_ms, working.call(reference)]
+                medians = map(np.median, reference_ms)
+                messages.append("reference workload: {:.3g} ms before, {:.3g} ms after".format(*medians))
+                taken += [(words, *each) for each in zip(("before", "after"), reference_ms, strict=True)]
             of_phase = [records[cell.key] for cell in of_phase]
             checkpoints.write(folder, phase, of_phase, digest(made_by), reference_ms)
         messages += checkpoints.merge(folder)
     done = [records[cell.key] for cell in cells]
     minutes = sum(each["took_s"] for each in done) / 60
     messages.append(f"{len(cells)} cells, {known} known before. All of them took {minutes:.2f} minutes.")
-    return Done(done, known, messages)
+    return Done(done, known, pd.DataFrame(taken, columns=["phase", "form", "samples"]), messages)
 
 
 def phase_of(cell: Cell) -> str:
@@ -187,21 +190,20 @@ def package_digest() -> str:
     return digest(*sorted(Path(__file__).parents[1].rglob("*.py")))
 
 
-def reference(clock: Clock = time.perf_counter) -> float:
-    """ms of a fixed piece of work, the reference workload: a row of numbers for the arithmetic and a copy for the
-    memory, on one core; the median of 41 runs after 2 that do not count.
+def reference() -> list[float]:
+    """ms of each run of a fixed piece of work, the reference workload: numbers for the arithmetic and a copy for the
+    memory, on one core.
 
     It tells of other load, of heat and of a changed clock; it knows nothing of the clock of a GPU or an NPU.
     """
     numbers, source = np.linspace(0, 1, 100_000), np.ones(2**21)  # 0.8 MB; 16 MiB
     target, out = np.empty_like(source), np.empty_like(numbers)
-    times = []
-    for _ in range(_WARM_UP + _RUNS):
-        start = clock()
+
+    def work() -> None:
         np.exp(numbers, out=out)
         np.copyto(target, source)
-        times.append((clock() - start) * 1e3)
-    return float(np.median(times[_WARM_UP:]))
+
+    return list(timing.measure(work, budget_s=_REFERENCE_S).samples_ms)
 
 
 # ---- units at work --------------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ class LocalUnits(AbstractContextManager):
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[Record]:
         for cell in cells:
-            with stopwatch() as took:
+            with timing.stopwatch() as took:
                 if (available := self.available[cell.unit]).usable:
                     outcome = ask(self._workers[cell.unit], cell, self.settings, self.timeout_s)
                 else:

@@ -30,7 +30,6 @@ NAMES = {"cpugpu": "checkpoint_cpugpu.json", "npu": "checkpoint_npu.json"}
 JOURNAL, RAW, REPORT = "journal.jsonl", "raw_measurements.json", "profiling_report.txt"
 SCHEMA_VERSION = 1
 HERE = "here"  # the name of this machine
-DRIFT = 0.15  # between the reference workload before and after a phase; beyond it a message says so
 REMEDY = "measure first: gnnlab stages --measure, which goes on from the journal"
 STAR = "*"
 DEVICES = ["unit", "device", "runtime_version", "precision", "threads"]
@@ -73,7 +72,7 @@ def append(journal: TextIO, each: Record) -> None:
 
 
 def write(
-    folder: Path, phase: str, records: Sequence[Record], campaign: str, reference_ms: Sequence[float] = ()
+    folder: Path, phase: str, records: Sequence[Record], campaign: str, reference_ms: Sequence[Sequence[float]] = ()
 ) -> None:
     """Write the checkpoint of a phase. `reference_ms`: of the reference workload before it and after it, if it ran."""
     fields = ("cell", "host", "took_s", "outcome")
@@ -100,12 +99,6 @@ def merge(folder: Path) -> list[str]:
             messages.append(f"{name} is of another campaign ({written[name]['written']}) and was left out")
         else:
             measurements |= written[name]["measurements"]
-            before_ms, after_ms = written[name].get("reference_ms") or (1.0, 1.0)
-            if abs(drift := after_ms / before_ms - 1) > DRIFT:
-                messages.append(
-                    f"{name}: the reference workload took {100 * drift:+.0f} % after the phase; the machine has "
-                    "changed on the way, so its times are less sure than their intervals say"
-                )
     write_json(folder / RAW, _file(campaign, measurements))
     return messages
 

@@ -3,7 +3,7 @@
     feed = Feed(layer, artefact, nodes, edges)                 # a model on graphs of one size
     outputs = feed.outputs(run(feed.inputs(values)))
 
-Made once for a graph, outside the time: sorted edges or an adjacency matrix for the models that read those. Made at
+Made once for a graph, outside the time: sorted edges for the models that read those. Made at
 each run, inside it: padding for a model of another size than the graph's, and cropping, which copies nothing.
 
     size = bucket(1797, 24_678, "powers")                      # (2048, 32768)

@@ -78,18 +78,18 @@ def lines(by_machine: Mapping[str, Figures]) -> list[str]:
     of layers on new graphs, a table of growth at the most edges."""
     lines = []
     if not (raced := _frame(by_machine, RACED)).empty:
-        raced["cell"] = raced["over_pyg"].map(number) + " / " + raced["over_best"].map(number)
-        raced["column"] = raced["graph"] + ", " + raced["pass"] + ", " + raced["machine"]
-        cells = raced.pivot(index="model", columns="column", values="cell").fillna("")
-        cells = cells.loc[
-            raced["model"].unique(), raced.sort_values(["graph", "pass"], kind="stable")["column"].unique()
-        ]
         title = (
-            "`swap` on whole models of two layers, times as fast as PyG / as the best of PyG with its cache, a sparse "
-            f"CSR adjacency, sparse features, `EdgeIndex` and torch.compile ({raced['threads'][0]} threads; the best "
-            "is chosen in half of the rounds and timed in the others):"
+            "`swap` on whole models of two layers, times as fast as the best of PyG, PyG with its cache, a sparse CSR "
+            "adjacency, sparse features, `EdgeIndex` and torch.compile, chosen in half of the rounds and timed "
+            f"in the others; {raced['threads'][0]} threads, {' / '.join(raced['machine'].unique())}:"
         )
-        lines += ["", title, "", *markdown(("", *cells.columns), cells.itertuples())]
+        raced["column"] = raced["graph"] + ", " + raced["pass"]
+        means = raced.groupby(["column", "machine"], sort=False)[["over_best", "over_pyg"]].agg(gmean).reset_index()
+        mean = means.assign(model="geometric mean")
+        over_pyg = means.assign(model="the same over PyG's usual form", over_best=means["over_pyg"])
+        cells = pd.concat([raced, mean, over_pyg]).set_index(["model", "column", "machine"])["over_best"]
+        text = cells.map("{:.1f}".format).unstack(sort=False).fillna("–").agg(" / ".join, axis=1).unstack(sort=False)
+        lines += ["", title, "", *markdown(("", *text.columns), text.fillna("").itertuples())]
     if not (new := _frame(by_machine, NEW)).empty:
         spans = []
         for machine, gains in new.groupby("machine", sort=False)["over_pyg"]:

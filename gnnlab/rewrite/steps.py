@@ -34,21 +34,21 @@ from gnnlab.profiling.tensors import tensors_in
 from gnnlab.rewrite.swap import swap
 from gnnlab.workloads import models
 
-FAST_LAYERS, ALLOCATOR = "fast layers", "mallopt"
+CONSTANT, FAST_LAYERS, ALLOCATOR = "constant output", "fast layers", "mallopt"
+COUNTS = sorted({machine.cores(), *(2**power for power in range(machine.cores().bit_length()))})  # of threads
 _KEEPING = {-4: 0, -1: 2**31 - 1, -8: 1}  # of mallopt: M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
 
 
 @dataclass(frozen=True)
 class RewriteStep:
     """`why` says of a model and its batch why the step applies, and raises `GnnlabError` where it does not. `apply` is
-    a function of this module, or a partial one with further arguments by name. `apart`: kinds of steps that it does not
-    go with. `compiles`: it is made anew for graphs of another size, which takes long."""
+    a function of this module, or a partial one with further arguments by name. `apart`: steps before it that it does
+    not go with. `compiles`: it is made anew for graphs of another size, which takes long."""
 
     name: str
-    kind: str  # constant|layers|engine|mode|threads|precision
     why: Callable[[nn.Module, Any], str]
     apply: Callable[[nn.Module, Any], nn.Module]
-    apart: frozenset[str] = frozenset()
+    apart: Sequence[str] = ()
     training: bool = True
     exact: bool = True
     compiles: bool = False
@@ -190,9 +190,6 @@ def _gives_memory_back(model: nn.Module, batch: Any) -> str:
     return "the process keeps the memory that it frees"
 
 
-_LAYERS = frozenset({"layers"})
-
-
 def _thread_step(count: int) -> RewriteStep:
     def why(model: nn.Module, batch: Any) -> str:
         now = torch.get_num_threads()
@@ -200,27 +197,26 @@ def _thread_step(count: int) -> RewriteStep:
             raise GnnlabError("torch has as many already")
         return f"torch has {now}"
 
-    name = f"{count} thread{'s' * (count > 1)}"
-    return RewriteStep(name, "threads", why, functools.partial(threads, count=count), frozenset({"threads"}))
+    others = (CONSTANT, *map(_threads, COUNTS))
+    return RewriteStep(_threads(count), why, functools.partial(threads, count=count), others)
 
 
-def _thread_counts() -> list[int]:
-    """The powers of two up to the cores, and the cores."""
-    cores = machine.cores()
-    return sorted({cores, *(2**power for power in range(cores.bit_length()))})
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count > 1)}"
 
 
-_NOT_CONSTANT = _LAYERS | {"engine", "mode", "threads"}
 _ALL = (  # in the order in which they are applied
-    RewriteStep("constant output", "constant", _no_tensor_goes_in, constant_output, _NOT_CONSTANT, training=False),
-    RewriteStep(FAST_LAYERS, "layers", _replaced_layers, fast_layers),
+    RewriteStep(CONSTANT, _no_tensor_goes_in, constant_output, training=False),
+    RewriteStep(FAST_LAYERS, _replaced_layers, fast_layers, (CONSTANT,)),
     RewriteStep(
-        "torch.compile", "engine", lambda model, batch: "its default backend", compiled, _LAYERS, compiles=True
+        "torch.compile", lambda model, batch: "its default backend", compiled, (CONSTANT, FAST_LAYERS), compiles=True
     ),
-    RewriteStep("inference mode", "mode", lambda model, batch: "eval mode, torch.no_grad", inference, training=False),
-    *map(_thread_step, _thread_counts()),
-    RewriteStep(ALLOCATOR, "allocator", _gives_memory_back, mallopt),
-    RewriteStep("bfloat16", "precision", lambda model, batch: "torch.autocast", bfloat16, exact=False),
+    RewriteStep(
+        "inference mode", lambda model, batch: "eval mode, torch.no_grad", inference, (CONSTANT,), training=False
+    ),
+    *map(_thread_step, COUNTS),
+    RewriteStep(ALLOCATOR, _gives_memory_back, mallopt),
+    RewriteStep("bfloat16", lambda model, batch: "torch.autocast", bfloat16, exact=False),
 )
 STEPS: Mapping[str, RewriteStep] = {step.name: step for step in _ALL}
 
@@ -249,8 +245,7 @@ def ordered(plan: Iterable[str]) -> tuple[str, ...]:
 
 def go_together(first: str, second: str) -> bool:
     """Can two steps be in one plan?"""
-    a, b = STEPS[first], STEPS[second]
-    return a.kind not in b.apart and b.kind not in a.apart
+    return first not in STEPS[second].apart and second not in STEPS[first].apart
 
 
 def apply(plan: Sequence[str], model: nn.Module, batch: Any) -> nn.Module:

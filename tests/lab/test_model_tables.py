@@ -41,9 +41,12 @@ def test_the_best_peer_and_pyg_of_all_runs():
     assert gain["over_pyg"] == pytest.approx(8 / 1.1, rel=0.01) and gain["over_best"] == pytest.approx(
         2 / 1.1, rel=0.01
     )
-    text = "\n".join(model_tables.lines({"a-chip": model_tables.figures_of([run()])}))
+    figures = model_tables.figures_of([run()])
+    other = {**figures, model_tables.RACED: [{**figures[model_tables.RACED][0], "pass": "training", "over_best": 3.0}]}
+    text = "\n".join(model_tables.lines({"a-chip": figures, "another": other}))
     assert "forward: 2 to 4, geometric mean 2.83 (a-chip)" in text
-    assert "2 threads" in text and "dense features, forward, a-chip" in text and "| GCN 16 | 8 / 2 |" in text
+    assert "2 threads, a-chip / another" in text and "| dense features, forward | dense features, training |" in text
+    assert "| GCN 16 | 2.0 / – | – / 3.0 |" in text and "PyG's usual form | 8.0 / – | – / 8.0 |" in text
 
 
 def test_without_every_peer_there_is_no_row():
