@@ -1,8 +1,10 @@
 """The cells of a notebook, executed by papermill in a worker under one time limit for all of them.
 
-    status, reason = execute(notebook.path, folder, parameters, timeout_s=600)
+    with Worker(keep_memory=False) as worker:                # for any number of notebooks: it loads papermill once
+        status, reason = execute(worker, notebook.path, folder, parameters, timeout_s=600)
 
-The worker and its kernel end with this process, however that ends. In the worker nothing else of ours is loaded.
+Each notebook has a kernel of its own. The worker and its kernel end with this process, however that ends. In the worker
+nothing else of ours is loaded.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def execute(
+    worker: Worker,
     path: Path,
     output: Path,
     parameters: Mapping[str, Any],
@@ -42,8 +45,7 @@ def execute(
     """
     asked = {"input_path": _literal(path), "output_path": _literal(output), "parameters": dict(parameters), "bar": bar}
     asked |= {"cwd": str(Path.cwd()), "environment": {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", **environment}}
-    with Worker(keep_memory=False) as worker:
-        answer = worker.call(f"{__name__}:in_worker", asked, timeout_s=timeout_s)
+    answer = worker.call(f"{__name__}:in_worker", asked, timeout_s=timeout_s)
     if answer.status == "timeout":
         limit = f"{timeout_s / 60:g} minutes" if timeout_s >= 60 else f"{timeout_s:g} seconds"
         return "timeout", f"not done after {limit}; the executed notebook shows how far it came"

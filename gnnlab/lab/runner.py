@@ -24,6 +24,7 @@ from rich.text import Text
 
 import gnnlab
 from gnnlab import files, machine, user_code
+from gnnlab.worker import Worker
 
 from . import discovery, execution, parameters, provenance, results
 from .discovery import Notebook, Request
@@ -66,8 +67,8 @@ def run(
     with results.only_run(request.folder):
         from .report import build_site  # nbconvert, heavy
 
-        job = _Job(request, console or Console())
-        with ThreadPoolExecutor(1) as rendering:
+        with ThreadPoolExecutor(1) as rendering, Worker(keep_memory=False) as worker:
+            job = _Job(request, worker, console or Console())
             pages = []
             try:
                 for notebook in request.chosen:
@@ -92,6 +93,7 @@ class _Job:
     """The notebooks of one run: how each ended, and the lines that are printed of them."""
 
     request: Request
+    worker: Worker
     console: Console
     outcomes: dict[str, NotebookRun] = field(default_factory=dict)
 
@@ -160,7 +162,8 @@ class _Job:
         place = results.begin(folder, name)
         path, limit_s = place / results.RESULT, notebook.timeout_minutes * 60
         kernel, bar = {results.PLACE: str(place)}, name.ljust(self.width) if self.console.is_terminal else None
-        status, reason = execution.execute(notebook.path, place / results.NOTEBOOK, given, limit_s, bar, **kernel)
+        executed = place / results.NOTEBOOK
+        status, reason = execution.execute(self.worker, notebook.path, executed, given, limit_s, bar, **kernel)
         if status == Status.PASSED and path.exists():
             result = results.read(path).model_copy(update={"started": result.started})
             status, reason = result.status, result.reason

@@ -27,5 +27,5 @@ from gnnlab.worker import Answer
 )
 def test_each_end_has_a_reason_of_one_line(monkeypatch, tmp_path, answer, reason):
     monkeypatch.setattr(execution.Worker, "call", lambda *_, **__: answer)
-    status, why = execution.execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {}, timeout_s=1)
+    status, why = execution.execute(execution.Worker(), tmp_path / "in.ipynb", tmp_path / "out.ipynb", {}, timeout_s=1)
     assert status == "failed" and reason in why and len(why.splitlines()) == 1

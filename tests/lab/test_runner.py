@@ -91,7 +91,7 @@ def without_kernels(monkeypatch):
     """Notebooks "run" in this process: each leaves the result before it as another run, until `.fail` is a reason."""
     made = types.SimpleNamespace(runs=0, fail=None)
 
-    def execute(path, output, parameters, timeout_s, bar, GNNLAB_RUN):
+    def execute(worker, path, output, parameters, timeout_s, bar, GNNLAB_RUN):
         shutil.copy(path, output)
         if made.fail:
             return "failed", made.fail
