@@ -64,11 +64,11 @@ network_metrics = sa.Table(
 )
 
 
-def engine_of(url: URL) -> AsyncEngine:
-    """Connections from a pool; each is tested before use, and replaced where it has died."""
+def engine_of(url: URL, **pool: Any) -> AsyncEngine:
+    """Connections from a pool, S2's unless given; there each is tested before use, and replaced where it has died."""
     sqlite = url.get_backend_name() == "sqlite"
     limits = {"timeout": 30} if sqlite else {"timeout": 10, "command_timeout": 10}  # s
-    engine = create_async_engine(url, connect_args=limits, **POOL)
+    engine = create_async_engine(url, connect_args=limits, **(pool or POOL))
     if sqlite:  # others may read while one writes
 
         @sa.event.listens_for(engine.sync_engine, "connect")

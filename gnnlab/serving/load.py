@@ -4,7 +4,7 @@
     url = "http://127.0.0.1:8000/predict?model_type=hybrid"
     nodes = client.decided(single_stream, url, places)                  # each answer is held to the predictor's
     latency_ms, late_ms = client.observed(open_arrivals, url, places)   # and how late the client was
-    runs = over_rates({"fast": (lambda rate, seed: ..., [400, 800], 6)})
+    runs = over_rates(lambda form, rate, seed: ..., {"fast": ([400, 800], 6)})
     largest(runs, bound_ms=20)["fast"]                                  # requests/s, one a round
 
 The scenarios themselves are in notebook 10: coroutine functions of `ask`, which sends a body and gives the answer, and
@@ -37,8 +37,8 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.sampling import quiet
 from gnnlab.workloads.edge_networks import State
 
-Scenario = Callable[..., Coroutine[Any, Any, list[Any]]]
-Observed = Callable[[float, int], tuple[np.ndarray, np.ndarray]]  # what `Client.observed` gives
+Scenario = Callable[..., Coroutine[Any, Any, Any]]
+Observed = Callable[[str, float, int], tuple[np.ndarray, np.ndarray]]  # what `Client.observed` gives
 REUSED_S = 10.0  # a connection that has been idle for longer is not used again
 MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
 REFUSED_MS = 1e4  # what a request that was refused counts as
@@ -127,9 +127,9 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`, on the client's event loop."""
-    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+def run(work: Scenario, *given: Any) -> Any:
+    """What a coroutine function gives, on the client's event loop."""
+    return asyncio.run_coroutine_threadsafe(work(*given), _loop()).result()
 
 
 class Client:
@@ -155,7 +155,7 @@ class Client:
                 idle.append(connection)
                 return answer
 
-        return run(scenario(ask, bodies))
+        return run(scenario, ask, bodies)
 
     def decided(self, scenario: Scenario, url: str, places: Sequence[int]) -> np.ndarray:
         """(n,) the nodes that a service chose for the states at `places`, asked as the scenario does.
@@ -166,18 +166,18 @@ class Client:
         return self._checked(places, answers)
 
     def observed(self, scenario: Scenario, url: str, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """One run of a scenario that gives (latency ms, ms late, answer) of each request: (n,) latencies from the
+        """One run of a scenario that gives (s late, answer, latency in s) of each request: (n,) latencies from the
         intended start, (n,) how late the client was to send, both in ms.
 
         Raises `ParityError`: an answer is neither right nor a refusal (503).
         """
         with quiet():
             seen = self.run(scenario, url, [self.bodies[place] for place in places])
-        latency_ms, late_ms, answers = zip(*seen, strict=True)
+        late_s, answers, latency_s = zip(*seen, strict=True)
         refused = np.array([answer.status == 503 for answer in answers])
         given = np.flatnonzero(~refused)
         self._checked([places[at] for at in given], [answers[at] for at in given])
-        return np.where(refused, REFUSED_MS, latency_ms), np.array(late_ms)
+        return np.where(refused, REFUSED_MS, 1e3 * np.array(latency_s)), 1e3 * np.array(late_s)
 
     def processor_us(
         self, process: psutil.Process, scenario: Scenario, url: str, body: bytes | None, *, requests=480, rounds=6
@@ -245,19 +245,20 @@ class Client:
         return np.array([answer.json["node"] for answer in answers])
 
 
-def over_rates(forms: Mapping[str, tuple[Observed, Sequence[float], int]]) -> pd.DataFrame:
-    """Each form, a function of rate and seed, at each of its rates (requests/s) in each of its rounds, in random order:
-    rows of form, round, requests_per_s, p50 and p99 of the latency, and `late`, the p99 of how late the client sent."""
-    rows, order = [], np.random.default_rng(0)
-    for at in range(max(rounds for _, _, rounds in forms.values())):
-        cells = [(f, rate) for f, (_, rates, rounds) in forms.items() if at < rounds for rate in sorted(rates)]
+def over_rates(observed: Observed, forms: Mapping[str, tuple[Sequence[float], int]]) -> pd.DataFrame:
+    """`observed(form, rate, seed)` of each form at each of its rates (requests/s), in each of its rounds, in random
+    order: a row for each form and rate, requests_per_s, with lists of one number a round, in ms: p50 and p99 of the
+    latency, and `late`, the p99 of how late the client sent."""
+    order, runs = np.random.default_rng(0), {(f, r): [] for f, (rates, _) in forms.items() for r in sorted(rates)}
+    for at in range(max(rounds for _, rounds in forms.values())):
+        cells = [(form, rate) for form, rate in runs if at < forms[form][1]]
         for place in order.permutation(len(cells)):
             form, rate = cells[place]
-            latency_ms, late_ms = forms[form][0](rate, int(order.integers(2**31)))
+            latency_ms, late_ms = observed(form, rate, int(order.integers(2**31)))
             p50, p99 = np.percentile(latency_ms, [50, 99], method="higher")
-            row = {"form": form, "round": at, "requests_per_s": rate, "p50": p50, "p99": p99}
-            rows.append(row | {"late": np.percentile(late_ms, 99, method="higher")})
-    return pd.DataFrame(rows).sort_values(["round", "requests_per_s"], kind="stable")
+            runs[form, rate].append((p50, p99, np.percentile(late_ms, 99, method="higher")))
+    rows = [(*cell, *map(list, zip(*seen, strict=True))) for cell, seen in runs.items()]
+    return pd.DataFrame(rows, columns=["form", "requests_per_s", "p50", "p99", "late"])
 
 
 def largest(runs: pd.DataFrame, bound_ms: float) -> dict[str, list[float]]:
@@ -267,12 +268,13 @@ def largest(runs: pd.DataFrame, bound_ms: float) -> dict[str, list[float]]:
     hold more.
     """
     by_form: dict[str, list[float]] = {}
-    for (form, _), part in runs.groupby(["form", "round"], sort=False):
-        rates, p99 = part["requests_per_s"].to_numpy(), part["p99"].to_numpy()
-        within = int((p99 <= bound_ms).cumprod().sum())  # what comes after the first beyond it is luck
-        ends = slice(within - 1, within + 1)
-        between = np.interp(math.log(bound_ms), np.log(p99[ends]), np.log(rates[ends])) if within else -math.inf
-        by_form.setdefault(form, []).append(math.exp(between))
+    for form, part in runs.groupby("form", sort=False):
+        rates = part["requests_per_s"].to_numpy()
+        for p99 in np.array([*part["p99"]]).T:  # (rates,) of a round
+            within = int((p99 <= bound_ms).cumprod().sum())  # what comes after the first beyond it is luck
+            ends = slice(within - 1, within + 1)
+            between = np.interp(math.log(bound_ms), np.log(p99[ends]), np.log(rates[ends])) if within else -math.inf
+            by_form.setdefault(form, []).append(math.exp(between))
     return by_form
 
 

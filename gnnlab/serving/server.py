@@ -1,6 +1,6 @@
 """The service as processes: started here until a signal, or as a child for as long as a block lasts.
 
-    with started(configure(port=0, redis="redis://127.0.0.1:6379/0")) as (url, process):
+    with started(redis="redis://127.0.0.1:6379/0") as (url, process):
         httpx.post(f"{url}/predict", json=state).json()["node_id"]
 
 SIGTERM or Ctrl-C: no new connection is taken, what was accepted is answered, the queued decisions are written. The same
@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.serving.settings import ServiceSettings, environment
+from gnnlab.serving.settings import ServiceSettings, configure, environment
 from gnnlab.worker_process import end_with_parent
 
 if TYPE_CHECKING:
@@ -86,16 +86,16 @@ def _stop_with(parent: int) -> None:
 
 
 @contextmanager
-def started(settings: ServiceSettings) -> Iterator[tuple[str, psutil.Process]]:
+def started(**given: Any) -> Iterator[tuple[str, psutil.Process]]:
     """The URL of a service of these settings, and its process, which ends, gracefully, with the block or with this one.
 
-    `port=0` takes any port that is free. What it logs goes to this process's standard error.
-    Raises `GnnlabError`: it did not become ready in time.
+    Without a port, or with port 0, it takes any that is free. What it logs goes to this process's standard error.
+    Raises `GnnlabError`: a setting is invalid, or it did not become ready in time.
     """
-    port = settings.port or free_port()
-    variables = {**environment(settings.model_copy(update={"port": port})), PARENT: str(os.getpid())}
-    with running([sys.executable, "-m", "gnnlab", "serve"], port, settings.host, **variables) as process:
-        yield f"http://{settings.host}:{port}", process
+    own = configure(**given | {"port": given.get("port") or free_port()})
+    variables = {**environment(own), PARENT: str(os.getpid())}
+    with running([sys.executable, "-m", "gnnlab", "serve"], own.port, own.host, **variables) as process:
+        yield f"http://{own.host}:{own.port}", process
 
 
 class Redis:
@@ -103,10 +103,15 @@ class Redis:
     port, after a `kill`. Raises `Unavailable`: there is no redis-server."""
 
     def __init__(self) -> None:
-        if shutil.which("redis-server") is None:
-            raise Unavailable("redis-server is not here (apt install redis-server)")
+        if why := self.missing():
+            raise Unavailable(why)
         self._port, self._stack = free_port(), ExitStack()
         self.url = f"redis://127.0.0.1:{self._port}/0"
+
+    @staticmethod
+    def missing() -> str:
+        """Why there can be none; empty where there can."""
+        return "" if shutil.which("redis-server") else "redis-server is not here (apt install redis-server)"
 
     def start(self) -> None:
         port = str(self._port)
@@ -126,10 +131,10 @@ class Redis:
 
 
 @contextmanager
-def started_app(app: str, folder: Path, **variables: str) -> Iterator[str]:
-    """The URL of any ASGI application ("module:name" in a folder), which uvicorn calls for each request."""
+def started_app(file: Path, **variables: str) -> Iterator[str]:
+    """The URL of `app` in a file: any ASGI application, which uvicorn calls for each request."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", app, "--app-dir", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", f"{file.stem}:app", "--app-dir", str(file.parent), "--port", str(port)]
     command += ["--log-level", "error", "--no-access-log", "--timeout-keep-alive", str(KEEP_ALIVE_S)]
     with running(command, port, **variables):
         yield f"http://127.0.0.1:{port}"
@@ -170,8 +175,9 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def kill_worker(process: psutil.Process) -> None:
-    """Kill the worker with most connections of a service of two or more, once two are there."""
+def strike(process: psutil.Process, redis: Redis | None = None) -> None:
+    """Kill the worker with most connections of a service of two or more, once two are there, and a Redis, which is
+    started again."""
 
     def connections(child: psutil.Process) -> int:
         with suppress(psutil.Error):  # dead, and perhaps not yet replaced
@@ -181,3 +187,6 @@ def kill_worker(process: psutil.Process) -> None:
     while sum(map(bool, map(connections, process.children()))) < 2:
         time.sleep(0.2)
     max(process.children(), key=connections).kill()
+    if redis:
+        redis.kill()
+        redis.start()

@@ -1,7 +1,6 @@
 """Servers that are started once for all tests of the service."""
 
 import os
-import shutil
 
 import pytest
 
@@ -10,8 +9,8 @@ from gnnlab.serving.server import Redis
 
 @pytest.fixture(scope="session")
 def redis_server():
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed (apt-get install redis-server)")
+    if why := Redis.missing():
+        pytest.skip(why)
     with Redis() as redis:
         yield redis
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from functools import partial
 
 import psutil
 import pytest
@@ -10,9 +11,8 @@ from asking import CLIENTS, STATES, ask_all, get, served, together, value
 from servers import until
 
 from gnnlab.serving.load import UNRIGHT
-from gnnlab.serving.server import free_port, kill_worker, started
+from gnnlab.serving.server import free_port, started, strike
 from gnnlab.serving.service import Service
-from gnnlab.serving.settings import configure
 
 CLIENT = CLIENTS["hybrid"]
 
@@ -48,16 +48,10 @@ def test_without_its_redis_and_its_database_everything_is_answered():
 def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_none(request, tmp_path):
     redis = request.getfixturevalue("redis_server") if shutil.which("redis-server") else None
     shared = {"redis": redis.url if redis else "none", "database": f"sqlite:///{tmp_path}/decisions.sqlite"}
-    with started(configure(port=0, workers=2, **shared)) as (url, process):
-
-        def strike():
-            kill_worker(process)
-            if redis:
-                redis.kill()
-                redis.start()
-
+    with started(workers=2, **shared) as (url, process):
         places = [place % len(STATES) for place in range(600)]
-        counts = CLIENT.count_unright(together, f"{url}/predict", places, strike, each=600)
+        kill = partial(strike, process, redis)
+        counts = CLIENT.count_unright(together, f"{url}/predict", places, kill, each=600)
         assert (counts["requests"], counts["strikes"], counts[UNRIGHT]) == (600, 1, 0)
         assert 0 < counts["connections broken, sent again"] <= 60
         assert value(get(f"{url}/metrics"), "predictions_total") >= 600  # those of the dead one are counted on
