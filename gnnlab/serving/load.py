@@ -128,7 +128,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Scenario, *given: Any) -> Any:
-    """What a coroutine function gives, on the client's event loop."""
+    """What `work`, a coroutine function, gives on the client's event loop."""
     return asyncio.run_coroutine_threadsafe(work(*given), _loop()).result()
 
 
@@ -288,8 +288,7 @@ def compared(samples: Mapping[str, Sequence[float]], baseline: str) -> pd.DataFr
         rows.append({"form": form, "samples": list(values)})
         never = next((name for name in (form, baseline) if not np.isfinite(samples[name]).all()), None)
         if never:
-            reason = f"{never} keeps the bound at no rate in some rounds"
-            rows[-1] |= {"status": "unavailable", "reason": reason}
+            rows[-1] |= {"status": "unavailable", "reason": f"{never} keeps the bound at no rate in some rounds"}
         elif form != baseline:
             gain = estimates.ratio(samples[baseline], values)
             rows[-1] |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}

@@ -176,8 +176,7 @@ def free_port() -> int:
 
 
 def strike(process: psutil.Process, redis: Redis | None = None) -> None:
-    """Kill the worker with most connections of a service of two or more, once two are there, and a Redis, which is
-    started again."""
+    """Kill the worker with most connections of two or more, once two are there; a Redis, too, and start it again."""
 
     def connections(child: psutil.Process) -> int:
         with suppress(psutil.Error):  # dead, and perhaps not yet replaced

@@ -10,8 +10,9 @@ import pytest
 from asking import CLIENTS, STATES, ask_all, get, served, together, value
 from servers import until
 
+from gnnlab.errors import Unavailable
 from gnnlab.serving.load import UNRIGHT
-from gnnlab.serving.server import free_port, started, strike
+from gnnlab.serving.server import Redis, free_port, started, strike
 from gnnlab.serving.service import Service
 
 CLIENT = CLIENTS["hybrid"]
@@ -42,6 +43,12 @@ def test_without_its_redis_and_its_database_everything_is_answered():
         ready = url.replace("/predict", "") + "/health/ready"
         until(lambda: get(ready) == '{"status":"ready","redis":"away","database":"away"}')
     assert all(CLIENT.is_right(answer, place) for place, answer in enumerate(answers))
+
+
+def test_where_redis_server_is_not_installed_one_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(Unavailable, match="apt install redis-server"):
+        Redis()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="these kills are signals")
