@@ -1,6 +1,6 @@
 """What computes the scores of a predictor: one model, by several runtimes.
 
-    engine = make("onnx", load("hybrid"))
+    engine = make("onnx", weights("hybrid"))
     engine(networks)                   # (N,) float32 scores of the nodes of `NetworkArrays`
     engine.layers(x, edge_index)       # the same in place of a model's forward pass
 
@@ -12,14 +12,13 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric import nn as pyg
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable, one_line
@@ -27,7 +26,7 @@ from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.states import NetworkArrays, Topology
 from gnnlab.openvino_core import compile_for
 from gnnlab.workloads import edge_networks
-from gnnlab.workloads.edge_allocator import EdgeAllocator
+from gnnlab.workloads.edge_allocator import model_of
 
 # up to so many nodes the dense form; measured with one thread of an AVX-512 core, reading included: 49 against 137 µs
 # at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
@@ -52,8 +51,8 @@ class InferenceEngine:
         return torch.from_numpy(self(NetworkArrays(x.numpy(), topology, [0, len(x)], [])))
 
 
-def make(name: str, model: EdgeAllocator, device: Any = "cpu") -> InferenceEngine:
-    """The engine `name` for `model`, one of `BUILDERS`, which has scored a network of ten nodes.
+def make(name: str, weights: Mapping[str, Tensor], device: Any = "cpu") -> InferenceEngine:
+    """The engine `name`, one of `BUILDERS`, for the `weights` of an `EdgeAllocator`; it has scored a network.
 
     Raises `GnnlabError`: there is no such engine, or not on this device; `Unavailable`: it does not work here.
     """
@@ -65,7 +64,7 @@ def make(name: str, model: EdgeAllocator, device: Any = "cpu") -> InferenceEngin
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # exporters and compilers warn of what is deprecated inside themselves
-            run, row = BUILDERS[name](model.eval(), device)
+            run, row = BUILDERS[name](weights, device)
         run(_example(1, 10))
     except (ImportError, RuntimeError, NotImplementedError) as error:
         raise Unavailable(f"engine {name!r} does not work here: {one_line(error)}") from error
@@ -75,14 +74,15 @@ def make(name: str, model: EdgeAllocator, device: Any = "cpu") -> InferenceEngin
     return InferenceEngine(run, {"precision": "float32", "notes": [], **row})
 
 
+Weights = Mapping[str, Tensor]
 Built = tuple[Callable[[NetworkArrays], np.ndarray], dict[str, Any]]
 
 
-def _int8(model: EdgeAllocator, device: torch.device) -> Built:
+def _int8(weights: Weights, device: torch.device) -> Built:
     """Weights in int8, activations quantized at each call."""
     from torch.ao.quantization import quantize_dynamic
 
-    quantized = quantize_dynamic(with_torch_linears(model), {nn.Linear}, dtype=torch.qint8)
+    quantized = quantize_dynamic(with_torch_linears(model_of(weights)), {nn.Linear}, dtype=torch.qint8)
 
     @torch.inference_mode()
     def run(networks: NetworkArrays) -> np.ndarray:
@@ -92,8 +92,8 @@ def _int8(model: EdgeAllocator, device: torch.device) -> Built:
     return run, {"runtime": TORCH, "precision": "int8", "notes": ["torch.ao, deprecated by PyTorch"]}
 
 
-def _fast(model: EdgeAllocator, device: torch.device) -> Built:
-    flat = FlatAllocator(model.to(device))
+def _fast(weights: Weights, device: torch.device) -> Built:
+    flat = FlatAllocator(weights, device)
 
     @torch.inference_mode()
     def beyond(networks: NetworkArrays) -> np.ndarray:
@@ -110,12 +110,12 @@ def _fast(model: EdgeAllocator, device: torch.device) -> Built:
     return run, {"runtime": f"numpy {np.__version__} up to {DENSE_NODES} nodes, {TORCH} beyond"}
 
 
-def _onnx(model: EdgeAllocator, device: torch.device) -> Built:
+def _onnx(weights: Weights, device: torch.device) -> Built:
     import onnxruntime
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, needed by nothing, is missing
     how = {"dynamo": True, "dynamic_shapes": _dynamic()[:3], "verbose": False}
-    program = torch.onnx.export(FlatAllocator(model), _example().tensors[:3], **how)
+    program = torch.onnx.export(FlatAllocator(weights), _example().tensors[:3], **how)
     options = onnxruntime.SessionOptions()
     # one thread, whatever torch has: on two, ScatterND loses sums of edges with one target (1.31.1, errors of 1e-2)
     options.intra_op_num_threads, options.inter_op_num_threads = 1, 1
@@ -130,11 +130,11 @@ def _onnx(model: EdgeAllocator, device: torch.device) -> Built:
     return run, {"runtime": runtime, "threads": 1, "notes": ["ONNX Runtime has one thread"]}
 
 
-def _openvino(model: EdgeAllocator, device: torch.device) -> Built:
+def _openvino(weights: Weights, device: torch.device) -> Built:
     import openvino
 
     with torch.no_grad():
-        exported = torch.export.export(FlatAllocator(model), _example().tensors, dynamic_shapes=_dynamic())
+        exported = torch.export.export(FlatAllocator(weights), _example().tensors, dynamic_shapes=_dynamic())
     compiled = compile_for(openvino.convert_model(exported), "CPU", "float32", torch.get_num_threads())
     request = compiled.create_infer_request()
 
@@ -164,6 +164,8 @@ BUILDERS: dict[str, Callable[..., Built]] = {"fast": _fast, "onnx": _onnx, "open
 def with_torch_linears(model: nn.Module) -> nn.Module:
     """A copy on the CPU in which every linear layer is torch's: PyG's layers hold a Linear of PyG's own, which
     `isinstance(layer, nn.Linear)` and `quantize_dynamic` pass by."""
+    from torch_geometric import nn as pyg
+
     model = copy.deepcopy(model).cpu().eval()
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):

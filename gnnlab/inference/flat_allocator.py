@@ -1,6 +1,6 @@
 """The edge allocator in as few tensor operations as compute the same.
 
-    flat = FlatAllocator(load("hybrid"))
+    flat = FlatAllocator(weights("hybrid"))
     flat(x, source, target, starts)                 # (N,) scores; arrays as `NetworkArrays.tensors` has them
 
 What makes it short: sums over neighbours by one bag over edges sorted by target; both products of a SAGE layer as one,
@@ -9,33 +9,44 @@ What makes it short: sums over neighbours by one bag over edges sorted by target
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv
 
-from gnnlab.workloads.edge_allocator import EdgeAllocator
+from gnnlab.workloads.edge_allocator import SCALE
+from gnnlab.workloads.edge_networks import NODE_TYPES
 
 
 class FlatAllocator(nn.Module):
     """`forward(x, source, target, starts)` -> (N,) scores; x (N, 7), source and target (E,), starts (N,) int64.
 
-    Without `starts` neighbours are added by `index_add`, edges in any order: ONNX has no bag. Weights are copies on the
-    device of the model, constants of what is exported.
+    Without `starts` neighbours are added by `index_add`, edges in any order: ONNX has no bag. `weights` are those of an
+    `EdgeAllocator`'s state_dict; what is held are copies on `device`, constants of what is exported.
     """
 
-    def __init__(self, model: EdgeAllocator) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
         super().__init__()
-        self.on_graph = model.model_type == "hybrid"
-        self.scale, self.kinds = model.scale.clone(), model.kinds.clone()
-        heads = [head for head in (model.value, model.policy) if head is not None]
-        with torch.no_grad():
-            layers = [_joined(layer) for layer in model.layers]
-            layers.append((sum(head.weight for head in heads).t(), sum(head.bias for head in heads)))
-            # a plain list: a ParameterList costs as much to walk as a layer to compute
-            self.layers = [(weight.detach().clone().contiguous(), bias.detach().clone()) for weight, bias in layers]
+        self.on_graph = "layers.0.lin_l.weight" in weights
+        self.scale = torch.tensor(SCALE, device=device)
+        self.kinds = torch.arange(len(NODE_TYPES), dtype=torch.float32, device=device)
+        heads = [name for name in ("value", "policy") if f"{name}.weight" in weights]
+        layers = []
+        for layer in sorted({name[: name.index(".", 7)] for name in weights if name.startswith("layers.")}):
+            if self.on_graph:  # [neighbours | x] by [W_l ; W_r]
+                both = torch.cat([weights[f"{layer}.lin_l.weight"], weights[f"{layer}.lin_r.weight"]], dim=1)
+                layers.append((both.t(), weights[f"{layer}.lin_l.bias"]))
+            else:
+                layers.append((weights[f"{layer}.weight"].t(), weights[f"{layer}.bias"]))
+        layers.append(
+            (sum(weights[f"{head}.weight"] for head in heads).t(), sum(weights[f"{head}.bias"] for head in heads))
+        )
+        # a plain list: a ParameterList costs as much to walk as a layer to compute
+        self.layers = [
+            (weight.detach().to(device, copy=True).contiguous(), bias.detach().to(device, copy=True))
+            for weight, bias in layers
+        ]
         self.eval()
 
     def forward(self, x: Tensor, source: Tensor, target: Tensor, starts: Tensor | None = None) -> Tensor:
@@ -85,10 +96,3 @@ class DenseAllocator:
         """(what a layer's weights are multiplied by, the part of it that is each node's own)."""
         joined = np.empty((nodes, width * (1 + self._on_graph)), dtype=np.float32)
         return joined, joined[:, -width:]
-
-
-def _joined(layer: Any) -> tuple[Tensor, Tensor]:
-    """(weight (in, out), bias) of a linear layer, or of a SAGE layer as [W_l ; W_r] for [neighbours | x]."""
-    if isinstance(layer, SAGEConv):
-        return torch.cat([layer.lin_l.weight, layer.lin_r.weight], dim=1).t(), layer.lin_l.bias
-    return layer.weight.t(), layer.bias

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from cachetools import TTLCache
+from torch import Tensor
 
 from gnnlab.errors import GnnlabError
 from gnnlab.inference import engines
 from gnnlab.inference.states import CheckedState, NetworkArrays, check, check_or_error
 from gnnlab.workloads import edge_allocator
-from gnnlab.workloads.edge_allocator import EdgeAllocator
 from gnnlab.workloads.edge_networks import State
 from gnnlab.workloads.staged import fingerprint
 
@@ -93,8 +93,8 @@ class PredictionCache:
 class Predictor:
     """Decisions for states of edge networks, which are dicts or JSON as bytes: checked, and computed by one engine.
 
-    `device`: auto|cuda|mps|cpu, `why_device` is the reason; `engine` as `engines.make` has them; `model` replaces the
-    shipped weights. `cache` is a `PredictionCache`, or has its `get_many` and `put_many`: it answers states that were
+    `device`: auto|cuda|mps|cpu, `why_device` is the reason; `engine` as `engines.make` has them; `weights` replace
+    the shipped ones. `cache` is a `PredictionCache`, or has its `get_many` and `put_many`: it answers states that were
     seen with the same numbers, `hits` and `misses` count; scores of another length are ignored.
     Raises `GnnlabError`: an unknown model type; engine and device do not go together, or are not here.
     """
@@ -106,14 +106,13 @@ class Predictor:
         engine: str = "fast",
         *,
         cache: Any = None,
-        model: EdgeAllocator | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.device, self.why_device = choose(device)
-        model = edge_allocator.load(model_type) if model is None else model
-        self.engine = engines.make(engine, model, self.device)
+        weights = edge_allocator.weights(model_type) if weights is None else weights
+        self.engine = engines.make(engine, weights, self.device)
         self.cache, self.hits, self.misses = cache, 0, 0
-        weights = fingerprint(dict(model.named_parameters()) | dict(model.named_buffers()))
-        self._fingerprint = f"{weights} {engine} {self.device}"
+        self._fingerprint = f"{fingerprint(weights)} {engine} {self.device}"
 
     def __call__(self, state: State | bytes) -> np.ndarray:
         """(N,) float32 scores of a state's nodes, with all that `predict` does: a form of a race."""

@@ -236,10 +236,9 @@ class Service:
 
     def _load(self, model_type: str) -> Predictor:
         """A model that has answered once: the first call takes longer."""
-        model = edge_allocator.load(model_type)
-        weights = [*model.parameters(), *model.buffers()]
-        self.metrics.memory.labels(model_type).set(sum(tensor.nbytes for tensor in weights))
-        predictor = Predictor(model_type, "cpu", model=model)
+        weights = edge_allocator.weights(model_type)
+        self.metrics.memory.labels(model_type).set(sum(tensor.nbytes for tensor in weights.values()))
+        predictor = Predictor(model_type, "cpu", weights=weights)
         predictor.predict_batch(random_states(2, (10, 10), seed=0))
         predictor.cache = self._cache
         return predictor

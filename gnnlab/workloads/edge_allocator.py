@@ -13,6 +13,7 @@ What a placement costs is stated in `edge_networks`; how the shipped weights wer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import SAGEConv
 
 from gnnlab.errors import GnnlabError, quoted
 from gnnlab.workloads.edge_networks import NODE_TYPES, costs
@@ -31,6 +31,7 @@ MODEL_TYPES = ("dqn", "ppo", "hybrid")
 LAYERS = 3
 WIDTH = 2 + 4 + len(NODE_TYPES)  # numbers that the network sees of a node
 DATA = Path(__file__).parent / "data"
+SCALE = (5.0, 3.0, 5.0, 2.0)  # divisors of the logarithms, so that usual values come out about 1
 
 
 class EdgeAllocator(nn.Module):
@@ -44,13 +45,12 @@ class EdgeAllocator(nn.Module):
 
     def __init__(self, model_type: str, hidden: int = 64) -> None:
         super().__init__()
-        if model_type not in MODEL_TYPES:
-            raise GnnlabError(f"model_type {quoted(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
-        self.model_type = model_type
-        # divisors of the logarithms, so that usual values come out about 1
-        self.register_buffer("scale", torch.tensor([5.0, 3.0, 5.0, 2.0]), persistent=False)
+        self.model_type = _known(model_type)
+        self.register_buffer("scale", torch.tensor(SCALE), persistent=False)
         self.register_buffer("kinds", torch.arange(len(NODE_TYPES), dtype=torch.float32), persistent=False)
         if model_type == "hybrid":
+            from torch_geometric.nn import SAGEConv  # seconds, which the weights alone do not need
+
             widths = [WIDTH] + [hidden] * LAYERS
             self.layers = nn.ModuleList(SAGEConv(a, b, aggr="sum") for a, b in pairwise(widths))
         else:
@@ -67,7 +67,7 @@ class EdgeAllocator(nn.Module):
         """What the heads read, (N, hidden)."""
         out = self.scaled(x)
         for layer in self.layers:
-            out = F.relu(layer(out, edge_index) if isinstance(layer, SAGEConv) else layer(out))
+            out = F.relu(layer(out, edge_index) if self.model_type == "hybrid" else layer(out))
         return out
 
     def scaled(self, x: Tensor) -> Tensor:
@@ -77,9 +77,26 @@ class EdgeAllocator(nn.Module):
 
 def load(model_type: str) -> EdgeAllocator:
     """The trained allocator, in evaluation mode on the CPU; raises `GnnlabError` for an unknown type."""
-    model = EdgeAllocator(model_type)
-    model.load_state_dict(load_file(DATA / f"edge_allocator_{model_type}.safetensors"))
+    return model_of(weights(model_type))
+
+
+def weights(model_type: str) -> dict[str, Tensor]:
+    """The trained weights by their names in a state_dict; raises `GnnlabError` for an unknown type."""
+    return load_file(DATA / f"edge_allocator_{_known(model_type)}.safetensors")
+
+
+def model_of(weights: Mapping[str, Tensor]) -> EdgeAllocator:
+    """The allocator of these weights, in evaluation mode on the CPU."""
+    heads = [name for name in ("value", "policy") if f"{name}.weight" in weights]
+    model = EdgeAllocator("hybrid" if len(heads) == 2 else {"value": "dqn", "policy": "ppo"}[heads[0]])
+    model.load_state_dict(weights)
     return model.eval()
+
+
+def _known(model_type: str) -> str:
+    if model_type not in MODEL_TYPES:
+        raise GnnlabError(f"model_type {quoted(model_type)}: one of {', '.join(MODEL_TYPES)} is needed")
+    return model_type
 
 
 def regret(x: np.ndarray, edge_index: np.ndarray, chosen: Any, batch: np.ndarray | None = None) -> np.ndarray:

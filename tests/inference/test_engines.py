@@ -12,11 +12,11 @@ from gnnlab.errors import GnnlabError
 from gnnlab.inference import engines
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.states import NetworkArrays
-from gnnlab.workloads.edge_allocator import MODEL_TYPES, load
+from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, weights
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 EXACT = ["fast", "onnx", "openvino"]
-MODEL = load("hybrid")
+MODEL, WEIGHTS = load("hybrid"), weights("hybrid")
 ALONE = {"nodes": [node()], "links": []}
 LAST_IS_ISOLATED = {"nodes": [node("a"), node("b"), node("c")], "links": [["a", "b"]]}
 
@@ -32,7 +32,7 @@ def close(scores, expected):
 
 @pytest.fixture(scope="session")
 def exact():
-    return {name: engines.make(name, MODEL) for name in EXACT}
+    return {name: engines.make(name, WEIGHTS) for name in EXACT}
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -69,7 +69,7 @@ def test_an_engine_takes_the_place_of_the_layers_of_a_model(exact, name):
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_the_flat_forms_compute_what_the_model_does(model_type):
     model, networks = load(model_type), NetworkArrays.of([*usual_states(3), ALONE])
-    flat, expected = FlatAllocator(model), reference(networks, model)
+    flat, expected = FlatAllocator(weights(model_type)), reference(networks, model)
     with torch.inference_mode():
         close(flat(*networks.tensors).numpy(), expected)
         close(flat(*networks.tensors[:3]).numpy(), expected)
@@ -78,7 +78,7 @@ def test_the_flat_forms_compute_what_the_model_does(model_type):
 
 def test_a_model_without_a_graph_goes_through_openvino_too():
     model, networks = load("dqn"), NetworkArrays.of([*usual_states(2), ALONE])
-    close(engines.make("openvino", model)(networks), reference(networks, model))
+    close(engines.make("openvino", weights("dqn"))(networks), reference(networks, model))
 
 
 def test_onnx_runtime_has_one_thread_however_many_torch_has(monkeypatch):
@@ -91,23 +91,22 @@ def test_onnx_runtime_has_one_thread_however_many_torch_has(monkeypatch):
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    engines.make("onnx", MODEL)
+    engines.make("onnx", WEIGHTS)
     assert [options.intra_op_num_threads for options in given] == [1]
 
 
 def test_a_change_of_the_model_afterwards_does_not_reach_an_engine():
-    model = load("hybrid")
-    engine, networks = engines.make("fast", model), NetworkArrays.of(usual_states(1))
+    own = weights("hybrid")
+    engine, networks = engines.make("fast", own), NetworkArrays.of(usual_states(1))
     before = engine(networks)
-    with torch.no_grad():
-        model.value.bias.add_(1)
+    own["value.bias"].add_(1)
     assert np.array_equal(engine(networks), before)
 
 
 def test_int8_reaches_the_layers_of_pyg_stays_near_and_mostly_decides_alike():
     assert sum(isinstance(layer, nn.Linear) for layer in engines.with_torch_linears(MODEL).modules()) == 8
     networks = NetworkArrays.of(usual_states(40))
-    scores, expected = engines.make("int8", MODEL)(networks), reference(networks)
+    scores, expected = engines.make("int8", WEIGHTS)(networks), reference(networks)
     assert 1e-6 < np.abs(scores - expected).max() / np.abs(expected).max() < 0.5
     assert np.equal(networks.decide(scores), networks.decide(expected)).mean() > 0.7
 
@@ -121,7 +120,7 @@ def test_int8_reaches_the_layers_of_pyg_stays_near_and_mostly_decides_alike():
 )
 def test_what_does_not_go_together_is_refused_in_one_line(arguments, message):
     with refused(message):
-        engines.make(model=MODEL, **arguments)
+        engines.make(weights=WEIGHTS, **arguments)
 
 
 def test_an_engine_that_does_not_work_here_says_why(monkeypatch):
@@ -130,4 +129,4 @@ def test_an_engine_that_does_not_work_here_says_why(monkeypatch):
 
     monkeypatch.setitem(engines.BUILDERS, "fast", broken)
     with pytest.raises(GnnlabError, match=r"does not work here: RuntimeError: no compiler$"):
-        engines.make("fast", MODEL)
+        engines.make("fast", WEIGHTS)

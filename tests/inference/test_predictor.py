@@ -14,7 +14,7 @@ from refusals import refused
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.inference.engines import InferenceEngine
 from gnnlab.inference.predictor import Decision, PredictionCache, Predictor, choose, key
-from gnnlab.workloads.edge_allocator import MODEL_TYPES, load
+from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, weights
 from gnnlab.workloads.edge_networks import edges, features
 
 FAST = Predictor("hybrid", "cpu")
@@ -88,11 +88,10 @@ def test_states_that_print_alike_have_answers_of_their_own():
 
 
 def test_models_weights_and_engines_share_a_cache_without_sharing_answers():
-    cache, state, changed = PredictionCache(100, 3600), random_state(5, 0), load("dqn")
-    with torch.no_grad():
-        changed.layers[1].weight[3, 4] += 1e-3
+    cache, state, changed = PredictionCache(100, 3600), random_state(5, 0), weights("dqn")
+    changed["layers.1.weight"][3, 4] += 1e-3
     given = [("dqn", "fast", None), ("ppo", "fast", None), ("dqn", "int8", None), ("dqn", "fast", changed)]
-    others = [Predictor(kind, "cpu", engine, cache=cache, model=model) for kind, engine, model in given]
+    others = [Predictor(kind, "cpu", engine, cache=cache, weights=own) for kind, engine, own in given]
     again = Predictor("dqn", "cpu", cache=cache)
     for predictor in (*others, again):
         predictor.predict(state)
