@@ -1,4 +1,4 @@
-"""S2's service, in its own form, around the model of its first script: what notebook 10 measures everything against.
+"""S2's service, in its own form, around its script (`guide_script.py`): what notebook 10 measures everything against.
 
     MODEL_TYPE=hybrid uvicorn --app-dir examples guide_service:app
 
@@ -9,7 +9,6 @@ first 32, are answered together by a background task. States are checked as the 
 """
 
 import asyncio
-import hashlib
 import json
 import os
 from contextlib import asynccontextmanager, suppress
@@ -19,10 +18,10 @@ import redis
 import torch
 from fastapi import FastAPI, Response
 from fastapi.middleware.gzip import GZipMiddleware
-from torch_geometric.data import Data
+from guide_script import by_text, parsed
 
 from gnnlab.inference.states import check
-from gnnlab.workloads import edge_allocator, edge_networks
+from gnnlab.workloads import edge_allocator
 
 KIND = os.environ.get("MODEL_TYPE", "hybrid")
 known = cachetools.TTLCache(maxsize=int(os.environ.get("ENTRIES", "1000")), ttl=300)
@@ -44,13 +43,9 @@ app.add_middleware(GZipMiddleware, minimum_size=1000)
 
 
 def decided(state: dict) -> dict:
-    """Parse in Python, build a PyG graph, run with gradients on."""
+    """Read in Python, built into a PyG graph, run with gradients on, as the script does it."""
     check(state)
-    row_of = {node["node_id"]: row for row, node in enumerate(state["nodes"])}
-    links = [(row_of[a], row_of[b]) for a, b in state.get("links", ())]
-    edges = [ends for a, b in links for ends in ([a, b], [b, a])]
-    x = torch.tensor([[float(node[name]) for name in edge_networks.FEATURES] for node in state["nodes"]])
-    data = Data(x=x, edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous())
+    data = parsed(state)
     scores = app.state.model(data.x, data.edge_index).detach()
     node, shares = int(scores.argmax()), scores.softmax(0)
     answer = {"node_id": state["nodes"][node]["node_id"], "node": node, "score": float(scores[node])}
@@ -74,7 +69,7 @@ def synchronous(state: dict) -> dict:
 
 @app.post("/lru")
 async def lru(state: dict) -> dict:
-    key = hashlib.md5(str(state).encode()).hexdigest()
+    key = by_text(state)
     if key not in known:
         known[key] = decided(state)
     return known[key]
@@ -82,7 +77,7 @@ async def lru(state: dict) -> dict:
 
 @app.post("/redis")
 async def from_redis(state: dict) -> Response:
-    key = hashlib.md5(str(state).encode()).hexdigest()
+    key = by_text(state)
     stored = shared.get(key)
     if stored is None:
         stored = json.dumps(decided(state))

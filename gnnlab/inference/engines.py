@@ -32,6 +32,7 @@ from gnnlab.workloads.edge_allocator import model_of
 # at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
 DENSE_NODES = 64
 TORCH = f"torch {torch.__version__}"
+logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, needed by nothing, is missing
 
 
 @dataclass
@@ -113,7 +114,6 @@ def _fast(weights: Weights, device: torch.device) -> Built:
 def _onnx(weights: Weights, device: torch.device) -> Built:
     import onnxruntime
 
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, needed by nothing, is missing
     how = {"dynamo": True, "dynamic_shapes": _dynamic()[:3], "verbose": False}
     program = torch.onnx.export(FlatAllocator(weights), _example().tensors[:3], **how)
     options = onnxruntime.SessionOptions()

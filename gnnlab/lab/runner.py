@@ -201,19 +201,20 @@ def fingerprint(notebook: Notebook, values: Mapping[str, Any], needs: Sequence[P
 
     `values` are all its parameters; `needs` are the result files that it builds on. Files and modules that parameters
     name are looked for in the working directory, and what lies in `folder`, where the results go, does not count. Code
-    is that of the package, but for what only renders, and the notebook's code cells.
+    is that of the package, but for what only renders, the notebook's code cells, and the examples that these name.
     """
     package, here = Path(gnnlab.__file__).parent, Path.cwd()
     names = sorted(path.relative_to(package) for path in package.rglob("*.*"))
     code = [name.as_posix() for name in names if not NOT_CODE & {*name.parts}]
     cells = [cell["source"] for cell in parameters.notebook(notebook.path)["cells"] if cell["cell_type"] == "code"]
+    shown = [path for path in sorted(notebook.path.parents[1].glob("examples/*.py")) if path.stem in str(cells)]
     texts = [text for value in values.values() for text in (value if isinstance(value, list) else [value])]
     inputs = [path for text in texts if isinstance(text, str) for path in _files_of(text, here)]
     accelerators = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev/accel").glob("accel*")]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return {
         "parameters": files.digest(dict(values)),
-        "code": files.digest(code, *(package / name for name in code), ["".join(source) for source in cells]),
+        "code": files.digest(code, *(package / name for name in code), *shown, ["".join(source) for source in cells]),
         "inputs": files.digest(*needs, *(path for path in inputs if folder not in path.parents)),
         "versions": files.digest(machine.versions(*provenance.PACKAGES)),
         "machine": files.digest(machine.about(), sorted(map(str, accelerators)), visible),

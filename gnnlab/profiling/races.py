@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ ROUNDING = 8  # times the baseline's own, which a right result may be off from t
 DRAWS = 8  # inputs with other last bits, on which that error is taken
 _EPSILON = 2.0**-23  # relative distance of neighbouring numbers in float32
 _NEGLIGIBLE = 1e-3  # of the largest gradient
+ITEMS = 64  # in a sample of a baseline that takes them one by one
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
 MODES = ("inference", "training", "plain")
 torch.zeros(8).exp()  # the first of this process
@@ -69,6 +71,7 @@ def race_forms(
     budget_s: float = 2.0,
     device: Any = "cpu",
     per: int = 1,
+    one_by_one: str | None = None,
 ) -> dict[str, Raced]:
     """Every form by its name, the baseline first, then the baseline a second time ("A/A").
 
@@ -78,7 +81,8 @@ def race_forms(
     differ in their last bits.
     In mode "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
     gradients of inputs and of parameters of the same name have to agree, too. In mode "plain" gradients are on unless
-    a form turns them off itself. A call works through `per` items; times are those of one of them.
+    a form turns them off itself. A call works through `per` items; times are those of one of them. A baseline that
+    takes the items of an input `one_by_one` is timed on the next `ITEMS` of them, and its time is that of all.
 
     Raises:
         GnnlabError: no forms, an unknown mode, or a baseline that fails.
@@ -89,10 +93,14 @@ def race_forms(
     with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         usable, checked = _agreeing(calls, tolerance, cache(lambda: _exact(next(iter(forms.values())), inputs, mode)))
-        each = {name: calls[name] for name in usable}
+        base, each, part = usable[0], {name: calls[name] for name in usable}, 1.0
+        if one_by_one and len(inputs[one_by_one]) > ITEMS:
+            part, turns = ITEMS / len(inputs[one_by_one]), cycle(inputs[one_by_one])
+            each[base] = lambda: call_of(forms[base], {**inputs, one_by_one: list(islice(turns, ITEMS))}, mode)()
         timed = timing.race(each, control=True, budget_s=budget_s, device=device, least=LEAST_ROUNDS)
     samples = {name: np.asarray(times.samples_ms) / per for name, times in timed.items()}
-    base, result = usable[0], {}
+    samples |= {name: samples[name] / part for name in (base, CONTROL)}
+    result, in_turns = {}, (f"timed on {ITEMS} items at a time, which take turns",) * (part < 1)
     for name in [base, CONTROL, *(name for name in forms if name != base)]:
         if name not in samples:
             result[name] = checked[name]
@@ -101,7 +109,8 @@ def race_forms(
         ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
         form, error = forms.get(name, forms[base]), checked.get(name, Raced()).parity_error
         conditions = (isinstance(form, Under) and form.conditions) or Conditions.now()
-        result[name] = Raced(samples[name], ratio, error, conditions, notes=timed[name].notes)
+        notes = timed[name].notes + in_turns * (name in (base, CONTROL))
+        result[name] = Raced(samples[name], ratio, error, conditions, notes=notes)
     return result
 
 

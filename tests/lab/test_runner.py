@@ -357,7 +357,8 @@ def made(tmp_path, monkeypatch):
     """A folder with a notebook, a result that it needs and a user's files."""
     monkeypatch.setattr(runner.machine, "versions", lambda *_: {"torch": "2.13"})
     package = [f"package/{name}" for name in ("lab/a.py", "templates/page.j2", "__pycache__/a.pyc")]
-    for name in ("outputs/quick/00_need/1/result.json", "graph.npz", "mine/models.py", *package):
+    examples = ["examples/shown.py", "examples/other.py"]
+    for name in ("outputs/quick/00_need/1/result.json", "graph.npz", "mine/models.py", *examples, *package):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("made")
     write_code(tmp_path)
@@ -365,8 +366,8 @@ def made(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_code(root, code="x = 1", prose="words"):
-    small_notebooks.write(root / "01_a.ipynb", "", f"# {prose}", code)
+def write_code(root, code="run('shown.py')", prose="words"):
+    small_notebooks.write(root / "notebooks/01_a.ipynb", "", f"# {prose}", code)
 
 
 NEED = "outputs/quick/00_need/1/result.json"
@@ -374,11 +375,12 @@ NEED = "outputs/quick/00_need/1/result.json"
 
 def fingerprint(root, **parameters):
     values = {"width": 8, "graph": "graph.npz", "model": "mine.models:make", "kinds": ["lap"]} | parameters
-    return runner.fingerprint(Notebook(root / "01_a.ipynb"), values, [root / NEED], root / "outputs/quick")
+    return runner.fingerprint(Notebook(root / "notebooks/01_a.ipynb"), values, [root / NEED], root / "outputs/quick")
 
 
 CHANGES = {
-    "the notebook's code": ("code", lambda root, patch: write_code(root, code="x = 2")),
+    "the notebook's code": ("code", lambda root, patch: write_code(root, code="shown = 2")),
+    "an example that it shows": ("code", lambda root, patch: (root / "examples/shown.py").write_text("other")),
     "a module": ("code", lambda root, patch: (root / "package/lab/a.py").write_text("other")),
     "a new module": ("code", lambda root, patch: (root / "package/lab/b.py").touch()),
     "a graph": ("inputs", lambda root, patch: (root / "graph.npz").write_text("other")),
@@ -394,8 +396,8 @@ def test_each_change_is_seen_and_named_but_not_one_of_prose_or_of_what_renders(m
     monkeypatch.setattr(gnnlab, "__file__", str(made / "package/__init__.py"))
     before = fingerprint(made)
     write_code(made, prose="better words")
-    for name in ("templates/page.j2", "__pycache__/a.pyc"):
-        (made / "package" / name).write_text("new")
+    for name in ("package/templates/page.j2", "package/__pycache__/a.pyc", "examples/other.py"):
+        (made / name).write_text("new")
     assert runner.why_again(before, fingerprint(made)) is None
     change(made, monkeypatch.setattr)
     assert runner.why_again(before, fingerprint(made)) == f"{part} changed"

@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from gnnlab.errors import GnnlabError, ParityError
 from gnnlab.profiling.context import Conditions, under
 from gnnlab.profiling.estimates import CONTROL
-from gnnlab.profiling.races import LEAST_ROUNDS, gradient_error, race_forms, relative_error, require_equal
+from gnnlab.profiling.races import ITEMS, LEAST_ROUNDS, gradient_error, race_forms, relative_error, require_equal
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -29,6 +30,26 @@ def test_every_form_that_agrees_is_timed_in_the_same_rounds():
     assert len(found["base"].times_ms) >= LEAST_ROUNDS
     assert found["base"].ratio is None and found["mine"].parity_error == 0
     assert found["mine"].ratio.value == pytest.approx(np.median(found["base"].times_ms / found["mine"].times_ms))
+
+
+def test_a_baseline_that_takes_items_one_by_one_is_checked_on_all_and_timed_on_some_in_turns():
+    calls, numbers = [], [*range(200)]
+
+    def doubled(items):
+        calls.append(items)
+        time.sleep(1e-4 * len(items))
+        return [2 * item for item in items]
+
+    forms = {"base": doubled, "mine": lambda items: [item + item for item in items]}
+    forms["wrong"] = lambda items: [min(2 * item, 397) for item in items]
+    found = race(forms, {"items": numbers}, one_by_one="items")
+    assert found["mine"].parity_error == 0 and found["wrong"].times_ms is None  # of the last alone
+    timed = [item for items in calls if len(items) == ITEMS for item in items]
+    assert {len(items) for items in calls} == {len(numbers), ITEMS} and timed[:400] == [*numbers, *numbers]
+    assert min(*found["base"].times_ms, *found[CONTROL].times_ms) >= 1e-1 * len(numbers)
+    assert found["mine"].ratio.value == pytest.approx(np.median(found["base"].times_ms / found["mine"].times_ms))
+    assert [name for name in found if f"timed on {ITEMS} items" in str(found[name].notes)] == ["base", CONTROL]
+    assert "items" not in str(race(forms, {"items": numbers[:ITEMS]}, one_by_one="items")["base"].notes)
 
 
 def test_a_form_that_computes_something_else_is_not_timed_and_says_why():
