@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 START_S, STOP_S, KEEP_ALIVE_S = 120.0, 30, 30
 PARENT = "GNNLAB_PARENT"  # the process that a child ends with
+UVICORN = "import uvicorn; from gnnlab.worker_process import end_with_parent; end_with_parent(); uvicorn.main()"
 
 
 def serve(settings: ServiceSettings) -> int:
@@ -132,9 +133,10 @@ class Redis:
 
 @contextmanager
 def started_app(file: Path, **variables: str) -> Iterator[str]:
-    """The URL of `app` in a file: any ASGI application, which uvicorn calls for each request."""
+    """The URL of `app` in a file: any ASGI application, which uvicorn calls for each request; it ends with this process
+    at the latest."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", f"{file.stem}:app", "--app-dir", str(file.parent), "--port", str(port)]
+    command = [sys.executable, "-c", UVICORN, f"{file.stem}:app", "--app-dir", str(file.parent), "--port", str(port)]
     command += ["--log-level", "error", "--no-access-log", "--timeout-keep-alive", str(KEEP_ALIVE_S)]
     with running(command, port, **variables):
         yield f"http://127.0.0.1:{port}"

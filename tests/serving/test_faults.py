@@ -2,8 +2,12 @@
 
 import os
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 from functools import partial
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -66,3 +70,30 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
         assert len(workers) == 3  # the dead one is replaced; one of the three is multiprocessing's own
         process.kill()
         assert not psutil.wait_procs(workers, timeout=120)[1]  # the new one may still be starting
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from gnnlab.serving.server import started, started_app
+with started_app(Path(sys.argv[1])) as app, started(database="none") as (own, _):
+    print(app, own, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="these kills are signals")
+def test_services_end_with_the_process_that_started_them_however_that_ends(tmp_path):
+    (tmp_path / "nothing.py").write_text("async def app(scope, receive, send): ...")
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, tmp_path / "nothing.py"], stdout=subprocess.PIPE, text=True)
+    with owner.stdout:
+        addresses = [("127.0.0.1", urlsplit(url).port) for url in owner.stdout.readline().split()]
+        assert len(addresses) == 2
+        owner.kill()
+        owner.wait()
+    until(lambda: all(map(refuses, addresses)))
+
+
+def refuses(address):
+    with socket.socket() as client:
+        return client.connect_ex(address) != 0
