@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.engine import URL, Engine
 
 from gnnlab.errors import one_line
 from gnnlab.inference.predictor import Decision
@@ -31,6 +30,7 @@ from gnnlab.workloads.edge_networks import FEATURES
 log = logging.getLogger("gnnlab.serving")
 MOST_ID = 200  # characters of a node's id that are stored; longer ones do not go into an index
 POOL = {"pool_size": 20, "max_overflow": 40, "pool_pre_ping": True}  # S2's
+POSITIONAL = {"paramstyle": "format"}  # values as tuples, which psycopg takes too
 MOST_QUEUED = 10_000  # decisions
 BATCH = 100  # decisions of an insert
 EVERY_S, RETRY_S, STOP_S = 0.2, 1.0, 10.0
@@ -64,14 +64,14 @@ network_metrics = sa.Table(
 )
 
 
-def engine_of(url: URL, **pool: Any) -> AsyncEngine:
+def engine_of(url: URL, **pool: Any) -> Engine:
     """Connections from a pool, S2's unless given; there each is tested before use, and replaced where it has died."""
     sqlite = url.get_backend_name() == "sqlite"
-    limits = {"timeout": 30} if sqlite else {"timeout": 10, "command_timeout": 10}  # s
-    engine = create_async_engine(url, connect_args=limits, **(pool or POOL))
+    limits = {"timeout": 30} if sqlite else {"connect_timeout": 10, "options": "-c statement_timeout=10000"}  # s, ms
+    engine = sa.create_engine(url, connect_args=limits, **({} if sqlite else POSITIONAL), **(pool or POOL))
     if sqlite:  # others may read while one writes
 
-        @sa.event.listens_for(engine.sync_engine, "connect")
+        @sa.event.listens_for(engine, "connect")
         def connected(connection: Any, _: Any) -> None:
             connection.execute("PRAGMA journal_mode=WAL").close()
             connection.execute("PRAGMA synchronous=NORMAL").close()
@@ -82,13 +82,15 @@ def engine_of(url: URL, **pool: Any) -> AsyncEngine:
 class Recorder:
     """Writes decisions in bulk from a queue; `record` never waits and never fails, `lost` counts what is not written.
 
-    `start` and `stop` belong on the event loop. `away`: whether the database failed when it was last used.
+    It writes in a thread of its own, which a database that hangs may keep: the process ends all the same. `away`:
+    whether the database failed when it was last used.
     """
 
-    def __init__(self, engine: AsyncEngine, lost: Any) -> None:
+    def __init__(self, engine: Engine, lost: Any) -> None:
         self._engine, self._lost = engine, lost
         self._queue: deque[Queued] = deque()
-        self._ending = self._created = self.away = False
+        self._created = self.away = False
+        self._ending = threading.Event()
         # rows go to the driver as they are: SQLAlchemy's own work on each row takes longer than the insert
         self._statements = {}
         for table in (predictions, network_metrics):
@@ -105,35 +107,35 @@ class Recorder:
             self._lost.inc()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="gnnlab-recorder")
+        self._thread = threading.Thread(target=self._run, name="gnnlab-recorder", daemon=True)
+        self._thread.start()
 
     async def stop(self) -> None:
         """Write what is queued, unless the database is away."""
-        self._ending = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._task, STOP_S)
+        self._ending.set()
+        await asyncio.to_thread(self._thread.join, STOP_S)
         if self._queue:
             self._lost.inc(len(self._queue))
             log.warning("the database did not take the last %d decisions", len(self._queue))
-        await self._engine.dispose()
+        self._engine.dispose()
 
-    async def _run(self) -> None:
-        while (self._queue or not self._ending) and not (self._ending and self.away):
+    def _run(self) -> None:
+        while (self._queue or not self._ending.is_set()) and not (self._ending.is_set() and self.away):
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             if batch or not self._created:
-                await self._write(batch)
-            if len(self._queue) < BATCH and not self._ending:
-                await asyncio.sleep(RETRY_S if self.away else EVERY_S)  # others may come
+                self._write(batch)
+            if len(self._queue) < BATCH:
+                self._ending.wait(RETRY_S if self.away else EVERY_S)  # others may come
 
-    async def _write(self, batch: Sequence[Queued]) -> None:
+    def _write(self, batch: Sequence[Queued]) -> None:
         was_away = self.away
         try:
-            async with self._engine.begin() as connection:  # all rows of both tables, or none
+            with self._engine.begin() as connection:  # all rows of both tables, or none
                 if not self._created:
-                    await connection.run_sync(metadata.create_all)
+                    metadata.create_all(connection)
                 for table, rows in self._rows(batch).items():
                     if rows:
-                        await connection.exec_driver_sql(self._statements[table], rows)
+                        connection.exec_driver_sql(self._statements[table], rows)
             self._created, self.away = True, False
             if was_away:
                 log.warning("the database is back")

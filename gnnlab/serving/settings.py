@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from gnnlab.errors import GnnlabError, first_wrong, quoted
 
 PREFIX, NONE = "GNNLAB_SERVE_", "none"
-DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -55,7 +55,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def database_url(self) -> URL | None:
-        """With the asynchronous driver."""
+        """With its driver."""
         text = self.database.get_secret_value()
         if text == NONE:
             return None
