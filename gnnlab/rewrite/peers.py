@@ -1,6 +1,6 @@
 """What others would write today for a layer or model of PyG on one graph: the forms that it is raced with.
 
-forms = peers(GCNConv(64, 64), edge_index, num_nodes, ["EdgeIndex", "sparse CSR", "torch.compile"])
+forms = forms_of(GCNConv(64, 64), edge_index, num_nodes, ["EdgeIndex", "sparse CSR", "torch.compile"])
 forms["PyG, EdgeIndex"](x)
 """
 
@@ -41,7 +41,7 @@ class OnGraph(nn.Module):
         return self.layer(x if self.x is None else self.x, self.edges, **more)
 
 
-def peers(
+def forms_of(
     layer: nn.Module,
     edge_index: Tensor,
     num_nodes: int,

@@ -8,7 +8,7 @@ from torch_geometric.nn import GCN, GIN, GCNConv, GINConv, GINEConv, GraphConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.races import race_forms
-from gnnlab.rewrite.peers import peers
+from gnnlab.rewrite.peers import forms_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # torch, of its own adjacency
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 1, 4, 3]])
@@ -16,7 +16,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 1, 4, 3]])
 
 @pytest.mark.parametrize("mode", ["plain", "training"])
 def test_peers_have_the_weights_of_the_layer_and_give_its_results_and_gradients(mode):
-    forms = peers(GCNConv(4, 3).eval(), EDGES, 6, ["EdgeIndex", "sparse CSR"])
+    forms = forms_of(GCNConv(4, 3).eval(), EDGES, 6, ["EdgeIndex", "sparse CSR"])
     assert list(forms) == ["PyG", "PyG, EdgeIndex", "PyG, sparse CSR", "gnnlab"]
     raced = race_forms(forms, {"x": torch.randn(6, 4)}, mode=mode, tolerance=1e-4, budget_s=0.01)
     assert {name: raced[name].reason for name in forms} == dict.fromkeys(forms)
@@ -24,7 +24,7 @@ def test_peers_have_the_weights_of_the_layer_and_give_its_results_and_gradients(
 
 def test_an_adjacency_loses_repeated_edges_and_the_race_notices():
     repeated = torch.cat([EDGES, EDGES[:, :2]], dim=1)
-    forms = peers(GINConv(torch.nn.Linear(4, 3)).eval(), repeated, 6, ["sparse CSR"])
+    forms = forms_of(GINConv(torch.nn.Linear(4, 3)).eval(), repeated, 6, ["sparse CSR"])
     raced = race_forms(forms, {"x": torch.randn(6, 4)}, mode="plain", budget_s=0.01)
     assert raced["gnnlab"].reason is None
     assert "differs" in raced["PyG, sparse CSR"].reason
@@ -33,7 +33,7 @@ def test_an_adjacency_loses_repeated_edges_and_the_race_notices():
 @pytest.mark.parametrize("mode", ["plain", "training"])
 def test_cached_peers_and_a_sparse_x_give_what_the_layer_gives(mode):
     x, which = torch.randn(6, 4).relu(), ["cached", "cached CSR", "sparse x"]
-    forms = peers(GCN(4, 8, num_layers=2, out_channels=3).eval(), EDGES, 6, which, x=x)
+    forms = forms_of(GCN(4, 8, num_layers=2, out_channels=3).eval(), EDGES, 6, which, x=x)
     raced = race_forms(forms, {"x": x}, mode=mode, tolerance=1e-4, budget_s=0.01)
     assert {name: raced[name].reason for name in forms} == dict.fromkeys(forms)
     assert forms["PyG, cached"].layer.convs[0].cached and not forms["PyG"].layer.convs[0].cached
@@ -42,7 +42,7 @@ def test_cached_peers_and_a_sparse_x_give_what_the_layer_gives(mode):
 
 def test_a_model_with_nothing_to_cache_has_no_cached_peer():
     x = torch.randn(6, 4)
-    forms = peers(GIN(4, 8, num_layers=2).eval(), EDGES, 6, ["cached", "cached CSR"], x=x)
+    forms = forms_of(GIN(4, 8, num_layers=2).eval(), EDGES, 6, ["cached", "cached CSR"], x=x)
     raced = race_forms(forms, {"x": x}, mode="plain", budget_s=0.01)
     assert "can be cached" in raced["PyG, cached"].reason
     assert raced["PyG, cached CSR"].reason is None
@@ -50,7 +50,7 @@ def test_a_model_with_nothing_to_cache_has_no_cached_peer():
 
 def test_edge_features_go_where_their_edges_go():
     layer = GINEConv(torch.nn.Linear(4, 3), edge_dim=2).eval()
-    forms = peers(layer, EDGES, 6, ["EdgeIndex", "sparse CSR"], torch.rand(EDGES.shape[1], 2))
+    forms = forms_of(layer, EDGES, 6, ["EdgeIndex", "sparse CSR"], torch.rand(EDGES.shape[1], 2))
     raced = race_forms(forms, {"x": torch.randn(6, 4)}, mode="plain", budget_s=0.01)
     assert raced["gnnlab"].reason is None and raced["PyG, EdgeIndex"].reason is None
     assert raced["PyG, sparse CSR"].reason is not None
@@ -65,7 +65,7 @@ def test_every_compiled_peer_of_a_process_is_compiled(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     for width in range(1, 11):
-        forms = peers(GraphConv(width, 3).eval(), EDGES, 6, ["torch.compile"])
+        forms = forms_of(GraphConv(width, 3).eval(), EDGES, 6, ["torch.compile"])
         with torch.no_grad():
             forms["torch.compile"](torch.randn(6, width))
     assert len(compiled) == 10
@@ -73,6 +73,6 @@ def test_every_compiled_peer_of_a_process_is_compiled(monkeypatch):
 
 def test_a_peer_that_is_not_known_is_named():
     with pytest.raises(GnnlabError, match="DGL: no such peer"):
-        peers(GCNConv(4, 3), EDGES, 6, ["DGL"])
+        forms_of(GCNConv(4, 3), EDGES, 6, ["DGL"])
     with pytest.raises(GnnlabError, match="sparse x: no such peer"):  # without the features x
-        peers(GCNConv(4, 3), EDGES, 6, ["sparse x"])
+        forms_of(GCNConv(4, 3), EDGES, 6, ["sparse x"])
