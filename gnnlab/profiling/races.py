@@ -252,7 +252,7 @@ def _array(value: Any, name: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ParityError(f"{name}: an output of type {type(value).__name__} cannot be compared; return tensors")
-    return array.astype(np.float64)
+    return array.astype(np.float64, copy=False)
 
 
 def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float = 0.0) -> float:
@@ -260,16 +260,20 @@ def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float 
         raise ParityError(f"{name}: output has shape {got.shape}, the baseline's has {expected.shape}")
     if expected.size == 0:
         return 0.0
-    finite = np.isfinite(expected)
-    if not (
-        np.array_equal(finite, np.isfinite(got)) and np.array_equal(expected[~finite], got[~finite], equal_nan=True)
-    ):
-        return float("inf")
-    difference = np.abs(got[finite] - expected[finite]).max(initial=0.0)
-    scale = max(np.abs(expected[finite]).max(initial=0.0), floor)
+    with np.errstate(invalid="ignore"):
+        difference = np.asarray(got - expected)
+    largest = np.abs(difference, out=difference).max()  # finite only where all numbers of both are
+    if not np.isfinite(largest):
+        finite = np.isfinite(expected)
+        if not (
+            np.array_equal(finite, np.isfinite(got)) and np.array_equal(expected[~finite], got[~finite], equal_nan=True)
+        ):
+            return float("inf")
+        expected, largest = expected[finite], difference[finite].max(initial=0.0)
+    scale = max(np.abs(expected).max(initial=0.0), floor)
     if scale > 0:
-        return float(difference / scale)
-    return float("inf") if difference > 0 else 0.0
+        return float(largest / scale)
+    return float("inf") if largest > 0 else 0.0
 
 
 class Reference:

@@ -28,7 +28,7 @@ SMALL = {  # beside the quick parameters, by number; forms that claims name stay
     "01": {"graphs": ["symptoms"], "scaling_nodes": [20, 40, 80, 160], "scaling_edges": [200, 400, 800, 1600]}
     | {"scaling_layers": [1, 2, 3, 4], **FAST},
     "02": {"batch_sizes": [1, 32], "sizes": ["1000/1000"], "features": [64], "gat_sizes": ["58/776"], "layers": 1}
-    | {"graph": "random:nodes=200,edges=2000,features=16", **FAST},
+    | {"sage_sizes": ["1000/1000"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
     "03": {"rows": 2000, "epochs": 1, "seeds": 2, "fm_batches": [64], "many_batches": [64], "pass_rows": 256, **FAST},
     "04": STAGES | FAST,
     "05": {"units": UNITS, "race_budget_s": 0.01, **STAGES, **FAST},
