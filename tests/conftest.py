@@ -36,6 +36,14 @@ def result_file():
     return make
 
 
+@pytest.fixture
+def command(capsys):
+    """Runs a command line: exit code, standard output and standard error."""
+    from gnnlab import cli
+
+    return lambda *arguments: (cli.main(arguments), *capsys.readouterr())
+
+
 @pytest.fixture(scope="session")
 def one_registry():
     """torch collects what it can write as ONNX anew at every export, most of a second; here all exports share it."""

@@ -1,6 +1,7 @@
 """The command line: what it passes on, what it prints, how it exits."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -19,13 +20,6 @@ from gnnlab.lab import compare, discovery, ledger, runner
 from gnnlab.lab.results import Status
 
 HEAVY = {"torch", "numpy", "pandas", "scipy", "matplotlib", "openvino", "papermill", "pydantic", "rich", "yaml"}
-
-
-def said(capsys, *arguments):
-    """Exit code, standard output and standard error of a command."""
-    code = cli.main(arguments)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.fixture
@@ -69,13 +63,23 @@ LIGHT = {  # a line, and the last words on standard error
 }
 
 
-@pytest.mark.parametrize("line", LIGHT)
-def test_help_and_what_is_misspelt_load_nothing_heavy(line, tmp_path):
+IN_ONE_PROCESS = """
+import json, sys
+from gnnlab.cli import main
+codes = [main(line.split()) for line in json.loads(sys.argv[1])]
+print(json.dumps([codes, list(sys.modules)]))
+"""
+
+
+def test_help_and_what_is_misspelt_load_nothing_heavy(tmp_path):
     (tmp_path / "cli_models.py").write_text("import torch\ndef make(data): ...")
-    code = f"import sys; from gnnlab.cli import main; code = main({line.split()}); print(*sys.modules); sys.exit(code)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert ended.returncode == (2 if LIGHT[line] else 0) and LIGHT[line] in ended.stderr, ended.stderr
-    assert not HEAVY & set(ended.stdout.splitlines()[-1].split())
+    code = [sys.executable, "-c", IN_ONE_PROCESS, json.dumps(list(LIGHT))]
+    ended = subprocess.run(code, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    codes, modules = json.loads(ended.stdout.splitlines()[-1])
+    assert codes == [2 if words else 0 for words in LIGHT.values()]
+    errors = zip(filter(None, LIGHT.values()), ended.stderr.splitlines(), strict=True)
+    assert all(words in line for words, line in errors), ended.stderr
+    assert not HEAVY & set(modules)
 
 
 def test_notebooks_are_read_and_validated_without_what_loads_for_seconds():
@@ -84,13 +88,13 @@ def test_notebooks_are_read_and_validated_without_what_loads_for_seconds():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_every_module_is_a_command_with_help_and_examples(capsys):
+def test_every_module_is_a_command_with_help_and_examples(command):
     modules = {path.stem for path in Path(claims.__file__).parent.glob("*.py")}
     assert modules - {"__init__", "arguments", "tables"} == set(cli.COMMANDS)
-    listed = said(capsys, "--help")[1]
-    for command in cli.COMMANDS:
-        code, out, _ = said(capsys, command, "--help")
-        assert code == 0 and f"examples:\n  gnnlab {command}" in out and command in listed
+    listed = command("--help")[1]
+    for name in cli.COMMANDS:
+        code, out, _ = command(name, "--help")
+        assert code == 0 and f"examples:\n  gnnlab {name}" in out and name in listed
 
 
 def test_python_m_gnnlab_is_the_command():
@@ -112,8 +116,8 @@ def test_python_m_gnnlab_is_the_command():
         (["check", "none.py"], "none.py: there is no such file"),
     ],
 )
-def test_a_wrong_command_line_is_answered_in_one_line(capsys, arguments, part):
-    code, out, err = said(capsys, *arguments)
+def test_a_wrong_command_line_is_answered_in_one_line(command, arguments, part):
+    code, out, err = command(*arguments)
     assert code == 2 and out == "" and len(err.splitlines()) == 1
     assert err.startswith("gnnlab") and part in err and "--help" in err
 
@@ -144,19 +148,19 @@ def test_run_passes_on_what_is_asked_and_exits_with_1_when_a_notebook_failed_or_
         assert cli.main(["run"]) == code
 
 
-def test_run_in_no_repository_says_so(capsys, tmp_path, monkeypatch):
+def test_run_in_no_repository_says_so(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(discovery, "__file__", str(tmp_path / "gnnlab/lab/discovery.py"))
-    code, _, err = said(capsys, "run")
+    code, _, err = command("run")
     assert code == 2 and "holds notebooks/ and params/" in err and "swap, optimize" in err
 
 
-def test_report_renders_the_site_and_prints_its_page_or_names_the_run(capsys, repository, monkeypatch):
+def test_report_renders_the_site_and_prints_its_page_or_names_the_run(command, repository, monkeypatch):
     site = types.SimpleNamespace(build_site=lambda folder: folder / "index.html")
     monkeypatch.setitem(sys.modules, "gnnlab.lab.report", site)
     monkeypatch.setattr(gnnlab.lab, "report", site, raising=False)
-    assert said(capsys, "report") == (0, f"{repository / 'outputs/quick/index.html'}\n", "")
-    code, _, err = said(capsys, "report", "--params", "full")
+    assert command("report") == (0, f"{repository / 'outputs/quick/index.html'}\n", "")
+    code, _, err = command("report", "--params", "full")
     assert code == 2 and "run gnnlab run --params full first" in err
 
 
@@ -171,14 +175,14 @@ def judged(monkeypatch):
     return shown
 
 
-def test_claims_prints_the_ledger_as_tables_as_json_and_computed_again(capsys, repository, judged):
-    assert said(capsys, "claims") == (0, "tables of quick\n", "")
-    assert said(capsys, "claims", "--json") == (0, '"quick"\n', "")
+def test_claims_prints_the_ledger_as_tables_as_json_and_computed_again(command, repository, judged):
+    assert command("claims") == (0, "tables of quick\n", "")
+    assert command("claims", "--json") == (0, '"quick"\n', "")
     (repository / "elsewhere").mkdir()
-    assert said(capsys, "claims", "elsewhere") == (0, "tables of elsewhere\n", "")
-    assert said(capsys, "claims", "--recompute") == (0, "all\n", "")
+    assert command("claims", "elsewhere") == (0, "tables of elsewhere\n", "")
+    assert command("claims", "--recompute") == (0, "all\n", "")
     judged.problems = ["gat.compile: stored 2, computed again 1", "a.json is damaged"]
-    assert said(capsys, "claims", "--recompute") == (1, "\n".join(judged.problems) + "\n", "")
+    assert command("claims", "--recompute") == (1, "\n".join(judged.problems) + "\n", "")
 
 
 def test_a_character_that_the_terminal_does_not_know_is_no_error(repository, judged, monkeypatch):
@@ -189,35 +193,35 @@ def test_a_character_that_the_terminal_does_not_know_is_no_error(repository, jud
     assert narrow.buffer.getvalue().decode("cp1252").split() == ["±5", "%", "?"]
 
 
-def test_compare_takes_folders_and_names_of_parameter_sets(capsys, repository, monkeypatch):
+def test_compare_takes_folders_and_names_of_parameter_sets(command, repository, monkeypatch):
     compared, found = [], compare.RunComparison("a", "b", [], [], [])
     monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
     monkeypatch.setattr(compare_command, "of_comparison", lambda comparison: "table")
     (repository / "elsewhere").mkdir()
-    assert said(capsys, "compare", "quick", "elsewhere") == (0, "table\n", "")
-    assert said(capsys, "compare", "elsewhere", "quick", "--json")[1].startswith('{\n "run_a": "a"')
+    assert command("compare", "quick", "elsewhere") == (0, "table\n", "")
+    assert command("compare", "elsewhere", "quick", "--json")[1].startswith('{\n "run_a": "a"')
     assert compared[0] == (repository / "outputs/quick", Path("elsewhere"))
-    code, _, err = said(capsys, "compare", "quick", "nowhere")
+    code, _, err = command("compare", "quick", "nowhere")
     assert code == 2 and "'nowhere'" in err and len(err.splitlines()) == 1
 
 
-def test_a_table_is_not_cut_in_a_file_and_a_column_in_which_nothing_stands_is_left_out(capsys, repository, judged):
+def test_a_table_is_not_cut_in_a_file_and_a_column_in_which_nothing_stands_is_left_out(command, repository, judged):
     judged.text = tables.table("wide", ["a"], [["x" * 120]])
-    assert "x" * 120 in said(capsys, "claims")[1]
+    assert "x" * 120 in command("claims")[1]
     made = tables.table("t", ["a", "empty", "b"], [["1", "", ""], ["2", "", "x"]], right=("b",))
     assert [column.header for column in made.columns] == ["a", "b"] and made.columns[1].justify == "right"
     assert [column.header for column in tables.table("t", ["a", "b"], []).columns] == ["a", "b"]
 
 
-def test_params_shows_every_parameter_and_reads_no_markup(capsys, repository):
-    code, out, _ = said(capsys, "params", "01")
+def test_params_shows_every_parameter_and_reads_no_markup(command, repository):
+    code, out, _ = command("params", "01")
     assert code == 0 and "01_first" in out
     assert "8..1024" in out and "[/b]" in out and "[red]not markup[/red]" in out
-    code, _, err = said(capsys, "params", "07")
+    code, _, err = command("params", "07")
     assert code == 2 and "there is no notebook '07'" in err
 
 
-def test_profile_takes_both_spellings_and_one_graph(capsys):
+def test_profile_takes_both_spellings_and_one_graph(command):
     parse = cli._parser().parse_args
     sizes = ["--hidden_dim", "512", "--num-layers", "12", "--ffn-dim", "64", "--num_heads", "2"]
     given = parse(["profile", *sizes, "--dataset", "karate"])
@@ -230,7 +234,7 @@ def test_profile_takes_both_spellings_and_one_graph(capsys):
     )
     assert parse(["profile", "--num-nodes", "1000"]).num_nodes == 1000
     assert parse(["profile", "--inputs", "m:inputs"]).graph == "inputs:m:inputs"
-    assert said(capsys, "profile", "--num_nodes", "1000", "--inputs", "m:inputs")[0] == 2
+    assert command("profile", "--num_nodes", "1000", "--inputs", "m:inputs")[0] == 2
 
 
 def test_the_package_finds_its_repository_from_its_own_place(tmp_path, monkeypatch):
@@ -269,17 +273,17 @@ def raising(monkeypatch):
         (FileNotFoundError(2, "No such file or directory", "a.csv"), "write: No such file or directory (a.csv)"),
     ],
 )
-def test_bad_input_and_what_the_machine_lacks_are_one_line_and_exit_code_2(capsys, raising, error, part):
+def test_bad_input_and_what_the_machine_lacks_are_one_line_and_exit_code_2(command, raising, error, part):
     raising(error)
-    code, out, err = said(capsys, "units")
+    code, out, err = command("units")
     assert code == 2 and out == "" and part in err and err.startswith("gnnlab: ") and err.count("\n") == 1
 
 
-def test_an_error_that_is_not_ours_is_not_hidden_and_ctrl_c_is_exit_code_130(capsys, raising):
+def test_an_error_that_is_not_ours_is_not_hidden_and_ctrl_c_is_exit_code_130(command, raising):
     own = ModuleNotFoundError("No module named 'gnnlab.x'", name="gnnlab.x")
     for error in (OSError("another"), own, ValueError("a bug")):
         raising(error)
         with pytest.raises(type(error), match=str(error)):
             cli.main(["units"])
     raising(KeyboardInterrupt())
-    assert said(capsys, "units") == (130, "", "")
+    assert command("units") == (130, "", "")

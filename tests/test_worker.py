@@ -97,8 +97,9 @@ def test_a_task_that_eats_memory_is_ended_at_the_limit_and_a_time_limit_has_to_b
 
 
 def test_processes_that_a_task_started_end_with_it(worker):
-    answer = call(worker, "start_a_process_and_hang", 5)
-    assert answer.reason.startswith("no answer within 5 s; it last said: ") and "started " in answer.reason
+    call(worker, "behave")
+    answer = call(worker, "start_a_process_and_hang", 2)
+    assert answer.reason.startswith("no answer within 2 s; it last said: ") and "started " in answer.reason
     assert gone(int(answer.reason.split("started ")[1]))
 
 
@@ -113,10 +114,10 @@ def test_a_process_that_hangs_in_its_start_is_ended_and_not_started_again(tmp_pa
     starts = tmp_path / "starts"
     hang = f"import time\nopen({str(starts)!r}, 'a').write('.')\ntime.sleep(600)"
     (tmp_path / "sitecustomize.py").write_text(hang)
-    monkeypatch.setattr("gnnlab.worker.START_S", 3)
+    monkeypatch.setattr("gnnlab.worker.START_S", 1.5)
     with Worker(PYTHONPATH=str(tmp_path)) as hanging:
         answer = hanging.call("misbehaving:behave", timeout_s=60)
-    assert answer.status == "timeout" and "no answer within 3 s" in answer.reason
+    assert answer.status == "timeout" and "no answer within 1.5 s" in answer.reason
     assert starts.read_text() == "."
 
 

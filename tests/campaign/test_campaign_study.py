@@ -122,10 +122,18 @@ def test_all_exports_measures_and_analyzes_what_is_asked_for(params, tmp_path, m
     assert "sage/1: failed, x" in capsys.readouterr().err
 
 
-def test_fused_blocks_alone_have_a_report_and_no_tables(params, tmp_path, capsys):
-    assert cli.main(["stages", "--measure", "--analyze", "--params", params, "--blocks", "1-5"]) == cli.OK
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        (TORCH, "no stage was timed by itself"),
+        (FAST, "has only blocks that sum over neighbours and copies nothing by itself: no tables of stages"),
+    ],
+)
+def test_fused_blocks_alone_have_a_report_and_no_tables(params, tmp_path, capsys, unit, words):
+    options = ["--params", params, "--units", unit, "--blocks", "1-5"]
+    assert cli.main(["stages", "--measure", "--analyze", *options]) == cli.OK
     printed = capsys.readouterr()
-    assert "1-5 GATHER..NORMALIZE" in printed.out and "no stage was timed by itself" in printed.err
+    assert "1-5 GATHER..NORMALIZE" in printed.out and words in printed.err
     assert not (tmp_path / "out/tables/lookup_table.json").exists()
 
 

@@ -100,13 +100,6 @@ def worker():
         yield one
 
 
-def test_a_cell_is_measured_in_another_process_and_comes_back_whole(worker):
-    outcome = ask(worker, replace(SMALL, unit="fake_units:chatters"), QUICK, 60)
-    assert outcome.status == "measured" and outcome.parity_error == 0
-    assert len(outcome.samples_ms) >= 6 and outcome.ci_ms[0] <= outcome.median_ms <= outcome.ci_ms[1]
-    assert CellResult.from_json(outcome.to_json()) == outcome
-
-
 @pytest.mark.parametrize(
     ("unit", "limit_s", "status", "reason"),
     [
@@ -119,4 +112,5 @@ def test_what_a_unit_does_to_its_process_costs_its_own_cell_alone(worker, unit, 
     outcome = ask(worker, replace(SMALL, unit=f"fake_units:{unit}"), QUICK, limit_s)
     assert outcome.status == status and outcome.reason.startswith(reason)
     assert outcome.samples_ms == () and outcome.median_ms is None
-    assert ask(worker, replace(SMALL, unit="fake_units:behaves"), QUICK, 60).status == "measured"
+    other = ask(worker, replace(SMALL, unit="fake_units:chatters"), QUICK, 60)
+    assert other.status == "measured" and len(other.samples_ms) >= 6 and CellResult.from_json(other.to_json()) == other

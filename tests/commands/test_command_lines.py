@@ -1,6 +1,5 @@
 """The command lines that the documents print: each is on its page, and what is to be typed is understood."""
 
-import dataclasses
 import io
 import json
 import re
@@ -15,7 +14,6 @@ from edge_states import S2_STATE
 from gnnlab import cli
 from gnnlab.commands import profile
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import discovery
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-lines.md"
 LINES = re.findall(r"^\| (S\d) \| `python (\S+) ?([^`]*)` \| `gnnlab ([^`]*)` \|$", PAGE.read_text("utf-8"), re.M)
@@ -76,18 +74,3 @@ def test_totals_are_the_sums_of_their_breakdowns(capsys):
         assert sum(part["breakdown"].values()) == pytest.approx(part[total], rel=1e-12) and part[total] > 0
     assert {"attention", "ffn"} <= flops["formulas"]["breakdown"].keys()
     assert memory["of_these"]["forward_activations"] < memory["training"]["breakdown"]["activations_and_gradients"]
-
-
-def test_stages_to_analyze_that_nobody_measured_are_one_line(capsys, monkeypatch, tmp_path):
-    request = discovery.request(("04", "05", "06"), "quick")
-    monkeypatch.setattr(discovery, "request", lambda *_: dataclasses.replace(request, folder=tmp_path))
-    assert cli.main(["stages", "--analyze"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_a_unit_of_sums_alone_gives_no_tables_and_says_what_to_do(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(discovery, "LAB", tmp_path)
-    given = ["--sizes", "50/200", "--units", "fast:CPU", "--blocks", "1-5"]
-    assert cli.main(["stages", "--measure", "--analyze", *given]) == 0
-    said = capsys.readouterr().err
-    assert "fast:CPU has only blocks that sum over neighbours" in said and "such as torch:CPU" in said

@@ -2,11 +2,11 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 from planted_search import Planted
 
-from gnnlab import cli
 from gnnlab.commands.optimize import _gain_text
 from gnnlab.profiling.estimates import Estimate
 from gnnlab.rewrite import optimize as search
@@ -14,16 +14,11 @@ from gnnlab.rewrite import steps
 
 
 @pytest.fixture
-def optimize(monkeypatch, tmp_path, capsys):
+def optimize(monkeypatch, tmp_path, command):
     """Runs the command with two steps to try: code, what it printed, what it said beside."""
     monkeypatch.setattr(steps, "tried", lambda train: ["fast layers", "inference mode"])
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = cli.main(["optimize", *arguments])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(command, "optimize")
 
 
 def test_a_model_goes_through_processes_of_its_own(optimize, tmp_path):
@@ -101,7 +96,6 @@ def test_the_module_is_written_as_soon_as_there_is_a_gain_and_again_at_the_end(o
         ((), "required: module:factory"),
         (("own_models:gcn", "--budget", "0"), "whole number above 0"),
         (("own_models:gcn", "--processes", "0"), "whole number above 0"),
-        (("own_models:not_there", "--graph", "karate", "--processes", "1"), "no factory 'not_there'"),
         (("own_models:wants_more", "--graph", "karate", "--processes", "1"), "forward wants positions"),
     ],
 )

@@ -1,11 +1,11 @@
 """`gnnlab plan` says which plan and why, carries it out, and answers bad input with one line."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 from synthetic_costs import costs
 
-from gnnlab import cli
 from gnnlab.campaign.cells import layer_of
 from gnnlab.lab import discovery
 from gnnlab.planning import costs as tables
@@ -25,19 +25,14 @@ def processes():
 
 
 @pytest.fixture
-def plan(processes, monkeypatch, tmp_path, capsys):
+def plan(processes, monkeypatch, tmp_path, command):
     """Runs the command on synthetic tables: code, what it printed, what it said beside."""
     synthetic = costs(UNITS, layer_of("sage", 8))
     real = discovery.results_of
     monkeypatch.setattr(discovery, "results_of", lambda name: tmp_path if name == "quick" else real(name))
     monkeypatch.setattr(tables, "load_costs", lambda folder, units=(): synthetic)
     monkeypatch.setattr("gnnlab.planning.unit_processes.UnitProcesses", lambda units: nullcontext(processes))
-
-    def run(*arguments):
-        code = cli.main(["plan", *arguments])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(command, "plan")
 
 
 def test_the_plan_is_printed_with_its_reasons(plan):

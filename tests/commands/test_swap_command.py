@@ -1,12 +1,12 @@
 """`gnnlab swap` prints what was replaced, what it brings, or one line."""
 
-import pytest
+from functools import partial
 
-from gnnlab import cli
+import pytest
 
 
 @pytest.fixture
-def swap(monkeypatch, tmp_path, capsys):
+def swap(monkeypatch, tmp_path, command):
     """Runs the command beside a module of the reader's: code, what it printed, what it said beside."""
     (tmp_path / "swap_inputs.py").write_text(
         "import torch\nfrom torch_geometric.data import Batch, Data\n"
@@ -17,12 +17,7 @@ def swap(monkeypatch, tmp_path, capsys):
         "def boom(): raise OSError('no disk')\n"
     )
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = cli.main(["swap", *arguments])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(command, "swap")
 
 
 def test_the_report_has_layers_times_and_memory(swap):

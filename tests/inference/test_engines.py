@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from torch import nn
 
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import Unavailable
 from gnnlab.inference import engines
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.states import NetworkArrays
@@ -128,5 +130,7 @@ def test_an_engine_that_does_not_work_here_says_why(monkeypatch):
         raise RuntimeError("no compiler\nlong trace")
 
     monkeypatch.setitem(engines.BUILDERS, "fast", broken)
-    with pytest.raises(GnnlabError, match=r"does not work here: RuntimeError: no compiler$"):
-        engines.make("fast", WEIGHTS)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for name, why in (("fast", "RuntimeError: no compiler$"), ("onnx", "ModuleNotFoundError: import of onnxruntime")):
+        with pytest.raises(Unavailable, match=f"'{name}' does not work here: {why}"):
+            engines.make(name, WEIGHTS)

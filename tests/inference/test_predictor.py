@@ -1,5 +1,4 @@
 import copy
-import sys
 import threading
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from refusals import refused
 
-from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.errors import GnnlabError
 from gnnlab.inference.engines import InferenceEngine
 from gnnlab.inference.predictor import Decision, PredictionCache, Predictor, choose, key
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, weights
@@ -49,12 +48,6 @@ def test_decisions_are_those_of_the_model(model_type, state):
     model, predictor = load(model_type), Predictor(model_type, "cpu")
     agree([predictor.predict(state, return_scores=True)], [state], lambda s: expected_of(s, model))
     assert np.array_equal(predictor(state), predictor.predict(state, return_scores=True).scores)  # as a form of a race
-
-
-def test_an_engine_whose_runtime_is_not_installed_is_unavailable(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(Unavailable, match="'onnx' does not work here"):
-        Predictor("hybrid", "cpu", engine="onnx")
 
 
 @settings(max_examples=30)
@@ -149,11 +142,6 @@ def test_a_device_that_is_not_here_is_refused_in_one_line(device, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with refused(r"is needed|is not here"):
         choose(device)
-
-
-def test_an_unknown_model_is_named():
-    with pytest.raises(GnnlabError, match="one of dqn, ppo, hybrid"):
-        Predictor("a2c", "cpu")
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------

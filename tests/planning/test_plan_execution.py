@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 from synthetic_costs import costs
 
 from gnnlab.campaign.cells import layer_of
@@ -90,9 +91,9 @@ def test_a_unit_that_fails_dies_or_hangs_ends_the_stream_with_its_name(unit, tim
     with UnitProcesses((CPU, unit)) as units:
         executor = Executor(plan, of(units=(CPU, unit)), inputs, units)
         units.timeout_s = timeout_s
-        with pytest.raises(GnnlabError, match=words) as error:
+        with refused(words):
             executor.run(9)
-        assert "\n" not in str(error.value) and not units.running
+        assert not units.running
 
 
 def test_processes_end_with_the_one_that_started_them_and_what_was_lost_starts_anew():
@@ -127,9 +128,8 @@ def test_what_cannot_be_carried_out_is_refused_in_one_line(processes, monkeypatc
         (lambda: Executor(plan, of(lacking=lacking), graphs(), processes), "no time of stages 1-7"),
         (lambda: Executor(edges_handed, of(), graphs(), processes), "hand on values of edges"),
     ):
-        with pytest.raises(GnnlabError, match=words) as error:
+        with refused(words):
             act()
-        assert "\n" not in str(error.value)
     monkeypatch.setattr(torch.Tensor, "share_memory_", lambda self: (_ for _ in ()).throw(RuntimeError("no space")))
     with pytest.raises(GnnlabError, match=r"no shared memory for a graph \(RuntimeError: no space\)"):
         Executor(plan, of(), graphs(), processes)

@@ -114,10 +114,7 @@ def test_the_busiest_core_sets_the_pace_of_a_stream(ms, cores, devices, period_m
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    blocks=st.lists(st.lists(MS, min_size=1, max_size=2), min_size=1, max_size=3),
-    cores=st.integers(1, 4),
-)
+@given(blocks=st.lists(st.lists(MS, min_size=1, max_size=2), min_size=1, max_size=3), cores=st.integers(1, 4))
 def test_no_graph_is_lost_none_overtakes_another_and_no_core_does_two_things_at_once(blocks, cores):
     works = [Work(b, f"{b}{unit}", ms) for b, block in enumerate(blocks) for unit, ms in enumerate(block)]
     segments = segments_of(works, cores, 12)

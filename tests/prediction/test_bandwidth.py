@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from one_table import Recorder
-from planted_campaign import BLOCKS, FEATURES, LAYER, SIZES, PlantedUnits, cells, leave
+from planted_campaign import BLOCKS, FEATURES, LAYER, SIZES, PlantedUnits, cells, leave, no_time
 
 from gnnlab.campaign import campaign
 from gnnlab.campaign.cells import Cell
@@ -16,8 +16,6 @@ from gnnlab.prediction.predictor import TimePredictor
 from gnnlab.units import registry as units
 
 LOCAL = ("torch:CPU",)  # what can be loaded here without an exported model
-NO_DEVICE = {"status": "unavailable", "reason": "no device", "samples_ms": (), "median_ms": None, "ci_ms": None,
-             "std_ms": None}  # fmt: skip
 
 
 def measuring(folder):
@@ -73,7 +71,7 @@ def test_what_is_known_is_not_measured_again_and_only_what_is_random_a_second_ti
 def test_units_that_were_not_measured_are_refused(measure, tmp_path):
     with pytest.raises(GnnlabError, match="openvino:CPU was not measured by notebook 05; units with times: torch:CPU"):
         measure(names=["openvino:CPU"])
-    leave(tmp_path / "stages", lambda cell: NO_DEVICE)
+    leave(tmp_path / "stages", lambda cell: no_time("unavailable", "no device"))
     with pytest.raises(GnnlabError, match="has measured no unit here"):
         measure()
     skipped = []

@@ -14,15 +14,7 @@ from gnnlab.prediction import predictor as fits
 from gnnlab.prediction.bandwidth import draw
 from gnnlab.prediction.copies import CopyCurve, MeasuredTransfers
 from gnnlab.prediction.planted_truth import Truth, sweep
-from gnnlab.prediction.predictor import (
-    EXTRAPOLATED,
-    INTERPOLATED,
-    MEASURED,
-    RATE,
-    TimePredictor,
-    inside_hull,
-    work,
-)
+from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, RATE, TimePredictor, inside_hull, work
 from gnnlab.workloads.graphsage import sage
 
 LAYER = sage(500)

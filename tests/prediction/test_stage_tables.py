@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from planted_campaign import FEATURES, LAYER, SIZES, TRUTH, cells, leave, timed
+from planted_campaign import FEATURES, LAYER, SIZES, TRUTH, cells, leave, no_time, timed
+from refusals import refused
 
-from gnnlab.errors import GnnlabError
 from gnnlab.prediction import tables
 from gnnlab.prediction.bandwidth import measured_cells
 from gnnlab.prediction.copies import PLAIN_COPY
@@ -105,8 +105,7 @@ def test_tables_are_loaded_as_they_were_written(written):
 def test_cells_without_a_time_are_listed_and_the_table_goes_on(tmp_path):
     def changes(cell):
         gone = cell.unit == "torch:CPU" and cell.first == cell.last == 3 and cell.nodes == 400
-        none = {"samples_ms": (), "median_ms": None, "ci_ms": None, "std_ms": None}
-        return {"status": "timeout", "reason": "no answer within 60 s", **none} if gone else {}
+        return no_time("timeout", "no answer within 60 s") if gone else {}
 
     planted = tables_of(leave(tmp_path, changes, cells=cells(units=["torch:CPU"])))
     assert planted.write(tmp_path / "tables")["gaps"] == 1
@@ -134,9 +133,8 @@ def entry(**changes):
 )
 def test_a_lookup_table_of_another_hand_is_checked(tmp_path, data, message):
     (tmp_path / tables.LOOKUP).write_text(json.dumps(data))
-    with pytest.raises(GnnlabError, match=message) as refused:
+    with refused(message):
         tables.read_lookup(tmp_path / tables.LOOKUP)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_a_lookup_table_of_another_hand_is_checked(tmp_path, data, message):
 )
 def test_a_bandwidth_table_of_another_hand_is_checked(tmp_path, rates, words):
     (tmp_path / tables.BANDWIDTH).write_text(json.dumps(rates))
-    with pytest.raises(GnnlabError, match=words):
+    with refused(words):
         tables.read_bandwidth(tmp_path / tables.BANDWIDTH)
 
 
@@ -166,13 +164,10 @@ def test_damaged_tables_are_refused_in_one_line(written, spoil, message):
     path = written[0] / tables.TIMES
     text = json.dumps(json.loads(path.read_text()))
     path.write_text(spoil(text))
-    with pytest.raises(GnnlabError, match=message) as refused:
+    with refused(message):
         tables.load_tables(written[0])
-    assert "\n" not in str(refused.value)
 
 
 def test_nothing_measured_gives_no_table(tmp_path):
-    none = {"status": "unavailable", "reason": "no device", "samples_ms": (), "median_ms": None, "ci_ms": None,
-            "std_ms": None}  # fmt: skip
-    with pytest.raises(GnnlabError, match="no stage was timed by itself"):
-        tables_of(leave(tmp_path, lambda cell: none))
+    with refused("no stage was timed by itself"):
+        tables_of(leave(tmp_path, lambda cell: no_time("unavailable", "no device")))

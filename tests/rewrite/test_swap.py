@@ -3,6 +3,7 @@ import random
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
@@ -10,7 +11,6 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, NNConv, SAGEConv
 from zoo_cases import assert_same, results
 
 import gnnlab
-from gnnlab.errors import GnnlabError
 from gnnlab.profiling.races import relative_error
 from gnnlab.rewrite import swap as swap_module
 from gnnlab.rewrite.fast_layer import DIRECT, SUM, TILES
@@ -209,11 +209,10 @@ def test_a_model_that_was_swapped_is_already_fast():
 
 
 def test_what_is_no_model_or_does_not_run_is_refused_in_one_line():
-    with pytest.raises(GnnlabError, match=r"needs a torch\.nn\.Module, not str"):
+    with refused(r"needs a torch\.nn\.Module, not str"):
         swap("model")
-    with pytest.raises(GnnlabError, match="Mixed does not run on the example: ") as error:
+    with refused("Mixed does not run on the example: "):
         swap(Mixed(), (torch.randn(50, 5), example()[1]))
-    assert "\n" not in str(error.value)
 
 
 def test_a_model_that_gives_something_else_for_other_layers_or_in_each_call_stays_as_it_was():

@@ -6,27 +6,16 @@ import time
 import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
-from torch_geometric.nn.models import GAT, GCN, GIN, PNA, GraphSAGE
+from torch_geometric.nn.models import GAT, GCN, GIN, PNA
 
 
-def gcn(data):
-    return GCN(data.num_features, 8, 2, 3)
+def two_layers(kind, **options):
+    """The factory of a model of two layers of PyG."""
+    return lambda data: kind(data.num_features, 8, 2, 3, **options)
 
 
-def gin(data):
-    return GIN(data.num_features, 8, 2, 3)
-
-
-def gat(data):
-    return GAT(data.num_features, 8, 2, 3, heads=2)
-
-
-def gatv2(data):
-    return GAT(data.num_features, 8, 2, 3, heads=2, v2=True)
-
-
-def sage(data):
-    return GraphSAGE(data.num_features, 8, 2, 3)
+gcn, gin = two_layers(GCN), two_layers(GIN)
+gat, gatv2 = two_layers(GAT, heads=2), two_layers(GAT, heads=2, v2=True)
 
 
 def pna(data):
@@ -84,6 +73,11 @@ class Altered(nn.Module):
         return self.mistake(self, x, self.lin(x))
 
 
+def with_mistake(mistake):
+    """The factory of a model with it; `mistake` may decorate its own definition."""
+    return lambda data: Altered(data.num_features, mistake)
+
+
 class Weighted(nn.Module):
     """A GCN whose edges have weights."""
 
@@ -120,13 +114,11 @@ def fails(data):
     raise RuntimeError("no such file")
 
 
-def fails_later(data):
-    def fail(model, x, y):
-        if model.calls.add_(1) > 3:
-            raise RuntimeError("later")
-        return y
-
-    return Altered(data.num_features, fail)
+@with_mistake
+def fails_later(model, x, y):
+    if model.calls.add_(1) > 3:
+        raise RuntimeError("later")
+    return y
 
 
 def ends_the_process():
@@ -146,45 +138,25 @@ def no_module(data):
     return lambda x: x
 
 
-def hangs(data):
-    def sleep(model, x, y):
-        time.sleep(60)
-        return y
-
-    return Altered(data.num_features, sleep)
+@with_mistake
+def hangs(model, x, y):
+    time.sleep(60)
+    return y
 
 
-def always_drops(data):
-    return Altered(data.num_features, lambda model, x, y: nn.functional.dropout(y, 0.5))
+@with_mistake
+def scales_its_weight(model, x, y):
+    with torch.no_grad():
+        model.lin.weight.mul_(0.9)
+    return y
 
 
-def counts_its_calls(data):
-    return Altered(data.num_features, lambda model, x, y: y + model.calls.add_(1))
-
-
-def scales_its_weight(data):
-    def scaled(model, x, y):
-        with torch.no_grad():
-            model.lin.weight.mul_(0.9)
-        return y
-
-    return Altered(data.num_features, scaled)
-
-
-def writes_to_x(data):
-    return Altered(data.num_features, lambda model, x, y: y + x.clamp_(max=0.5).sum())
-
-
-def gives_a_number(data):
-    return Altered(data.num_features, lambda model, x, y: (y, 3.0))
-
-
-def gives_nothing(data):
-    return Altered(data.num_features, lambda model, x, y: None)
-
-
-def gives_nan(data):
-    return Altered(data.num_features, lambda model, x, y: y / 0 - y / 0)
+always_drops = with_mistake(lambda model, x, y: nn.functional.dropout(y, 0.5))
+counts_its_calls = with_mistake(lambda model, x, y: y + model.calls.add_(1))
+writes_to_x = with_mistake(lambda model, x, y: y + x.clamp_(max=0.5).sum())
+gives_a_number = with_mistake(lambda model, x, y: (y, 3.0))
+gives_nothing = with_mistake(lambda model, x, y: None)
+gives_nan = with_mistake(lambda model, x, y: y / 0 - y / 0)
 
 
 class wants_more(nn.Module):

@@ -35,6 +35,12 @@ def timed(ms, half=0.005, status="measured"):
     return CellResult(status, None, samples, ms, ci, ms * half, **about)
 
 
+def no_time(status, reason):
+    """The fields of an outcome without a time."""
+    none = dict.fromkeys(("median_ms", "ci_ms", "std_ms"))
+    return {"status": status, "reason": reason, "samples_ms": (), **none}
+
+
 def cells(sizes=SIZES, blocks=BLOCKS, units=UNITS):
     return [Cell("sage", FEATURES, *size, *block, unit) for size in sizes for block in blocks for unit in units]
 

@@ -15,11 +15,7 @@ class Machine:
     """
 
     def __init__(
-        self,
-        seed: int,
-        spread: float = 0.03,
-        spikes: float = 0.05,
-        drift: Callable[[float], float] = lambda t: 1.0,
+        self, seed: int, spread: float = 0.03, spikes: float = 0.05, drift: Callable[[float], float] = lambda t: 1.0
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.spread, self.spikes, self.drift = spread, spikes, drift

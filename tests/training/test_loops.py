@@ -105,11 +105,7 @@ def test_what_computes_another_loss_or_fails_is_not_timed_and_says_why(raced, la
     [
         ({"epoch": fails}, {}, "the baseline 'S3, original' cannot be raced: RuntimeError: no kernel"),
         ({"low": torch.bfloat16}, {}, "the baseline 'S3, original' cannot be raced: this processor .* would emulate"),
-        (
-            {"factor": torch.nan},
-            {},
-            "the baseline .* cannot be raced: its loss over the first batches is nan",
-        ),
+        ({"factor": torch.nan}, {}, "the baseline .* cannot be raced: its loss over the first batches is nan"),
         ({}, {"epoch": fails}, "the control 'ours' cannot be raced: RuntimeError: no kernel"),
         ({}, {"low": torch.bfloat16}, "the control 'ours' cannot be raced: this processor"),
         ({}, {"factor": 1.01}, "the control 'ours' cannot be raced: its loss .* differs from that of S3, original by"),
