@@ -1,20 +1,17 @@
 """A real browser: Debian's chromium, another on the path, or playwright's own; without one the tests are skipped."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 
 
 @pytest.fixture(scope="module")  # while it is open an event loop runs, beside which no other test can start its own
-def browser() -> Iterator[Browser]:
+def browser():
     with sync_playwright() as playwright:
         chromium = next(filter(None, map(shutil.which, NAMES)), playwright.chromium.executable_path)
         if not Path(chromium).is_file():
@@ -28,11 +25,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
+def opened(browser):
     """`opened(address, width, scheme)`: a page that sees no network; what it asks for or complains of is in `heard`."""
     contexts = []
 
-    def open_page(path: Path, width: int = 1280, scheme: str = "light") -> Page:
+    def open_page(path, width=1280, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
         contexts.append(context)
         page = context.new_page()

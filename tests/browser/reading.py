@@ -1,10 +1,8 @@
 """What a reader of a page would stumble over, by the browser itself."""
 
-from __future__ import annotations
-
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
 
+VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]  # width of the window, colours
 _OVERFLOW = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
 _CUT = """() => {
   // what is wider than its box, where no box around it scrolls and takes the focus
@@ -31,7 +29,7 @@ _CLIPPED_HEADINGS = """() => [...document.querySelectorAll("h1, h2, h3, .badge, 
   .map((node) => node.textContent.trim().slice(0, 60))"""
 
 
-def faults(page: Page) -> list[str]:
+def faults(page):
     """A line for each: overflow of the page, something cut, a heading that leaves its box, axe's, what it asked for."""
     lines = list(page.heard)
     if (over := page.evaluate(_OVERFLOW)) > 0:

@@ -1,7 +1,5 @@
 """JupyterLab in a browser, on a copy of notebook 01, edited and run as a user does. Minutes: part of `make slow`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -10,12 +8,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 from test_notebooks import ROOT, SMALL
 
 from gnnlab.lab import discovery, parameters, results
@@ -27,7 +23,7 @@ FIRST = "01_profile_bottlenecks"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Notebooks and parameter sets apart from the repository's, 01 with small parameters in its own cell."""
     folder = tmp_path_factory.mktemp("repository")
     for name in ("notebooks", "params"):
@@ -44,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
+def address(folder):
     """JupyterLab on a free port of this host, without a token and without a user's settings."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -72,7 +68,7 @@ def address(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
+def page(browser, address):
     """Notebook 01 in a page of its own, its kernel ready."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.set_default_timeout(300_000)
@@ -83,12 +79,12 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
     page.context.close()
 
 
-def idle(page: Page) -> None:
+def idle(page):
     """Wait until the status bar says that the kernel is there and has nothing to do."""
     page.get_by_role("button", name=re.compile(r"Python 3.*\| Idle$")).first.wait_for(timeout=LONG_MS)
 
 
-def menu(page: Page, *names: str) -> None:
+def menu(page, *names):
     """Choose from the menu bar as a user does, and agree where it asks."""
     page.get_by_role("menuitem", name=names[0], exact=True).first.click()
     for name in names[1:]:
@@ -97,7 +93,7 @@ def menu(page: Page, *names: str) -> None:
         page.locator(".jp-Dialog .jp-mod-accept").click()
 
 
-def test_a_bad_parameter_stops_the_first_cell_and_with_a_good_one_01_runs_to_its_end(page: Page, folder: Path) -> None:
+def test_a_bad_parameter_stops_the_first_cell_and_with_a_good_one_01_runs_to_its_end(page, folder):
     for value in (0, 8):
         cell = page.locator(".jp-Notebook .jp-CodeCell").first.locator(".cm-content")
         text = re.sub(r"(?m)^batch_size: int = \d+", f"batch_size: int = {value}", cell.inner_text())
@@ -120,7 +116,7 @@ def test_a_bad_parameter_stops_the_first_cell_and_with_a_good_one_01_runs_to_its
     assert page.locator(".jp-OutputArea-output", has_text="Traceback").count() == 0
 
 
-def test_a_restart_in_the_middle_keeps_the_earlier_result(page: Page, folder: Path) -> None:
+def test_a_restart_in_the_middle_keeps_the_earlier_result(page, folder):
     earlier = results.paths(folder / discovery.LAB)
     menu(page, "Run", "Run All Cells")
     page.locator(".jp-Notebook img").first.wait_for(timeout=LONG_MS)  # the first figure: some cells have run

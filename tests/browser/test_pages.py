@@ -1,20 +1,12 @@
 """Every page in a browser: nothing is cut, axe-core finds no violation, and the keyboard reaches all."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import small_site
-from playwright.sync_api import Page
-from reading import faults
-
-VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+from reading import VIEWS, faults
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "quick"
     small_site.write(folder)
     return folder
@@ -22,11 +14,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 @pytest.mark.parametrize("name", ["index.html", "01_profile_bottlenecks.html"])
-def test_nothing_is_cut_and_axe_finds_nothing(site: Path, opened: Callable, name: str, width: int, scheme: str) -> None:
+def test_nothing_is_cut_and_axe_finds_nothing(site, opened, name, width, scheme):
     assert faults(opened(site / name, width, scheme)) == []
 
 
-def press_until(page: Page, selector: str, most: int = 80) -> None:
+def press_until(page, selector, most=80):
     """Move the focus by the tabulator until it is on `selector`."""
     for _ in range(most):
         page.keyboard.press("Tab")
@@ -35,7 +27,7 @@ def press_until(page: Page, selector: str, most: int = 80) -> None:
     raise AssertionError(f"the tabulator does not lead to {selector} in {most} steps")
 
 
-def test_the_keyboard_filters_and_sorts_the_ledger(site: Path, opened: Callable) -> None:
+def test_the_keyboard_filters_and_sorts_the_ledger(site, opened):
     page = opened(site / "index.html")
     press_until(page, ".skip", most=1)
     rows = page.locator("section:has(#claims) tbody tr:visible")
@@ -55,7 +47,7 @@ def test_the_keyboard_filters_and_sorts_the_ledger(site: Path, opened: Callable)
         assert numbers == sorted(numbers, reverse=reverse) and len(set(numbers)) > 2
 
 
-def test_the_keyboard_opens_the_code_and_only_what_scrolls_takes_the_focus(site: Path, opened: Callable) -> None:
+def test_the_keyboard_opens_the_code_and_only_what_scrolls_takes_the_focus(site, opened):
     page = opened(site / "01_profile_bottlenecks.html")
     assert page.locator("details.code[open]").count() == 0
     press_until(page, ".switch")

@@ -1,25 +1,20 @@
 """Every notebook, run with small parameters, as a report in a browser. Minutes: part of `make slow`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import yaml
-from reading import faults
+from reading import VIEWS, faults
 from test_notebooks import NOTEBOOKS, ROOT, SMALL
 
 from gnnlab.lab import parameters
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site of a run of all notebooks."""
     folder = tmp_path_factory.mktemp("reports")
     (folder / "small").mkdir()
@@ -34,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["index", *(path.stem for path in NOTEBOOKS)])
-def test_nothing_of_a_report_is_cut_empty_or_raw_and_axe_finds_nothing(site: Path, opened: Callable, name: str) -> None:
+def test_nothing_of_a_report_is_cut_empty_or_raw_and_axe_finds_nothing(site, opened, name):
     faulty = {view: lines for view in VIEWS if (lines := faults(opened(site / f"{name}.html", *view)))}
     assert faulty == {}
     page = opened(site / f"{name}.html")

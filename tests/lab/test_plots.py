@@ -1,18 +1,13 @@
 """Figures: nothing that misleads is drawn, every gap and origin shows, nothing overlaps, files are whole."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
-from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from PIL import Image
 
 from gnnlab.errors import GnnlabError
@@ -38,16 +33,16 @@ SIZES = pd.DataFrame({"nodes": [100.0, 1000.0, 5000.0] * 2, "model": ["gat"] * 3
 )
 
 
-def bars(frame: pd.DataFrame = OPERATORS, **changes: object) -> Figure:
+def bars(frame=OPERATORS, **changes):
     return plots.bars(frame, **{"y": "operator", "label": "share", "unit": "%", "title": TITLE} | changes)
 
 
-def lines(**changes: object) -> Figure:
+def lines(**changes):
     axes = {"x": "nodes", "y": "value", "x_label": "nodes", "y_label": "forward (ms)", "hue": "model"}
     return plots.points(SIZES, **axes, joined=True, title=TITLE, **changes)
 
 
-def roofline(count: int) -> Figure:
+def roofline(count):
     rng = np.random.default_rng(0)
     points = pd.DataFrame({"label": [f"operator {i}" for i in range(count)]})
     points = points.assign(flops_per_byte=rng.uniform(0.4, 0.6, count), gflop_s=rng.uniform(3, 5, count))
@@ -55,7 +50,7 @@ def roofline(count: int) -> Figure:
     return plots.roofline(points, Ceilings([(2**20, 90.0), (2**28, 12.4)], 88.0, "float32", 1, "cpu"), title=TITLE)
 
 
-def samples() -> Figure:
+def samples():
     rng = np.random.default_rng(0)
     taken = {"baseline": [*rng.normal(1, 0.02, 60), 9.0, 11.0], "baseline again": rng.normal(1, 0.02, 60)}
     taken = {name: (values, Estimate(1.0, 0.99, 1.01, 60)) for name, values in taken.items()}
@@ -63,13 +58,13 @@ def samples() -> Figure:
 
 
 @pytest.fixture(scope="module")
-def figures() -> list[Figure]:
+def figures():
     other = OPERATORS.assign(model="transformer", value=5.0, low=4, high=6)
     grouped = pd.concat([OPERATORS.assign(model="gat"), other])
     return [bars(), bars(grouped, hue="model"), lines(), lines(log=False), roofline(6), samples()]
 
 
-def boxes(figure: Figure) -> list[tuple[str, matplotlib.transforms.Bbox]]:
+def boxes(figure):
     """The texts that are drawn and where they are, in pixels."""
     figure.draw_without_rendering()
     renderer, axes, unseen = figure.canvas.get_renderer(), figure.axes[0], []
@@ -81,7 +76,7 @@ def boxes(figure: Figure) -> list[tuple[str, matplotlib.transforms.Bbox]]:
     return [(t.get_text(), extent(t, renderer)) for t in texts if t not in unseen]
 
 
-def test_no_two_texts_overlap_and_none_leaves_the_figure(figures: list[Figure]) -> None:
+def test_no_two_texts_overlap_and_none_leaves_the_figure(figures):
     for figure in figures:
         placed = boxes(figure)
         for (one, a), (other, b) in combinations(placed, 2):
@@ -90,7 +85,7 @@ def test_no_two_texts_overlap_and_none_leaves_the_figure(figures: list[Figure]) 
             assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, f"{text!r} leaves the figure"
 
 
-def test_every_figure_carries_its_finding_units_and_intervals(figures: list[Figure]) -> None:
+def test_every_figure_carries_its_finding_units_and_intervals(figures):
     for figure in figures:
         axes = figure.axes[0]
         assert " ".join(figure.get_suptitle().split()) == TITLE
@@ -99,7 +94,7 @@ def test_every_figure_carries_its_finding_units_and_intervals(figures: list[Figu
         assert whiskers and all(w.has_xerr or w.has_yerr for w in whiskers)
 
 
-def test_what_was_not_measured_is_hatched_or_hollow_and_starred(figures: list[Figure]) -> None:
+def test_what_was_not_measured_is_hatched_or_hollow_and_starred(figures):
     axes, curves = figures[0].axes[0], figures[2].axes[0].lines
     patches = [bar for container in axes.containers if not hasattr(container, "has_xerr") for bar in container]
     assert [bool(bar.get_hatch()) for bar in patches] == [False, True, True, True]
@@ -108,12 +103,12 @@ def test_what_was_not_measured_is_hatched_or_hollow_and_starred(figures: list[Fi
     assert sum(curve.get_marker() == "*" for curve in curves if len(curve.get_xdata())) == 1
 
 
-def test_series_differ_by_more_than_colour() -> None:
+def test_series_differ_by_more_than_colour():
     looks = list(plot_style.looks(list("abcdefghijkl")).values())
     assert len({look[:2] for look in looks}) == 12 and len({look[1:] for look in looks[:8]}) == 8
 
 
-def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points() -> None:
+def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points():
     frame = pd.DataFrame({"form": ["slow", "fast"], "value": [0.5, 4.0], "low": [0.4, 3.0], "high": [0.6, 5.0]})
     options = {"y": "form", "label": "of a form", "title": TITLE, "log": True}
     ratios = [(bar.get_x(), bar.get_width()) for bar in plots.bars(frame, unit="x", **options).axes[0].patches]
@@ -123,7 +118,7 @@ def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points() 
     assert [list(line.get_xdata()) for line in times.lines if line.get_marker() == "o"] == [[0.5, 4.0]]
 
 
-def test_sizes_over_decades_have_units_of_their_own_and_a_0_stands_at_the_edge() -> None:
+def test_sizes_over_decades_have_units_of_their_own_and_a_0_stands_at_the_edge():
     frame = pd.DataFrame({"part": ["buffers", "input", "output", "peak"], "value": [4 / 2**20, 0.0, 0.25, 214.0]})
     axes = plots.bars(frame, y="part", label="memory", unit="MiB", title=TITLE, log=True).axes[0]
     assert {text.get_text() for text in axes.texts} == {"4 B", "0", "256 KiB", "214 MiB"}
@@ -131,13 +126,13 @@ def test_sizes_over_decades_have_units_of_their_own_and_a_0_stands_at_the_edge()
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.85, 2.1), (1.0, 6.0), (0.6, 1.8), (0.9, 1.6), (0.1, 160.0)])
-def test_an_axis_of_ratios_has_a_tick_at_1(low: float, high: float) -> None:
+def test_an_axis_of_ratios_has_a_tick_at_1(low, high):
     frame = pd.DataFrame({"form": ["slow", "fast"], "value": [low, high]})
     axes = plots.bars(frame, y="form", label="of a form", unit="x", title=TITLE, log=True).axes[0]
     assert 1 in axes.get_xticks()
 
 
-def test_a_figure_has_the_style_of_the_lab_and_neither_pyplot_nor_any_setting_is_touched() -> None:
+def test_a_figure_has_the_style_of_the_lab_and_neither_pyplot_nor_any_setting_is_touched():
     with matplotlib.rc_context({"axes.labelsize": 33, "figure.facecolor": "red"}):
         assert bars().get_facecolor()[:3] == to_rgb(plot_style.SURFACE)
         assert matplotlib.rcParams["axes.labelsize"] == 33 and matplotlib.rcParams["figure.facecolor"] == "red"
@@ -146,12 +141,12 @@ def test_a_figure_has_the_style_of_the_lab_and_neither_pyplot_nor_any_setting_is
     assert plt.get_fignums() == []
 
 
-def test_every_sample_is_drawn_those_far_out_too() -> None:
+def test_every_sample_is_drawn_those_far_out_too():
     dots = [line.get_xdata() for line in samples().axes[0].lines if line.get_alpha()]
     assert [len(values) for values in dots] == [62, 60] and max(map(max, dots)) == 11.0
 
 
-def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_see(tmp_path: Path) -> None:
+def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_see(tmp_path):
     record = plot_style.save(bars(), "operators", title=TITLE, alt=f"{ALT} <&>", folder=tmp_path, key=True)
     assert (record.png, record.svg, record.key) == ("figures/operators.png", "figures/operators.svg", True)
     of_09 = plot_style.save(bars(), "operators", title=TITLE, alt=ALT, folder=tmp_path, notebook="09_mine")
@@ -171,7 +166,7 @@ def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_se
         ({"name": "../a"}, "file name"),
     ],
 )
-def test_save_refuses_what_a_reader_would_miss(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+def test_save_refuses_what_a_reader_would_miss(tmp_path, changes, message):
     with pytest.raises(GnnlabError, match=message):
         plot_style.save(bars(), folder=tmp_path, **{"name": "a", "title": TITLE, "alt": ALT} | changes)
     assert not list(tmp_path.iterdir())
@@ -185,11 +180,11 @@ FRAME = pd.DataFrame(CELLS, columns=["unit", "stage", "size"]).assign(value=[1.0
 FRAME = FRAME.assign(origin=["measured"] * 6 + ["simulated"] * 6)
 
 
-def texts(ax: Axes) -> list[str]:
+def texts(ax):
     return [text.get_text() for text in ax.texts]
 
 
-def test_a_heat_map_has_a_panel_for_each_unit_and_stars_what_is_simulated() -> None:
+def test_a_heat_map_has_a_panel_for_each_unit_and_stars_what_is_simulated():
     measured, simulated, _ = plots.heat(FRAME, **AXES).axes
     assert (measured.get_title(loc="left"), simulated.get_title(loc="left")) == ("a:CPU", "b:NPU ★")
     assert texts(measured) == ["1", "2", "3", "2", "4", "6"] and texts(simulated) == [
@@ -199,7 +194,7 @@ def test_a_heat_map_has_a_panel_for_each_unit_and_stars_what_is_simulated() -> N
     assert [set(texts(ax)) for ax in plots.heat(wide, **AXES).axes[:2]] == [{""}, {"★"}]  # no room for numbers
 
 
-def test_a_missing_value_is_an_empty_field_without_a_colour() -> None:
+def test_a_missing_value_is_an_empty_field_without_a_colour():
     for lacking in (FRAME.assign(value=FRAME["value"].where(FRAME.index != 1)), FRAME.drop(index=1)):
         fig = plots.heat(lacking, **AXES)
         assert sorted(texts(fig.axes[0])) == ["1", "2", "3", "4", "6"]
@@ -207,7 +202,7 @@ def test_a_missing_value_is_an_empty_field_without_a_colour() -> None:
         assert fig.get_supxlabel().endswith("colour: times the least of the row; simulated ★; grey: no value")
 
 
-def test_what_became_of_a_pair_stands_in_its_field_and_a_pair_without_a_row_is_empty() -> None:
+def test_what_became_of_a_pair_stands_in_its_field_and_a_pair_without_a_row_is_empty():
     frame = pd.DataFrame({"who": [*"aabb"], "where": [*"1213"], "status": ["ok", "timeout", "failed", "ok"]})
     (ax,) = plots.marks(frame, row="who", column="where", title="a is late once").axes
     assert texts(ax) == ["✓", "time-out", "fails", "✓"]

@@ -1,13 +1,10 @@
 """The site: everything is rendered, nothing is fetched, no string from a result becomes markup, damage stays local."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,18 +19,18 @@ from gnnlab.lab.notebook_html import clean
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """An output folder: 01 passed, 02 passed once and then failed, 03 damaged, 04 skipped without a notebook file."""
     folder = tmp_path_factory.mktemp("outputs") / "quick"
     small_site.write(folder)
     return folder
 
 
-def read(folder: Path, name: str) -> str:
+def read(folder, name):
     return (folder / name).read_text(encoding="utf-8")
 
 
-def tags(html: str) -> list[tuple[str, dict[str, str | None]]]:
+def tags(html):
     """Every tag of a page with its attributes, as a browser would see them."""
     seen: list[tuple[str, dict[str, str | None]]] = []
     parser = HTMLParser()
@@ -46,9 +43,7 @@ PAGES = ["index.html", "01_profile_bottlenecks.html", "02_optimize_gnn.html"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_loads_nothing_runs_its_own_script_only_and_shows_hostile_strings_as_text(
-    finished: Path, page: str
-) -> None:
+def test_a_page_loads_nothing_runs_its_own_script_only_and_shows_hostile_strings_as_text(finished, page):
     html = read(finished, page)
     for tag, attributes in tags(html):
         assert tag not in {"link", "iframe", "object", "embed", "base", "audio", "video"}
@@ -66,7 +61,7 @@ def test_a_page_loads_nothing_runs_its_own_script_only_and_shows_hostile_strings
     assert {f"script-src 'sha256-{digest}'", "default-src 'none'", "img-src data: 'self'"} <= set(policy.split("; "))
 
 
-def test_a_report_begins_with_its_question_and_counts_its_claims_which_stand_at_its_end(finished: Path) -> None:
+def test_a_report_begins_with_its_question_and_counts_its_claims_which_stand_at_its_end(finished):
     html = read(finished, "01_profile_bottlenecks.html")
     order = ["<h1>Where does the time go?</h1>", "One <strong>question</strong>", "passed"]
     order += ["<strong>0.97</strong> of it", "1 reproduced</span>", "<article>", "gat.parameters"]
@@ -78,7 +73,7 @@ def test_a_report_begins_with_its_question_and_counts_its_claims_which_stand_at_
     assert html.count("Where does the time go?") == 2  # <title> and <h1>: the cell's own heading is not repeated
 
 
-def test_code_is_folded_a_figure_can_be_linked_to_and_tagged_outputs_are_left_out(finished: Path) -> None:
+def test_code_is_folded_a_figure_can_be_linked_to_and_tagged_outputs_are_left_out(finished):
     html = read(finished, "01_profile_bottlenecks.html")
     of_page = tags(html)
     image = next(a for tag, a in of_page[of_page.index(("figure", {"id": "fig-operators"})) :] if tag == "img")
@@ -90,7 +85,7 @@ def test_code_is_folded_a_figure_can_be_linked_to_and_tagged_outputs_are_left_ou
     assert '<span class="ansi-red-fg">red</span>' in html
 
 
-def test_the_front_page_leads_with_what_matters_and_the_notebooks_and_counts_the_verdicts(finished: Path) -> None:
+def test_the_front_page_leads_with_what_matters_and_the_notebooks_and_counts_the_verdicts(finished):
     html = read(finished, "index.html")
     order = [html.index(f'id="{part}"') for part in ("findings", "notebooks", "claims", "goals", "environment")]
     assert order == sorted(order)
@@ -105,7 +100,7 @@ def test_the_front_page_leads_with_what_matters_and_the_notebooks_and_counts_the
     assert len(rows) == 10 and rows["gat.optimized"] == "refuted" and rows["goal.gat_layer"] == "missed"
 
 
-def test_a_row_says_what_was_claimed_and_measured_and_what_has_no_result_comes_last(finished: Path) -> None:
+def test_a_row_says_what_was_claimed_and_measured_and_what_has_no_result_comes_last(finished):
     html = read(finished, "index.html")
     row = re.search(r'id="claim-gat.optimized">.*?</tr>', html, re.DOTALL)[0]
     assert "1.41 to 1.45×" in row and "<strong>0.972×</strong>" in row and "0.958 to 0.988×" in row
@@ -116,7 +111,7 @@ def test_a_row_says_what_was_claimed_and_measured_and_what_has_no_result_comes_l
     assert "goal.plan_gain" in fold and "goal.gat_hoisted" not in fold
 
 
-def test_a_failed_run_and_a_damaged_result_cost_a_line_beside_what_is_older(finished: Path) -> None:
+def test_a_failed_run_and_a_damaged_result_cost_a_line_beside_what_is_older(finished):
     html = read(finished, "index.html")
     card = next(c for c in html.split('<li class="card">') if "02_optimize_gnn.html" in c and "failed" in c)
     assert "cell 3: &lt;script&gt;" in card and "what else is shown here is older" in card
@@ -126,7 +121,7 @@ def test_a_failed_run_and_a_damaged_result_cost_a_line_beside_what_is_older(fini
     assert str(finished) not in html
 
 
-def test_only_a_stale_report_is_rendered_again(finished: Path) -> None:
+def test_only_a_stale_report_is_rendered_again(finished):
     page, run = finished / "01_profile_bottlenecks.html", finished / "01_profile_bottlenecks"
     rendered = page.read_text(encoding="utf-8")
     page.write_text("as it was", encoding="utf-8")
@@ -138,7 +133,7 @@ def test_only_a_stale_report_is_rendered_again(finished: Path) -> None:
     assert len(page.read_text(encoding="utf-8")) > len(rendered) / 2
 
 
-def test_a_notebook_that_is_unreadable_is_one_line(tmp_path: Path) -> None:
+def test_a_notebook_that_is_unreadable_is_one_line(tmp_path):
     run = result("01_profile_bottlenecks", tmp_path)
     (run / results.NOTEBOOK).write_bytes(b"\xff\xfe{")
     html = report.build_site(tmp_path).read_text(encoding="utf-8")
@@ -146,7 +141,7 @@ def test_a_notebook_that_is_unreadable_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("0*.html"))
 
 
-def test_an_empty_folder_says_that_nothing_was_measured_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+def test_an_empty_folder_says_that_nothing_was_measured_and_a_missing_one_is_an_error(tmp_path):
     html = report.build_site(tmp_path).read_text(encoding="utf-8")
     assert "Nothing has been measured in this folder yet" in html
     with pytest.raises(GnnlabError, match="gnnlab run --params nowhere"):
@@ -157,7 +152,7 @@ EVIL = {"os": HOSTILE[0], "versions": {HOSTILE[1]: "1"}, "extra": HOSTILE[2]}
 
 
 @pytest.mark.parametrize("environment", [ENVIRONMENT, {}, dict.fromkeys(ENVIRONMENT), EVIL])
-def test_the_environment_card_takes_whatever_is_known_and_escapes_it(environment: dict[str, object]) -> None:
+def test_the_environment_card_takes_whatever_is_known_and_escapes_it(environment):
     card = report.environment_card(environment)
     assert card.lstrip().startswith("<div") and not re.search("None|<style|<script|<img", card)
 
@@ -179,13 +174,13 @@ def test_the_environment_card_takes_whatever_is_known_and_escapes_it(environment
         "<style>p { color: red }</style>",
     ],
 )
-def test_the_sanitizer_lets_nothing_through_that_runs_fetches_or_deceives(html: str) -> None:
+def test_the_sanitizer_lets_nothing_through_that_runs_fetches_or_deceives(html):
     for tag, attributes in tags(clean(html)):
         assert tag in {"a", "p", "div"}
         assert not attributes or attributes == {"class": ""}
 
 
-def test_the_sanitizer_keeps_tables_and_sets_numbers_to_the_right_but_no_names_with_a_digit() -> None:
+def test_the_sanitizer_keeps_tables_and_sets_numbers_to_the_right_but_no_names_with_a_digit():
     columns = {"operator": ["mm", "add"], "ms": ["0.31 (0.30 to 0.32)", "0.22"], "stage": ["1 GATHER", "2 MESSAGE"]}
     frame = pd.DataFrame(columns | {"fast:CPU": [1, 2]}, index=pd.Index(["a", "b"], name="case"))
     safe = clean(frame.to_html())
@@ -196,7 +191,7 @@ def test_the_sanitizer_keeps_tables_and_sets_numbers_to_the_right_but_no_names_w
     assert [head.get_text() for head in table.select("thead th")] == ["case", *frame.columns]  # in one row
 
 
-def test_links_lead_to_pages_of_the_site_and_of_what_it_does_not_hold_the_path_is_shown() -> None:
+def test_links_lead_to_pages_of_the_site_and_of_what_it_does_not_hold_the_path_is_shown():
     links = ["../docs/measuring.md", "02_optimize_gnn.ipynb#a", "#here", "https://example.org/a"]
     cell = v4.new_markdown_cell(" ".join(f"[{link[-4:]}]({link})" for link in links))
     html = notebook_html.render(v4.new_notebook(cells=[cell]), {}).html
@@ -205,7 +200,7 @@ def test_links_lead_to_pages_of_the_site_and_of_what_it_does_not_hold_the_path_i
     assert "g.md (<code>docs/measuring.md</code>)" in html
 
 
-def test_every_relative_link_of_the_site_leads_to_a_file(finished: Path) -> None:
+def test_every_relative_link_of_the_site_leads_to_a_file(finished):
     pages = list(finished.rglob("*.html"))
     for page in pages:
         for tag, attributes in tags(page.read_text(encoding="utf-8")):
@@ -214,7 +209,7 @@ def test_every_relative_link_of_the_site_leads_to_a_file(finished: Path) -> None
                 assert (page.parent / target).is_file(), f"{page.name}: {target}"
 
 
-def test_a_heading_over_what_the_page_shows_elsewhere_is_left_out() -> None:
+def test_a_heading_over_what_the_page_shows_elsewhere_is_left_out():
     verdicts = v4.new_code_cell("lab.verdicts()", metadata={"tags": ["remove-output"]})
     contract = v4.new_code_cell("{}", metadata={"tags": ["nbval-check-output"]})
     concluding = v4.new_code_cell("lab.say()", metadata={"tags": ["conclusion"]})

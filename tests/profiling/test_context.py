@@ -1,7 +1,5 @@
 """The profiling context gives a quiet, repeatable model and leaves no trace."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections import OrderedDict
@@ -21,7 +19,7 @@ from gnnlab.profiling.context import ProfilingContext, call, unchanged
 class Drops(nn.Module):
     """Every kind of dropout: modules, attention, a PyG layer, a plain number, and one that ignores eval."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.AlphaDropout(0.2))
         self.attention = nn.MultiheadAttention(8, 2, dropout=0.4)

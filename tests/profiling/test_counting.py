@@ -1,7 +1,5 @@
 """Counts of operators, FLOPs and bytes against numbers worked out by hand, and against torch's own counter."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Planted flaws are found, sound models raise nothing, and what was inspected keeps every bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The closed formulas give the worked example to the digit, agree with what is counted, and guess nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Memory against planted truth: what is held at once is known to the byte."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """The profile finds the planted bottleneck, counts calls exactly, and leaves no half of a trace behind."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """The bound is arithmetic on counts and ceilings, checked by hand; the ceilings themselves only for what must hold."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

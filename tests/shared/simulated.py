@@ -1,9 +1,5 @@
 """A machine whose clock we own: forms take the time that we say, with noise that we plant. Nothing sleeps."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 
 
@@ -14,18 +10,16 @@ class Machine:
     200 %, `drift` a function of simulated time that multiplies every duration.
     """
 
-    def __init__(
-        self, seed: int, spread: float = 0.03, spikes: float = 0.05, drift: Callable[[float], float] = lambda t: 1.0
-    ) -> None:
+    def __init__(self, seed, spread=0.03, spikes=0.05, drift=lambda t: 1.0):
         self.random = np.random.default_rng(seed)
         self.spread, self.spikes, self.drift = spread, spikes, drift
         self.now = 0.0
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now
 
-    def form(self, ms: float) -> Callable[[], None]:
-        def run() -> None:
+    def form(self, ms):
+        def run():
             duration = ms / 1e3 * self.drift(self.now) * np.exp(self.random.normal(0, self.spread))
             if self.random.random() < self.spikes:
                 duration *= self.random.uniform(1.2, 3)
@@ -34,11 +28,11 @@ class Machine:
         return run
 
 
-def step(at_s: float, factor: float) -> Callable[[float], float]:
+def step(at_s, factor):
     """The machine is `factor` times slower from `at_s` on."""
     return lambda t: factor if t >= at_s else 1.0
 
 
-def ramp(over_s: float, factor: float) -> Callable[[float], float]:
+def ramp(over_s, factor):
     """The machine gets steadily slower, to `factor` times after `over_s`."""
     return lambda t: 1 + (factor - 1) * min(t / over_s, 1)

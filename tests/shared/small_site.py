@@ -1,9 +1,6 @@
 """A small site: executed notebooks with a figure, tables, an error and hostile strings, and a row of each verdict."""
 
-from __future__ import annotations
-
 import base64
-from pathlib import Path
 
 import nbformat
 import pandas as pd
@@ -14,7 +11,7 @@ from nbformat import v4
 from gnnlab.lab import claims, plot_style, plots, report, results
 from gnnlab.lab.claims import Verdict
 from gnnlab.lab.ledger import Judged, Ledger
-from gnnlab.lab.results import FigureRecord, ResultFile
+from gnnlab.lab.results import ResultFile
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "</style><script>alert(3)</script>"]
 ENVIRONMENT = {
@@ -36,7 +33,7 @@ PARAMETERS_CELL = 'output_dir: str = "outputs/quick"  # where results go\nruns: 
 PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
-def judged(id: str, value: float | None, interval: tuple[float, float] | None, n: int, why: str) -> Judged:
+def judged(id, value, interval, n, why):
     """A row of the ledger, its verdict by the interval."""
     claim = claims.catalogue()[id]
     named = {name: getattr(claim, name) for name in ("id", "source", "notebook", "statement", "metric", "unit")}
@@ -52,7 +49,7 @@ def judged(id: str, value: float | None, interval: tuple[float, float] | None, n
     return Judged(**named, **numbers, claimed=claim.bounds, verdict=said, study=study, conditions="CPU", why=why)
 
 
-def records() -> list[Judged]:
+def records():
     """A row for each verdict, open and missing ranges among them."""
     why = "Interleaved pairs on equal weights; the interval says it."
     return [
@@ -69,7 +66,7 @@ def records() -> list[Judged]:
     ]
 
 
-def figure(folder: Path, name: str, *, key: bool = True) -> tuple[FigureRecord, str]:
+def figure(folder, name, *, key=True):
     """A small real figure in `folder`, and its PNG in base64 as a notebook stores it."""
     frame = pd.DataFrame({"operator": ["mm", "scatter_add"], "value": [31.2, 22.1], "low": [29, 20], "high": [33, 24]})
     finding = "mm and scatter_add take half of the forward pass"
@@ -79,14 +76,14 @@ def figure(folder: Path, name: str, *, key: bool = True) -> tuple[FigureRecord, 
     return record, base64.b64encode((folder / record.png).read_bytes()).decode()
 
 
-def opened() -> nbformat.NotebookNode:
+def opened():
     """The cell that opens a session, with the run that it is of."""
     card = v4.new_code_cell("session", metadata={"tags": ["remove-output"]})
     card.outputs = [v4.new_output("display_data", {"text/plain": "CARD"})]
     return card
 
 
-def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
+def executed(picture, name, alt):
     """An executed notebook with a figure, a table, stderr, an error and hostile strings in each of them."""
     table = pd.DataFrame({"operator": ["mm", HOSTILE[0]], "ms": [0.31, 0.22]})
     parameters = v4.new_code_cell(PARAMETERS_CELL, metadata={"tags": ["parameters"]})
@@ -119,7 +116,7 @@ def executed(picture: str, name: str, alt: str) -> nbformat.NotebookNode:
     return v4.new_notebook(cells=cells, metadata={"kernelspec": PYTHON})
 
 
-def result(number_name: str, folder: Path, at: str = "1", **changes: object) -> Path:
+def result(number_name, folder, at="1", **changes):
     """Write a run; its folder."""
     content = {
         "run": "0" * 32,
@@ -135,7 +132,7 @@ def result(number_name: str, folder: Path, at: str = "1", **changes: object) -> 
     return run_folders.put(folder, written, at=at).parent
 
 
-def write(folder: Path) -> None:
+def write(folder):
     """The site in `folder`: 01 passed, 02 passed once and then failed, 03 damaged, 04 skipped without a notebook."""
     first, second, later = (
         folder / place for place in ("01_profile_bottlenecks/1", "02_optimize_gnn/1", "02_optimize_gnn/2")

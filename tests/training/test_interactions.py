@@ -152,12 +152,12 @@ TARGETS = (Target("outcome", "classes", 4), Target("phenotypes", "labels", 3))
 SIZES = (7, 5, 3, 9)
 
 
-def small(**options) -> DeepFM:
+def small(**options):
     torch.manual_seed(0)
     return DeepFM(SIZES, TARGETS, **({"embedding_dim": 8, "hidden": 16} | options))
 
 
-def some_fields(rows: int) -> torch.Tensor:
+def some_fields(rows):
     return torch.stack([torch.randint(size, (rows,)) for size in SIZES], dim=1)
 
 

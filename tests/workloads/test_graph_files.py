@@ -1,7 +1,5 @@
 """A user's own graph file is read as it is, or refused in one line that names the file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import networkx as nx
@@ -18,7 +16,7 @@ ADJACENCY = [[0, 1, 0], [1, 0, 2], [0, 2, 0]]  # a path of three nodes, the seco
 NO_FEATURES = dict.fromkeys(("attr_data", "attr_indices", "attr_indptr", "attr_shape"))
 
 
-def write_npz(path: Path, adjacency=ADJACENCY, x=((1, 0.5), (0, 2), (0, 0)), labels=(0, 1, 1), **changes) -> Path:
+def write_npz(path, adjacency=ADJACENCY, x=((1, 0.5), (0, 2), (0, 0)), labels=(0, 1, 1), **changes):
     """A graph in the layout of `torch_geometric.io.read_npz`; `changes` replace arrays, None leaves one out."""
     arrays = {}
     for name, matrix in (("adj", csr_array(np.array(adjacency, float))), ("attr", csr_array(np.array(x, float)))):

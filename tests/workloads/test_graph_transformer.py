@@ -1,7 +1,5 @@
 """The graph transformer of S1 and its encodings."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from refusals import refused
@@ -15,14 +13,14 @@ from gnnlab.workloads.graph_transformer import FIELDS, GraphTransformer, encoded
 SMALL = {"hidden_dim": 16, "num_layers": 2, "num_heads": 4, "ffn_dim": 24, "pe_dim": 4}
 
 
-def path(nodes: int, features: int = 3) -> Data:
+def path(nodes, features=3):
     """0 - 1 - 2 - ..., both ways."""
     steps = torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)])
     x = torch.randn(nodes, features, generator=torch.Generator().manual_seed(nodes))
     return Data(x=x, edge_index=torch.cat([steps, steps.flip(0)], dim=1))
 
 
-def model_for(data: Data, **options) -> GraphTransformer:
+def model_for(data, **options):
     torch.manual_seed(0)
     return GraphTransformer.from_graph(data, **(SMALL | options)).eval()
 

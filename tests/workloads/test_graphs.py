@@ -1,7 +1,5 @@
 """`graphs.load` gives a sound graph or one clear line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,7 +17,7 @@ DEGREES = ("uniform", "powerlaw")
 EDGES = [[0, 1, 2], [1, 2, 0]]
 
 
-def sound(data: Data) -> Data:
+def sound(data):
     assert data.x.dtype == torch.float32 and data.x.shape[0] == data.num_nodes and data.x.isfinite().all()
     assert data.edge_index.dtype == torch.int64 and data.edge_index.is_contiguous()
     assert int(data.edge_index.min()) >= 0 and int(data.edge_index.max()) < data.num_nodes
@@ -29,15 +27,15 @@ def sound(data: Data) -> Data:
     return data
 
 
-def sizes(data: Data) -> tuple[int, int, int]:
+def sizes(data):
     return data.num_nodes, data.num_edges, data.num_features
 
 
-def degree(data: Data) -> torch.Tensor:
+def degree(data):
     return torch.bincount(data.edge_index[1], minlength=data.num_nodes)
 
 
-def is_simple(data: Data) -> bool:
+def is_simple(data):
     """Without self-loops and repeated edges."""
     return not data.has_self_loops() and data.edge_index.unique(dim=1).shape[1] == data.num_edges
 
@@ -147,10 +145,10 @@ def test_a_broken_data_object_is_refused(fields, part):
 class Molecules:
     """A data set of four small graphs with categorical features, as LRGB has them."""
 
-    def __init__(self, root: str, name: str):
+    def __init__(self, root, name):
         assert name == "Peptides-func"
 
-    def __getitem__(self, i: int) -> Data:
+    def __getitem__(self, i):
         assert i < 4, f"no graph {i}"
         return Data(x=torch.full((3 + i, 2), i), edge_index=torch.tensor(EDGES), y=torch.tensor([i]))
 

@@ -1,7 +1,5 @@
 """`build` gives a workload that runs, or one clear line."""
 
-from __future__ import annotations
-
 import random
 import re
 import sys
@@ -104,7 +102,7 @@ def mine(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def run(workload) -> torch.Tensor:
+def run(workload):
     """A forward as everything that measures does it."""
     model, batch = workload.model.eval(), workload.batch
     if isinstance(batch, dict):

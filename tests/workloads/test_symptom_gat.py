@@ -1,7 +1,5 @@
 """The symptom GAT is the network of the study, and rewritten it computes the same: outputs and gradients."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -18,7 +16,7 @@ from gnnlab.workloads.symptom_gat import RewrittenSymptomGAT, SymptomGAT
 
 
 @pytest.fixture
-def baseline() -> SymptomGAT:
+def baseline():
     torch.manual_seed(0)
     return SymptomGAT.from_graph(graphs.load("symptoms")).eval()
 

@@ -1,10 +1,6 @@
 """A table is numbered as documented, whichever file it is from; splitting loses and doubles no row; the best score is
 that of the truth. The planted table has the frequencies, effects and noise that it states."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +15,7 @@ from gnnlab.workloads.tables import TARGETS as PLANTED
 SPECS = (Target("outcome", "classes", 3), Target("phenotypes", "labels", 2))
 
 
-def numbered(rows: int, **changes) -> FeatureTable:
+def numbered(rows, **changes):
     """A table whose first field is the number of the row."""
     number = torch.arange(rows)
     parts = {
@@ -77,14 +73,14 @@ ROWS = {"drug": DRUGS, "gene": GENES, "outcome": ["no", "yes"] * 3, "signs": ["r
 CELLS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=6)
 
 
-def write(path: Path, **changes) -> Path:
+def write(path, **changes):
     """Six rows of two fields and two targets; `changes` replace columns."""
     rows = {name: values[:6] for name, values in (ROWS | changes).items()}
     pd.DataFrame(rows, dtype=object).to_csv(path, index=False)
     return path
 
 
-def no_table(path: Path, content: str | bytes | None = None, **options) -> str:
+def no_table(path, content=None, **options):
     if content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     line = refusal(load, path, **({"fields": FIELDS, "targets": TARGETS} | options))
@@ -172,7 +168,7 @@ def test_a_file_that_is_no_such_table_is_refused(tmp_path, name, content):
 SMALL = (12, 9, 8, 7)
 
 
-def small(rows: int, **options):
+def small(rows, **options):
     return planted(rows, **({"cardinalities": SMALL} | options))
 
 
