@@ -57,19 +57,18 @@ def test_a_unit_that_is_not_here_has_its_reason_in_every_cell():
 
 
 def test_the_whole_chain_runs_on_a_real_graph(tmp_path):
-    """Measure and analyze: every stage by torch, the fused layer by every runtime of this CPU."""
+    """Measure and analyze: every stage by torch, the fused layer from an exported model, too."""
     models, features = tmp_path / "models", 64
-    for exporter in ("openvino", "onnx", "handbuilt"):
-        assert export(sage(features), 1, 7, exporter=exporter, folder=models).status == "ready"
-    runtimes = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", TORCH, FAST]
-    settings, at = Settings(models=str(models), budget_s=0.01), sizes.read(["graph:digits"])
+    assert export(sage(features), 1, 7, exporter="handbuilt", folder=models).status == "ready"
+    runtimes, settings = ["openvino-handbuilt:CPU", TORCH], Settings(models=str(models), budget_s=0.01)
+    at = sizes.read(["graph:digits"])
     cells = campaign.cells_of("sage", features, at, [(n, n) for n in range(1, 8)], [TORCH])
     cells += campaign.cells_of("sage", features, at, [(1, 7)], runtimes)
     with LocalUnits(runtimes, settings, 60.0) as local:
         done = campaign.run(tmp_path / "stages", cells, local)
     assert {answer["outcome"]["status"] for answer in done.records} == {"measured"}
     table = campaign.analyze(tmp_path / "stages")
-    assert len(table) == 12 and table["parity_error"].max() < 1e-5
+    assert len(table) == 9 and table["parity_error"].max() < 1e-5
 
 
 # ---- the command

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from gnnlab import cli
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import claims
 from gnnlab.rewrite import claim_file
@@ -56,23 +55,24 @@ def written(tmp_path, text):
     return path
 
 
-def checked(path, capsys, *options):
-    code = cli.main(["check", str(path), "--processes", "2", "--budget", "0.2", *options])
-    return code, *capsys.readouterr()
+@pytest.fixture
+def check(command):
+    """Runs `gnnlab check` on a file: exit code, standard output and standard error."""
+    return lambda path, *options: command("check", str(path), "--budget", "0.2", "--processes", *options)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "claim", "code"),
     [(0.02, 0.002, "at least 2x", 0), (0.01, 0.01, "same speed within 1 %, 30x", 1)],
 )
-def test_planted_times_give_the_planted_verdict_in_markdown(tmp_path, capsys, before, after, claim, code):
+def test_planted_times_give_the_planted_verdict_in_markdown(tmp_path, check, before, after, claim, code):
     path = written(tmp_path, PLANTED.format(before=before, after=after, claim=claim))
-    ended, out, _ = checked(path, capsys)
+    ended, out, _ = check(path, "1")
     assert ended == code and out.startswith("**mine.py**: ") and f"| {claim.split(',')[0]} |" in out
 
 
-def test_the_result_may_be_printed_as_json(tmp_path, capsys):
-    code, out, err = checked(written(tmp_path, HOLDS), capsys, "--json")
+def test_the_result_may_be_printed_as_json(tmp_path, check):
+    code, out, err = check(written(tmp_path, HOLDS), "2", "--json")
     report = json.loads(out)
     assert code == 0
     (row,) = report["claims"]
@@ -109,8 +109,8 @@ def test_a_file_that_is_no_claim_is_refused_in_one_line(tmp_path, text, why):
         ("before = abs; after = max; inputs = ('a',); claim = '2x'", "the baseline 'before' fails"),
     ],
 )
-def test_what_cannot_be_judged_ends_with_code_2_and_one_line(tmp_path, capsys, text, why):
-    code, out, err = checked(written(tmp_path, text), capsys)
+def test_what_cannot_be_judged_ends_with_code_2_and_one_line(tmp_path, check, text, why):
+    code, out, err = check(written(tmp_path, text), "1")
     assert code == 2 and out == "" and why in err and len(err.splitlines()) == 1
 
 

@@ -25,9 +25,9 @@ RUNS = {"threads": 1, "precision": "float32"}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, one_registry):
-    """Stage 3 and the block 1-5 by all exporters, and stages 1, 3 and 6 of static sizes."""
+    """Stage 3 and the blocks 1-5 and 1-7 by all exporters, and stages 1, 3 and 6 of static sizes."""
     folder, layer = tmp_path_factory.mktemp("models"), sage(FEATURES)
-    for block in ((3, 3), (1, 5)):
+    for block in ((3, 3), (1, 5), (1, 7)):
         for exporter in ("onnx", "openvino", "handbuilt"):
             export(layer, *block, exporter=exporter, folder=folder)
     for size in ((20, 64), (40, 64), (12, 30)):
@@ -41,7 +41,7 @@ def cell(unit, first, last, nodes=11, edges=30):
 
 
 @pytest.mark.parametrize("unit", ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU"])
-@pytest.mark.parametrize("block", [(3, 3), (1, 5)])
+@pytest.mark.parametrize("block", [(3, 3), (1, 5), (1, 7)])
 def test_every_unit_of_a_cpu_measures_a_block_that_computes_the_same(models, unit, block):
     outcome = measure(cell(unit, *block), replace(QUICK, models=models))
     assert outcome.status == "measured", outcome.reason
