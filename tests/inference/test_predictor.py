@@ -1,5 +1,5 @@
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -194,10 +194,7 @@ def test_many_threads_get_their_own_answers_within_the_size():
             elif cached != number:
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert not wrong
     assert sum(scores is not None for scores in cache.get_many([b"%d" % number for number in range(100)])) == 50

@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -275,10 +275,7 @@ def test_a_forked_child_computes_alone(monkeypatch):
 
 
 def test_two_threads_of_python_may_call_at_once():
-    expected, results = both("gate")[0][0], []
-    callers = [threading.Thread(target=lambda: results.append(both("gate")[0][0])) for _ in range(2)]
-    for one in callers:
-        one.start()
-    for one in callers:
-        one.join()
-    assert len(results) == 2 and all(torch.equal(one, expected) for one in results)
+    expected = both("gate")[0][0]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: both("gate")[0][0], range(2)))
+    assert all(torch.equal(one, expected) for one in results)

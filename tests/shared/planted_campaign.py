@@ -1,6 +1,7 @@
 """A campaign whose times are planted, for the tests of what is made of it: a folder as notebook 05 leaves it."""
 
 import dataclasses
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def leave(folder, changes=lambda cell: {}, answer=outcome, cells=None):
     return folder
 
 
-class PlantedUnits:
+class PlantedUnits(AbstractContextManager):
     """Answers as `LocalUnits` does, at once."""
 
     call = LocalUnits.call
@@ -67,9 +68,6 @@ class PlantedUnits:
     def __call__(self, cells):
         for cell in cells:
             yield record(cell, outcome(cell), took_s=0.001)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *exception):
         pass

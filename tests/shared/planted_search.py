@@ -1,6 +1,7 @@
 """Processes of `gnnlab optimize` that answer what a test plants, or work in this process with planted times."""
 
 import importlib
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -38,12 +39,9 @@ class Planted:
         return self.now
 
 
-class Process:
+class Process(AbstractContextManager):
     def __init__(self, planted, number):
         self.planted, self.number, self.alive = planted, number, False
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *exception):
         pass
