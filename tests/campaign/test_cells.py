@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnnlab.campaign import cells
-from gnnlab.campaign.cells import Cell, CellResult, Settings, ask, measure, values_of
+from gnnlab.campaign.cells import Cell, Settings, ask, measure, values_of
 from gnnlab.errors import GnnlabError
 from gnnlab.worker import Worker
 from gnnlab.workloads import graphs
@@ -113,4 +113,4 @@ def test_what_a_unit_does_to_its_process_costs_its_own_cell_alone(worker, unit, 
     assert outcome.status == status and outcome.reason.startswith(reason)
     assert outcome.samples_ms == () and outcome.median_ms is None
     other = ask(worker, replace(SMALL, unit="fake_units:chatters"), QUICK, 60)
-    assert other.status == "measured" and len(other.samples_ms) >= 6 and CellResult.from_json(other.to_json()) == other
+    assert other.status == "measured" and len(other.samples_ms) >= 6 and other.parity_error == 0
