@@ -233,9 +233,9 @@ def ask(worker: Worker, cell: Cell, settings: Settings, timeout_s: float) -> Cel
 
 
 def _measured(loaded: Loaded, cell: Cell, budget_s: float, precision: str) -> CellResult:
-    values = values_of(cell)
     if loaded.simulated_ms is not None:
         return CellResult.timed("simulated", loaded.simulated_ms, tuple(loaded.notes))
+    values = values_of(cell)
     error, why = parity(cell, loaded.run(values), precision)
     if why is not None:
         return CellResult("wrong", why, parity_error=error, notes=tuple(loaded.notes))

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from sklearn.isotonic import IsotonicRegression
 
 from gnnlab import machine
 from gnnlab.campaign.cells import Cell, layer_of
@@ -57,6 +56,8 @@ class CopyCurve:
     def fit(cls, table: pd.DataFrame) -> CopyCurve:
         """Of copies of at least two sizes: size_bytes, ms, ms_low, ms_high, n. `GnnlabError`: fewer, or no time above
         0."""
+        from sklearn.isotonic import IsotonicRegression
+
         sweep = table[["size_bytes", "ms", "ms_low", "ms_high"]].astype(float).groupby("size_bytes").median()
         size, (ms, low, high) = sweep.index.to_numpy(), sweep.to_numpy().T
         if len(sweep) < 2 or not (sweep > 0).all(axis=None):

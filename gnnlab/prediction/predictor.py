@@ -14,17 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from scipy.spatial import Delaunay, QhullError
-from sklearn.linear_model import LinearRegression
-from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 
 from gnnlab.errors import GnnlabError
 from gnnlab.prediction.copies import CopyCurve, MeasuredTransfers
 from gnnlab.workloads import staged
 from gnnlab.workloads.staged import StagedLayer
+
+if TYPE_CHECKING:
+    from scipy.spatial import Delaunay
+    from sklearn.linear_model import LinearRegression
 
 RATE = 0.9  # at which an interval holds the time that is measured
 FEWEST_SIZES = 3
@@ -157,6 +159,8 @@ def conformal_quantile(errors: Sequence[float]) -> float:
 
 
 def _nonnegative() -> LinearRegression:
+    from sklearn.linear_model import LinearRegression  # here, as units' own processes fit nothing
+
     return LinearRegression(positive=True, fit_intercept=False)
 
 
@@ -185,6 +189,8 @@ def _relative(columns: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
 
 def _left_out(layer: StagedLayer, key: Key, columns: pd.DataFrame) -> pd.DataFrame:
     """`TimePredictor.left_out` of one block."""
+    from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
+
     options = {"groups": columns["group"], "cv": LeaveOneGroupOut()}
     predicted = cross_val_predict(_nonnegative(), *_relative(columns), **options)
     left_out = columns.index.to_frame(index=False).assign(group=columns["group"].to_numpy())
@@ -211,6 +217,8 @@ def inside_hull(known: Sequence[Size], sizes: Sequence[Size], axes: Sequence[int
 @lru_cache(maxsize=1024)
 def _hull(known: frozenset[Size], axes: tuple[int, ...]) -> tuple[np.ndarray, Delaunay | None]:
     """The logarithms of the known sizes (k, axes), and their triangles where they span some."""
+    from scipy.spatial import Delaunay, QhullError
+
     points = np.log(np.array(sorted(known), dtype=float)[:, list(axes)])
     try:
         return points, Delaunay(points)
