@@ -40,14 +40,13 @@ class State:
 
     `direct`: is its direct form equal, by the kind of call (`_kind`); None where an option of the layer rules it out.
     `argument`: over which argument of `propagate` one sum is equal, or ON_NODES where a linear layer on nodes is; ""
-    where nothing is, None before the first call. `why`: what the trials found wrong, by door. `trials`: what was found
-    of any layer of the model. `waits`: for the first call, which gives its weights their shape; nothing is tried
-    before.
+    where nothing is, None before the first call. `why`: what the trials found wrong, by door. `waits`: for the first
+    call, which gives its weights their shape; nothing is tried before.
     """
 
-    def __init__(self, layer: MessagePassing, graphs: GraphCache, trials: dict) -> None:
+    def __init__(self, layer: MessagePassing, graphs: GraphCache) -> None:
         reason = direct.why_not(layer)
-        self.graphs, self.trials = graphs, trials
+        self.graphs = graphs
         self.direct: dict[int | None, bool] | None = None if reason else {}
         self.argument: str | None = None
         self.why = {} if direct.form_of(type(layer)) is None else {DIRECT: reason}
@@ -64,14 +63,11 @@ class State:
             return LINEAR
         return None if self.argument is None else SUM if self.argument else NONE
 
-    def __getstate__(self) -> dict:
-        return self.__dict__ | {"trials": {}}
 
-
-def make_fast(layer: MessagePassing, graphs: GraphCache, trials: dict) -> None:
-    """Give this layer its fast class; `graphs` that were prepared and `trials` are shared with other layers."""
+def make_fast(layer: MessagePassing, graphs: GraphCache) -> None:
+    """Give this layer its fast class; `graphs` that were prepared are shared with other layers."""
     _without_own_propagate(layer)
-    layer._fast = State(layer, graphs, trials)
+    layer._fast = State(layer, graphs)
     layer._number = operators.numbered(layer)
     layer.__class__ = fast_class(type(layer))
 
@@ -131,7 +127,7 @@ def _setattr(kind: type[MessagePassing]) -> Any:
         kind.__setattr__(self, name, value)
         if name in options and type(value) in (bool, int, float, str) and value != before:
             _without_own_propagate(self)
-            self._fast = State(self, self._fast.graphs, self._fast.trials)
+            self._fast = State(self, self._fast.graphs)
 
     return set_attribute
 
@@ -231,17 +227,13 @@ def _try_direct(layer: MessagePassing, form: direct.Form, x: Tensor, edge_index:
         return copied(**given) if out is None else out
 
     own = _as_original(lambda one, given: one(**given))
-    return _tried(layer, DIRECT, own, [*[fast] * trial.CALLS, traced], arguments)
+    return _equal(layer, DIRECT, own, [*[fast] * trial.CALLS, traced], arguments)
 
 
-def _tried(layer: MessagePassing, door: str, own, forms: list, given: trial.Arguments, of: str = "") -> bool:
-    """Are the forms equal to the layer's own? Tried once for all layers of the model that are alike."""
-    state = layer._fast
-    key = door, of, trial.options(layer), given.kinds()
-    if key not in state.trials:
-        state.trials[key] = trial.difference(layer, own, forms, given)
-    error, what = state.trials[key]
-    state.why[door] = "" if error <= trial.ALLOWED else what
+def _equal(layer: MessagePassing, door: str, own: trial.Run, forms: list[trial.Run], given: trial.Arguments) -> bool:
+    """Are the forms equal to the layer's own? What differs stands in `why`."""
+    error, what = trial.difference(layer, own, forms, given)
+    layer._fast.why[door] = "" if error <= trial.ALLOWED else what
     return error <= trial.ALLOWED
 
 
@@ -262,7 +254,7 @@ def _propagate(kind: type[MessagePassing]) -> Any:
         if state.waits:
             if any(map(is_lazy, self.parameters())):
                 return kind.propagate(self, edge_index, size=size, **given)
-            self._fast = state = State(self, state.graphs, state.trials)
+            self._fast = state = State(self, state.graphs)
         if state.argument == "" or not covered(self, edge_index):
             return kind.propagate(self, edge_index, size=size, **given)
         if state.argument is None:
@@ -297,7 +289,7 @@ def _try_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Ten
             return out
 
         before = why[SUM]
-        if _tried(layer, SUM, own, [fast] * trial.CALLS, arguments, of=name):
+        if _equal(layer, SUM, own, [fast] * trial.CALLS, arguments):
             return name
         if name == ON_NODES:  # why there is no sum says more
             why[SUM] = before

@@ -160,10 +160,10 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
         fast = copied(model)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         raise GnnlabError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
-    graphs, trials = GraphCache(), {}
+    graphs = GraphCache()
     for layer in map(fast.get_submodule, todo):
         if isinstance(layer, MessagePassing):
-            make_fast(layer, graphs, trials)
+            make_fast(layer, graphs)
         elif type(layer) is nn.MultiheadAttention:
             layer.__class__ = TiledAttention
     return SwapReport(fast, refused) if batch is None else _tried(model, fast, batch, tolerance, refused)

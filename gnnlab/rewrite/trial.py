@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,6 @@ from gnnlab.errors import GnnlabError, one_line
 from gnnlab.kernels import sparse
 from gnnlab.workloads.models import guarded_sequential
 
-NOT_COMPARED = {"_fast", "_number", "_parameters", "_buffers", "_modules", "inspector"}  # of two layers
-NUMBERS = 64  # in a tensor, up to which they are compared
 ALLOWED = 1e-9  # relative difference in float64
 SMALL = 1e-4  # of the largest gradient
 CALLS = 3  # of a form: it prepares, it has seen the graph, it uses what is cached
@@ -67,16 +65,6 @@ class Arguments:
             drawn["size"] = (new["sources"], new["targets"])
         return drawn
 
-    def kinds(self) -> tuple:
-        """What is drawn, but for the numbers: equal where a trial with either says the same."""
-
-        def one(name: str, value: Any) -> Any:
-            kind = self._kind(name, value) if isinstance(value, Tensor) else None
-            return (name, kind, value.dtype, value.dim(), value.shape[1:]) if kind else (name, _plain(value))
-
-        values = ((name, value) for name, value in self.given.items() if name != "edge_index")
-        return self.square, tuple(one(name, leaf) for name, value in values for leaf in pytree.tree_leaves(value))
-
     def _kind(self, name: str, value: Tensor) -> str | None:
         kinds = ("sources", "targets") if name in self.nodes_first else ("edges", "sources", "targets")
         return next((k for k in kinds if value.dim() > 0 and value.shape[0] == self.sizes[k]), None)
@@ -112,29 +100,6 @@ def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) ->
     if square:
         drawn[:, 5:9] = torch.arange(4)
     return drawn
-
-
-def options(layer: nn.Module) -> tuple:
-    """What a form of a layer may depend on beside the numbers in its parameters: equal for layers that are alike."""
-    layers = []
-    for path, module in layer.named_modules():
-        own = {name: value for name, value in vars(module).items() if name not in NOT_COMPARED} | module._buffers
-        shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in module._parameters.items() if p is not None]
-        layers.append((path, type(module), _plain(own), *shapes))
-    return tuple(layers)
-
-
-def _plain(value: Any) -> Any:
-    """What stands for a value in a comparison of layers; what cannot be compared is like nothing else."""
-    if isinstance(value, Tensor):
-        return (value.dtype, value.shape, *value.flatten().tolist()) if value.numel() <= NUMBERS else object()
-    if isinstance(value, dict):
-        return tuple((key, _plain(one)) for key, one in value.items())
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_plain, value))
-    if isinstance(value, (set, frozenset)):
-        return frozenset(value)
-    return (type(value), value) if isinstance(value, Hashable) else object()
 
 
 def copied(module: nn.Module) -> nn.Module:

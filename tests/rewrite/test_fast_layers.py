@@ -17,7 +17,7 @@ from zoo_cases import CASES, CLOSE, GRAPHS, IN, arguments, assert_same, build, e
 
 import gnnlab
 from gnnlab.kernels import sparse
-from gnnlab.rewrite import direct, fast_layer, operators, trial
+from gnnlab.rewrite import direct, fast_layer, operators
 from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM
 from gnnlab.rewrite.swap import swap
 
@@ -292,16 +292,6 @@ def is_dense_matrix(total):
 
 def is_traced(total):
     return isinstance(total, operators.Traced)
-
-
-def test_layers_that_are_alike_are_tried_once(monkeypatch):
-    monkeypatch.setattr(pyg.Sequential, "forward", pyg.Sequential.forward)  # into which each model writes its own
-    calls, difference = [], trial.difference
-    monkeypatch.setattr(trial, "difference", lambda layer, *more: calls.append(layer) or difference(layer, *more))
-    layers = [pyg.GCNConv(4, 4), pyg.GCNConv(4, 4), pyg.GCNConv(4, 4, bias=False), pyg.GCNConv(4, 4, improved=True)]
-    model = swapped(pyg.Sequential("x, edge_index", [(layer, "x, edge_index -> x") for layer in layers]))
-    model(torch.randn(13, 4), edges_of("many edges"))
-    assert calls == [model[0], model[2], model[3]] and all(layer._fast.mechanism == DIRECT for layer in model)
 
 
 def test_a_maximum_comes_before_a_product_that_makes_rows_shorter():
