@@ -29,6 +29,8 @@ from .plot_style import INK, MUTED, STAR, SURFACE, styled
 from .table import Origin
 from .text import axis_label, number, plain
 
+LINE_INCHES = 0.17  # of a line of a label
+
 
 @styled
 def bars(
@@ -46,7 +48,9 @@ def bars(
     frame = frame.iloc[np.lexsort([frame[column].factorize()[0] for column in ("_series", y)])]
     frame = frame.assign(place=np.arange(len(frame)) + style.GAP * frame[y].factorize()[0])
     centres = frame.groupby(y, sort=False)["place"].mean()
-    fig, ax = style.new_figure(title, max(2.2, 1.5 + (0.2 if hue else 0.27) * (frame["place"].max() + 1)))
+    lines, most = max(style.wrapped(name).count("\n") + 1 for name in centres.index), frame.groupby(y).size().min()
+    step = max(0.2 if hue else 0.27, LINE_INCHES * lines / (most + style.GAP))
+    fig, ax = style.new_figure(title, max(2.2, 1.5 + step * (frame["place"].max() + 1)))
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
     zero = log & (frame["value"] == 0)

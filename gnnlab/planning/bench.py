@@ -13,7 +13,8 @@ of its blocks, times what such streams took over their expected times at the siz
 
 `peer_forms` are what a user of OpenVINO tries first: the whole layer as one model, placed and overlapped by the
 runtime. HETERO and AUTO have every device that OpenVINO sees here; streams are what its throughput hint makes of this
-CPU. Threads are OpenVINO's own choice, as a user would leave it: the plans beside them have all cores, too.
+CPU. The lab's hand-built model of the layer is run in the same ways. Threads are OpenVINO's own choice, as a user would
+leave it: the plans beside them have all cores, too, while a plan of one unit has one core.
 """
 
 from __future__ import annotations
@@ -55,8 +56,14 @@ GRAPHS = 3  # different random ones of a stream, in turn
 ONE_UNIT_WITHIN = 1.5  # one-unit plans within so many times the best of them are raced
 CALIBRATION_ROUNDS = 5  # streams of each plan of a calibration
 CALL_BUDGET_S = 0.1  # for the time of a call by itself
-PEERS = ("HETERO", "AUTO", "throughput streams")  # forms of `peer_forms`, by their names
-PEER = "openvino:CPU"  # the unit whose exported model of all stages OpenVINO's own ways run
+EXPORTED, HAND_BUILT = "openvino:CPU", "openvino-handbuilt:CPU"
+PEERS = {  # forms of `peer_forms`: the unit whose model of all stages it runs, on which devices, with which hint
+    "HETERO": (EXPORTED, "HETERO:{all}", "LATENCY"),
+    "AUTO": (EXPORTED, "AUTO:{all}", "LATENCY"),
+    "throughput streams": (EXPORTED, "CPU", "THROUGHPUT"),
+    "hand-built, all cores": (HAND_BUILT, "CPU", "LATENCY"),
+    "hand-built, throughput streams": (HAND_BUILT, "CPU", "THROUGHPUT"),
+}
 
 
 class Bench(AbstractContextManager):
@@ -241,25 +248,25 @@ def _drawn(plans: Sequence[Plan], count: int, random: np.random.Generator) -> li
 def peer_forms(
     layer: StagedLayer, graphs: Sequence[Tensors], models: Path | str, count: int
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """HETERO, AUTO and throughput streams as forms: `count` graphs in turn, the last result; none where the whole layer
-    was not exported. What each makes of every graph has been held against the plain layer.
+    """`PEERS` as forms: `count` graphs in turn, the last result; those are left out whose model of the whole layer was
+    not exported. What each makes of every graph has been held against the plain layer.
 
     Raises:
         GnnlabError: a result differs.
     """
     nodes, edges = size_of(graphs[0])
-    cell = Cell(layer.name, layer.features, nodes, edges, 1, len(layer.stages), PEER)
-    artefact = model_for(registry.find(PEER), cell, str(models))
-    if artefact is None or not artefact.ready:
-        return {}
-    named = ({name: tensor.numpy() for name, tensor in graph.items()} for graph in graphs)
-    feeds = [Feed(layer, artefact, nodes, edges).inputs(values) for values in named]
+    named = [{name: tensor.numpy() for name, tensor in graph.items()} for graph in graphs]
     devices = ",".join(sorted(openvino_core().available_devices, key=lambda name: name.startswith("CPU")))
-    ways = ((f"HETERO:{devices}", "LATENCY"), (f"AUTO:{devices}", "LATENCY"), ("CPU", "THROUGHPUT"))
     forms, options = {}, {"INFERENCE_PRECISION_HINT": HINTS["float32"]}
-    for name, (device, hint) in zip(PEERS, ways, strict=True):
-        compiled = openvino_core().compile_model(artefact.path, device, options | {"PERFORMANCE_HINT": hint})
-        run = partial(_streamed if hint == "THROUGHPUT" else _in_turn, compiled, feeds)
+    for name, (unit, device, hint) in PEERS.items():
+        cell = Cell(layer.name, layer.features, nodes, edges, 1, len(layer.stages), unit)
+        artefact = model_for(registry.find(unit), cell, str(models))
+        if artefact is None or not artefact.ready:
+            continue
+        feeds = [Feed(layer, artefact, nodes, edges).inputs(values) for values in named]
+        hints = options | {"PERFORMANCE_HINT": hint}
+        compiled = openvino_core().compile_model(artefact.path, device.format(all=devices), hints)
+        run = partial(_streamed if hint == "THROUGHPUT" else _in_turn, compiled, feeds, nodes)
         for place, graph in enumerate(graphs):
             require_equal(plain(layer, graph), run(place + 1), RTOL_FLOAT32, name)
         forms[name] = partial(run, count)
@@ -277,15 +284,15 @@ def conditions_of(form: str) -> dict[str, Any]:
     return conditions(parse(form).units)
 
 
-def _in_turn(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], count: int) -> np.ndarray:
-    """One graph after the other, as a user calls a compiled model."""
+def _in_turn(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], nodes: int, count: int) -> np.ndarray:
+    """One graph after the other, as a user calls a compiled model. Rows behind the nodes are a hand-built model's."""
     request = compiled.create_infer_request()
     for place in range(count):
         request.infer(feeds[place % len(feeds)], share_inputs=True, share_outputs=True)
-    return np.array(request.get_output_tensor().data)
+    return np.array(request.get_output_tensor().data[:nodes])
 
 
-def _streamed(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], count: int) -> np.ndarray:
+def _streamed(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]], nodes: int, count: int) -> np.ndarray:
     """As many requests at once as the hint asks for."""
     last: list[np.ndarray] = []
     queue = ov.AsyncInferQueue(compiled)
@@ -293,4 +300,4 @@ def _streamed(compiled: ov.CompiledModel, feeds: Sequence[dict[str, np.ndarray]]
     for place in range(count):
         queue.start_async(feeds[place % len(feeds)], place == count - 1, share_inputs=True)
     queue.wait_all()
-    return last[0]
+    return last[0][:nodes]

@@ -18,13 +18,13 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
-from gnnlab.planning.bench import PEERS, Trial, conditions_of
+from gnnlab.planning.bench import EXPORTED, PEERS, Trial, conditions_of
 from gnnlab.planning.plans import Plan, parse
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONFIDENCE, CONTROL
 
 ONE_UNIT = "over plans of one unit"
-ALL_PEERS = f"{ONE_UNIT}, HETERO, AUTO and throughput streams"
+ALL_PEERS = f"{ONE_UNIT} and OpenVINO's own ways"
 WORST = "chosen, at the worst size"
 ENDS = ["value", "low", "high"]
 _PERCENT = {"unit": "%", "better": "lower", "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
@@ -125,7 +125,8 @@ class Comparison:
             peers = self.peers[self.peers["size"] == size]
             fixed = {"size": size, **_PERCENT, "unit": "x", "better": "higher", **conditions_of(chosen["form"])}
             for form, rivals in ((ONE_UNIT, alone), (ALL_PEERS, pd.concat([alone, peers]))):
-                lacking = [peer for peer in PEERS if form == ALL_PEERS and peer not in set(peers["form"])]
+                exported = [peer for peer, (unit, *_) in PEERS.items() if unit == EXPORTED]
+                lacking = [peer for peer in exported if form == ALL_PEERS and peer not in set(peers["form"])]
                 if lacking:
                     needs = f"needs OpenVINO {', '.join(lacking)} in the race: export 1-7, too (blocks of notebook 04)"
                     rows.append({**fixed, "form": form, "status": "unavailable", "reason": needs})
@@ -149,8 +150,8 @@ class Comparison:
             held = "holds" if row["low"] <= row["ms"] <= row["high"] else "does not hold"
             sentences.append(
                 f"At {row['size']} nodes/edges, **{row['form']}**: {row['ms']:.3g} ms a graph, "
-                f"{over}. Expected were {row['value']:.3g} ms ({off:+.0f} %); the 90 % interval of that prediction "
-                f"{held}."
+                f"{over}. Expected were {row['value']:.3g} ms ({off:+.0f} %), once its blocks were timed; the 90 % "
+                f"interval of that prediction {held}."
             )
         return "\n\n".join(sentences)
 

@@ -270,7 +270,7 @@ def carry_out(
     """
     with Executor(plan, costs, [graph], processes, models=models) as executor:
         error, ms = executor.check(0), float(executor.stream([0])["end_ms"].max())
-    key = {"size": "/".join(map(str, size_of(graph))), "form": "one graph alone", "notes": [plan.words()]}
+    key = {"size": "/".join(map(str, size_of(graph))), "form": "one graph alone, executed", "notes": [plan.words()]}
     single = {"value": ms, "n": 1, "unit": "ms", "better": "lower", "statistic": "single", "origin": "measured"}
     return {**key, **single, "parity_error": error, **conditions(plan.units)}
 

@@ -93,7 +93,7 @@ def test_the_gain_is_over_the_fastest_by_every_other_round_and_needs_the_peers_i
     over_one, over_all = lab.study("plan_gain").rows
     assert over_one.value == pytest.approx(2) and over_all.status == "unavailable"
     assert recorded(race(LUCKY, 5, 5)).study("plan_gain").rows[0].value == pytest.approx(6 / 5)
-    lab = recorded(race(10, 5, 4), peers=dict(zip(PEERS, map(steady, (9, 7.5, 8)), strict=True)))
+    lab = recorded(race(10, 5, 4), peers=dict(zip(PEERS, map(steady, (9, 8, 8, 7.5, 9)), strict=True)))
     assert lab.judge("goal.plan_gain")[0].estimate.value == pytest.approx(1.5)
     assert len(lab.study("plan_error").rows) == 3
 
@@ -112,7 +112,10 @@ def test_plans_of_one_size_are_no_samples_of_their_own():
 def test_the_conclusion_says_which_plan_what_it_gains_and_if_the_prediction_held(off, words):
     gain = f"**{CHOSEN}**: 5 ms a graph, 2.00 (2.00 to 2.00) times as fast as the best single unit."
     ends = f"the 90 % interval of that prediction {'holds' if off < 1.1 else 'does not hold'}."
-    assert f"{gain} Expected were {words}; {ends}" in recorded(race(10, 5, 6, off=(1.0, off))).raced.conclusion()
+    assert (
+        f"{gain} Expected were {words}, once its blocks were timed; {ends}"
+        in recorded(race(10, 5, 6, off=(1.0, off))).raced.conclusion()
+    )
 
 
 def test_coverage_counts_sizes_that_no_table_has():
