@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
-    Status.PASSED: Badge("passed", "✓", "good"),
+    Status.PASSED: Badge("ran", "✓", "good"),  # "passed" would read as a verdict on its claims
     Status.FAILED: Badge("failed", "✕", "bad"),
     Status.TIMEOUT: Badge("timeout", "◷", "bad"),
     Status.SKIPPED: Badge("skipped", "○", "none"),
@@ -235,7 +235,7 @@ def _templates() -> jinja2.Environment:
     )
     environment.filters |= {"moment": _moment, "duration": duration}
     environment.globals |= {"environment_rows": provenance.in_rows, "usual": _usual, "counts": _counts}
-    environment.globals["claimed_text"] = claimed_text
+    environment.globals |= {"claimed_text": claimed_text, "widened": f"{100 * (claims.TOLERANCE - 1):.0f} %"}
     return environment
 
 

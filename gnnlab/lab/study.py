@@ -23,6 +23,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.profiling.estimates import CONTROL, Estimate
 
 from . import plots, text
+from .advice import SAME
 from .plot_style import MAX_SERIES
 from .table import FIELDS, Origin, Row, fits, over_baseline
 
@@ -106,11 +107,13 @@ class Study:
         if not rows:
             return self._range()
         base, cells = rows[0].baseline, max(Counter(row.form for row in rows).values())
-        everywhere = over_baseline(rows, everywhere=True)
+        equal = [row for row in rows if row.parity_error is None or row.parity_error <= SAME]
+        everywhere = over_baseline(equal, everywhere=True)
         faster = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
         where = f", geometric mean of {cells} cases" if cells > 1 else ""
         if not faster:
-            return f"{self.title}: no form is measurably faster than {base}{where}"
+            form = "form" if len(equal) == len(rows) else "form that computes the same"
+            return f"{self.title}: no {form} is measurably faster than {base}{where}"
         best = max(faster, key=lambda form: faster[form].value)
         return f"{self.title}: {best} is {faster[best].value:.3g} times as fast as {base}{where}"
 
@@ -292,8 +295,17 @@ class Study:
             lost = sum(row.status != "ok" for row in rows)
             lines.append(f"- {form}: not timed in {lost} of {len(rows)} cases: {reason}")
         if control is not None:
-            lines.append(f"- the baseline against itself (A/A): {text.gain_text(control)}")
+            lines.append(self._control_text(control))
         return lines
+
+    def _control_text(self, control: Estimate) -> str:
+        """What a form timed against itself shows, and of several cells the one that is farthest from 1."""
+        rows = [row for row in self._valued if row.form == CONTROL and row.ratio is not None]
+        line = f"- {rows[0].baseline} against itself (A/A): {text.gain_text(control)}"
+        if len(rows) == 1:
+            return line
+        worst = max(rows, key=lambda row: max(row.ratio, 1 / row.ratio))
+        return f"{line}; farthest from 1 in one case: {worst.ratio:.3g} ({text.cell_name(worst.keys, self.keys)})"
 
     # ---- tables -----------------------------------------------------------------------------------------------------
 

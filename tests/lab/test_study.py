@@ -176,3 +176,28 @@ def test_a_ratio_of_a_row_that_does_not_count_is_neither_drawn_nor_found():
     fig, _ = drawn(measured, "cells")
     assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["fast"]
     assert list(measured.over_baseline()) == ["fast"] and measured.finding() == "Cells: fast is 2 times as fast as slow"
+
+
+def raced(form, ratio, *, size="10/20", baseline="slow", half=0.02, **fields):
+    """A row of a race at a size, `ratio` times as fast as its baseline."""
+    ends = {"ratio": ratio, "ratio_low": ratio - half, "ratio_high": ratio + half}
+    return {"form": form, "keys": {"size": size}, "value": 1.0 / ratio, "baseline": baseline, **ends, **fields}
+
+
+def test_a_title_names_no_form_with_a_larger_error_than_that_of_equal_forms():
+    relaxed, exact = raced("relaxed", 3.0, parity_error=2e-3), raced("fast", 2.0, parity_error=1e-6)
+    assert study(relaxed, exact).finding() == "Cells: fast is 2 times as fast as slow"
+    assert study(relaxed).finding() == "Cells: no form that computes the same is measurably faster than slow"
+
+
+def test_the_control_names_the_form_that_it_repeats_and_its_worst_case():
+    measured = study(
+        raced("fast", 2.0),
+        raced("fast", 2.0, size="100/200"),
+        raced("A/A", 1.0, baseline="ours"),
+        raced("A/A", 0.7, size="100/200", baseline="ours"),
+    )
+    measured.plot()
+    line = measured._lab.sentences[0].split("\n")[-1]
+    assert line.startswith("- ours against itself (A/A): ")
+    assert line.endswith("; farthest from 1 in one case: 0.7 (100/200)")
