@@ -167,8 +167,8 @@ def run(folder: Path, cells: Sequence[Cell], working: Any, *, seed: int = 0, ane
             checkpoints.write(folder, phase, of_phase, digest(made_by), reference_ms)
         messages += checkpoints.merge(folder)
     done = [records[cell.key] for cell in cells]
-    minutes = sum(each["took_s"] for each in done) / 60
-    messages.append(f"{len(cells)} cells, {known} known before. All of them took {minutes:.2f} minutes.")
+    seconds = sum(each["took_s"] for each in done)
+    messages.append(f"{len(cells)} cells, {known} known before. All of them took {seconds:,.0f} s.")
     return Done(done, known, pd.DataFrame(taken, columns=["phase", "form", "samples"]), messages)
 
 

@@ -217,7 +217,8 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     bar.outline.set_visible(False)
     style.scale(bar.ax.yaxis, True, np.array([1.0, look["norm"].vmax]))
     others = dict.fromkeys(style.label("", origin) for origin in origins if origin is not Origin.MEASURED)
-    words = [label, "colour: times the least of the row", *others]
+    bar.set_label("times the least of the row", fontsize=8.5)
+    words = [label, *others]
     if frame["value"].count() < len(rows) * len(columns) * len(panels):
         words.append("grey: no value")
     fig.supxlabel("; ".join(words), x=0.012, ha="left", fontsize=8.5)

@@ -190,6 +190,8 @@ class Study:
             return
         frame, label, unit = self._numbers("value", missing=True)
         shape = {"row": row, "column": column, "panel": panel}
+        if panel == "baseline":
+            frame = frame.assign(baseline="over " + frame["baseline"])
         fig = plots.heat(frame, **shape, label=text.axis_label(label, unit), title=self.finding())
         by = f"{text.plain(row)} and {text.plain(column)}, one map for each {text.plain(panel)}"
         self._show(fig, "heat", f"Heat maps: {label} by {by}", key)
@@ -213,7 +215,8 @@ class Study:
         self._show(fig, "marks", f"A mark for each {text.plain(row)} and {text.plain(column)}: {counts}", key)
         lost = compared[compared["status"] != "ok"]
         lines, every = [], worst[column].nunique()
-        for reason, of in lost.groupby(lost["status"] + ": " + lost["reason"].astype(str), sort=False):
+        reasons = [_unnamed(*pair, column) for pair in zip(lost["reason"].astype(str), lost[column], strict=True)]
+        for reason, of in lost.groupby(lost["status"] + ": " + reasons, sort=False):
             where = []
             for name, cells in of.groupby(row, sort=False):
                 at = cells[column].astype(str).unique()
@@ -340,8 +343,11 @@ class Study:
         empty = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
         empty += ["origin"] * (frame["origin"].nunique() == 1) + ["n"] * (usual == "count")
         front = [*self.keys, "form"]
-        frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *empty))]]
-        return headed(frame.rename(columns=text.plain), text.plain(front[0]))
+        frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *empty))]].rename(columns=text.plain)
+        baselines = {row.baseline for row in self._valued if row.baseline}
+        if len(baselines) == 1:  # else each row has its own
+            frame = frame.rename(columns={"over baseline": f"over {baselines.pop()}"})
+        return headed(frame, text.plain(front[0]))
 
 
 def _value_text(row: Row, unit: str | None) -> str:
@@ -350,6 +356,12 @@ def _value_text(row: Row, unit: str | None) -> str:
         return row.status
     factor, own = text.shown_as(row.unit)
     return text.estimate_text(row.estimate, factor) + ("" if unit else f" {own}")
+
+
+def _unnamed(reason: str, value: Any, column: str) -> str:
+    """A reason that names its own field of a matrix without the name, so that it is that of others, too: "this stage
+    has no sum" of "GATHER has no sum" at stage "1 GATHER"."""
+    return re.sub(rf"(?<!\S){re.escape(str(value).rpartition(' ')[2])}(?!\S)", f"this {text.plain(column)}", reason)
 
 
 def _series(frame: pd.DataFrame, by: str) -> pd.DataFrame:

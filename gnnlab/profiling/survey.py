@@ -31,6 +31,7 @@ from .scaling import AVERAGE_DEGREE, Build, ScalingResult, sweep
 PHASES = ("forward", "forward, attention unfused", "backward", "training step")
 UNFUSED = PHASES[1]
 OF_GRAPHS = ("nodes", "edges", "degrees")  # parameters of a sweep that the graph has, not the model
+TOO_WIDE = 20.0  # upper over lower end of a prediction interval: nearly any time would lie in it
 TIME = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
 Sweeps = Mapping[tuple[str, str], ScalingResult]  # by (workload, parameter)
 
@@ -200,13 +201,16 @@ def exponents(swept: Sweeps) -> pd.DataFrame:
 
 
 def held_out(swept: Sweeps) -> pd.DataFrame:
-    """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`."""
+    """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`. Further columns:
+    measured (ms), and inside, whether that lies in the interval: "yes", "no", or "too wide to tell" (`TOO_WIDE`)."""
     rows = []
     for (workload, parameter), result in swept.items():
         if result.prediction:
             ms, (low, high) = result.prediction
             row = {"parameter": parameter, "at": result.parameter_values[-1], "form": workload, **TIME}
-            row |= {"value": ms, "low": low, "high": high, "interval": PREDICTION_95, "inside": result.inside}
+            row |= {"value": ms, "low": low, "high": high, "interval": PREDICTION_95}
+            row |= {"measured": result.runtime_stats[-1].median}
+            row["inside"] = "too wide to tell" if high > TOO_WIDE * low else "yes" if result.inside else "no"
             row |= {"n": len(result.parameter_values) - 1, "origin": "predicted", "statistic": "estimate"}
             rows.append(row)
     return pd.DataFrame(rows)

@@ -66,7 +66,7 @@ def test_every_cell_is_asked_once_the_npus_last_and_ends_in_its_outcome_in_the_f
     assert Counter(fake.asked) == Counter(CELLS) and fake.asked[:21] != CELLS[::2]
     assert [c.unit for c in fake.asked] == [CPU] * 21 + [NPU] * 21
     assert done.records == [record(c, outcome(c), took_s=0.5) for c in CELLS]
-    assert done.messages[-1] == "42 cells, 0 known before. All of them took 0.35 minutes."
+    assert done.messages[-1] == "42 cells, 0 known before. All of them took 21 s."
     names = {"checkpoint_cpugpu.json", "checkpoint_npu.json", "raw_measurements.json", "journal.jsonl", ".lock"}
     assert {path.name for path in tmp_path.iterdir()} == names
     halves = [json.loads(path.read_bytes())["measurements"] for path in sorted(tmp_path.glob("checkpoint_*"))]

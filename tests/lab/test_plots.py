@@ -199,7 +199,7 @@ def test_a_missing_value_is_an_empty_field_without_a_colour():
         fig = plots.heat(lacking, **AXES)
         assert sorted(texts(fig.axes[0])) == ["1", "2", "3", "4", "6"]
         assert fig.axes[0].collections[0].get_array().mask.sum() == 1
-        assert fig.get_supxlabel().endswith("colour: times the least of the row; simulated ★; grey: no value")
+        assert fig.get_supxlabel() == "latency (ms); simulated ★; grey: no value"
 
 
 def test_what_became_of_a_pair_stands_in_its_field_and_a_pair_without_a_row_is_empty():

@@ -59,7 +59,8 @@ def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
     assert [text.get_text() for text in npu.texts] == ["0.005", "0.05", "25★"]
     shades = torch.collections[0].get_array()
     assert shades[0, 0] == pytest.approx(2) and shades[1, 0] == pytest.approx(1)  # of the least of each row
-    assert fig.get_supxlabel().startswith("time (ms); colour: times the least of the row; ")
+    assert fig.get_supxlabel().startswith("time (ms); ")
+    assert fig.axes[-1].get_ylabel() == "times the least of the row"
     assert "stage" in alt and "size" in alt
     assert fig.get_suptitle().startswith("Cells: from 0.005 ms")
     assert [label.get_text() for label in torch.get_xticklabels()] == ["10/20", "100/200"]
@@ -123,6 +124,11 @@ def test_marks_leave_the_control_out_and_group_what_has_one_reason():
     measured = study(*rows)
     measured.marks(row="form", column="stage")
     assert measured._lab.sentences == ["- unavailable: no NPU (npu × every stage; npu 2 × every stage; gpu × a, b)"]
+    own = [{"form": "fast", "keys": {"stage": f"{n} {name}"}, "status": "failed", "reason": f"{name} sums nothing"}
+           for n, name in enumerate(("GATHER", "ACTIVATE"))]  # fmt: skip
+    named = study(*own)
+    named.marks(row="form", column="stage")
+    assert named._lab.sentences == ["- failed: this stage sums nothing (fast × every stage)"]
     fig, _ = drawn(measured, "cells-marks")
     assert [text.get_text() for text in fig.axes[0].texts] == ["not here"] * 8 + ["✓"]
 
@@ -201,3 +207,12 @@ def test_the_control_names_the_form_that_it_repeats_and_its_worst_case():
     line = measured._lab.sentences[0].split("\n")[-1]
     assert line.startswith("- ours against itself (A/A): ")
     assert line.endswith("; farthest from 1 in one case: 0.7 (100/200)")
+
+
+def test_a_table_and_a_map_name_the_one_baseline():
+    rows = [raced("fast", 2.0), raced("fast", 2.0, size="100/200")]
+    measured = study(*rows)
+    assert "over slow" in measured.tabulated().columns
+    measured.heat(row="form", column="size", panel="baseline")
+    assert drawn(measured, "cells-heat")[0].axes[0].get_title(loc="left") == "over slow"
+    assert "over baseline" in study(*rows, raced("A/A", 1.0, baseline="ours")).tabulated().columns

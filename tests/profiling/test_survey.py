@@ -108,7 +108,11 @@ def test_an_exponent_has_its_interval_or_a_reason_and_a_prediction_the_origin_pr
     (exponent,) = survey.exponents(done).to_dict("records")
     assert exponent["value"] == pytest.approx(1.5, abs=0.02) and exponent["n"] == 4
     (held,) = survey.held_out(done).to_dict("records")
-    assert (held["at"], held["origin"], held["interval"]) == (1600, "predicted", "95 % prediction") and held["inside"]
+    assert (held["at"], held["origin"], held["interval"]) == (1600, "predicted", "95 % prediction")
+    assert held["measured"] == pytest.approx(0.1 + 1600**1.5 / 1000) and held["inside"] == "yes"
+    noisy = swept("nodes", n, np.array([1.0, 3.0, 6.0, 5.0, 30.0]))
+    (wide,) = survey.held_out(noisy).to_dict("records")
+    assert wide["high"] > 20 * wide["low"] and wide["inside"] == "too wide to tell"
     (row,) = survey.exponents(swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))).to_dict("records")
     assert row["status"] == "unavailable" and "too few or too noisy" in row["reason"] and "value" not in row
 
