@@ -19,6 +19,7 @@ setup: $(READY)  ## install everything into .venv
 $(READY): pyproject.toml constraints.txt
 	@test -n '$(PYTHON)' || { printf '%s\n' '$(MISSING)' >&2; exit 1; }
 	@$(PYTHON) -c '$(FITS)' || { echo 'gnnlab needs Python 3.11, 3.12 or 3.13 with venv; $(PYTHON) is none: '"$$($(PYTHON) --version 2>&1)" >&2; exit 1; }
+	@test ! -L .venv || { echo '.venv is a link, and setting up would empty what it points to: remove the link, or run make there' >&2; exit 1; }
 	@echo "setting up .venv (a minute or two, 2 GB) ..."
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[test]'

@@ -198,4 +198,4 @@ def test_the_reference_workload_runs_before_and_after_each_phase_that_measures(t
 
 
 def test_the_reference_workload_is_timed():
-    assert len(reference()) > 40 and min(reference()) > 0
+    assert len(reference()) > 5 and min(reference()) > 0
