@@ -26,6 +26,7 @@ from .text import with_unit
 
 HEADLINES = 6
 SAME = 1e-4  # largest relative error of a form that is called equal
+ANSWER_KNOWN = " is known"  # a note that ends so: the form was timed on cached answers alone
 NOISY = 0.03  # median difference of A/A controls from which a report warns
 YOURS = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
 NO_EFFECT = (1.0, 1.0)  # claimed of a ratio
@@ -75,18 +76,21 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
     nodes". Purposes of one study that have one answer are taken together where no combination of their keys has
     another. A study without a purpose is no choice.
 
-    Only forms count that ran in every cell and compute the same as the baseline (`SAME`). A gain is the geometric mean
-    over the cells; it is named where its whole interval is one.
+    Only forms count that ran in every cell and compute the same as the baseline (`SAME`), by more than looking up a
+    known answer. Rows over different baselines are different choices. A gain is the geometric mean over the cells; it
+    is named where its whole interval is one.
     """
     uses = []
     for study, words in purposes.items():
         rows = [row for row in table.select(study) if row.form != CONTROL and row.ratio is not None]
+        rows = [row for row in rows if not answer_known(row)]
         by_purpose, by_answer = defaultdict(list), defaultdict(list)
         for row in rows:
             if row.parity_error is None or row.parity_error <= SAME:
-                by_purpose[_named(words, [row])].append(row)
+                by_purpose[_named(words, [row]), row.baseline].append(row)
         for cells in by_purpose.values():
-            by_answer[_fastest(cells)[0]].append(cells)
+            form, over, _ = _fastest(cells)
+            by_answer[form, over].append(cells)
         is_own = own and study == OWN_STUDY
         for groups in by_answer.values():
             together = list(chain(*groups))
@@ -95,6 +99,11 @@ def uses(table: Table, purposes: Mapping[str, str], own: bool = False) -> list[U
             for cells in [together] if one else groups:
                 uses.append(Use(_named(words, cells), study, *_fastest(cells), is_own))
     return sorted(uses, key=lambda use: (not use.yours, use.form is None))
+
+
+def answer_known(row: Row) -> bool:
+    """Does a note of the row limit its time to answers that a cache has? Then it is not the fastest in general."""
+    return any(note.endswith(ANSWER_KNOWN) for note in row.notes)
 
 
 def _named(purpose: str, rows: Sequence[Row]) -> str:

@@ -2,7 +2,8 @@
 
 nbconvert walks the cells with the template `templates/cells`. Escaping is on there, so that a string is markup only
 where a filter says so. Tables and Markdown arrive as HTML that may quote anything (a label from a user's graph file, an
-error message): `clean` lets a short list of what our notebooks print pass, and shows the rest as text.
+error message): `clean` lets a short list of what our notebooks print pass, and shows the rest as text. HTML with a
+`caption` in its metadata is source: folded under it, as the code of cells is.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 MS = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median", "interval": "95 % confidence"}
 
 
-def raced(study, form, ratio, low, high, *, keys=None, error=1e-7, **fields):
-    compared = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "baseline": "PyG", "parity_error": error}
+def raced(study, form, ratio, low, high, *, keys=None, error=1e-7, baseline="PyG", **fields):
+    compared = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "baseline": baseline, "parity_error": error}
     measured = {"value": 1.0, "low": 0.9, "high": 1.1, "n": 9, **MS, **TORCH}
     return tables.row(study=study, form=form, keys=keys or {"size": "a"}, **measured, **compared, **fields)
 
@@ -37,6 +37,36 @@ def test_the_fastest_form_that_computes_the_same_everywhere_is_named():
     layer, summed = advice.uses(table, {"sum": "a sum", "layer": "a layer"})  # what has no faster form comes last
     assert (layer.purpose, layer.form, layer.over, layer.texts[0]) == ("a layer", "fast", "PyG", "4.00×")
     assert (summed.purpose, summed.form, summed.over, summed.texts) == ("a sum", None, "PyG", ("", ""))
+
+
+def test_a_form_that_looks_up_known_answers_is_not_advised():
+    table = Table(
+        [
+            raced("decision", "predictor", 5.0, 4.9, 5.1),
+            raced("decision", "predictor, cached", 8.0, 7.9, 8.1, notes=["every state is known"]),
+            raced("known alone", "cached", 8.0, 7.9, 8.1, notes=["noisy", "every network is known"]),
+        ]
+    )
+    (decision,) = advice.uses(table, {"decision": "one decision", "known alone": "nothing"})
+    assert (decision.form, decision.texts[0]) == ("predictor", "5.00×")
+
+
+def test_rows_over_another_baseline_are_another_choice():
+    table = Table(
+        [
+            raced("service", "batch", 0.5, 0.4, 0.6, keys={"scenario": "server"}, baseline="guide"),
+            raced("service", "gzip", 0.8, 0.7, 0.9, keys={"scenario": "large answers"}, baseline="unpacked"),
+            raced("service", "pool", 3.0, 2.9, 3.1, keys={"scenario": "same name"}, baseline="new connections"),
+            raced("service", "plain", 4.0, 3.9, 4.1, keys={"scenario": "same name", "of": "b"}, baseline="guide"),
+        ]
+    )
+    uses = advice.uses(table, {"service": "serving, {scenario}"})
+    assert [(use.purpose, use.form, use.over) for use in uses] == [
+        ("serving, same name", "pool", "new connections"),
+        ("serving, same name", "plain", "guide"),
+        ("serving, server", None, "guide"),
+        ("serving, large answers", None, "unpacked"),
+    ]
 
 
 def test_the_readers_own_models_come_first_a_line_each():

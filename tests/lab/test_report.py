@@ -210,6 +210,17 @@ def test_every_relative_link_of_the_site_leads_to_a_file(finished):
                 assert (page.parent / target).is_file(), f"{page.name}: {target}"
 
 
+def test_source_that_a_cell_displays_is_folded_under_its_caption():
+    html = '<div class="highlight"><pre>import torch</pre></div>'
+    cell = v4.new_code_cell("display(Code(filename=file))")
+    for metadata in ({"text/html": {"caption": "examples/<a>.py"}}, {}):
+        cell.outputs.append(v4.new_output("display_data", {"text/html": html}, metadata=metadata))
+    shown = BeautifulSoup(notebook_html.render(v4.new_notebook(cells=[cell]), {}).html, "html.parser")
+    _, folded = shown.select("details.code")
+    assert (folded.summary.text, folded.pre.text) == ("examples/<a>.py", "import torch") and "open" not in folded.attrs
+    assert shown.select_one(".out.html > .highlight").text == "import torch"  # without a caption it is a result
+
+
 def test_a_heading_over_what_the_page_shows_elsewhere_is_left_out():
     verdicts = v4.new_code_cell("lab.verdicts()", metadata={"tags": ["remove-output"]})
     contract = v4.new_code_cell("{}", metadata={"tags": ["nbval-check-output"]})

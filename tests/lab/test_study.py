@@ -216,3 +216,11 @@ def test_a_table_and_a_map_name_the_one_baseline():
     measured.heat(row="form", column="size", panel="baseline")
     assert drawn(measured, "cells-heat")[0].axes[0].get_title(loc="left") == "over slow"
     assert "over baseline" in study(*rows, raced("A/A", 1.0, baseline="ours")).tabulated().columns
+
+
+def test_a_title_names_no_form_that_looks_up_known_answers_as_the_fastest():
+    against = {"baseline": "slow", "ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1}
+    cached = {**against, "ratio": 9.0, "ratio_high": 9.1, "notes": ["every state is known"]}
+    measured = study({"form": "fast", "value": 1.0, **against}, {"form": "cached", "value": 0.2, **cached})
+    assert [*measured.over_baseline()] == ["fast", "cached"]
+    assert measured.finding() == "Cells: fast is 2 times as fast as slow, cached answers aside"
