@@ -269,6 +269,8 @@ def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float 
             np.array_equal(finite, np.isfinite(got)) and np.array_equal(expected[~finite], got[~finite], equal_nan=True)
         ):
             return float("inf")
+        if not finite.any():
+            raise ParityError(f"{name}: the baseline gives no finite number, so nothing can be compared")
         expected, largest = expected[finite], difference[finite].max(initial=0.0)
     scale = max(np.abs(expected).max(initial=0.0), floor)
     if scale > 0:

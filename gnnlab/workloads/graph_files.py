@@ -88,13 +88,16 @@ def read_graphml(path: Path) -> Data:
 
 
 def read_npz(path: Path) -> Data:
-    """Adjacency `adj_*` and features `attr_*` as the four arrays of a CSR matrix, `labels` (N,) or (N, C), and
-    `edge_attr` (E,) or (E, D) in the order of `adj_indices`.
+    """`edge_index` (2, E) with arrays named as fields of a PyG `Data` (x, y, edge_attr, edge_weight, ...); or adjacency
+    `adj_*` and features `attr_*` as the four arrays of a CSR matrix, `labels` (N,) or (N, C), and `edge_attr` (E,) or
+    (E, D) in the order of `adj_indices`.
 
     `adj[i, j]` is an edge from i to j; values other than 1 become `edge_weight`. All but the adjacency may be left out.
     (PyG's own reader makes features binary, edges undirected, and drops weights and self-loops without a word.)
     """
     with np.load(path, allow_pickle=False) as archive:
+        if "edge_index" in archive:
+            return Data(**{name: torch.from_numpy(_narrow(array)) for name, array in archive.items()})
         adjacency = _csr(archive, "adj")
         features = _csr(archive, "attr").toarray() if "attr_data" in archive else None
         labels, edge_attr = archive.get("labels"), archive.get("edge_attr")
@@ -129,6 +132,11 @@ def _csr(archive: np.lib.npyio.NpzFile, name: str) -> csr_array:
     return matrix
 
 
+def _narrow(values: np.ndarray) -> np.ndarray:
+    """As PyG has it: float32 for fractions, int64 for integers."""
+    return values.astype({"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype))
+
+
 def _labels(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
@@ -137,7 +145,8 @@ READERS: dict[str, tuple[Callable[[Path], Data], str]] = {
     ".pt": (read_pt, "one torch_geometric Data, as torch.save(data, path) writes it, without classes of your own"),
     ".npz": (
         read_npz,
-        "plain arrays adj_data, adj_indices, adj_indptr, adj_shape; perhaps attr_... alike, labels, edge_attr",
+        "plain arrays edge_index, perhaps x, y, edge_attr; or a CSR matrix adj_data, adj_indices, adj_indptr, "
+        "adj_shape, perhaps attr_... alike, labels, edge_attr",
     ),
     ".graphml": (read_graphml, "GraphML with the same numbers at each node, a weight at each edge or at none"),
     ".csv": (

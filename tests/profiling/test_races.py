@@ -247,3 +247,10 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_compared_with_the_others():
     assert gradient_error(expected, {"weight": torch.tensor([1.0, 1, 1.1]), "bias": expected["bias"]}) > 0.09
     assert gradient_error(expected, {"weight": torch.ones(3), "bias": torch.tensor([0.01])}) > 1
     assert gradient_error({}, {}) == 0
+
+
+def test_outputs_without_a_finite_number_prove_nothing():
+    nothing = torch.full((3,), float("nan"))
+    with pytest.raises(ParityError, match="no finite number"):
+        relative_error(nothing, nothing.clone(), "fast")
+    assert relative_error(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), "fast") == 0

@@ -39,6 +39,18 @@ def test_npz_is_read_as_it_is(tmp_path):
     assert data.x.shape == (3, 5) and data.x[:, 0].tolist() == [1, 2, 1]
 
 
+def test_npz_with_the_fields_of_a_pyg_graph_is_read_as_one(tmp_path):
+    path, edges = tmp_path / "mine.npz", np.array([[0, 1, 1], [1, 2, 0]], dtype=np.int32)
+    np.savez(
+        path, edge_index=edges, x=np.ones((3, 4)), y=np.array([0, 1, 1], dtype=np.int8), train_mask=np.ones(3, bool)
+    )
+    data = graphs.load(path)
+    assert data.edge_index.tolist() == edges.tolist() and data.x.dtype == torch.float32 and data.x.shape == (3, 4)
+    assert data.y.tolist() == [0, 1, 1] and data.train_mask.dtype == torch.bool
+    np.savez(path, edge_index=edges + 5, x=np.ones((3, 4)))
+    assert "mine.npz" in refusal(graphs.load, path)
+
+
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
