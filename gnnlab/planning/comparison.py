@@ -138,8 +138,10 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def conclusion(self) -> str:
-        """Which plan, what it gains over the best single unit, and if the prediction held; a sentence for each size."""
-        gains = self.gain().query("form == @ONE_UNIT").set_index("size")
+        """Which plan, what it gains over the best single unit and over OpenVINO's own ways, and if the prediction held;
+        a paragraph for each size."""
+        every = self.gain().set_index("size")
+        gains, over_all = (every[every["form"] == form] for form in (ONE_UNIT, ALL_PEERS))
         sentences = []
         for row in self.both[self.both["chosen"]].to_dict("records"):
             gain = gains.loc[row["size"]]
@@ -148,10 +150,15 @@ class Comparison:
             over = over if row["several"] else "a single unit, which no plan of several was faster than"
             off = 100 * (row["value"] / row["ms"] - 1)
             held = "holds" if row["low"] <= row["ms"] <= row["high"] else "does not hold"
+            peers, best = over_all.loc[row["size"]], ""
+            if pd.notna(peers["high"]) and peers["high"] < 1:
+                rival = peers["notes"].partition(" over ")[2].partition(", the fastest")[0]
+                best = f" No plan is needed: OpenVINO by itself, {rival}, is faster than it "
+                best += f"({peers['value']:.2f}, {peers['low']:.2f} to {peers['high']:.2f})."
             sentences.append(
                 f"At {row['size']} nodes/edges, **{row['form']}**: {row['ms']:.3g} ms a graph, "
                 f"{over}. Expected were {row['value']:.3g} ms ({off:+.0f} %), once its blocks were timed; the 90 % "
-                f"interval of that prediction {held}."
+                f"interval of that prediction {held}.{best}"
             )
         return "\n\n".join(sentences)
 
