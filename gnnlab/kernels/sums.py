@@ -121,7 +121,7 @@ class Largest:
 
 def _dense_matrix(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
     """A (N, N): A[i, j] is the sum of the weights of the edges j -> i."""
-    values = torch.ones(graph.num_edges, dtype=dtype) if weight is None else weight
+    values = torch.ones(graph.num_edges, dtype=dtype, device=graph.device) if weight is None else weight
     places = graph.row.long() * graph.num_sources + graph.col
     flat = values.new_zeros(graph.num_nodes * graph.num_sources).index_add_(0, places, values)
     return flat.view(graph.num_nodes, graph.num_sources)

@@ -86,6 +86,8 @@ def ratio(
     1 by is noise of this race, and widens the interval by the same factor on both sides.
     """
     base, other = np.asarray(baseline, dtype=float), np.asarray(form, dtype=float)
+    if base.shape != other.shape:
+        raise ValueError(f"ratio: {base.size} times of the baseline, {other.size} of the form; each round needs both")
     floor = 1.0 if control is None else noise_floor(base, np.asarray(control, dtype=float))
     estimate = _of_means(base, other) if of == "mean" else summary(base / other)
     if estimate.low is None:

@@ -156,6 +156,8 @@ def race(
     round under the name "A/A": what that comparison shows is this run's noise floor. `least` rounds are run whatever
     the budget.
     """
+    if CONTROL in forms:
+        raise ValueError(f"race: {CONTROL!r} names the control, not a form; give that form another name")
     names = [*forms][:1] + [CONTROL] * control + [*forms][1:]
     if len(names) < 2:
         raise ValueError("race: no candidates; give at least one, or control=True for the noise floor alone")

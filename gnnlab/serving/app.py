@@ -102,7 +102,7 @@ class App:
         if path not in GETS and path not in POSTS:
             raise Refused(404, "Not Found")
         if path in POSTS or method != "GET":
-            raise Refused(405, "Method Not Allowed")
+            raise Refused(405, "Method Not Allowed", [(b"allow", b"POST" if path in POSTS else b"GET")])
         if path == "/metrics":
             return CONTENT_TYPE_LATEST.encode(), self.service.metrics.page()
         if path == "/openapi.json":

@@ -130,3 +130,8 @@ def test_cells_of_one_cluster_are_no_samples_of_their_own():
 def test_all_cells_of_two_sizes_within_the_bound_are_no_certainty():
     share = estimates.over_clusters([1.0] * 20, [0] * 10 + [1] * 10, "share", within=10)
     assert share.value == 1 and share.low < 0.5
+
+
+def test_a_ratio_needs_a_time_of_both_in_each_round():
+    with pytest.raises(ValueError, match="1 times of the baseline, 7 of the form"):
+        estimates.ratio([1.0], [1.0] * 7)

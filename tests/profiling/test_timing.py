@@ -210,3 +210,8 @@ def test_a_stopwatch_runs_within_its_block_and_stands_after_it_also_where_it_rai
         assert took.s == 0.5
         raise KeyError
     assert (took.s, took.ms) == (2.0, 2000.0)
+
+
+def test_no_form_has_the_name_of_the_control():
+    with pytest.raises(ValueError, match="'A/A' names the control"):
+        timing.race({"base": int, "A/A": float}, budget_s=0.01)

@@ -103,6 +103,7 @@ def test_a_bad_request_is_answered_by_one_line(http, path, body, status, part):
     assert answer.headers["content-type"] == "application/json" and set(answer.json()) == {"error"}
     line = answer.json()["error"]
     assert part in line and "\n" not in line and "Traceback" not in line and len(line) < 400
+    assert answer.headers.get("allow") == ("GET" if status == 405 else None)
 
 
 def test_a_body_without_a_length_is_cut_off_at_the_limit(http):
