@@ -33,7 +33,7 @@ class FlatAllocator(nn.Module):
         self.kinds = torch.arange(len(NODE_TYPES), dtype=torch.float32, device=device)
         heads = [name for name in ("value", "policy") if f"{name}.weight" in weights]
         layers = []
-        for layer in sorted({name[: name.index(".", 7)] for name in weights if name.startswith("layers.")}):
+        for layer in sorted({".".join(name.split(".")[:2]) for name in weights if name.startswith("layers.")}):
             if self.on_graph:  # [neighbours | x] by [W_l ; W_r]
                 both = torch.cat([weights[f"{layer}.lin_l.weight"], weights[f"{layer}.lin_r.weight"]], dim=1)
                 layers.append((both.t(), weights[f"{layer}.lin_l.bias"]))

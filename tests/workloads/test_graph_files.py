@@ -46,7 +46,7 @@ def test_npz_with_the_fields_of_a_pyg_graph_is_read_as_one(tmp_path):
     )
     data = graphs.load(path)
     assert data.edge_index.tolist() == edges.tolist() and data.x.dtype == torch.float32 and data.x.shape == (3, 4)
-    assert data.y.tolist() == [0, 1, 1] and data.train_mask.dtype == torch.bool
+    assert data.y.tolist() == [0, 1, 1] and data.y.dtype == torch.int64 and data.train_mask.dtype == torch.bool
     np.savez(path, edge_index=edges + 5, x=np.ones((3, 4)))
     assert "mine.npz" in refusal(graphs.load, path)
 
