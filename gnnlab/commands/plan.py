@@ -131,10 +131,8 @@ def _why(chosen: Plan, ranking: Ranking) -> str:
     alone = ranking.one_unit_plans[:1]
     if alone and chosen != alone[0]:
         times = ranking.table.loc[alone[0], "ms"] / row["ms"]
-        text += (
-            f" The best single unit ({alone[0].words()}) takes {times:.3g} times as long, on a core of its own; on all"
-        )
-        text += " cores it may be faster than any plan: notebook 07 races that, too."
+        text += f" The best single unit ({alone[0].words()}) takes {times:.3g} times as long."
+        text += " One runtime on all cores may be faster than any plan: notebook 07 races that, too."
     return text
 
 
