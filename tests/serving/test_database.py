@@ -33,16 +33,19 @@ def in_database(url, body):
     return result
 
 
-def recorded(url, *states, node_id="node_3"):
+def recorded(url, *states, node_id="node_3", started=True):
     """What recording a decision on each of the states leaves: (rows of predictions, of network_metrics, how many
-    decisions were counted as lost)."""
+    decisions were counted as lost). Not `started`: the thread that writes starts when all are recorded."""
 
     async def run():
         lost = []
         recorder = Recorder(engine_of(url), SimpleNamespace(inc=lambda count=1: lost.append(count)))
-        recorder.start()
+        if started:
+            recorder.start()
         for state in states:
             recorder.record("ppo", check(state), Decision(node_id, 3, -1.5, 0.25))
+        if not started:
+            recorder.start()
         await recorder.stop()
         return sum(lost)
 
@@ -76,7 +79,7 @@ def test_all_that_is_recorded_arrives_before_the_end_and_what_has_no_room_is_cou
     rows, _, lost = recorded(url, *[S2_STATE] * 1000)
     assert (len(rows), lost) == (1000, 0)
     monkeypatch.setattr(database, "MOST_QUEUED", 100)
-    rows, _, lost = recorded(url, *[S2_STATE] * 1000)
+    rows, _, lost = recorded(url, *[S2_STATE] * 1000, started=False)  # else a batch may be on its way already
     assert (len(rows), lost) == (1100, 900)
 
 
