@@ -1,11 +1,6 @@
 """gnnlab: what a graph neural network costs on your machine, and what makes it faster.
 
-from gnnlab import swap
-print(swap(model, (x, edge_index)))     # faster layers in place of your own, proven equal
-
-swap                    faster layers in place of a model's, each tried beside the original
 optimize                every step that makes a model faster, proven and raced in several processes
-neighbour_sum           a weighted sum over neighbours for layers of your own
 race_forms              two or more functions: equal results first, then times, ratios and intervals
 require_equal           raises where results differ by more than a tolerance
 profile_forward         time of a forward pass
@@ -24,7 +19,6 @@ from typing import Any
 __version__ = "0.1.0"
 _MODULE_OF = {
     "Lab": "gnnlab.lab.session",
-    "neighbour_sum": "gnnlab.rewrite.operators",
     "optimize": "gnnlab.rewrite.optimize",
     "profile_forward": "gnnlab.profiling.runtime",
     "profile_memory_usage": "gnnlab.profiling.memory",
@@ -32,7 +26,6 @@ _MODULE_OF = {
     "profile_training_step": "gnnlab.profiling.runtime",
     "race_forms": "gnnlab.profiling.races",
     "require_equal": "gnnlab.profiling.races",
-    "swap": "gnnlab.rewrite.swap",
 }
 __all__ = sorted(name for name in _MODULE_OF if name != "Lab" or find_spec("IPython"))
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ValueError as error:
-        if not type(error).__module__.startswith("gnnlab"):
+        if not type(error).__module__.startswith(("gnnlab", "gnnswap")):
             raise
         print(f"gnnlab: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -11,11 +11,13 @@ import errno
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from gnnswap.errors import LONGEST, OneLineError, quoted
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-class GnnlabError(ValueError):
+class GnnlabError(OneLineError):
     """What was asked for cannot be done: an input, a file or a setting is not what it has to be."""
 
 
@@ -32,13 +34,6 @@ class Untestable(GnnlabError):
 
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)  # what only the disk can refuse
-LONGEST = 80  # characters of a foreign value or message that go into an error
-
-
-def quoted(value: object) -> str:
-    """`repr` of a value from outside, on one line and cut to a readable length."""
-    text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def meant(name: object, known: Iterable[str]) -> str:
@@ -58,19 +53,3 @@ def whole_numbers(least: int, /, **values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise GnnlabError(f"{name} must be an integer of {least} or more, got {quoted(value)}")
-
-
-def one_line(error: BaseException) -> str:
-    """First line of an exception, with its class where it is none of ours: `KeyError: 'x'`.
-
-    OpenVINO begins with lines "Exception from ..." that only say where in its source; they are left out.
-    """
-    try:
-        text = str(error)
-    except Exception:  # a class of someone's own, whose __str__ raises
-        text = ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    text = next((line for line in lines if not line.startswith("Exception from ")), lines[0] if lines else "")
-    if not isinstance(error, GnnlabError):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if len(text) <= 2 * LONGEST else f"{text[: 2 * LONGEST - 3]}..."

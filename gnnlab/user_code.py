@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gnnlab.errors import GnnlabError, meant, one_line, quoted
+from gnnlab.errors import GnnlabError, meant
+from gnnswap.errors import OneLineError, one_line, quoted
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def guarded(what: str) -> Iterator[None]:
     """Whatever the user's code raises, but Ctrl-C, is a `GnnlabError` in one line that begins with `what`."""
     try:
         yield
-    except (KeyboardInterrupt, GnnlabError):
+    except (KeyboardInterrupt, OneLineError):
         raise
     except BaseException as error:
         raise GnnlabError(f"{what} {one_line(error)}") from error

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from gnnlab.errors import one_line
+from gnnswap.errors import one_line
 
 GRACE_S = 3  # what hangs so far beyond its limit has lost its parent, who would have ended it
 LOOK_S = 0.5  # between two looks whether the parent is there

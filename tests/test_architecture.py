@@ -14,11 +14,10 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gnnlab"
-SHARED = {"workloads", "profiling", "kernels"}
+SHARED = {"workloads", "profiling"}
 ALLOWED = {
     "workloads": {"workloads"},
     "profiling": {"profiling"},
-    "kernels": {"kernels", "workloads", "profiling"},
     "training": {"training", *SHARED},
     "export": {"export", *SHARED},
     "units": {"units", "export", *SHARED},

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, ParityError, Unavailable
 from gnnlab.profiling import timing
 from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.estimates import median_interval
@@ -29,6 +29,7 @@ from gnnlab.units.registry import find
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
 from gnnlab.worker import Worker
 from gnnlab.worker_process import DETAIL
+from gnnswap.errors import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor

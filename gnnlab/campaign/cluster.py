@@ -22,11 +22,12 @@ from gnnlab import machine
 from gnnlab.campaign.campaign import package_digest
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
 from gnnlab.campaign.checkpoints import Record, record
-from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 from gnnlab.worker import KEEP_MEMORY, Worker
+from gnnswap.errors import one_line
 
 try:
     from distributed import Client, as_completed, get_worker

@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gnnlab.errors import GnnlabError
+from gnnswap.errors import OneLineError
 
 from .arguments import add_inputs, add_json, count, graph_or_file, model_or_factory, seconds
 from .tables import show, warn_if_busy
@@ -195,7 +196,7 @@ def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
         estimate = FLOPsEstimator(workload.model).estimate(workload.graph.num_nodes, workload.graph.num_edges)
         parts = {name: flops / 1e9 for name, flops in estimate.breakdown.items()}
         report["formulas"] = {"total_gflops": estimate.total / 1e9, "breakdown": parts}
-    except GnnlabError as error:
+    except OneLineError as error:
         report["formulas"] = {"not_applicable": str(error)}
     return report, _flat(report)
 

@@ -1,6 +1,6 @@
 """Show which layers of your model have a faster form, and what they bring.
 
-The same as `gnnlab.swap(model, inputs)` in Python: each layer is tried beside its fast form, outputs and all
+The same as `gnnswap.swap(model, inputs)` in Python: each layer is tried beside its fast form, outputs and all
 gradients, and replaced where it is equal and, on these inputs, faster. The report says what was replaced, what was
 not and why, and time and memory of a forward pass before and after. It takes seconds; `gnnlab optimize` looks for
 more, proves the whole model and writes it.
@@ -34,8 +34,8 @@ def run(arguments: Namespace) -> int:
         require(arguments.model)
     import torch
 
-    from gnnlab.rewrite.swap import swap
     from gnnlab.workloads import models
+    from gnnswap import swap
 
     workload = models.build(arguments.model, arguments.graph)
     warn_if_busy()

@@ -16,13 +16,14 @@ import numpy as np
 import onnxruntime
 import torch
 
-from gnnlab.errors import ParityError, one_line
+from gnnlab.errors import ParityError
 from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import configuration, openvino_core
 from gnnlab.profiling.races import RTOL_FLOAT32, relative_error
 from gnnlab.workloads.graphsage import random_inputs
 from gnnlab.workloads.staged import StagedLayer
+from gnnswap.errors import one_line
 
 Arrays = Mapping[str, np.ndarray]
 Run = Callable[[Arrays], list[np.ndarray]]

@@ -29,8 +29,8 @@ from openvino import opset13 as op
 from openvino import opset15
 
 from gnnlab.errors import GnnlabError
-from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.workloads.staged import StagedLayer
+from gnnswap.neighbours import Neighbours
 
 FORM, LAYER = "bag", "sage"  # the layer whose blocks are built
 GATHER, MESSAGE, SUM, COUNT, NORMALIZE, TRANSFORM, ACTIVATE = range(1, 8)

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
+from gnnswap.errors import one_line
 
 
 class AsyncBatcher:

@@ -14,13 +14,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from gnnlab.errors import Unavailable, one_line
+from gnnlab.errors import Unavailable
 from gnnlab.inference.states import NetworkArrays
 from gnnlab.profiling import estimates
 from gnnlab.profiling.context import row_of
 from gnnlab.profiling.races import relative_error
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_networks import State
+from gnnswap.errors import one_line
 
 Layers = Callable[[Tensor, Tensor], Tensor]  # (x (N, 7), edge_index (2, E)) -> scores (N,)
 CHUNK = 64  # networks in a pass

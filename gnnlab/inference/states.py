@@ -23,8 +23,9 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from gnnlab.errors import LONGEST, GnnlabError, quoted
+from gnnlab.errors import LONGEST, GnnlabError
 from gnnlab.workloads.edge_networks import FEATURES, NODE_TYPES, State
+from gnnswap.errors import quoted
 
 MOST = 1_000_000
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -28,7 +28,8 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 from traitlets.config import Config
 
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
+from gnnswap.errors import one_line
 
 from .results import END, FigureRecord
 

@@ -25,7 +25,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML, YAMLError
 
-from gnnlab.errors import GnnlabError, first_wrong, meant, one_line, quoted
+from gnnlab.errors import GnnlabError, first_wrong, meant
+from gnnswap.errors import one_line, quoted
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 FORM = "`name: type = literal  # meaning; range or choices`"

@@ -28,10 +28,11 @@ from IPython import get_ipython
 from IPython.display import HTML, Image, Markdown, display
 
 from gnnlab import machine
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.progress import progress
+from gnnswap.errors import one_line
 
 from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results
 from . import table as tables

@@ -29,7 +29,7 @@ import psutil
 import torch
 
 from gnnlab.campaign.cells import Cell, layer_of, load
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
 from gnnlab.planning.costs import Costs, Span
 from gnnlab.planning.planner import conditions
 from gnnlab.planning.plans import Block, Plan
@@ -39,6 +39,7 @@ from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.units import registry
 from gnnlab.worker_process import pin
 from gnnlab.workloads.staged import NODES, StagedLayer
+from gnnswap.errors import one_line
 
 Tensors = dict[str, torch.Tensor]  # a graph: x (N, F) float32, edge_index (2, E) int64; or values of the layer on it
 _keys = itertools.count()

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations, product
 from typing import Any
 
-from gnnlab.errors import GnnlabError, quoted
+from gnnlab.errors import GnnlabError
+from gnnswap.errors import quoted
 
 RATIOS = (0.3, 0.5, 0.7)  # parts that the first of two units which share a graph may take
 

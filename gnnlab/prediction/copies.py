@@ -21,12 +21,13 @@ import pandas as pd
 
 from gnnlab import machine
 from gnnlab.campaign.cells import Cell, layer_of
-from gnnlab.errors import GnnlabError, quoted
+from gnnlab.errors import GnnlabError
 from gnnlab.export.export import export
 from gnnlab.profiling import timing
 from gnnlab.profiling.estimates import CONFIDENCE
 from gnnlab.units import registry as units
 from gnnlab.units.torch_units import FastUnit
+from gnnswap.errors import quoted
 
 PLAIN_COPY = "plain copy"
 WIDEST = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it

@@ -25,10 +25,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cells import layer_of
-from gnnlab.errors import GnnlabError, first_wrong, quoted
+from gnnlab.errors import GnnlabError, first_wrong
 from gnnlab.files import read_json, write_json
 from gnnlab.prediction.copies import CONDITIONS, HIDDEN, MeasuredTransfers
 from gnnlab.prediction.predictor import TimePredictor
+from gnnswap.errors import quoted
 
 if TYPE_CHECKING:
     from gnnlab.workloads.staged import StagedLayer

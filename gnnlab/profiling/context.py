@@ -33,18 +33,6 @@ PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as tor
 OWN_PRECISIONS = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
 
 
-def call(model: Callable[..., Any], batch: Any) -> Any:
-    """Call `model` with `batch`: a tuple or list is spread, a mapping gives keywords, anything else is one argument.
-
-    A PyG `Data` or `Batch` is one argument: it is no mapping.
-    """
-    if isinstance(batch, (tuple, list)):
-        return model(*batch)
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch)
-
-
 @dataclass(frozen=True)
 class Conditions:
     """Threads of torch on the CPU, and how exact float32 products are (highest, high, medium)."""

@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from .tensors import span_bytes, tensors_in
+from gnnswap.inputs import tensors_in
+
+from .tensors import span_bytes
 
 
 @dataclass(frozen=True, slots=True)

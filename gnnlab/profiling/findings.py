@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, whole_numbers
+from gnnswap.inputs import call, tensors_in
 
-from .context import ProfilingContext, call, set_seed, unchanged
-from .tensors import tensors_in
+from .context import ProfilingContext, set_seed, unchanged
 
 SEED = 42
 RUNS = 3  # compared with a first one, for nondeterminism

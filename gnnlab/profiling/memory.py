@@ -23,11 +23,12 @@ from torch.autograd.profiler import profile
 from torch.nn.parameter import UninitializedTensorMixin
 
 from gnnlab.errors import GnnlabError, whole_numbers
+from gnnswap.inputs import call, tensors_in
 
-from .context import call, unchanged
+from .context import unchanged
 from .flops import share_of_pairs
 from .sampling import quiet
-from .tensors import cpu_or_cuda, device_of, parts_of, tensors_in
+from .tensors import cpu_or_cuda, device_of, parts_of
 
 MIB = 2**20
 FLOAT, INDEX = 4, 8  # bytes of float32 and int64

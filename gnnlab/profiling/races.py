@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, ParityError, Unavailable
+from gnnswap.errors import one_line
+from gnnswap.inputs import in_float64, of_floats, tensors_in
 
 from . import estimates, timing
 from .context import Conditions, Under
 from .estimates import CONTROL, Estimate
-from .tensors import tensors_in
 
 RTOL_FLOAT32 = 1e-5  # of the largest magnitude; lower precisions state their own bound
 ROUNDING = 8  # times the baseline's own, which a right result may be off from the exact one
@@ -162,7 +161,7 @@ def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
             exact = call_of(wide, in_float64(inputs), mode)()
             own = max(own, _error(exact, call_of(form, inputs, mode)(), "the baseline"))
             truth = exact if truth is None else truth
-            inputs = _of_floats(inputs, lambda value: value * (1 + _EPSILON * _signs(value, draw)))
+            inputs = of_floats(inputs, lambda value: value * (1 + _EPSILON * _signs(value, draw)))
     except Exception:  # modules may refuse to be copied, or make float32 tensors of their own
         return None
     return truth, own
@@ -170,28 +169,6 @@ def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
 
 def _signs(like: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     return torch.randint(-1, 2, like.shape, generator=draw).to(like)
-
-
-def in_float64(inputs: Inputs) -> Inputs:
-    """The same inputs with every floating tensor in float64, leaves that want gradients where they were some."""
-    return _of_floats(inputs, torch.Tensor.double)
-
-
-def _of_floats(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-    def one(value: Any) -> Any:
-        if _is_graph(value):
-            return copy.copy(value).apply(one)
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        return change(value.detach()).requires_grad_(value.requires_grad)
-
-    return pytree.tree_map(one, inputs)
-
-
-def _is_graph(value: Any) -> bool:
-    """Is it a graph of PyG? PyG takes seconds to load; whoever has a graph has loaded it."""
-    loaded = sys.modules.get("torch_geometric.data.data")
-    return loaded is not None and isinstance(value, loaded.BaseData)
 
 
 def _error(expected: Any, got: Any, name: str) -> float:

@@ -28,8 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.machine import cache_bytes
+from gnnswap.inputs import call
 
-from .context import Conditions, call
+from .context import Conditions
 from .costs import Cost, cost
 from .tensors import cpu_or_cuda
 from .timing import race

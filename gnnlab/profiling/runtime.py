@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from gnnlab.errors import GnnlabError
+from gnnswap.inputs import call
 
 from . import timing
-from .context import call, unchanged
+from .context import unchanged
 from .tensors import device_of
 from .timing import Timing
 

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
 import torch
-from torch import nn
 
 from gnnlab.errors import GnnlabError
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples, mappings, dataclasses, modules (parameters, buffers) and PyG's `Data`."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, nn.Module):
-        yield from (*tree.parameters(), *tree.buffers())
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors_in(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from tensors_in(value)
-    elif hasattr(tree, "to_dict"):  # PyG's Data, HeteroData and Batch
-        yield from tensors_in(tree.to_dict())
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        yield from tensors_in(list(vars(tree).values()))
+from gnnswap.inputs import tensors_in
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

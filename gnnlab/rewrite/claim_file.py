@@ -28,13 +28,15 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 from torch_geometric.data.data import BaseData
 
-from gnnlab.errors import GnnlabError, ParityError, first_wrong, one_line, quoted
+from gnnlab.errors import GnnlabError, ParityError, first_wrong
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.races import RTOL_FLOAT32, call_of, race_forms
 from gnnlab.worker import Worker
 from gnnlab.workloads import models
+from gnnswap.errors import one_line, quoted
+from gnnswap.inputs import bind
 
 TIMEOUT_S = 600  # of one process: compiling is slow
 SEED = 0  # of torch when the file runs, so that each process has the same weights
@@ -112,7 +114,7 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
     if lacking := [name for name in _NEEDED if defined.get(name) is None]:
         raise GnnlabError(f"{path} defines no {' and no '.join(lacking)}; a claim needs {', '.join(_NEEDED)}")
     if isinstance(defined["before"], nn.Module):
-        inputs = models.bind(defined["before"], inputs, str(path))
+        inputs = bind(defined["before"], inputs, str(path))
     defined["inputs"] = inputs if isinstance(inputs, Mapping | tuple) else (inputs,)
     try:
         claim = ClaimFile.model_validate(defined)

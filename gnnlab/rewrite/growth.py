@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
-from gnnlab.errors import GnnlabError, quoted
+from gnnlab.errors import GnnlabError
 from gnnlab.profiling.memory import MIB, hold, storages
 from gnnlab.profiling.scaling import generate_scaling_graphs
 from gnnlab.profiling.timing import sample, stopwatch
 from gnnlab.progress import progress
-from gnnlab.rewrite.swap import swap
 from gnnlab.worker import Answer, Worker
+from gnnswap.errors import quoted
+from gnnswap.replace import swap
 
 FEATURES, HIDDEN = 100, 64
 MODELS: dict[str, Callable[..., nn.Module]] = {"GCN": GCN, "SAGE": GraphSAGE, "GAT": partial(GAT, heads=8)}

@@ -27,18 +27,19 @@ import torch
 from torch import nn
 
 from gnnlab import machine, user_code
-from gnnlab.errors import GnnlabError, one_line, whole_numbers
+from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.profiling import estimates, timing
-from gnnlab.profiling.context import Conditions, call
+from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.races import call_of, relative_error
-from gnnlab.profiling.tensors import tensors_in
 from gnnlab.rewrite import proof, steps
 from gnnlab.rewrite.proof import UserModel
 from gnnlab.rewrite.steps import ALLOCATOR, STEPS
-from gnnlab.rewrite.trial import copied
 from gnnlab.worker import Answer, Worker
+from gnnswap.equivalence import copied
+from gnnswap.errors import OneLineError, one_line
+from gnnswap.inputs import call, tensors_in
 
 YOURS = "yours"  # the user's model, as a form
 OPEN = "no gain shown: the interval reaches below 1"
@@ -328,7 +329,7 @@ def _reason(name: str, gain: Estimate | None, lost: str) -> str:
 
 def load(of: Of) -> None:
     """Load the user's model; what is wrong with it is `examine`'s to say."""
-    with suppress(GnnlabError):
+    with suppress(OneLineError):
         _user(*of)
 
 

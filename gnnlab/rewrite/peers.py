@@ -15,7 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.utils import to_torch_csr_tensor
 
 from gnnlab.errors import GnnlabError
-from gnnlab.rewrite.swap import swap
+from gnnswap.replace import swap
 
 COMPILED = "torch.compile"
 PEERS = ("EdgeIndex", "sparse CSR", COMPILED)

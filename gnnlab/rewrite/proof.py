@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, one_line, quoted
-from gnnlab.profiling.context import Conditions, ProfilingContext, call
-from gnnlab.profiling.races import ROUNDING, RTOL_FLOAT32, Reference, directions, in_float64, relative_error
-from gnnlab.profiling.tensors import tensors_in
+from gnnlab.errors import GnnlabError
+from gnnlab.profiling.context import Conditions, ProfilingContext
+from gnnlab.profiling.races import ROUNDING, RTOL_FLOAT32, Reference, directions, relative_error
 from gnnlab.workloads import models
+from gnnswap.errors import OneLineError, one_line, quoted
+from gnnswap.inputs import bind, call, in_float64, tensors_in
 
 RANDOM = 1e-3  # relative; threads that add in another order differ by less
 ALLOWED = RTOL_FLOAT32  # of the largest magnitude of a tensor
@@ -215,7 +216,7 @@ def reference(user: UserModel) -> dict[str, Case]:
             cases[name] = cases[YOURS]
             continue
         try:
-            batch = user.batch if graph is user.data else models.bind(user.model, graph, user.spec)
+            batch = user.batch if graph is user.data else bind(user.model, graph, user.spec)
             own, truth = partial(values, user.model, batch, user.train), exact(batch)
             error = lambda own, got, name, truth=truth: difference(own, got, truth)  # noqa: E731
             cases[name] = Case(batch, Reference(own, user.spec, error, warm=True))
@@ -235,7 +236,7 @@ def compare(form: nn.Module, user: UserModel, cases: Mapping[str, Case], names: 
             continue
         try:
             error = case.given.error_of(partial(values, form, case.batch, user.train), ALLOWED)
-        except GnnlabError as problem:
+        except OneLineError as problem:
             wrong[name] = one_line(problem)
         except Exception as problem:  # whatever a compiler raises
             wrong[name] = f"it fails, {one_line(problem)},"

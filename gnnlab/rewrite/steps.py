@@ -27,12 +27,13 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gnnlab import machine
-from gnnlab.errors import GnnlabError, one_line
-from gnnlab.kernels.cache import Watch
-from gnnlab.profiling.context import Conditions, call
-from gnnlab.profiling.tensors import tensors_in
-from gnnlab.rewrite.swap import swap
+from gnnlab.errors import GnnlabError
+from gnnlab.profiling.context import Conditions
 from gnnlab.workloads import models
+from gnnswap import swap
+from gnnswap.cache import Watch
+from gnnswap.errors import one_line
+from gnnswap.inputs import call, tensors_in
 
 CONSTANT, FAST_LAYERS, ALLOCATOR = "constant output", "fast layers", "mallopt"
 COUNTS = sorted({machine.cores(), *(2**power for power in range(machine.cores().bit_length()))})  # of threads

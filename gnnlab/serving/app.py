@@ -23,12 +23,13 @@ import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gnnlab import __version__
-from gnnlab.errors import GnnlabError, quoted
+from gnnlab.errors import GnnlabError
 from gnnlab.inference.states import CheckedState, NetworkState, check, check_or_error
 from gnnlab.serving.service import Refused, Service, busy
 from gnnlab.serving.settings import ServiceSettings, configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import random_states
+from gnnswap.errors import quoted
 
 log = logging.getLogger("gnnlab.serving")
 MOST_REQUESTS = 512  # in the service at once, bodies that are still coming included; more: 503

@@ -22,10 +22,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine
 
-from gnnlab.errors import one_line
 from gnnlab.inference.predictor import Decision
 from gnnlab.inference.states import CheckedState, node_features
 from gnnlab.workloads.edge_networks import FEATURES
+from gnnswap.errors import one_line
 
 log = logging.getLogger("gnnlab.serving")
 MOST_ID = 200  # characters of a node's id that are stored; longer ones do not go into an index

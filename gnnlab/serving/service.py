@@ -21,7 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from gnnlab.errors import GnnlabError, one_line
+from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.predictor import NODES_A_PASS, Decision, PredictionCache, Predictor
 from gnnlab.inference.states import CheckedState
@@ -31,6 +31,7 @@ from gnnlab.serving.settings import ServiceSettings
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import random_states
+from gnnswap.errors import one_line
 
 log = logging.getLogger("gnnlab.serving")
 RETRY_AFTER_S = 1

@@ -16,7 +16,8 @@ from redis.connection import parse_url
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from gnnlab.errors import GnnlabError, first_wrong, quoted
+from gnnlab.errors import GnnlabError, first_wrong
+from gnnswap.errors import quoted
 
 PREFIX, NONE = "GNNLAB_SERVE_", "none"
 DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}

@@ -22,13 +22,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from gnnlab.errors import GnnlabError, ParityError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, ParityError, Unavailable
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.sampling import quiet, synchronizer
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.workloads.tables import FeatureTable, scores
+from gnnswap.errors import one_line
 
 MARGIN = 0.005  # of a validation score: what is closer is equal
 TRAINED = 0.5  # of the way from a constant answer to the best possible; short of it, equal scores say little

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gnnlab import machine
-from gnnlab.errors import one_line
 from gnnlab.export.padding import Feed
 from gnnlab.units.unit import Availability, Loaded, Unit, Values, require_artefact
+from gnnswap.errors import one_line
 
 NAME, CPU = "onnxruntime", "CPUExecutionProvider"
 ELSEWHERE = ("AzureExecutionProvider",)  # asks a service on the network

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnlab import machine
-from gnnlab.errors import GnnlabError, Unavailable, one_line
+from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import compile_for, openvino_core
 from gnnlab.units.unit import Availability, Loaded, Unit, Values, require_artefact
+from gnnswap.errors import one_line
 
 if TYPE_CHECKING:
     import openvino as ov

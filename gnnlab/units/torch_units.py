@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnlab import machine
-from gnnlab.errors import Unavailable, one_line
+from gnnlab.errors import Unavailable
 from gnnlab.units.unit import Availability, Loaded, Unit, Values
+from gnnswap.errors import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gnnlab.kernels.neighbours import Neighbours
     from gnnlab.workloads.staged import StageBlock, StagedLayer
+    from gnnswap.neighbours import Neighbours
 
 Forward = Callable[..., tuple["Tensor", ...]]
 GATHER, MESSAGE, SUM, COUNT, NORMALIZE = range(1, 6)  # stages of GraphSAGE
@@ -128,7 +129,7 @@ def prepare(edge_index: Tensor, nodes: int) -> Neighbours:
     """The graph `edge_index` (2, E) sorted by target, with what else does not depend on the features."""
     import torch
 
-    from gnnlab.kernels.neighbours import Neighbours
+    from gnnswap.neighbours import Neighbours
 
     neighbours = Neighbours.prepare(edge_index, nodes)
     neighbours.cast("mean_weight", torch.float32)
@@ -145,7 +146,7 @@ def fast_block(layer: StagedLayer, block: StageBlock) -> Callable[[dict[str, Ten
     """
     import torch
 
-    from gnnlab.kernels import aggregation
+    from gnnswap import aggregation
 
     if layer.name != "sage":
         raise Unavailable(f"the fast forms are of GraphSAGE's stages, not of {layer.name}'s")

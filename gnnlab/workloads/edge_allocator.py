@@ -24,8 +24,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlab.errors import GnnlabError, quoted
+from gnnlab.errors import GnnlabError
 from gnnlab.workloads.edge_networks import NODE_TYPES, costs
+from gnnswap.errors import quoted
 
 MODEL_TYPES = ("dqn", "ppo", "hybrid")
 LAYERS = 3

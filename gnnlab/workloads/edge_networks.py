@@ -33,7 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from gnnlab.errors import GnnlabError, quoted
+from gnnlab.errors import GnnlabError
+from gnnswap.errors import quoted
 
 State = dict[str, Any]  # {"nodes": [{"node_id": str, feature: number, ...}, ...], "links": [[node_id, node_id], ...]}
 

@@ -21,7 +21,8 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 from torch_geometric.utils import from_scipy_sparse_matrix
 
-from gnnlab.errors import GnnlabError, quoted
+from gnnlab.errors import GnnlabError
+from gnnswap.errors import quoted
 
 NAMES = {"src": "source", "from": "source", "dst": "target", "to": "target"}  # of columns, beside our own
 COLUMNS = ["source", "target", "weight"]

@@ -23,7 +23,8 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GPSConv
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkPE
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
-from gnnlab.errors import GnnlabError, quoted, whole_numbers
+from gnnlab.errors import GnnlabError, whole_numbers
+from gnnswap.errors import quoted
 
 FIELDS = {"lap": "laplacian_eigenvector_pe", "rwse": "random_walk_pe"}  # the names that PyG gives them
 PE_TYPES = ("none", *FIELDS)

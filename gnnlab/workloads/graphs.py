@@ -25,9 +25,10 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.transforms import LocalDegreeProfile
 
-from gnnlab.errors import GnnlabError, meant, one_line, quoted
+from gnnlab.errors import GnnlabError, meant
 from gnnlab.workloads import graph_files, random_graphs, symptom_gat
 from gnnlab.workloads.tables import read_file
+from gnnswap.errors import one_line, quoted
 
 CACHE = Path("data")  # where PyG keeps what it downloads, beside the work of the reader
 NEIGHBOURS = 10

@@ -8,28 +8,27 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
-from torch_geometric.nn import Sequential
 
 from gnnlab import user_code
-from gnnlab.errors import GnnlabError, meant, one_line, quoted, whole_numbers
+from gnnlab.errors import GnnlabError, meant, whole_numbers
 from gnnlab.workloads import graphs
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
+from gnnswap.errors import OneLineError, one_line, quoted
+from gnnswap.inputs import bind, guarded_sequential, parameters_of
 
 WHOLE_GRAPH = ("data", "graph", "batch")  # names of an only argument that mean the Data itself
 INPUTS = "inputs:"  # before module:function, in place of a graph
@@ -127,7 +126,7 @@ def build_each(
         graph = given[place % len(given)]
         try:
             workloads.append(build(model_spec, graph))
-        except GnnlabError as error:
+        except OneLineError as error:
             failed.append((model_spec, str(graph).removeprefix(INPUTS), str(error)))
     if failed and not workloads:
         raise GnnlabError("; ".join(why for *_, why in failed))
@@ -186,28 +185,6 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
     return name, model, batch
 
 
-@contextmanager
-def guarded_sequential() -> Iterator[None]:
-    """After it, PyG's Sequential is as it was, and knows no model that was made within.
-
-    It names the module of a model's forward by `random`, so that two models drawn with one seed would share the first
-    one's; and it writes that forward into its class, where other models find it.
-    """
-    forward, before = Sequential.forward, _forwards()
-    try:
-        yield
-    finally:
-        Sequential.forward = forward
-        _forwards()
-        sys.modules.update(before)
-
-
-def _forwards() -> dict[str, ModuleType]:
-    """The modules of PyG's Sequential with the forward of one model each, taken out of `sys.modules`."""
-    names = [name for name in list(sys.modules) if name.startswith(f"{Sequential.__module__}_")]
-    return {name: sys.modules.pop(name) for name in names}
-
-
 def given_inputs(spec: str, seed: int = 0) -> Any:
     """What the function `module:function` returns: what a forward takes, as a tuple, a mapping of its arguments, one
     tensor, or any data object of PyG (`Data`, `HeteroData`, a `Batch` of molecules). It is called with `seed`.
@@ -240,52 +217,9 @@ def _by_names(model: nn.Module, batch: Any, given: Any) -> BaseData:
     return graph
 
 
-def bind(model: nn.Module, data: Any, spec: str) -> Any:
-    """What to pass to `model.forward`: a mapping of its arguments to the fields of `data` that have their names.
-
-    Of a `HeteroData`, x and x_dict are what each kind of node has by that name. What is no graph is passed as it is. A
-    forward takes the whole graph where the only argument that it needs is named data or graph (or batch, if it has
-    no other), or where no argument is named like a field. Arguments with a default are left out where the graph has
-    no such field; `batch` of a single graph is all zeros.
-    """
-    parameters = _parameters(model.forward)
-    named = [p for p in parameters or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if not isinstance(data, BaseData) or parameters is None or (parameters and not named):  # it takes whatever comes
-        return data
-    required = [p for p in named if p.default is p.empty]
-    held = {p.name: value for p in named if (value := _field(data, p.name)) is not None}
-    if len(named) == 1 and named[0].name in WHOLE_GRAPH:
-        return data
-    if len(required) == 1 and (required[0].name in ("data", "graph") or not held):
-        return data
-    missing = [p.name for p in required if p.name not in held]
-    if missing:
-        fields = ", ".join(sorted(set(data.keys()) - {"name"}))
-        raise GnnlabError(f"{spec}: forward wants {', '.join(missing)}, which the graph lacks; it has {fields}")
-    return held
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Its parameters; None where it has no signature, as some builtins."""
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
-
-
-def _field(data: BaseData, name: str) -> Any:
-    if isinstance(data, HeteroData):
-        return data.collect(name.removesuffix("_dict"), allow_empty=True) or None
-    if name == "num_nodes":
-        return data.num_nodes
-    if name == "batch" and data.batch is None:
-        return torch.zeros(data.num_nodes, dtype=torch.int64)
-    return data.get(name)
-
-
 def _wants_graph(factory: Callable[..., Any]) -> bool:
     """Its first argument is positional, and has no default or is called data or graph."""
-    parameters = _parameters(factory)
+    parameters = parameters_of(factory)
     if not parameters:
         return parameters is None
     first = parameters[0]

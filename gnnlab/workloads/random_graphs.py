@@ -20,7 +20,8 @@ import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, first_wrong, quoted
+from gnnlab.errors import GnnlabError, first_wrong
+from gnnswap.errors import quoted
 
 EXPONENT = 2.5
 MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32

@@ -23,7 +23,8 @@ import torch
 from scipy.special import expit, softmax
 from torch import Tensor
 
-from gnnlab.errors import GnnlabError, meant, one_line, quoted, whole_numbers
+from gnnlab.errors import GnnlabError, meant, whole_numbers
+from gnnswap.errors import one_line, quoted
 
 SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text, an identifier or a quantity

@@ -13,7 +13,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.context import ProfilingContext, call, unchanged
+from gnnlab.profiling.context import ProfilingContext, unchanged
+from gnnswap.inputs import call
 
 
 class Drops(nn.Module):

@@ -17,7 +17,7 @@ GRAPHS = {"with_edges": "symptoms"}
 FACTORIES = ("gcn", "gatv2", "pna", "with_edges", "bipartite", "pooled")
 COMPARE = """
 import json, sys
-from gnnlab.profiling.context import call
+from gnnswap.inputs import call
 from gnnlab.profiling.races import relative_error
 from gnnlab.workloads import models
 errors = {}

@@ -6,9 +6,9 @@ from torch import nn
 from torch_geometric import nn as pyg
 from zoo_cases import DEGREES, EDGE, IN, arguments, assert_same, build, edges_of, network, results
 
-from gnnlab.kernels import one_pass
-from gnnlab.rewrite.fast_layer import DIRECT, NONE
-from gnnlab.rewrite.swap import swap
+from gnnswap import fused
+from gnnswap.layer import DIRECT, NONE
+from gnnswap.replace import swap
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def test_options_that_no_pass_serves_are_said(make, why):
 
 
 def test_without_numba_these_layers_stay_those_of_pyg(monkeypatch):
-    monkeypatch.delitem(sys.modules, "gnnlab.kernels.compiled_passes", raising=False)
-    monkeypatch.delattr("gnnlab.kernels.compiled_passes", raising=False)
+    monkeypatch.delitem(sys.modules, "gnnswap.fused_numba", raising=False)
+    monkeypatch.delattr("gnnswap.fused_numba", raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
     report = swap(pyg.ResGatedGraphConv(IN, 8), (torch.randn(13, IN), edges_of("many edges")))
     assert not report.replaced and "import of numba" in str(report)
@@ -52,8 +52,8 @@ def test_a_broken_pass_is_refused(monkeypatch):
     def wrong(*given, **named):
         return [1.001 * one for one in moments(*given, **named)]
 
-    moments = one_pass.moments
-    monkeypatch.setattr(one_pass, "moments", wrong)
+    moments = fused.moments
+    monkeypatch.setattr(fused, "moments", wrong)
     layer = swap(build("GINE")).model
     layer(*arguments("GINE", edges_of("many edges"), 13)[1])
     assert layer._fast.mechanism == NONE

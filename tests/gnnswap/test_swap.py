@@ -10,12 +10,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, NNConv, SAGEConv
 from zoo_cases import assert_same, results
 
-import gnnlab
+import gnnswap
 from gnnlab.profiling.races import relative_error
-from gnnlab.rewrite import swap as swap_module
-from gnnlab.rewrite.fast_layer import DIRECT, SUM, TILES
-from gnnlab.rewrite.swap import UNDECIDED, TiledAttention, swap
-from gnnlab.rewrite.trial import copied
+from gnnswap import replace as swap_module
+from gnnswap.equivalence import copied
+from gnnswap.layer import DIRECT, SUM, TILES
+from gnnswap.replace import UNDECIDED, TiledAttention, swap
 
 
 class Mine(GCNConv):
@@ -93,7 +93,7 @@ def test_the_given_model_stays_as_it_is():
 
 def test_a_layer_is_a_model_and_examples_may_be_mappings_and_data():
     x, edge_index = example()
-    report = gnnlab.swap(SAGEConv(6, 3), {"x": x, "edge_index": edge_index})
+    report = gnnswap.swap(SAGEConv(6, 3), {"x": x, "edge_index": edge_index})
     assert report.replaced == (("", "SAGEConv", DIRECT),) and "replaced the model (SAGEConv)" in str(report)
 
     class OfData(Mixed):

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnlab.errors import GnnlabError
-from gnnlab.kernels import neighbours as module
-from gnnlab.kernels.neighbours import GraphCache, Neighbours
+from gnnswap import neighbours as module
+from gnnswap.errors import SwapError
+from gnnswap.neighbours import GraphCache, Neighbours
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,5 +44,5 @@ def test_a_cache_tells_graphs_apart_that_share_the_edges_it_samples():
     first, second = cache.get(edge_index, 3), cache.get(other, 3)
     assert torch.equal(first.edge_index, edge_index) and torch.equal(second.edge_index, other)
     assert cache.get(other.int(), 3) is second
-    with pytest.raises(GnnlabError, match=f"names source {2**32}"):  # 0 if it were cut to 32 bits
+    with pytest.raises(SwapError, match=f"names source {2**32}"):  # 0 if it were cut to 32 bits
         cache.get(edge_index.index_fill(1, torch.tensor([1]), 2**32), 3)

@@ -4,8 +4,8 @@
     graph = form.prepare(layer, neighbours, edge_values, x.dtype)
     form.run(layer, x, graph)           # what layer(x, edge_index, edge_values) gives, from the layer's own parameters
 
-What makes them fast: one bag in place of gather and scatter (`kernels.sums`); the product behind the sum or before it,
-whichever makes the summed rows shorter; zeros of bags of words left out (`kernels.sparse`); attention scores from
+What makes them fast: one bag in place of gather and scatter (`sums`); the product behind the sum or before it,
+whichever makes the summed rows shorter; zeros of bags of words left out (`sparse`); attention scores from
 folded weights; what depends on the graph alone, such as the norm of GCN, computed once. A form covers one graph, x (N,
 F) in float32 or float64 on a CPU; every other call goes to PyG's own code.
 """
@@ -21,11 +21,11 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlab.kernels import attention
-from gnnlab.kernels.aggregation import weighted_sum_sorted
-from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.sparse import features_of, times
-from gnnlab.kernels.sums import Largest, NeighbourSum, fixed_sum, gcn_sum, is_dense
+from gnnswap import attention
+from gnnswap.aggregation import weighted_sum_sorted
+from gnnswap.neighbours import Neighbours
+from gnnswap.sparse import features_of, times
+from gnnswap.sums import Largest, NeighbourSum, fixed_sum, gcn_sum, is_dense
 
 LINEAR = (nn.Linear, pyg.Linear)
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as

@@ -15,11 +15,12 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 from zoo_cases import CASES, CLOSE, GRAPHS, IN, arguments, assert_same, build, edges_of, results
 
-import gnnlab
-from gnnlab.kernels import sparse
-from gnnlab.rewrite import direct, fast_layer, operators
-from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM
-from gnnlab.rewrite.swap import swap
+import gnnswap
+from gnnswap import compile_ops as operators
+from gnnswap import direct, sparse
+from gnnswap import layer as fast_layer
+from gnnswap.layer import DIRECT, NONE, SUM
+from gnnswap.replace import swap
 
 
 def swapped(layer):
@@ -448,7 +449,7 @@ def test_neighbour_sum_is_index_add_by_hand_compiled_or_not():
     inputs, (x, edge_index, weight) = own_call()
     expected = torch.zeros(13, IN, dtype=torch.double).index_add(0, edge_index[1], weight[:, None] * x[edge_index[0]])
     gradients = torch.autograd.grad(expected.sin().sum(), inputs)
-    for function in (gnnlab.neighbour_sum, torch.compile(gnnlab.neighbour_sum, fullgraph=True, backend="aot_eager")):
+    for function in (gnnswap.neighbour_sum, torch.compile(gnnswap.neighbour_sum, fullgraph=True, backend="aot_eager")):
         out = function(x, edge_index, weight)
         torch.testing.assert_close(out, expected, **CLOSE)
         torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), inputs), gradients, **CLOSE)

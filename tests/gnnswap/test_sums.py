@@ -3,9 +3,9 @@ import torch
 from torch.nn import functional as F
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gnnlab.kernels import sparse, sums
-from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.sums import NeighbourSum
+from gnnswap import sparse, sums
+from gnnswap.neighbours import Neighbours
+from gnnswap.sums import NeighbourSum
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from gnnlab.kernels.cache import TensorCache, Watch
-from gnnlab.kernels.neighbours import Neighbours
 from gnnlab.workloads.symptom_gat import SymptomGAT
+from gnnswap.cache import TensorCache, Watch
+from gnnswap.neighbours import Neighbours
 
 
 def test_what_was_computed_is_cached_until_the_tensor_is_written_to():

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from gnnlab.kernels.aggregation import weighted_sum
-from gnnlab.kernels.neighbours import GraphCache
+from gnnswap.aggregation import weighted_sum
+from gnnswap.neighbours import GraphCache
 
 _THREAD = ThreadPoolExecutor(1)
 _LAYERS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
@@ -61,7 +61,7 @@ def _aggregated(tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | 
     return prepared(x) if len(shape) == 2 else prepared.attend(layer, tensors)
 
 
-@torch.library.custom_op("gnnlab::aggregate", mutates_args=())
+@torch.library.custom_op("gnnswap::aggregate", mutates_args=())
 def aggregate(
     tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, shape: Sequence[int]
 ) -> Tensor:
@@ -75,7 +75,7 @@ def _(tensors, edge_index, values, number, shape):
     return tensors[0].new_empty(shape)
 
 
-@torch.library.custom_op("gnnlab::aggregate_back", mutates_args=())
+@torch.library.custom_op("gnnswap::aggregate_back", mutates_args=())
 def aggregate_back(
     grad: Tensor,
     tensors: Sequence[Tensor],
@@ -123,7 +123,7 @@ def neighbour_sum(x: Tensor, edge_index: Tensor, weight: Tensor | None = None, n
     the call whole.
 
     Raises:
-        GnnlabError: shapes or types do not fit together, or an edge names a node that there is not.
+        SwapError: shapes or types do not fit together, or an edge names a node that there is not.
     """
     nodes = x.shape[0] if num_nodes is None else num_nodes
     if torch.compiler.is_compiling():

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnlab.kernels.aggregation import bag
-from gnnlab.kernels.neighbours import Neighbours
+from gnnswap.aggregation import bag
+from gnnswap.neighbours import Neighbours
 
 
 class Compiled:
@@ -33,12 +33,12 @@ class Compiled:
 
 
 class _Loops:
-    """`compiled_passes`, loaded with the first pass: where there is no numba, only passes fail."""
+    """`fused_numba`, loaded with the first pass: where there is no numba, only passes fail."""
 
     def __getattr__(self, name: str) -> Callable:
-        from gnnlab.kernels import compiled_passes
+        from gnnswap import fused_numba
 
-        return getattr(compiled_passes, name)
+        return getattr(fused_numba, name)
 
 
 loops = _Loops()

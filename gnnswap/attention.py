@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from gnnlab.kernels import aggregation
-from gnnlab.kernels.aggregation import bag, edge_products, segment_max, segment_sum
-from gnnlab.kernels.neighbours import Neighbours, index_type
+from gnnswap import aggregation
+from gnnswap.aggregation import bag, edge_products, segment_max, segment_sum
+from gnnswap.neighbours import Neighbours, index_type
 
 # exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
 SAFE_SCORE = 60.0
@@ -84,7 +84,7 @@ def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
     Where they could overflow, the largest of each target is taken off first, as usual; elsewhere that is left out.
 
     Raises:
-        GnnlabError: another number of edges, another device.
+        SwapError: another number of edges, another device.
     """
     neighbours.require("scores", scores, (neighbours.num_edges, *scores.shape[1:]))
     return _Softmax.apply(scores, neighbours)

@@ -3,9 +3,9 @@
     make_fast(layer, graphs)       # this one instance; its class, other instances and PyG stay as they are
 
 The instance gets a class of its own, made from its class, with two doors: `forward` takes the direct form (`direct`),
-where the layer has one, and `propagate` the one sum (`propagate`). At the first call of each the form is tried on drawn
-graphs (`trial`). What is not equal is not taken, nor a call that a form does not cover (a sparse adjacency, attention
-weights to return, explanations, hooks, autocast, another device): there PyG's own code runs.
+where the layer has one, and `propagate` the one sum (`generic`). At the first call of each the form is tried on drawn
+graphs (`equivalence`). What is not equal is not taken, nor a call that a form does not cover (a sparse adjacency,
+attention weights to return, explanations, hooks, autocast, another device): there PyG's own code runs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnlab.errors import GnnlabError, one_line
-from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.neighbours import GraphCache
-from gnnlab.rewrite import direct, one_pass_forms, operators, trial
-from gnnlab.rewrite.propagate import HOOKS, ON_NODES, Ends, covered, plain, rebound, sizes, sources_of, summed
+from gnnswap import compile_ops, direct, equivalence, fused_layers
+from gnnswap.cache import TensorCache
+from gnnswap.errors import SwapError, one_line
+from gnnswap.generic import HOOKS, ON_NODES, Ends, covered, plain, rebound, sizes, sources_of, summed
+from gnnswap.neighbours import GraphCache
 
-direct.FORMS.update(one_pass_forms.FORMS)
+direct.FORMS.update(fused_layers.FORMS)
 # made by PyG from templates and the signatures of the others when the first layer of a class is
 GENERATED = {"propagate", "edge_updater", "collect", "edge_collect", "_orig_propagate", "_jinja_propagate",
              "_orig_edge_updater", "_jinja_edge_updater"}  # fmt: skip
@@ -68,7 +68,7 @@ def make_fast(layer: MessagePassing, graphs: GraphCache) -> None:
     """Give this layer its fast class; `graphs` that were prepared are shared with other layers."""
     _without_own_propagate(layer)
     layer._fast = State(layer, graphs)
-    layer._number = operators.numbered(layer)
+    layer._number = compile_ops.numbered(layer)
     layer.__class__ = fast_class(type(layer))
 
 
@@ -135,7 +135,7 @@ def _setattr(kind: type[MessagePassing]) -> Any:
 def _blank(kind: type[MessagePassing]) -> MessagePassing:
     made = fast_class(kind)
     layer = made.__new__(made)
-    layer.__dict__["_number"] = operators.numbered(layer)
+    layer.__dict__["_number"] = compile_ops.numbered(layer)
     return layer
 
 
@@ -211,12 +211,12 @@ def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, v
         return None
     if not (layer._fast.direct or {}).get(_kind(values)):
         return None
-    return form.run(layer, x, operators.Traced(layer, edge_index, values))
+    return form.run(layer, x, compile_ops.Traced(layer, edge_index, values))
 
 
 def _try_direct(layer: MessagePassing, form: direct.Form, x: Tensor, edge_index: Tensor, values: Tensor | None) -> bool:
     given = {"x": x, "edge_index": edge_index} | ({} if values is None else {form.values: values})
-    arguments = trial.Arguments(given, x.shape[0], x.shape[0], edge_index.shape[1], nodes_first=("x",))
+    arguments = equivalence.Arguments(given, x.shape[0], x.shape[0], edge_index.shape[1], nodes_first=("x",))
 
     def fast(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
         copied._fast.direct, copied._fast.argument = {_kind(given.get(form.values)): True}, ""
@@ -227,17 +227,19 @@ def _try_direct(layer: MessagePassing, form: direct.Form, x: Tensor, edge_index:
         return copied(**given) if out is None else out
 
     own = _as_original(lambda one, given: one(**given))
-    return _equal(layer, DIRECT, own, [*[fast] * trial.CALLS, traced], arguments)
+    return _equal(layer, DIRECT, own, [*[fast] * equivalence.CALLS, traced], arguments)
 
 
-def _equal(layer: MessagePassing, door: str, own: trial.Run, forms: list[trial.Run], given: trial.Arguments) -> bool:
+def _equal(
+    layer: MessagePassing, door: str, own: equivalence.Run, forms: list[equivalence.Run], given: equivalence.Arguments
+) -> bool:
     """Are the forms equal to the layer's own? What differs stands in `why`."""
-    error, what = trial.difference(layer, own, forms, given)
-    layer._fast.why[door] = "" if error <= trial.ALLOWED else what
-    return error <= trial.ALLOWED
+    error, what = equivalence.difference(layer, own, forms, given)
+    layer._fast.why[door] = "" if error <= equivalence.ALLOWED else what
+    return error <= equivalence.ALLOWED
 
 
-def _as_original(run: trial.Run) -> trial.Run:
+def _as_original(run: equivalence.Run) -> equivalence.Run:
     def own(layer: nn.Module, given: dict[str, Any]) -> Tensor:
         fast, layer.__class__ = type(layer), original_class(layer)
         try:
@@ -273,7 +275,7 @@ def _try_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Ten
     if both is None:
         why[SUM] = "its nodes stand in a dimension of their own"
         return ""
-    arguments = trial.Arguments(given | {"edge_index": edge_index, "size": size}, *both, edge_index.shape[1])
+    arguments = equivalence.Arguments(given | {"edge_index": edge_index, "size": size}, *both, edge_index.shape[1])
     own = _as_original(lambda one, given: kind.propagate(one, **given))
     why[SUM] = "its message reads no source node"
     for name in sources_of(layer, given):
@@ -283,13 +285,13 @@ def _try_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Ten
             try:
                 out = summed(copied, copied._fast.graphs, name, given["edge_index"], given["size"], rest)
             except Exception as error:  # of the layer's own code
-                raise GnnlabError(f"with rows of ones for {name}_j: {one_line(error)}") from error
+                raise SwapError(f"with rows of ones for {name}_j: {one_line(error)}") from error
             if out is None:
-                raise GnnlabError(f"its message is no weight times {name}_j")
+                raise SwapError(f"its message is no weight times {name}_j")
             return out
 
         before = why[SUM]
-        if _equal(layer, SUM, own, [fast] * trial.CALLS, arguments):
+        if _equal(layer, SUM, own, [fast] * equivalence.CALLS, arguments):
             return name
         if name == ON_NODES:  # why there is no sum says more
             why[SUM] = before

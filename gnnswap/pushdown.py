@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnlab.kernels import one_pass
-from gnnlab.kernels.neighbours import Neighbours
+from gnnswap import fused
+from gnnswap.neighbours import Neighbours
 
 # rows of targets (N, F), of sources, and of edges (E, F) as given: an edge has the sum of those that there are
 Block = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -58,7 +58,7 @@ class EndRows:
             source = weight.new_zeros(self.graph.num_sources, weight.shape[0])
         if target is None:
             target = weight.new_zeros(self.graph.num_nodes, weight.shape[0])
-        return _plus(one_pass.pairs(source, _plus(target, bias), self.graph, as_given=True), of_edges)
+        return _plus(fused.pairs(source, _plus(target, bias), self.graph, as_given=True), of_edges)
 
     def _joined(self, other: Any, sign: int) -> EndRows | None:
         """Its sum or difference with other `EndRows`; None with anything else."""

@@ -1,4 +1,4 @@
-"""The loops of `one_pass`, compiled by numba: forward and backward passes over the edges of each node.
+"""The loops of `fused`, compiled by numba: forward and backward passes over the edges of each node.
 
 Compiled code is stored on disk (`NUMBA_CACHE_DIR`, by default beside this file, else the user's cache folder).
 Without the flags "nnan" and "ninf" NaN and infinities come out as PyG gives them.
@@ -22,7 +22,7 @@ from numba import prange
 from numba.extending import overload
 from torch import Tensor
 
-from gnnlab.kernels.one_pass import Compiled
+from gnnswap.fused import Compiled
 
 try:  # the symbols of OpenMP are torch's, loaded before: one pool of threads, which waits for no other
     from numba.np.ufunc import omppool as _  # noqa: F401

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from refusals import refused
 from torch_geometric.utils import scatter
 
-from gnnlab.kernels import aggregation, neighbours
-from gnnlab.kernels.aggregation import edge_products, mean, segment_sum, weighted_sum
-from gnnlab.kernels.neighbours import GraphCache, Neighbours
+from gnnswap import aggregation, neighbours
+from gnnswap.aggregation import edge_products, mean, segment_sum, weighted_sum
+from gnnswap.neighbours import GraphCache, Neighbours
 
 
 @st.composite

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnlab.kernels.neighbours import Neighbours
+from gnnswap.neighbours import Neighbours
 
 CHUNK_NUMBERS = 1 << 18  # of a product per edge that a thread has in memory at once: 1 MiB of float32, within the cache
 
@@ -30,7 +30,7 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     want none are sorted once and kept with the graph (`Neighbours.sorted_weight`).
 
     Raises:
-        GnnlabError: `x` or `weight` do not belong to the prepared graph.
+        SwapError: `x` or `weight` do not belong to the prepared graph.
     """
     neighbours.require("x", x, (neighbours.num_sources, -1))
     if weight is not None:

@@ -1,12 +1,12 @@
 """A model of yours with fast layers in place of its own: layers of PyG, and your own.
 
-    from gnnlab import swap
+    from gnnswap import swap
 
     report = swap(model, (x, edge_index))     # report.model is a copy; print(report) says what was replaced and why
     report.model(x, edge_index)               # the same parameters, the same state_dict; trains, too
 
 A layer is known by trial and not by its name: its fast form runs beside it, in eval and in training, and takes its
-place where outputs and all gradients are equal (`trial`) and where it is faster on your example. Without an example
+place where outputs and all gradients are equal (`equivalence`), and where it is faster on your example. Without one
 each layer is tried at its first call, and no clock is asked.
 """
 
@@ -27,17 +27,17 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnlab.errors import GnnlabError, one_line
-from gnnlab.kernels.neighbours import GraphCache
-from gnnlab.profiling.context import ProfilingContext, call
+from gnnlab.profiling.context import ProfilingContext
 from gnnlab.profiling.memory import hold
-from gnnlab.profiling.races import RTOL_FLOAT32, Reference, in_float64
-from gnnlab.profiling.tensors import tensors_in
-from gnnlab.rewrite import one_pass_forms, proof
-from gnnlab.rewrite.fast_layer import DIRECT, NONE, SUM, TILES, make_fast, original_class
-from gnnlab.rewrite.trial import copied
+from gnnlab.profiling.races import RTOL_FLOAT32, Reference
+from gnnlab.rewrite import proof
 from gnnlab.user_code import guarded
-from gnnlab.workloads import models
+from gnnswap import fused_layers
+from gnnswap.equivalence import copied
+from gnnswap.errors import SwapError, one_line
+from gnnswap.inputs import bind, call, in_float64, tensors_in
+from gnnswap.layer import DIRECT, NONE, SUM, TILES, make_fast, original_class
+from gnnswap.neighbours import GraphCache
 
 LEAST_GAIN = 1.02  # geometric mean of forward and training, below which a layer stays as it was
 MOST_LOSS = 0.97  # of either
@@ -127,7 +127,7 @@ class SwapReport:
             peaks = f"{self.before.peak_bytes / 2**20:.1f} MiB before, {self.after.peak_bytes / 2**20:.1f} after"
             times = f"{1e3 * self.before.seconds:.3g} ms before, {1e3 * self.after.seconds:.3g} after ({gain:.2f}x)"
             lines += [f"a forward pass on the example: {times}", f"memory at its peak: {peaks}"]
-        lines += one_pass_forms.compilation()
+        lines += fused_layers.compilation()
         return "\n".join(lines)
 
 
@@ -142,24 +142,24 @@ def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32)
     first, which gives them one.
 
     Raises:
-        GnnlabError: this is no model, it cannot be copied, or it does not run on the example.
+        SwapError: this is no model, it cannot be copied, or it does not run on the example.
     """
     if not isinstance(model, nn.Module):
-        raise GnnlabError(f"swap needs a torch.nn.Module, not {type(model).__name__}")
+        raise SwapError(f"swap needs a torch.nn.Module, not {type(model).__name__}")
     layers = [(p, m) for p, m in model.named_modules() if isinstance(m, (MessagePassing, nn.MultiheadAttention))]
     already = {path for path, layer in layers if hasattr(layer, "_fast") or type(layer) is TiledAttention}
     refused = tuple((path, _class(layer), "already fast") for path, layer in layers if path in already)
     todo = [path for path, _ in layers if path not in already]
     if not todo:
         return SwapReport(model, refused)
-    batch = None if example is None else models.bind(model, example, type(model).__name__)
+    batch = None if example is None else bind(model, example, type(model).__name__)
     if batch is not None and any(map(is_lazy, model.parameters())):
         with ProfilingContext(model), torch.no_grad(), guarded(f"{type(model).__name__} does not run on the example:"):
             call(model, batch)
     try:
         fast = copied(model)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        raise GnnlabError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
+        raise SwapError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
     graphs = GraphCache()
     for layer in map(fast.get_submodule, todo):
         if isinstance(layer, MessagePassing):
@@ -175,7 +175,7 @@ def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refu
         try:
             reference = Reference(before, "your model")
         except Exception as error:  # of the user's model
-            raise GnnlabError(f"{type(model).__name__} does not run on the example: {one_line(error)}") from error
+            raise SwapError(f"{type(model).__name__} does not run on the example: {one_line(error)}") from error
         try:
             inputs = _inputs(fast, batch)
         except Exception as error:  # of the user's model, which may ask what its layers are

@@ -19,8 +19,8 @@ import torch
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from gnnlab.errors import GnnlabError
-from gnnlab.kernels.cache import TensorCache
+from gnnswap.cache import TensorCache
+from gnnswap.errors import SwapError
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
 _INT32 = 2**31 - 1
@@ -98,7 +98,7 @@ class Neighbours:
         `num_nodes` targets; `num_sources` sources, by default as many as targets.
 
         Raises:
-            GnnlabError: `edge_index` has another shape or type, or names a node outside 0 .. num_nodes - 1.
+            SwapError: `edge_index` has another shape or type, or names a node outside 0 .. num_nodes - 1.
         """
         _check_kind(edge_index, num_nodes)
         sources = num_nodes if num_sources is None else num_sources
@@ -232,16 +232,16 @@ class Neighbours:
         writes to it: weights that stay the same from call to call cost nothing after the first.
 
         Raises:
-            GnnlabError: another number of edges.
+            SwapError: another number of edges.
         """
         if weight.dim() == 0 or weight.shape[0] != self.num_edges:
-            raise GnnlabError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
+            raise SwapError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
         if weight.requires_grad:  # what is learned changes from step to step
             return Moved.apply(weight, self.order, self.place)
         return self._weights.get((weight,), "sorted", lambda: weight.detach().index_select(0, self.order))
 
     def require(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
-        """`GnnlabError` unless `tensor` is floating, of this shape and type, and on the device of the graph.
+        """`SwapError` unless `tensor` is floating, of this shape and type, and on the device of the graph.
 
         -1 in `shape` stands for any size.
         """
@@ -253,7 +253,7 @@ class Neighbours:
             fits = fits and all(wanted in (-1, size) for wanted, size in zip(shape, tensor.shape, strict=True))
         if not fits:
             wanted = f"({', '.join(map(str, shape))}), {dtype or 'floating'} on {self.device}"
-            raise GnnlabError(f"{name} must be {wanted}, as these neighbours were prepared, not {given}")
+            raise SwapError(f"{name} must be {wanted}, as these neighbours were prepared, not {given}")
 
     def __repr__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
@@ -355,13 +355,13 @@ class GraphCache:
 def _check_kind(edge_index: Tensor, num_nodes: int) -> None:
     if not isinstance(edge_index, Tensor) or edge_index.layout is not torch.strided:
         kind = f"a {edge_index.layout} tensor" if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise GnnlabError(f"edge_index must be a dense tensor (2, edges), not {kind}")
+        raise SwapError(f"edge_index must be a dense tensor (2, edges), not {kind}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise GnnlabError(f"edge_index must have shape (2, edges), not {tuple(edge_index.shape)}")
+        raise SwapError(f"edge_index must have shape (2, edges), not {tuple(edge_index.shape)}")
     if edge_index.dtype not in (torch.int64, torch.int32):
-        raise GnnlabError(f"edge_index must be int64 or int32, not {edge_index.dtype}")
+        raise SwapError(f"edge_index must be int64 or int32, not {edge_index.dtype}")
     if num_nodes < 0:
-        raise GnnlabError(f"num_nodes must be 0 or more, not {num_nodes}")
+        raise SwapError(f"num_nodes must be 0 or more, not {num_nodes}")
 
 
 def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
@@ -371,7 +371,7 @@ def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
     for name, least, most, count in zip(("source", "target"), low, high, (num_sources, num_nodes), strict=True):
         if least < 0 or most >= count:
             wrong = least if least < 0 else most
-            raise GnnlabError(f"edge_index names {name} {wrong}, allowed are 0..{count - 1} of {count} nodes")
+            raise SwapError(f"edge_index names {name} {wrong}, allowed are 0..{count - 1} of {count} nodes")
 
 
 def _sample(edge_index: Tensor) -> tuple:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.neighbours import Neighbours, index_type
-from gnnlab.kernels.sums import NeighbourSum
+from gnnswap.cache import TensorCache
+from gnnswap.neighbours import Neighbours, index_type
+from gnnswap.sums import NeighbourSum
 
 # up to this share of nonzeros they are multiplied alone; measured with one AVX-512 core at 64 columns of weight: 10 to
 # 17 times as fast as the dense product at 1.3 %, 3 to 4 times at 10 %, 2 times at 20 %, less where weights are wide

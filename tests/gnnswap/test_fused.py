@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 from torch_geometric.utils import scatter, softmax
 
-from gnnlab.errors import GnnlabError
-from gnnlab.kernels import compiled_passes, one_pass
-from gnnlab.kernels.neighbours import Neighbours
+from gnnswap import fused, fused_numba
+from gnnswap.errors import SwapError
+from gnnswap.neighbours import Neighbours
 
 NODES, EDGES, WIDTH = 14, 60, 6
 CLOSE = {torch.float64: {"rtol": 1e-11, "atol": 1e-12}, torch.float32: {"rtol": 2e-6, "atol": 2e-6}}
@@ -58,87 +58,87 @@ def fixed_rows(like):
 CASES = {
     "sum of relu": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: one_pass.moments(y, g, ("sum",), g.sorted_weight(e), relu=True)[0],
+        lambda g, y, e: fused.moments(y, g, ("sum",), g.sorted_weight(e), relu=True)[0],
         lambda j, i, y, e: scatter((y[j] + e).relu(), i, 0, NODES),
     ),
     "moments": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: torch.stack(one_pass.moments(y, g, MOMENTS, g.sorted_weight(e))),
+        lambda g, y, e: torch.stack(fused.moments(y, g, MOMENTS, g.sorted_weight(e))),
         lambda j, i, y, e: several(y[j] + e, i),
     ),
     "softmax": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
-        lambda g, y, e, t: one_pass.softened(y, g, t, g.sorted_weight(e), relu=True),
+        lambda g, y, e, t: fused.softened(y, g, t, g.sorted_weight(e), relu=True),
         lambda j, i, y, e, t: softened((y[j] + e).relu(), i, t),
     ),
     "gate": (
         lambda k: [rows(NODES, 2 * WIDTH, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
-        lambda g, a, b: one_pass.gated(a, b, g),
+        lambda g, a, b: fused.gated(a, b, g),
         lambda j, i, a, b: gated(*(a[j] + b[i]).chunk(2, 1), i),
     ),
     "gate that targets add to": (
         lambda k: [rows(NODES, 2 * WIDTH, **k), rows(NODES, seed=1, **k), rows(EDGES, 2 * WIDTH, seed=2, **k)],
-        lambda g, a, b, e: one_pass.gated(a, b, g, g.sorted_weight(e)),
+        lambda g, a, b, e: fused.gated(a, b, g, g.sorted_weight(e)),
         lambda j, i, a, b, e: gated((a[j] + e)[:, :WIDTH] + b[i], (a[j] + e)[:, WIDTH:], i),
     ),
     "gate of softplus": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
-        lambda g, a, b, e: one_pass.gated(a, b, g, g.sorted_weight(e), softplus=True),
+        lambda g, a, b, e: fused.gated(a, b, g, g.sorted_weight(e), softplus=True),
         lambda j, i, a, b, e: gated((a[j] + b[i] + e)[:, :WIDTH], F.softplus((a[j] + b[i] + e)[:, WIDTH:]), i),
     ),
     "sum of relu, edges as given": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: one_pass.moments(y, g, ("sum",), e, relu=True, as_given=True)[0],
+        lambda g, y, e: fused.moments(y, g, ("sum",), e, relu=True, as_given=True)[0],
         lambda j, i, y, e: scatter((y[j] + e).relu(), i, 0, NODES),
     ),
     "softmax, edges as given": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
-        lambda g, y, e, t: one_pass.softened(y, g, t, e, as_given=True),
+        lambda g, y, e, t: fused.softened(y, g, t, e, as_given=True),
         lambda j, i, y, e, t: softened(y[j] + e, i, t),
     ),
     "gate, edges as given": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
-        lambda g, a, b, e: one_pass.gated(a, b, g, e, as_given=True),
+        lambda g, a, b, e: fused.gated(a, b, g, e, as_given=True),
         lambda j, i, a, b, e: gated(*(a[j] + b[i] + e).chunk(2, 1), i),
     ),
     "moments, edges without a gradient": (
         lambda k: [rows(NODES, **k)],
-        lambda g, y: torch.stack(one_pass.moments(y, g, MOMENTS, fixed_rows(y), relu=True, as_given=True)),
+        lambda g, y: torch.stack(fused.moments(y, g, MOMENTS, fixed_rows(y), relu=True, as_given=True)),
         lambda j, i, y: several((y[j] + fixed_rows(y)).relu(), i),
     ),
     "moments without edges": (
         lambda k: [rows(NODES, **k)],
-        lambda g, y: torch.stack(one_pass.moments(y, g, MOMENTS)),
+        lambda g, y: torch.stack(fused.moments(y, g, MOMENTS)),
         lambda j, i, y: several(y[j], i),
     ),
     "softmax, edges without a gradient": (
         lambda k: [rows(NODES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
-        lambda g, y, t: one_pass.softened(y, g, t, fixed_rows(y), relu=True, as_given=True),
+        lambda g, y, t: fused.softened(y, g, t, fixed_rows(y), relu=True, as_given=True),
         lambda j, i, y, t: softened((y[j] + fixed_rows(y)).relu(), i, t),
     ),
     "gate of softplus, edges without a gradient": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES))],
-        lambda g, a, b: one_pass.gated(a, b, g, fixed_rows(a), softplus=True, as_given=True),
+        lambda g, a, b: fused.gated(a, b, g, fixed_rows(a), softplus=True, as_given=True),
         lambda j, i, a, b: gated_softplus(a[j] + b[i] + fixed_rows(a), i),
     ),
     "scale": (
         lambda k: [rows(NODES, **k), rows(EDGES, seed=1, **k)],
-        lambda g, x, e: one_pass.scaled(x, e, g),
+        lambda g, x, e: fused.scaled(x, e, g),
         lambda j, i, x, e: scatter(x[j] * e, i, 0, NODES),
     ),
     "pairs": (
         lambda k: [rows(NODES, **k), rows(NODES, seed=1, **k)],
-        lambda g, a, b: one_pass.pairs(a, b, g, relu=False).index_select(0, g.place),
+        lambda g, a, b: fused.pairs(a, b, g, relu=False).index_select(0, g.place),
         lambda j, i, a, b: a[j] + b[i],
     ),
     "relu of pairs": (
         lambda k: [rows(NODES, **k), rows(NODES, seed=1, **k)],
-        lambda g, a, b: one_pass.pairs(a, b, g, relu=True).index_select(0, g.place),
+        lambda g, a, b: fused.pairs(a, b, g, relu=True).index_select(0, g.place),
         lambda j, i, a, b: (a[j] + b[i]).relu(),
     ),
     "modulation": (
         lambda k: [rows(NODES, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
-        lambda g, x, b: one_pass.modulated(x, b, g),
+        lambda g, x, b: fused.modulated(x, b, g),
         lambda j, i, x, b: scatter((b[i, WIDTH:] * x[j] + b[i, :WIDTH]).relu(), i, 0, NODES),
     ),
 }
@@ -172,7 +172,7 @@ def test_a_pass_and_its_gradients_are_those_of_pyg(name, dtype):
 
 def test_several_threads_give_what_one_gives(monkeypatch):
     one, threads = both("sum of relu", torch.float32), torch.get_num_threads()
-    monkeypatch.setattr(compiled_passes, "SMALL", 0)
+    monkeypatch.setattr(fused_numba, "SMALL", 0)
     try:
         torch.set_num_threads(2)
         two = both("sum of relu", torch.float32)
@@ -212,34 +212,34 @@ def test_blocks_cover_each_node_once_whatever_the_degrees():
     neighbours = Neighbours.prepare(torch.stack([ends % NODES, ends]), NODES)
     ptr = neighbours.rowptr.numpy()
     for blocks in (1, 2, 3, 64):
-        firsts = [compiled_passes._first.py_func(ptr, block, blocks) for block in range(blocks + 1)]
+        firsts = [fused_numba._first.py_func(ptr, block, blocks) for block in range(blocks + 1)]
         assert firsts[0] == 0 and firsts[-1] == NODES and firsts == sorted(firsts)
 
 
 def test_a_graph_without_edges_gives_zeros():
     neighbours = Neighbours.prepare(torch.empty(2, 0, dtype=torch.int64), NODES)
     y, edge = rows(NODES), rows(0)
-    out = one_pass.moments(y, neighbours, MOMENTS, edge)
+    out = fused.moments(y, neighbours, MOMENTS, edge)
     assert not torch.stack(out).any()
     assert not torch.autograd.grad(torch.stack(out).sum(), y)[0].any()
 
 
 def test_what_does_not_fit_is_refused_before_compiled_code_reads_it():
     _, neighbours = graph()
-    with pytest.raises(GnnlabError, match="edge features must be"):
-        one_pass.moments(rows(NODES), neighbours, ("sum",), rows(EDGES, WIDTH - 1))
-    with pytest.raises(GnnlabError, match="x must be"):
-        one_pass.modulated(rows(NODES - 1), rows(NODES, 2 * WIDTH), neighbours)
+    with pytest.raises(SwapError, match="edge features must be"):
+        fused.moments(rows(NODES), neighbours, ("sum",), rows(EDGES, WIDTH - 1))
+    with pytest.raises(SwapError, match="x must be"):
+        fused.modulated(rows(NODES - 1), rows(NODES, 2 * WIDTH), neighbours)
 
 
 SECOND = """
 import sys, torch
-from gnnlab.kernels import compiled_passes, one_pass
-from gnnlab.kernels.neighbours import Neighbours
+from gnnswap import fused_numba, fused
+from gnnswap.neighbours import Neighbours
 neighbours = Neighbours.prepare(torch.tensor([[0, 1], [1, 1]]), 3)
 y, edge = torch.ones(3, 2), torch.ones(2, 2)
-one_pass.moments(y, neighbours, ("sum",), edge, relu=True)
-done = compiled_passes.Compiled
+fused.moments(y, neighbours, ("sum",), edge, relu=True)
+done = fused_numba.Compiled
 print(done.fresh, done.stored, done.seconds > 0)
 """
 
@@ -265,7 +265,7 @@ def test_where_no_folder_can_be_written_it_compiles_all_the_same():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_computes_alone(monkeypatch):
-    monkeypatch.setattr(compiled_passes, "SMALL", 0)
+    monkeypatch.setattr(fused_numba, "SMALL", 0)
     both("sum of relu", torch.float32)
     child = os.fork()
     if child == 0:

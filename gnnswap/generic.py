@@ -2,7 +2,7 @@
 
 PyG's `propagate` gathers a row for each edge, asks `message` what becomes of it, and scatters. Where the message is
 linear in one argument `x_j`, and the aggregation is a sum or a mean, the weight of an edge is what `message` gives for
-a row of ones, and one bag does the rest. Whether that is so is found by trial (`trial`), for the layers of PyG and for
+a row of ones, and one bag does the rest. Whether that is so `equivalence` tells, for the layers of PyG and for
 anybody's own. This is what the trial runs:
 
     summed(layer, graphs, "x", edge_index, size, arguments)     # what propagate gives, None where it is not covered
@@ -27,14 +27,13 @@ from torch_geometric.nn import HGTConv, aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gnnlab.kernels import one_pass
-from gnnlab.kernels.aggregation import weighted_sum_sorted
-from gnnlab.kernels.attention import attend, head_products, head_sum, segment_softmax
-from gnnlab.kernels.cache import TensorCache
-from gnnlab.kernels.neighbours import GraphCache, Moved, Neighbours
-from gnnlab.kernels.sums import Largest, fixed_sum
-from gnnlab.profiling.tensors import tensors_in
-from gnnlab.rewrite import end_rows
+from gnnswap import fused, pushdown
+from gnnswap.aggregation import weighted_sum_sorted
+from gnnswap.attention import attend, head_products, head_sum, segment_softmax
+from gnnswap.cache import TensorCache
+from gnnswap.inputs import tensors_in
+from gnnswap.neighbours import GraphCache, Moved, Neighbours
+from gnnswap.sums import Largest, fixed_sum
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
 HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
@@ -146,7 +145,7 @@ def _updated(layer: MessagePassing, out: Tensor, edge_index: Tensor, both: tuple
 def _on_nodes(layer: MessagePassing, graph: Neighbours, both: tuple[int, int], arguments: dict) -> Tensor | None:
     """What the layer aggregates, where its message begins with a linear layer over rows of both ends."""
     names, ends = layer.inspector.get_flat_param_names(["message"]), Ends.of(graph)
-    rows = end_rows.of_arguments(graph, names, arguments)
+    rows = pushdown.of_arguments(graph, names, arguments)
     if not rows:
         return None
     given = layer._collect(set(names) - rows.keys(), ends.index, list(both), arguments) | rows
@@ -192,7 +191,7 @@ def _hgt(layer: HGTConv, graph: Neighbours, k: Tensor, q: Tensor, v: Tensor, edg
     return attend(scores, v, graph).flatten(1)
 
 
-ON_NODES = "rows of both ends"  # in place of an argument's name: `end_rows`
+ON_NODES = "rows of both ends"  # in place of an argument's name: `pushdown`
 WHOLE = "*"  # in place of an argument's name: all that `propagate` does, for layers of these classes
 WHOLES: dict[type[MessagePassing], Callable[..., Tensor]] = {HGTConv: _hgt}
 
@@ -282,7 +281,7 @@ class _Call:
         if self.how == "max":
             return None
         if weight.dim() == 2 and rows.dim() == 2:
-            out = one_pass.scaled(rows, weight, graph)
+            out = fused.scaled(rows, weight, graph)
         elif weight.dim() == 2:
             out = head_sum(rows, graph, sorted_values(weight, graph))
         else:

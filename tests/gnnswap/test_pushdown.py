@@ -6,8 +6,8 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 from zoo_cases import CLOSE, EDGE, IN, assert_same, results
 
-from gnnlab.rewrite.fast_layer import LINEAR, NONE
-from gnnlab.rewrite.swap import swap
+from gnnswap.layer import LINEAR, NONE
+from gnnswap.replace import swap
 
 OUT, NODES, EDGES = 5, 13, 60
 

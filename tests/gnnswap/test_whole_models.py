@@ -9,7 +9,7 @@ from torch_geometric.nn import Sequential, models
 from torch_geometric.nn.conv import MessagePassing
 
 from examples.model_zoo import ZOO, inputs
-from gnnlab.rewrite.swap import UNDECIDED, swap
+from gnnswap.replace import UNDECIDED, swap
 
 SCALE = 0.02  # 100 nodes and 800 edges, 5 molecules
 CLOSE = {"rtol": 1e-8, "atol": 1e-10}

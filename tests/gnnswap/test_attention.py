@@ -6,9 +6,9 @@ from refusals import refused
 from torch.nn import functional as F
 from torch_geometric.utils import softmax
 
-from gnnlab.kernels import aggregation
-from gnnlab.kernels.attention import additive_scores, attend, head_products, head_sum, pair_scores, segment_softmax
-from gnnlab.kernels.neighbours import Neighbours
+from gnnswap import aggregation
+from gnnswap.attention import additive_scores, attend, head_products, head_sum, pair_scores, segment_softmax
+from gnnswap.neighbours import Neighbours
 
 
 @st.composite

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnnlab.kernels.aggregation import bag, segment_sum
-from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.one_pass import moments
+from gnnswap.aggregation import bag, segment_sum
+from gnnswap.fused import moments
+from gnnswap.neighbours import Neighbours
 
 # graphs of up to so many nodes, and of so many pairs of nodes an edge at most, are a dense matrix; measured with one
 # AVX2 core: 1.2 times as fast as the bag at 32 to 48 nodes, 1.1 at 64, alike at 96, behind it from 128 on
@@ -110,7 +110,7 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
 
 class Largest:
     """The largest x[j] over the edges (j -> i) of each target, (num_nodes, F); 0 for targets without edges. Ties share
-    the gradient as PyG's (`one_pass.moments`)."""
+    the gradient as PyG's (`fused.moments`)."""
 
     def __init__(self, graph: Neighbours) -> None:
         self.graph = graph

@@ -1,4 +1,4 @@
-"""Direct forms of layers whose message no weight of an edge can express: one pass over the edges (`kernels.one_pass`).
+"""Direct forms of layers whose message no weight of an edge can express: one pass over the edges (`fused`).
 
 GINE, GEN, ResGated, CG, FiLM, PNA and EdgeConv; and NNConv, whose matrix for each edge is a sum over a few channels, by
 the sums of attention. A linear layer at the start of a message, over (x_i, x_j, e), is two
@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from torch_geometric import utils
 from torch_geometric.nn import aggr
 
-from gnnlab.kernels import one_pass
-from gnnlab.kernels.attention import head_sum
-from gnnlab.kernels.neighbours import Neighbours
-from gnnlab.kernels.one_pass import Compiled
-from gnnlab.rewrite.direct import Edges, Form, after_first, first_of, hooked, plain_linear
+from gnnswap import fused
+from gnnswap.attention import head_sum
+from gnnswap.direct import Edges, Form, after_first, first_of, hooked, plain_linear
+from gnnswap.fused import Compiled
+from gnnswap.neighbours import Neighbours
 
 MOMENTS = {  # what an aggregation is made of
     aggr.SumAggregation: ("sum",),
@@ -72,7 +72,7 @@ def aggregated(
 ) -> list[Tensor]:
     """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F)."""
     wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS.get(type(kind), ()))
-    made = dict(zip(wanted, one_pass.moments(y, graph, wanted, edge, relu, as_given), strict=True)) if wanted else {}
+    made = dict(zip(wanted, fused.moments(y, graph, wanted, edge, relu, as_given), strict=True)) if wanted else {}
     count = graph.once(("count", y.dtype), lambda: graph.degree.clamp(min=1).to(y.dtype).unsqueeze(1))
     if "squares" in made:
         made["mean"] = made["sum"] / count
@@ -81,7 +81,7 @@ def aggregated(
     def of(kind: nn.Module) -> Tensor:
         if isinstance(kind, aggr.SoftmaxAggregation):
             t = kind.t if isinstance(kind.t, Tensor) else y.new_tensor([kind.t])
-            return one_pass.softened(y, graph, t, edge, relu, kind.semi_grad, as_given)
+            return fused.softened(y, graph, t, edge, relu, kind.semi_grad, as_given)
         if isinstance(kind, aggr.MeanAggregation):
             return made["mean"] if "mean" in made else made["sum"] / count
         if isinstance(kind, aggr.StdAggregation):
@@ -133,7 +133,7 @@ def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Tensors: of sources (N, 2, F); of targets (N, 2, F), or what goes to the gate, (N, 1, F); of edges a weight."""
     source, target, *of_edge = (one.flatten(1) for one in tensors)
     softplus, rows = isinstance(layer, pyg.CGConv), _rows_of(edges, of_edge)
-    return one_pass.gated(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
+    return fused.gated(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
 
 
 def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
@@ -172,7 +172,7 @@ def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _modulate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    return one_pass.modulated(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
+    return fused.modulated(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
 
 
 def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
@@ -240,7 +240,7 @@ def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
     second = layer.nn[1] if type(layer.nn) is nn.Sequential and len(layer.nn) > 1 else None
     relu = type(second) is nn.ReLU and not hooked(second)
-    rows = one_pass.pairs(F.linear(x, other), F.linear(x, own - other, first.bias), graph, relu)
+    rows = fused.pairs(F.linear(x, other), F.linear(x, own - other, first.bias), graph, relu)
     rows = after_first(layer.nn, rows, 1 + relu)
     return aggregated([layer.aggr_module], rows, graph.of_edges, None, False)[0]
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gnnlab.errors import GnnlabError, one_line
-from gnnlab.kernels import sparse
-from gnnlab.workloads.models import guarded_sequential
+from gnnswap import sparse
+from gnnswap.errors import SwapError, one_line
+from gnnswap.inputs import guarded_sequential
 
 ALLOWED = 1e-9  # relative difference in float64
 SMALL = 1e-4  # of the largest gradient
@@ -147,7 +147,7 @@ def _one(layer: nn.Module, own: Run, forms: Sequence[Run], given: dict[str, Any]
         try:
             values = _values(layer, form, given)
         except Exception as error:  # whatever the form or the layer's own code raises
-            return math.inf, str(error) if isinstance(error, GnnlabError) else f"it fails: {one_line(error)}"
+            return math.inf, str(error) if isinstance(error, SwapError) else f"it fails: {one_line(error)}"
         names = expected.keys() | values.keys()
         error = max(_off(name, expected.get(name), values.get(name), least) for name in names)
         if error[0] > ALLOWED:

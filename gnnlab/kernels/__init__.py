@@ -1,1 +1,0 @@
-"""Faster forms: sums over neighbours, attention, and layers of PyG on them."""
