@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from gnnlab.errors import GnnlabError
+from gnnswap.errors import OneLineError
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.rewrite.optimize import YOURS
 from gnnlab.rewrite.proof import SAME_SIZE
@@ -92,5 +92,5 @@ class Here(Process):
         work = getattr(self if name in ("race", "turn") else importlib.import_module(module), name)
         try:
             return Answer("done", work(**arguments))
-        except GnnlabError as error:
+        except OneLineError as error:
             return Answer("raised", reason=one_line(error))

@@ -4,13 +4,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from gnnlab.errors import GnnlabError
+from gnnswap.errors import OneLineError
 
 
 @contextmanager
 def refused(match="."):
-    """The block raises a `GnnlabError` of one line, in which `match` is found; gives what was caught."""
-    with pytest.raises(GnnlabError, match=match) as caught:
+    """The block raises a `OneLineError`, in which `match` is found; gives what was caught."""
+    with pytest.raises(OneLineError, match=match) as caught:
         yield caught
     assert "\n" not in str(caught.value)
 
